@@ -1,0 +1,64 @@
+# `make demo` and `make test` set up all they need; every target can be run again at any time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PROMPT ?= Tell me a story about a fox.
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
+
+.PHONY: demo test lint asan tsan bench build format clean
+
+demo: $(VENV)/.built
+	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
+
+test: $(VENV)/.built $(VENV)/.dev
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+# The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h' '*.mm' | grep -v '^tests/')
+	$(PY) -m torch_foundry.msl --lint -I shaders shaders/*.metal
+
+# The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them.
+asan: $(VENV)/.built $(VENV)/.dev
+	TORCH_FOUNDRY_SANITIZE=address LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so) \
+	ASAN_OPTIONS=detect_leaks=0,verify_asan_link_order=0 $(PY) -m pytest tests/ops tests/quant -k "not opcheck" $(PYTEST_ARGS)
+
+tsan: $(VENV)/.built $(VENV)/.dev
+	TORCH_FOUNDRY_SANITIZE=thread setarch -R env LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libtsan.so) \
+	$(PY) -m pytest tests/ops tests/quant -k "not opcheck" $(PYTEST_ARGS)
+
+bench: $(VENV)/.built $(VENV)/.dev
+	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)
+
+build: $(VENV)/.built
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.mm')
+
+clean:
+	rm -rf $(VENV) build torch_foundry/_built torch_foundry/_C*.so *.egg-info
+
+$(VENV)/.run: requirements.txt
+	.ci/system-packages python-venv=python3-venv c++=g++ python-headers=python3-dev
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.dev: requirements-dev.txt $(VENV)/.run
+	$(PY) -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+# The second command only records the package and its console script; the first has built everything in place.
+$(VENV)/.built: $(VENV)/.run $(SOURCES)
+	$(PY) setup.py -q build_ext --inplace
+	TORCH_FOUNDRY_SKIP_EXTENSION=1 $(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@

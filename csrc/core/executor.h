@@ -1,0 +1,46 @@
+// The one interface between ops and whatever runs kernels (host, metal, cuda).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include "core/grid.h"
+#include "core/kernel.h"
+#include "core/source.h"
+
+namespace foundry {
+
+enum class Access : uint8_t { read, write, read_write };
+
+// One argument slot of a launch: a tensor (with its storage offset), inline bytes, or nothing.
+struct Binding {
+  const at::TensorBase* tensor = nullptr;
+  const void* bytes = nullptr;
+  uint32_t size = 0;  // of `bytes`
+  Access access = Access::read;
+};
+
+struct LaunchRecord {
+  c10::ArrayRef<Binding> bindings;             // position = buffer index
+  c10::ArrayRef<uint32_t> threadgroup_memory;  // bytes per threadgroup argument, multiples of 16
+  Grid grid;
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual const char* name() const = 0;
+  virtual std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) = 0;
+  // Stream-ordered on devices that have streams; never waits there.
+  virtual void launch(Pipeline& pipeline, const LaunchRecord& record) = 0;
+};
+
+// The executor for tensors on `device`. Throws if this build has none for it.
+Executor& executor(c10::Device device);
+void register_executor(c10::DeviceType type, Executor& executor);
+
+}  // namespace foundry

@@ -1,0 +1,59 @@
+// The launch builder: binds tensors, argument structs and threadgroup memory in order, then runs a grid.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include <c10/util/SmallVector.h>
+
+#include "core/executor.h"
+
+namespace foundry {
+
+class Launch {
+ public:
+  explicit Launch(Pipeline& pipeline) : pipeline_(pipeline) {}
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  Launch& in(const at::Tensor& tensor) { return bind(tensor, Access::read); }
+  Launch& out(const at::Tensor& tensor) { return bind(tensor, Access::write); }
+  Launch& inout(const at::Tensor& tensor) { return bind(tensor, Access::read_write); }
+  Launch& none() {
+    bindings_.push_back({});
+    return *this;
+  }
+  // An argument struct by value (setBytes); at most 4 KiB, all of them together at most 512 bytes here.
+  template <class T>
+  Launch& args(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>, "arguments cross to the GPU as bytes");
+    return bytes(&value, sizeof(T));
+  }
+  Launch& bytes(const void* data, size_t size);
+  // Threadgroup memory in bytes, rounded up to Metal's multiple of 16.
+  Launch& tgmem(size_t size) {
+    threadgroup_memory_.push_back(static_cast<uint32_t>((size + 15) / 16 * 16));
+    return *this;
+  }
+  // Bytes that the op must move, for the counters, where the sum of its tensors would be wrong.
+  Launch& moves(int64_t bytes) {
+    moved_ = bytes;
+    return *this;
+  }
+  void run(const Grid& grid);
+
+ private:
+  Launch& bind(const at::Tensor& tensor, Access access) {
+    bindings_.push_back({&tensor, nullptr, 0, access});
+    return *this;
+  }
+  static constexpr size_t kInline = 512;
+  Pipeline& pipeline_;
+  c10::SmallVector<Binding, 12> bindings_;
+  c10::SmallVector<uint32_t, 4> threadgroup_memory_;
+  alignas(16) char inline_[kInline];
+  size_t used_ = 0;
+  int64_t moved_ = -1;
+};
+
+}  // namespace foundry

@@ -1,0 +1,26 @@
+// Where kernel text comes from: translated shaders, by file name. Filled at import and by compile_shader.
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace foundry {
+
+struct Source {
+  std::string file;
+  std::string translated;  // C++ text for the host and CUDA executors (torch_foundry/msl writes it)
+  std::string hash;        // of `translated`
+};
+
+// Registers `translated` under `file`; replacing it with other text starts a new source generation.
+void add_source(const std::string& file, const std::string& translated);
+
+std::shared_ptr<const Source> find_source(const std::string& file);  // throws if unknown
+
+// Forgets pipelines held by ops, so that they are looked up again.
+void new_generation();
+
+// Hex SHA-1 of `text`: identity of content, not security.
+std::string content_hash(const std::string& text);
+
+}  // namespace foundry

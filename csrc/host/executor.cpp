@@ -1,0 +1,153 @@
+// The host executor: translated Metal kernels, compiled by the system's C++ compiler, one fiber per GPU thread.
+#include <cstring>
+#include <dlfcn.h>
+#include <mutex>
+
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "core/executor.h"
+#include "host/runtime.h"
+#include "host/toolchain.h"
+
+namespace foundry::host {
+namespace {
+
+// The fiber runtime, itself compiled through the toolchain so that a sanitizer build needs no second extension.
+struct Runtime {
+  decltype(&msl_rt_launch) launch;
+  decltype(&msl_rt_configure) configure;
+};
+
+struct Settings {
+  int lane_order = 0;
+  int64_t seed = 0;
+  int threads = 0;
+  int strict = 1;
+};
+
+void* open_library(const std::string& path, int flags) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | flags);
+  TORCH_CHECK(library, "torch_foundry: cannot load ", path, ": ", dlerror());
+  return library;
+}
+
+template <class Fn>
+Fn symbol(void* library, const char* name) {
+  void* found = dlsym(library, name);
+  TORCH_CHECK(found, "torch_foundry: ", dlerror());
+  return reinterpret_cast<Fn>(found);
+}
+
+class HostPipeline : public Pipeline {
+ public:
+  HostPipeline(Executor& executor, Kernel kernel, const msl_kernel_entry* entry)
+      : Pipeline(executor, std::move(kernel)), entry(entry) {}
+  const msl_kernel_entry* entry;
+};
+
+class HostExecutor : public Executor {
+ public:
+  const char* name() const override { return "host"; }
+
+  std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
+    runtime();  // kernels resolve its symbols when they are loaded
+    std::string text;
+    for (const Constant& c : kernel.constants)
+      text += "#define MSL_FC_" + std::to_string(c.index) + " (" + c.value + ")\n";
+    const std::string signature = kernel.signature.empty() ? kernel.function + "_msl_args" : kernel.signature;
+    text += source.translated + "\nMSL_KERNEL(\"" + kernel.entry() + "\", " + signature + ", " + kernel.entry() + ")\n";
+    const std::string label = source.file + ": kernel " + kernel.entry();
+    void* library = open_library(compile_library(toolchain_, label, text, toolchain_.flags), RTLD_LOCAL);
+    const msl_module* module = symbol<const msl_module* (*)(void)>(library, "msl_get_module")();
+    TORCH_CHECK(module->abi == MSL_ABI, "torch_foundry: ", label, " was built for another version of the host runtime");
+    return std::make_unique<HostPipeline>(*this, kernel, &module->kernels[module->nkernels - 1]);
+  }
+
+  void launch(Pipeline& pipeline, const LaunchRecord& record) override {
+    auto& host = static_cast<HostPipeline&>(pipeline);
+    void* buffers[kMaxBuffers];
+    uint64_t bytes[kMaxBuffers];
+    TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.kernel.entry(), ": ", record.bindings.size(),
+                " buffers, but Metal has ", kMaxBuffers);
+    for (size_t i = 0; i < record.bindings.size(); i++) {
+      const Binding& b = record.bindings[i];
+      buffers[i] = b.tensor ? b.tensor->data_ptr() : const_cast<void*>(b.bytes);
+      bytes[i] = b.tensor ? b.tensor->storage().nbytes() - b.tensor->storage_offset() * b.tensor->itemsize() : b.size;
+    }
+    msl_launch request{};
+    request.kernel = host.entry;
+    request.buffers = buffers;
+    request.buffer_bytes = bytes;
+    request.nbuffers = static_cast<uint32_t>(record.bindings.size());
+    for (int i = 0; i < 3; i++) {
+      request.grid[i] = record.grid.size[i];
+      request.group[i] = record.grid.group[i];
+    }
+    request.grid_is_threads = record.grid.threads;
+    request.threadgroup_bytes = record.threadgroup_memory.data();
+    request.nthreadgroup = static_cast<uint32_t>(record.threadgroup_memory.size());
+    char error[1024];
+    TORCH_CHECK(runtime().launch(&request, error, sizeof error) == 0, error);
+  }
+
+  void set_toolchain(Toolchain toolchain) { toolchain_ = std::move(toolchain); }
+
+  void configure(Settings settings) {
+    settings_ = settings;
+    runtime().configure(settings.lane_order, static_cast<uint64_t>(settings.seed), settings.threads, settings.strict);
+  }
+
+ private:
+  static constexpr size_t kMaxBuffers = 31;
+
+  const Runtime& runtime() {
+    std::call_once(loaded_, [this] {
+      TORCH_CHECK(!toolchain_.compiler.empty(), "torch_foundry: import torch_foundry before using its ops");
+      const std::string text = "#include \"" + toolchain_.runtime_source + "\"\n";
+      const std::string path = compile_library(toolchain_, "the host runtime", text, toolchain_.runtime_flags);
+      void* library = open_library(path, RTLD_GLOBAL);
+      runtime_.launch = symbol<decltype(&msl_rt_launch)>(library, "msl_rt_launch");
+      runtime_.configure = symbol<decltype(&msl_rt_configure)>(library, "msl_rt_configure");
+    });
+    return runtime_;
+  }
+
+  Toolchain toolchain_;
+  Settings settings_;
+  std::once_flag loaded_;
+  Runtime runtime_{};
+};
+
+HostExecutor& instance() {
+  static auto* executor = [] {
+    auto* made = new HostExecutor;  // never destroyed: kernels may run until the process ends
+    register_executor(c10::DeviceType::CPU, *made);
+    return made;
+  }();
+  return *executor;
+}
+
+void host_setup(std::string compiler, std::string identity, std::string include_dir, std::string prelude_hash,
+                std::vector<std::string> flags, std::vector<std::string> runtime_flags, std::string runtime_source,
+                std::vector<std::string> read_only_caches, std::string cache) {
+  instance().set_toolchain({std::move(compiler), std::move(identity), std::move(include_dir), std::move(prelude_hash),
+                            std::move(flags), std::move(runtime_flags), std::move(runtime_source),
+                            std::move(read_only_caches), std::move(cache)});
+}
+
+void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool strict) {
+  instance().configure({static_cast<int>(lane_order), seed, static_cast<int>(threads), strict});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def(
+      "_host_setup(str compiler, str identity, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
+      "str runtime_source, str[] read_only_caches, str cache) -> ()",
+      &host_setup);
+  m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
+}
+
+}  // namespace foundry::host

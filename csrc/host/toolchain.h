@@ -1,0 +1,26 @@
+// Compiles C++ text to shared libraries with the system's compiler, through a cache on disk keyed by content.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace foundry::host {
+
+struct Toolchain {
+  std::string compiler;               // path or name of the C++ compiler
+  std::string identity;               // its version line: part of every key
+  std::string include_dir;            // of the prelude (metal_host.h) and runtime.h
+  std::string prelude_hash;           // of the prelude's text: part of every key
+  std::vector<std::string> flags;     // for kernels
+  std::vector<std::string> runtime_flags;
+  std::string runtime_source;         // path of runtime.cpp
+  std::vector<std::string> read_only_caches;  // looked in, never written: kernels that the package ships
+  std::string cache;                  // directory for what is compiled at run time
+};
+
+// The shared library for `text`: from a cache, or compiled now. Safe between threads and processes (written under
+// another name, then renamed). A compiler error is thrown with its first messages, which name the .metal lines.
+std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
+                            const std::vector<std::string>& flags);
+
+}  // namespace foundry::host

@@ -1,0 +1,46 @@
+"""Builds the extension `torch_foundry/_C` and what the host executor needs beside it (`torch_foundry/_built`)."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT))
+from torch_foundry import sources  # noqa: E402  (needs the path above; imports no torch)
+
+# runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
+CXX_SOURCES = ["csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/host/executor.cpp", "csrc/host/toolchain.cpp"]
+
+
+class Build(BuildExtension):
+    """Extension, then the host tree, then the kernels that most models use, compiled side by side."""
+
+    def run(self) -> None:
+        super().run()
+        package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
+        sources.build_tree(ROOT, package / "_built")
+        subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)
+
+
+extension = CppExtension(
+    "torch_foundry._C",
+    sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
+    include_dirs=[str(ROOT / "csrc"), str(ROOT / "shaders")],
+    extra_compile_args=["-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"],
+    extra_link_args=["-ldl"] if platform.system() == "Linux" else [],
+    py_limited_api=True,
+)
+
+setup(
+    packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
+    package_data={"torch_foundry": ["demo_model/**/*", "msl/include/**/*", "msl/*.h"]},
+    # make has built in place already when it records the package
+    ext_modules=[] if os.environ.get("TORCH_FOUNDRY_SKIP_EXTENSION") else [extension],
+    cmdclass={"build_ext": Build.with_options(use_ninja=True)},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,45 @@
+"""Options of the whole suite: which skips CI accepts, and kernels kept between runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--skips-allowed",
+        metavar="FILE",
+        help="fail if a test is skipped whose reason contains none of the lines of FILE",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--skips-allowed"):
+        config.pluginmanager.register(AllowedSkips(Path(path)), "allowed-skips")
+
+
+class AllowedSkips:
+    """Turns a skip that nobody has agreed to into a failure of the run."""
+
+    def __init__(self, path: Path) -> None:
+        lines = path.read_text().splitlines()
+        self.allowed = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        self.unexpected: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            reason = str(report.longrepr[2])
+            if not any(allowed in reason for allowed in self.allowed):
+                self.unexpected.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.unexpected:
+            terminalreporter.section("skips that .ci/allowed-skips does not list", red=True)
+            for line in self.unexpected:
+                terminalreporter.line(line)

@@ -1,0 +1,93 @@
+"""Imports go one way: cli -> engine -> {patch, kvcache, loaders} -> nn -> {quant, ops} -> _C; msl stands apart."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "torch_foundry"
+
+# What the modules of a layer may import from torch_foundry, beside their own layer.
+BASE = {"_ext", "runtime", "sources"}
+OPS = BASE | {"ops", "reference", "quant"}
+MODELS = OPS | {"nn", "kvcache"}
+ALLOWED: dict[str, set[str]] = {
+    "msl": set(),
+    "sources": {"msl"},
+    "_ext": {"sources"},
+    "runtime": {"_ext"},
+    "shader": {"_ext", "msl", "sources"},
+    "reference": {"quant"},
+    "ops": BASE | {"quant"},
+    "quant": BASE | {"ops"},
+    "prebuild": OPS,
+    "nn": OPS,
+    "kvcache": OPS,
+    "patch": MODELS,
+    "demo_model": set(),
+    "cli": MODELS | {"patch", "compare", "demo_model", "__init__"},
+    "__main__": {"cli"},
+    "__init__": {"compare", "patch", "runtime", "shader"},
+    "compare": MODELS | {"patch"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """First components, below torch_foundry, of what a module imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module] if node.module != "torch_foundry" else [f"torch_foundry.{a.name}" for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            package = ["torch_foundry", *path.relative_to(PACKAGE).parent.parts]
+            base = ".".join(package[: len(package) - node.level + 1])
+            names = [f"{base}.{node.module}"] if node.module else [f"{base}.{a.name}" for a in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "torch_foundry":
+                found.add(parts[1] if len(parts) > 1 else "__init__")
+    return found
+
+
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "_built" not in p.parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert layer in ALLOWED, f"{layer} has no place in the layering: add it here and to ARCHITECTURE.md"
+    submodules = {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()}
+    used = {name for name in imports(path) if name in submodules} - {layer}
+    assert used <= ALLOWED[layer], f"{path.name} ({layer}) must not import {sorted(used - ALLOWED[layer])}"
+
+
+def includes(path: Path) -> list[str]:
+    lines = [line.split('"')[1] for line in path.read_text().splitlines() if line.startswith('#include "')]
+    return lines
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "csrc" / "ops").glob("*")), ids=lambda p: p.name)
+def test_ops_do_not_know_which_executor_runs(path: Path) -> None:
+    wrong = [name for name in includes(path) if name.startswith(("host/", "metal/", "cuda/"))]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "csrc" / "core").glob("*")), ids=lambda p: p.name)
+def test_core_does_not_know_ops_or_executors(path: Path) -> None:
+    wrong = [name for name in includes(path) if name.startswith(("host/", "metal/", "cuda/", "ops/"))]
+    assert not wrong
+
+
+def test_files_are_short_enough_to_read_in_one_sitting() -> None:
+    limits = {".py": 300, ".cpp": 400, ".h": 400, ".metal": 400, ".mm": 400}
+    roots = [PACKAGE, ROOT / "csrc", ROOT / "shaders"]
+    files = [p for r in roots for p in r.rglob("*") if p.suffix in limits and "_built" not in p.parts]
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > limits[p.suffix]}
+    assert not long

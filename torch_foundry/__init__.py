@@ -1,0 +1,57 @@
+"""torch_foundry: fused Metal kernels for Hugging Face models, as a PyTorch extension.
+
+    model = torch_foundry.patch(AutoModelForCausalLM.from_pretrained(path).to("mps"))
+    model.generate(**inputs)
+
+Names are loaded when first used, so that `python -m torch_foundry.msl` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_foundry.compare import compare
+    from torch_foundry.patch import patch, patched, report, unpatch
+    from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
+    from torch_foundry.shader import compile_shader
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "compare": "compare",
+    "compile_shader": "shader",
+    "counters": "runtime",
+    "executor": "runtime",
+    "host_options": "runtime",
+    "patch": "patch",
+    "patched": "patch",
+    "report": "patch",
+    "reset_counters": "runtime",
+    "scope": "runtime",
+    "unpatch": "patch",
+}
+
+__all__ = [
+    "__version__",
+    "compare",
+    "compile_shader",
+    "counters",
+    "executor",
+    "host_options",
+    "patch",
+    "patched",
+    "report",
+    "reset_counters",
+    "scope",
+    "unpatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torch_foundry' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torch_foundry.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,106 @@
+"""Loads the compiled extension and tells it where kernels come from. Imported by whatever needs `torch.ops`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from torch_foundry import sources
+
+PACKAGE = Path(__file__).parent
+BUILT = PACKAGE / "_built"
+CHECKOUT = PACKAGE.parent
+SANITIZERS = {"": "", "address": "asan", "thread": "tsan"}
+
+
+def environment(name: str, allowed: tuple[str, ...]) -> str:
+    """A setting from the environment; ValueError names the variable and what it may be."""
+    value = os.environ.get(name, "") or allowed[0]
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(repr(a) for a in allowed)}")
+    return value
+
+
+def cache_dir() -> Path:
+    """Where kernels compiled at run time are kept: $TORCH_FOUNDRY_CACHE, else the user's cache directory."""
+    if given := os.environ.get("TORCH_FOUNDRY_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_foundry"
+
+
+def kernels_from() -> str:
+    """`built`: kernels as the package was built. `src`: shaders of the checkout, translated when they changed."""
+    return environment("TORCH_FOUNDRY_KERNELS", ("built", "src"))
+
+
+def shader_dir() -> Path:
+    """The `.metal` files in use."""
+    checkout = CHECKOUT / "shaders"
+    return checkout if kernels_from() == "src" and checkout.is_dir() else BUILT / "shaders"
+
+
+def add_shaders(directory: Path) -> None:
+    """Translate the `.metal` files of `directory` and put them in the place of the registered ones."""
+    for shader in sorted(directory.glob("*.metal")):
+        text = sources.translate_cached(shader, cache_dir() / "translated")
+        torch.ops.torch_foundry._add_source(shader.name, text)
+
+
+def add_built_shaders() -> None:
+    """Register the shaders in the form that setup.py gave them."""
+    for path in sorted((BUILT / "translated").glob("*.metal.cpp")):
+        torch.ops.torch_foundry._add_source(path.name.removesuffix(".cpp"), path.read_text())
+
+
+def add_own_shaders() -> None:
+    """Register the package's own shaders, as TORCH_FOUNDRY_KERNELS says."""
+    if kernels_from() == "src":
+        add_shaders(shader_dir())
+    else:
+        add_built_shaders()
+
+
+def _toolchain() -> tuple[str, str]:
+    """Compiler and its identity: as recorded at build time, unless $CXX names another or it changed."""
+    recorded = json.loads((BUILT / "toolchain.json").read_text())
+    command = os.environ.get("CXX") or recorded["compiler"]
+    return command, sources.compiler_identity(command) or recorded["identity"]
+
+
+def setup_host(cache: Path | None = None) -> None:
+    """Tell the host executor its compiler, flags and caches. `cache` overrides where new kernels go."""
+    checkout = CHECKOUT / "csrc" / "host"
+    tree = sources.HostTree(checkout if kernels_from() == "src" and checkout.is_dir() else BUILT / "host")
+    command, identity = _toolchain()
+    kernel, runtime = tree.flags("kernel"), tree.flags("runtime")
+    if sanitizer := SANITIZERS[environment("TORCH_FOUNDRY_SANITIZE", tuple(SANITIZERS))]:
+        kernel, runtime = kernel + tree.flags(sanitizer), runtime + tree.flags(f"runtime-{sanitizer}")
+    if environment("TORCH_FOUNDRY_CHECKED", ("0", "1")) == "1":
+        kernel = kernel + tree.flags("checked")
+    torch.ops.torch_foundry._host_setup(
+        command,
+        identity,
+        str(tree.root),
+        tree.text_digest(),
+        kernel,
+        runtime,
+        str(tree.runtime_source),
+        [str(BUILT / "kernels")] if cache is None else [],
+        str(cache or cache_dir() / "kernels"),
+    )
+
+
+def load() -> None:
+    """Load `_C` once, register the shaders and set the host executor up."""
+    library = next(iter(PACKAGE.glob("_C*.so")), None)
+    if library is None:
+        raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
+    torch.ops.load_library(library)
+    setup_host()
+    add_own_shaders()
+
+
+load()

@@ -1,0 +1,119 @@
+"""Switches and counters of the kernel runtime, the same on every executor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_foundry import _ext
+
+LANE_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was launched: number of launches, bytes that the ops declared they must move, nanoseconds in the host's
+    launch path (on the host executor that includes running the kernel)."""
+
+    launches: int
+    bytes: int
+    host_ns: int
+
+
+def counters() -> Counts:
+    """Totals since the start or the last `reset_counters()`."""
+    return Counts(*torch.ops.torch_foundry._counts())
+
+
+def scope_counters() -> dict[str, Counts]:
+    """Counts per scope, by its dotted name; a launch counts for every scope around it."""
+    return {name: Counts(*values) for name, values in torch.ops.torch_foundry._scope_counts().items()}
+
+
+def reset_counters() -> None:
+    """Set all counts to zero."""
+    torch.ops.torch_foundry._reset_counts()
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Count launches inside under `name`; scopes nest as `outer.inner`."""
+    torch.ops.torch_foundry._push_scope(name)
+    try:
+        yield
+    finally:
+        torch.ops.torch_foundry._pop_scope()
+
+
+def executor(device: torch.device | str) -> str:
+    """Name of the executor for `device`: "host" or, in builds that have them, "metal" and "cuda".
+
+    Raises RuntimeError if this build has none for it.
+    """
+    return str(torch.ops.torch_foundry._executor(str(device)))
+
+
+@dataclass(frozen=True)
+class _HostOptions:
+    lane_order: str = "forward"
+    seed: int = 0
+    threads: int = 0  # 0: all cores
+    strict: bool = True
+
+
+_options = _HostOptions()
+
+
+def _apply(options: _HostOptions) -> None:
+    global _options
+    order = LANE_ORDERS[options.lane_order]
+    torch.ops.torch_foundry._host_configure(order, options.seed, options.threads, options.strict)
+    _options = options
+
+
+@contextlib.contextmanager
+def host_options(
+    *, lane_order: str | None = None, seed: int | None = None, threads: int | None = None, strict: bool | None = None
+) -> Iterator[None]:
+    """Set how the host executor runs inside the block; what is not given stays as it is.
+
+    lane_order: the order in which lanes run between two synchronisations: "forward", "reverse" or "random" (with
+        `seed`). Results that change with it have a race.
+    threads: OS threads for threadgroups; 0 means one per core.
+    strict: a barrier that not all threads reach fails the launch (True) or is only printed (False).
+    """
+    if lane_order is not None and lane_order not in LANE_ORDERS:
+        raise ValueError(f"lane_order={lane_order!r}: expected one of {', '.join(LANE_ORDERS)}")
+    if threads is not None and not 0 <= threads <= 4 * (os.cpu_count() or 1) + 64:
+        raise ValueError(f"threads={threads}: expected 0 (all cores) or a small positive number")
+    before = _options
+    _apply(
+        _HostOptions(
+            before.lane_order if lane_order is None else lane_order,
+            before.seed if seed is None else seed,
+            before.threads if threads is None else threads,
+            before.strict if strict is None else strict,
+        )
+    )
+    try:
+        yield
+    finally:
+        _apply(before)
+
+
+@contextlib.contextmanager
+def use_shaders(directory: str | Path) -> Iterator[None]:
+    """Run the ops from the `.metal` files of `directory` (an edited copy of `shaders/`) inside the block."""
+    directory = Path(directory)
+    if not any(directory.glob("*.metal")):
+        raise FileNotFoundError(f"{directory}: no .metal files")
+    _ext.add_shaders(directory)
+    try:
+        yield
+    finally:
+        _ext.add_own_shaders()

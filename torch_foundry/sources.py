@@ -1,0 +1,121 @@
+"""Translated shaders and the host toolchain's files: made at build time, or from the checkout when kernels are edited.
+
+Imports no torch, so that setup.py can use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def digest(*parts: bytes) -> str:
+    """Hex SHA-256 over `parts`: identity of content."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little") + part)
+    return sha.hexdigest()
+
+
+def tree_digest(*roots: Path) -> str:
+    """Digest of all files under `roots`: names and contents."""
+    parts = []
+    for root in roots:
+        for path in sorted(root.rglob("*") if root.is_dir() else [root]):
+            if path.is_file() and "__pycache__" not in path.parts:
+                parts += [str(path.relative_to(root)).encode(), path.read_bytes()]
+    return digest(*parts)
+
+
+def translate_cached(shader: Path, cache: Path) -> str:
+    """C++ text of a `.metal` file, translated again only if a file of its include closure changed."""
+    import torch_foundry.msl as msl
+
+    front_end = tree_digest(Path(msl.__file__).parent)
+    manifest = cache / f"{shader.stem}.{digest(str(shader.resolve()).encode())[:16]}.json"
+    if manifest.exists():
+        entry = json.loads(manifest.read_text())
+        closure = entry["files"]
+        unchanged = all(Path(f).is_file() and digest(Path(f).read_bytes()) == sha for f, sha in closure.items())
+        if entry["front_end"] == front_end and unchanged:
+            return str(entry["source"])
+    translation = msl.translate(shader)
+    closure = {f: digest(Path(f).read_bytes()) for f in translation.files}
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = manifest.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"front_end": front_end, "files": closure, "source": translation.source}))
+    temporary.replace(manifest)
+    return translation.source
+
+
+@dataclass(frozen=True)
+class HostTree:
+    """Where the host executor's text lies: the prelude, the runtime's sources and the compiler flags."""
+
+    root: Path
+
+    @property
+    def prelude(self) -> Path:
+        return self.root / "prelude"
+
+    @property
+    def runtime_source(self) -> Path:
+        return self.root / "runtime_all.cpp"
+
+    def text_digest(self) -> str:
+        """Digest of all that a kernel or the runtime is compiled with."""
+        return tree_digest(self.prelude, *sorted(self.root.glob("*.h")), *sorted(self.root.glob("*.cpp")))
+
+    def flags(self, kind: str) -> list[str]:
+        """Compiler flags of one kind: kernel, runtime, asan, tsan or checked."""
+        for line in (self.root / "flags.txt").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name.strip() == kind:
+                return [flag for flag in rest.split() if _fits(flag)]
+        raise ValueError(f"{self.root / 'flags.txt'}: no line for {kind!r}")
+
+
+def _fits(flag: str) -> bool:
+    """-march=x86-64-* is for x86-64 machines that have it."""
+    if not flag.startswith("-march=x86-64"):
+        return True
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
+
+
+def compiler() -> str:
+    """The C++ compiler: $CXX, else the first of c++, g++ and clang++ that exists (else `c++`)."""
+    return os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+
+
+def compiler_identity(command: str) -> str:
+    """First line of `command --version`, with the machine: part of every kernel's key. Empty without a compiler."""
+    try:
+        result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{result.stdout.splitlines()[0]} {platform.machine()}"
+
+
+def build_tree(root: Path, built: Path) -> None:
+    """Fill `built` from a checkout: translated shaders, their source, the host tree and the compiler's identity."""
+    host, shaders = built / "host", built / "shaders"
+    for directory in (host, shaders, built / "translated"):
+        shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(root / "shaders", shaders)
+    shutil.copytree(root / "csrc" / "host", host, ignore=shutil.ignore_patterns("executor.cpp", "toolchain.*"))
+    cache = Path(os.environ.get("TORCH_FOUNDRY_CACHE") or root / "build") / "translated"
+    (built / "translated").mkdir(parents=True)
+    for shader in sorted((root / "shaders").glob("*.metal")):
+        (built / "translated" / f"{shader.name}.cpp").write_text(translate_cached(shader, cache))
+    command = compiler()
+    identity = {"compiler": command, "identity": compiler_identity(command)}
+    (built / "toolchain.json").write_text(json.dumps(identity))
