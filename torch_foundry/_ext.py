@@ -87,7 +87,7 @@ def setup_host(cache: Path | None = None) -> None:
         tree.text_digest(),
         kernel,
         runtime,
-        str(tree.runtime_source),
+        tree.runtime_sources(),
         [str(BUILT / "kernels")] if cache is None else [],
         str(cache or cache_dir() / "kernels"),
     )

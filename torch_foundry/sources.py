@@ -64,9 +64,9 @@ class HostTree:
     def prelude(self) -> Path:
         return self.root / "prelude"
 
-    @property
-    def runtime_source(self) -> Path:
-        return self.root / "runtime_all.cpp"
+    def runtime_sources(self) -> list[str]:
+        """Files of the fiber runtime, compiled as one."""
+        return (self.root / "runtime.sources").read_text().split()
 
     def text_digest(self) -> str:
         """Digest of all that a kernel or the runtime is compiled with."""

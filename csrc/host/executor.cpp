@@ -17,6 +17,7 @@ namespace {
 struct Runtime {
   decltype(&msl_rt_launch) launch;
   decltype(&msl_rt_configure) configure;
+  uint32_t abi;
 };
 
 struct Settings {
@@ -60,7 +61,7 @@ class HostExecutor : public Executor {
     const std::string label = source.file + ": kernel " + kernel.entry();
     void* library = open_library(compile_library(toolchain_, label, text, toolchain_.flags), RTLD_LOCAL);
     const msl_module* module = symbol<const msl_module* (*)(void)>(library, "msl_get_module")();
-    TORCH_CHECK(module->abi == MSL_ABI, "torch_foundry: ", label, " was built for another version of the host runtime");
+    TORCH_CHECK(module->abi == runtime().abi, "torch_foundry: ", label, " was built for another version of the host runtime");
     return std::make_unique<HostPipeline>(*this, kernel, &module->kernels[module->nkernels - 1]);
   }
 
@@ -104,10 +105,12 @@ class HostExecutor : public Executor {
   const Runtime& runtime() {
     std::call_once(loaded_, [this] {
       TORCH_CHECK(!toolchain_.compiler.empty(), "torch_foundry: import torch_foundry before using its ops");
-      const std::string text = "#include \"" + toolchain_.runtime_source + "\"\n";
+      std::string text;
+      for (const std::string& file : toolchain_.runtime_sources) text += "#include \"" + file + "\"\n";
       const std::string path = compile_library(toolchain_, "the host runtime", text, toolchain_.runtime_flags);
       void* library = open_library(path, RTLD_GLOBAL);
       runtime_.launch = symbol<decltype(&msl_rt_launch)>(library, "msl_rt_launch");
+      runtime_.abi = symbol<decltype(&msl_rt_abi)>(library, "msl_rt_abi")();
       runtime_.configure = symbol<decltype(&msl_rt_configure)>(library, "msl_rt_configure");
     });
     return runtime_;
@@ -129,10 +132,11 @@ HostExecutor& instance() {
 }
 
 void host_setup(std::string compiler, std::string identity, std::string include_dir, std::string prelude_hash,
-                std::vector<std::string> flags, std::vector<std::string> runtime_flags, std::string runtime_source,
-                std::vector<std::string> read_only_caches, std::string cache) {
+                std::vector<std::string> flags, std::vector<std::string> runtime_flags,
+                std::vector<std::string> runtime_sources, std::vector<std::string> read_only_caches,
+                std::string cache) {
   instance().set_toolchain({std::move(compiler), std::move(identity), std::move(include_dir), std::move(prelude_hash),
-                            std::move(flags), std::move(runtime_flags), std::move(runtime_source),
+                            std::move(flags), std::move(runtime_flags), std::move(runtime_sources),
                             std::move(read_only_caches), std::move(cache)});
 }
 
@@ -145,7 +149,7 @@ void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool stri
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def(
       "_host_setup(str compiler, str identity, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
-      "str runtime_source, str[] read_only_caches, str cache) -> ()",
+      "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
       &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
 }

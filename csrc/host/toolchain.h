@@ -9,11 +9,11 @@ namespace foundry::host {
 struct Toolchain {
   std::string compiler;               // path or name of the C++ compiler
   std::string identity;               // its version line: part of every key
-  std::string include_dir;            // of the prelude (metal_host.h) and runtime.h
+  std::string include_dir;            // csrc/host: the prelude, runtime.h and its sources
   std::string prelude_hash;           // of the prelude's text: part of every key
   std::vector<std::string> flags;     // for kernels
   std::vector<std::string> runtime_flags;
-  std::string runtime_source;         // path of runtime.cpp
+  std::vector<std::string> runtime_sources;  // files of the fiber runtime, in include_dir
   std::vector<std::string> read_only_caches;  // looked in, never written: kernels that the package ships
   std::string cache;                  // directory for what is compiled at run time
 };

@@ -1,0 +1,185 @@
+"""compile_shader: the public way to run Metal kernels of one's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_foundry
+from torch_foundry.msl import MslError
+
+SOURCE = """
+#include <metal_stdlib>
+using namespace metal;
+
+constant bool negate [[function_constant(0)]];
+constant float offset [[function_constant(7)]];
+constant float used_offset = is_function_constant_defined(offset) ? offset : 0.0f;
+
+struct Args { uint n; float factor; };
+
+kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                  constant float& factor [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  y[i] = (negate ? -factor : factor) * x[i] + used_offset;
+}
+
+kernel void with_struct(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                        constant Args& args [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  if (i < args.n) y[i] = x[i] * args.factor;
+}
+
+template <typename T>
+kernel void row_sum(device const T* x [[buffer(0)]], device float* y [[buffer(3)]], constant uint3& shape [[buffer(1)]],
+                    threadgroup float* scratch [[threadgroup(0)]], uint row [[threadgroup_position_in_grid]],
+                    uint tid [[thread_index_in_threadgroup]], uint size [[threads_per_threadgroup]]) {
+  float sum = 0.0f;
+  for (uint i = tid; i < shape.x; i += size) sum += float(x[row * shape.x + i]);
+  scratch[tid] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid == 0) {
+    float total = 0.0f;
+    for (uint i = 0; i < size; ++i) total += scratch[i];
+    y[row] = total;
+  }
+}
+template [[host_name("row_sum_f32")]] kernel decltype(row_sum<float>) row_sum<float>;
+template [[host_name("row_sum_f16")]] kernel decltype(row_sum<half>) row_sum<half>;
+"""
+
+
+@pytest.fixture(scope="module")
+def lib() -> torch_foundry.shader.ShaderLibrary:
+    return torch_foundry.compile_shader(SOURCE, constants={"negate": False})
+
+
+def test_names_are_those_that_metal_would_show(lib) -> None:
+    assert lib.names == ["scale", "with_struct", "row_sum_f32", "row_sum_f16"]
+
+
+def test_signature_reflects_the_arguments(lib) -> None:
+    arguments = {a.name: a for a in lib.signature("row_sum_f16").args}
+    assert (arguments["x"].kind, arguments["x"].index, arguments["x"].writable) == ("buffer", 0, False)
+    assert (arguments["y"].index, arguments["y"].writable, arguments["y"].address_space) == (3, True, "device")
+    assert (arguments["scratch"].kind, arguments["scratch"].index) == ("threadgroup", 0)
+    assert arguments["row"].builtin == "threadgroup_position_in_grid"
+
+
+def test_launch_by_threads_with_a_scalar(lib) -> None:
+    x = torch.randn(1000)
+    y = torch.full((1010,), -7.0)
+    lib.scale(x, y, 2.5, threads=1000, group_size=64)
+    assert torch.equal(y[:1000], 2.5 * x)
+    assert (y[1000:] == -7.0).all()
+
+
+def test_views_bind_at_their_storage_offset(lib) -> None:
+    base = torch.arange(20.0)
+    y = torch.zeros(5)
+    lib.scale(base[7:12], y, 1.0, threads=5)
+    assert torch.equal(y, base[7:12])
+
+
+def test_function_constants_by_name_and_index_per_call(lib) -> None:
+    x, y = torch.ones(4), torch.zeros(4)
+    lib.scale(x, y, 2.0, threads=4, constants={"negate": True, 7: 0.5})
+    assert y.tolist() == [-1.5] * 4
+    lib.scale(x, y, 2.0, threads=4)  # the library's own value again
+    assert y.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("dtype, name", [(torch.float32, "row_sum_f32"), (torch.float16, "row_sum_f16")])
+def test_threadgroups_memory_and_a_vector_by_value(lib, dtype: torch.dtype, name: str) -> None:
+    x = torch.randint(-4, 5, (3, 100)).to(dtype)
+    y = torch.zeros(3)
+    getattr(lib, name)(x, (100, 1, 1), y, threadgroups=3, group_size=32, threadgroup_memory=[128])
+    assert torch.equal(y, x.float().sum(1))
+
+
+def test_struct_by_bytes(lib) -> None:
+    import struct
+
+    x, y = torch.ones(8), torch.zeros(8)
+    lib.with_struct(x, y, struct.pack("<If", 5, 3.0), threads=8)
+    assert y.tolist() == [3.0] * 5 + [0.0] * 3
+
+
+def test_source_from_a_path_with_includes_and_defines(tmp_path: Path) -> None:
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "value.h").write_text("#pragma once\nconstant float value = VALUE;\n")
+    shader = tmp_path / "fill.metal"
+    shader.write_text(
+        '#include <metal_stdlib>\n#include "value.h"\n'
+        "kernel void fill(device float* y, uint i [[thread_position_in_grid]]) { y[i] = value; }\n"
+    )
+    lib = torch_foundry.compile_shader(shader, defines={"VALUE": "4.25"}, include_dirs=[tmp_path / "inc"])
+    y = torch.zeros(3)
+    lib.fill(y)
+    assert y.tolist() == [4.25] * 3
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda lib: lib.nothing, "no kernel named 'nothing'; this library has: scale"),
+        (lambda lib: lib.scale(torch.ones(4)), r"scale: expected 3 arguments \(x, y, factor\), got 1"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), "two"), r"argument factor \(.*float"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), (1.0, 2.0)), "expected 1 number"),
+        (lambda lib: lib.scale(None, None, 1.0), "expected tensors of one device"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=4, threadgroups=1), "not both"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=(1, 1, 1, 1)), "1 to 3 sizes"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, constants={"neagte": True}), "unknown function const"),
+        (lambda lib: lib.scale(torch.ones(4), None, 1.0, threads=4), "y|buffer 1|index 1"),
+        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=4, group_size=2048), "1024"),
+        (
+            lambda lib: lib.row_sum_f32(
+                torch.ones(4), (4, 1, 1), torch.ones(1), threadgroups=1, threadgroup_memory=[40000]
+            ),
+            "32768|32 KiB",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(lib, call, message: str) -> None:
+    with pytest.raises((AttributeError, TypeError, ValueError, RuntimeError)) as error:
+        call(lib)
+    assert re.search(message, str(error.value)), str(error.value)
+
+
+def test_a_required_function_constant_must_be_given() -> None:
+    lib = torch_foundry.compile_shader(SOURCE)
+    with pytest.raises(ValueError, match=r"negate \(index 0, bool\)"):
+        lib.scale(torch.ones(1), torch.ones(1), 1.0)
+
+
+def test_compile_errors_name_the_metal_line(tmp_path: Path) -> None:
+    shader = tmp_path / "broken.metal"
+    shader.write_text("#include <metal_stdlib>\nkernel void k(device float* y) {\n  y[0] = undeclared_name;\n}\n")
+    lib = torch_foundry.compile_shader(shader)
+    with pytest.raises(RuntimeError, match=r"broken\.metal:3.*undeclared_name"):
+        lib.k(torch.ones(1))
+
+
+def test_missing_file_and_unsupported_feature() -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.metal"):
+        torch_foundry.compile_shader("nowhere.metal")
+    with pytest.raises(MslError, match="texture"):
+        torch_foundry.compile_shader(
+            "#include <metal_stdlib>\nusing namespace metal;\n"
+            "kernel void k(texture2d<float> t [[texture(0)]], device float* y) { y[0] = 0; }\n"
+        )
+
+
+def test_barrier_divergence_fails_the_launch_with_its_line(tmp_path: Path) -> None:
+    shader = tmp_path / "divergent.metal"
+    shader.write_text(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "kernel void k(device float* y, uint t [[thread_index_in_threadgroup]]) {\n"
+        "  if (t < 40)\n"
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        "  y[t] = 1;\n}\n"
+    )
+    lib = torch_foundry.compile_shader(shader)
+    with pytest.raises(RuntimeError, match=r"divergent\.metal:5"):
+        lib.k(torch.zeros(64), threadgroups=1, group_size=64)
