@@ -1,0 +1,28 @@
+// Rows of a table of any format, looked up by id, rounded to T, then scaled: y[i] = scale * T(W[ids[i]]). A thread makes
+// one chunk. An id outside the table reads nothing and makes a row of NaN: a wrong id must not pass for a weak token.
+#include "embedding.h"
+
+#include "loader.h"
+
+using namespace metal;
+using namespace foundry;
+
+template <typename Q, typename T, typename Id, int V>
+[[kernel]] void embedding(
+    device const Id* ids [[buffer(0)]],
+    device const typename Q::block* weight [[buffer(1)]],
+    device T* y [[buffer(2)]],
+    constant EmbeddingArgs& args [[buffer(3)]],
+    uint gid [[thread_position_in_grid]]) {
+  const uint i = gid / args.row_threads;
+  const uint k = gid % args.row_threads * chunk;
+  const Id id = ids[i];
+  const bool known = id >= 0 && id < Id(args.vocab);
+  device const typename Q::block* row = weight + (known ? ulong(id) : 0ul) * args.row_blocks;
+
+  float w[chunk];
+  const float d = known ? Loader<Q, V>::load(row, k, args.hidden, w) : NAN;
+  device T* out = y + i * args.hidden + k;
+  for (uint j = 0; j < chunk && k + j < args.hidden; ++j)
+    out[j] = T(args.scale * float(T(known ? d * w[j] : NAN)));
+}

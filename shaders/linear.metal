@@ -1,0 +1,150 @@
+// y = x W^T for a weight of any format: linear_rows for up to eight rows of x, linear_tiles for more. Sums are f32, the
+// result is rounded once, after the epilogue. Which kernel serves which M is decided in csrc/ops/linear.cpp.
+#include "linear.h"
+
+#include "epilogue.h"
+#include "loader.h"
+
+#include <metal_simdgroup_matrix>
+
+using namespace metal;
+using namespace foundry;
+
+// Explicit fma, and one order for every template instance: a row's result must not depend on how many rows go together.
+METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+  float s[4];
+  for (int j = 0; j < 4; ++j)
+    s[j] = fma(w[j + 4], x[j + 4], w[j] * x[j]);
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+// Matrix-vector product for M rows at once. A simdgroup makes linear_outputs neighbouring outputs; its lanes walk K a
+// chunk each, 256 elements a step, and every chunk of W is read and unpacked once for all rows. Rows beyond args.rows
+// and outputs beyond args.n repeat the last valid one and are not stored.
+template <typename Q, typename T, int M, int V>
+[[kernel]] void linear_rows(
+    device const typename Q::block* weight [[buffer(0)]],
+    device const T* x [[buffer(1)]],
+    device const T* bias [[buffer(2)]],
+    device const T* residual [[buffer(3)]],
+    device T* y [[buffer(4)]],
+    constant LinearArgs& args [[buffer(5)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int N = linear_outputs;
+  const uint n0 = (group.x * linear_simdgroups + simdgroup) * N;
+  const uint m0 = group.y * M;
+
+  device const typename Q::block* w_row[N];
+  for (int n = 0; n < N; ++n)
+    w_row[n] = weight + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
+  float sum[M][N];
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n)
+      sum[m][n] = 0.0f;
+
+  const uint end = n0 < args.n ? args.k : 0;  // a simdgroup past the last output has nothing to read
+  for (uint k = lane * chunk; k < end; k += simd_width * chunk) {
+    float w[N][chunk], d[N];
+    for (int n = 0; n < N; ++n)
+      d[n] = Loader<Q, V>::load(w_row[n], k, end, w[n]);
+    for (int m = 0; m < M; ++m) {
+      float v[chunk];
+      Loader<Dense<T>, V>::load(x + min(m0 + m, args.rows - 1) * args.x_stride, k, end, v);
+      for (int n = 0; n < N; ++n)
+        sum[m][n] = fma(d[n], dot(w[n], v), sum[m][n]);
+    }
+  }
+
+  for (int m = 0; m < M; ++m) {
+    const float4 total = simd_sum(float4(sum[m][0], sum[m][1], sum[m][2], sum[m][3]));
+    if (lane < N && m0 + m < args.rows && n0 + lane < args.n)
+      store_output(total[lane], m0 + m, n0 + lane, bias, residual, y, args);
+  }
+}
+
+// The element type of a tile: the dense type itself when both operands have it, else f32, so that staging never rounds.
+template <typename Weight, typename T> struct Staged {
+  using type = float;
+};
+template <typename T> struct Staged<Dense<T>, T> {
+  using type = T;
+};
+
+// One chunk of a tile row, zero past the end of K.
+template <typename Q, int V, typename S>
+METAL_FUNC void stage(device const typename Q::block* row, uint k, uint end, threadgroup S* to) {
+  float w[chunk];
+  float d = 0.0f;
+  for (int j = 0; j < chunk; ++j)
+    w[j] = 0.0f;
+  if (k < end) d = Loader<Q, V>::load(row, k, end, w);
+  for (int j = 0; j < chunk; ++j)
+    to[j] = S(d * w[j]);
+}
+
+// Matrix product in tiles of BM x BN: a slab of x and a slab of W, unpacked, lie in threadgroup memory. Tile rows beyond
+// the matrices repeat the last valid row; their products are never stored.
+template <typename Q, typename T, int V>
+[[kernel]] void linear_tiles(
+    device const typename Q::block* weight [[buffer(0)]],
+    device const T* x [[buffer(1)]],
+    device const T* bias [[buffer(2)]],
+    device const T* residual [[buffer(3)]],
+    device T* y [[buffer(4)]],
+    constant LinearArgs& args [[buffer(5)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort tid [[thread_index_in_threadgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using S = typename Staged<Q, T>::type;
+  constexpr int BM = linear_bm, BN = linear_bn, BK = linear_bk;
+  constexpr int LD = BK + 16 / sizeof(S);  // 16 bytes of padding against bank conflicts
+  constexpr int row_chunks = BK / chunk;
+  constexpr int slab_floats = (BM + BN) * LD * sizeof(S) / sizeof(float);
+  constexpr int floats = slab_floats > BM * BN ? slab_floats : BM * BN;
+  threadgroup float memory[floats];  // the slabs, and after the last of them the results
+  threadgroup S* x_slab = (threadgroup S*)memory;
+  threadgroup S* w_slab = x_slab + BM * LD;
+
+  const uint m0 = group.y * BM, n0 = group.x * BN;
+  const short sm = simdgroup / 2 * (BM / 2), sn = simdgroup % 2 * (BN / 2);  // this simdgroup's quarter
+  simdgroup_matrix<float, 8, 8> sum[BM / 16][BN / 16];
+  for (int i = 0; i < BM / 16; ++i)
+    for (int j = 0; j < BN / 16; ++j)
+      sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+
+  for (uint k0 = 0; k0 < args.k; k0 += BK) {
+    for (int c = tid; c < BM * row_chunks; c += linear_tile_threads) {
+      const uint r = c / row_chunks, k = c % row_chunks * chunk;
+      device const T* row = x + min(m0 + r, args.rows - 1) * args.x_stride;
+      stage<Dense<T>, V>(row, k0 + k, args.k, x_slab + r * LD + k);
+    }
+    for (int c = tid; c < BN * row_chunks; c += linear_tile_threads) {
+      const uint r = c / row_chunks, k = c % row_chunks * chunk;
+      device const typename Q::block* row = weight + ulong(min(n0 + r, args.n - 1)) * args.row_blocks;
+      stage<Q, V>(row, k0 + k, args.k, w_slab + r * LD + k);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int k = 0; k < BK; k += 8) {
+      simdgroup_matrix<S, 8, 8> a[BM / 16], b[BN / 16];
+      for (int i = 0; i < BM / 16; ++i)
+        simdgroup_load(a[i], x_slab + (sm + i * 8) * LD + k, LD);
+      for (int j = 0; j < BN / 16; ++j)
+        simdgroup_load(b[j], w_slab + (sn + j * 8) * LD + k, LD, ulong2(0, 0), true);
+      for (int i = 0; i < BM / 16; ++i)
+        for (int j = 0; j < BN / 16; ++j)
+          simdgroup_multiply_accumulate(sum[i][j], a[i], b[j], sum[i][j]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  for (int i = 0; i < BM / 16; ++i)
+    for (int j = 0; j < BN / 16; ++j)
+      simdgroup_store(sum[i][j], memory + (sm + i * 8) * BN + sn + j * 8, BN);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = tid; i < BM * BN; i += linear_tile_threads) {
+    const uint m = m0 + i / BN, n = n0 + i % BN;
+    if (m < args.rows && n < args.n) store_output(memory[i], m, n, bias, residual, y, args);
+  }
+}

@@ -1,0 +1,55 @@
+// What a weight format header builds on. A format is one header: the layout of its block, and a policy type that both the
+// kernels and the host's packer use. It ends with FOUNDRY_FORMAT, and formats.h includes it: that is all there is to add.
+//
+//   struct Q {
+//     using block = ...;                              // as it lies in the file, checked by a static_assert on its size
+//     FOUNDRY_CONST int block_size = ...;             // weights in a block, a multiple of `chunk`
+//     // Weights chunk*i .. chunk*i + chunk-1 of the block are the returned scale times w[0..]. A format with an offset
+//     // returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
+//     static float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]);
+//     static void pack(const float* w, block& b);     // host only: byte for byte as the format's reference encoder
+//   };
+#pragma once
+#include "../portable.h"
+
+#ifdef __METAL_VERSION__
+#define FOUNDRY_DEVICE device
+#define FOUNDRY_THREAD thread
+typedef bfloat foundry_bfloat;
+#else
+#include <cmath>
+#define FOUNDRY_DEVICE
+#define FOUNDRY_THREAD
+struct foundry_bfloat {
+  uint16_t bits;
+};
+#endif
+
+// FOUNDRY_FORMAT(policy, name, GGUF type id): the host table defines it before it includes formats.h; kernels do not.
+#ifndef FOUNDRY_FORMAT
+#define FOUNDRY_FORMAT(policy, name, gguf_type)
+#endif
+
+namespace foundry {
+
+// Weights that a lane unpacks at once. Eight: 16 bytes of half in one load, and they share a scale in every GGUF format.
+FOUNDRY_CONST int chunk = 8;
+
+#ifdef __METAL_VERSION__
+METAL_FUNC float widen(foundry_half h) { return float(h); }
+#else
+inline float widen(foundry_half h) {
+  _Float16 value;
+  __builtin_memcpy(&value, &h, sizeof value);
+  return static_cast<float>(value);
+}
+
+inline foundry_half narrow(float f) {  // to nearest, ties to even
+  const _Float16 value = static_cast<_Float16>(f);
+  foundry_half h;
+  __builtin_memcpy(&h, &value, sizeof h);
+  return h;
+}
+#endif
+
+} // namespace foundry

@@ -1,0 +1,44 @@
+// Q8_0: 32 weights, an f16 scale and signed 8-bit codes.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q8_0 {
+  foundry_half d;
+  uint16_t qs[16];  // codes 2j and 2j+1: blocks of 34 bytes are aligned to 2, so a word is the widest load
+};
+static_assert(sizeof(block_q8_0) == 34, "GGUF Q8_0");
+
+struct Q8_0 {
+  using block = block_q8_0;
+  FOUNDRY_CONST int block_size = 32;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* q = b.qs + 4 * i;
+    for (short j = 0; j < 4; ++j) {
+      w[2 * j] = float(int16_t(q[j] << 8) >> 8);
+      w[2 * j + 1] = float(int16_t(q[j]) >> 8);
+    }
+    return widen(b.d);
+  }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    float largest = 0.0f;
+    for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
+    const float d = largest / 127.0f;
+    const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    b.d = narrow(d);
+    for (int j = 0; j < block_size; ++j) {
+      const auto code = static_cast<uint8_t>(static_cast<int>(std::round(w[j] * inverse)));
+      const int shift = j % 2 * 8;
+      b.qs[j / 2] = static_cast<uint16_t>(shift ? b.qs[j / 2] | code << shift : code);
+    }
+  }
+#endif
+};
+
+FOUNDRY_FORMAT(Q8_0, q8_0, 8)
+
+} // namespace foundry
