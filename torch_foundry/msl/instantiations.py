@@ -1,0 +1,89 @@
+"""Explicit instantiations `template [[host_name("..")]] .. f<..>..;`: read into kernels and taken out of the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .declarations import Declaration
+from .editor import Editor
+from .integers import Integers
+from .model import Argument
+from .reflect import KernelFunction, attributes, kernel_arguments, string_value
+from .vocabulary import SCALARS
+
+_SPELLED_OUT = frozenset({*SCALARS, "true", "false", "const", "unsigned", "signed", "metal"})
+
+
+@dataclass
+class Instantiation:
+    """What an explicit instantiation says; `args` only if it spells the whole signature."""
+
+    host_name: str | None
+    name: str
+    entry: str  # "f<half>", qualified by the enclosing scopes
+    args: list[Argument] | None
+    at: int
+
+
+def read(editor: Editor, declaration: Declaration, kernels: dict[str, list[KernelFunction]], integers: Integers,
+         serial: int) -> Instantiation | None:
+    """Reads and removes an instantiation of a kernel template; None if it instantiates something else."""
+    tokens = editor.tokens
+    host_name = None
+    is_kernel = "kernel" in tokens.text[declaration.head : declaration.end]
+    for attribute in attributes(tokens, declaration.head, declaration.end):
+        if attribute.name == "host_name":
+            host_name = string_value(tokens, attribute.lo, attribute.hi)
+    last = declaration.end - 1
+    while tokens.at(last) == "]" and tokens.is_attribute(tokens.match[last]):
+        last = tokens.match[last] - 1
+    params = tokens.match[last] if tokens.at(last) == ")" else -1
+    close = params - 1 if params >= 0 else last
+    open_ = tokens.angle_back(close) if tokens.at(close) == ">" else -1
+    name_at = open_ - 1 if open_ >= 0 else close
+    name = tokens.text[name_at]
+    if name not in kernels:
+        if host_name is not None or is_kernel:
+            raise tokens.error(name_at, f"explicit instantiation of the unknown kernel template '{name}'")
+        return None
+    start = name_at
+    while tokens.at(start - 1) == "::" and tokens.kind[start - 2] == "id":
+        start -= 2
+    args = kernel_arguments(tokens, params, integers) if params >= 0 else None
+    kernel = choose(kernels[name], args)
+    qualifier = editor.join(start, name_at)
+    template_args = editor.join(open_, close + 1) if open_ >= 0 else "<>"
+    local = f"{qualifier}{kernel.cpp_name}{template_args}"
+    entry = local if qualifier else declaration.scope.qualified(local)
+    editor.blank(declaration.start, declaration.end + 1)
+    if declaration.scope.qualified("") and _names_something(editor, open_, close):
+        # the arguments may name what only this namespace sees: a lazy reference to the instance stays behind
+        reference = f"msl_instance_{serial}"
+        editor.before(declaration.start, f"template <class = void> static constexpr auto& {reference} = {local};")
+        entry = declaration.scope.qualified(reference) + "<>"
+    return Instantiation(host_name, name, entry, args, name_at)
+
+
+def choose(candidates: list[KernelFunction], args: list[Argument] | None) -> KernelFunction:
+    """The kernel template, of several with one name, whose parameters an instantiation repeats."""
+    if args is not None and len(candidates) > 1:
+        for attempt in (_exact, _tags, len):
+            same = [c for c in candidates if attempt(c.args) == attempt(args)]
+            if len(same) == 1:
+                return same[0]
+    return candidates[0]
+
+
+def _exact(args: list[Argument]) -> list[tuple[str, str]]:
+    return [(a.name, a.tag()) for a in args]
+
+
+def _tags(args: list[Argument]) -> list[str]:
+    return [a.tag() for a in args]
+
+
+def _names_something(editor: Editor, lo: int, hi: int) -> bool:
+    tokens = editor.tokens
+    return lo >= 0 and any(
+        tokens.kind[i] == "id" and tokens.text[i] not in _SPELLED_OUT for i in range(lo, hi)
+    )

@@ -1,0 +1,77 @@
+"""What a translation yields: the C++ text and the signatures of the kernels in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel parameter."""
+
+    name: str
+    kind: str  # "buffer" | "threadgroup" | "builtin"
+    type: str  # as written, without name and attributes: "device const half*"
+    index: int | None = None  # buffer or threadgroup index
+    builtin: str | None = None  # "thread_position_in_grid", ...
+    address_space: str = ""  # "device" | "constant" | "threadgroup" | ""
+    writable: bool = False
+    optional_on: str | None = None  # the function constant that switches the argument on
+
+    def tag(self) -> str:
+        """The argument's element of `msl::args<...>`."""
+        return f"msl::{self.builtin}" if self.builtin else f"msl::{self.kind}<{self.index}>"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, or a kernel template (then `entry` is empty)."""
+
+    name: str  # the name the host asks for
+    entry: str  # C++ expression that names the function: "ns::rms_norm<half>"
+    signature: str  # alias of its `msl::args<...>`: "ns::rms_norm_msl_args"
+    args: list[Argument]
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class FunctionConstant:
+    """`constant T name [[function_constant(index)]]`; not required if the source asks whether it is defined."""
+
+    name: str
+    index: int
+    type: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Translation:
+    """C++ text of one Metal source, with what it declares."""
+
+    source: str
+    kernels: list[Kernel] = field(default_factory=list)
+    templates: list[Kernel] = field(default_factory=list)
+    function_constants: list[FunctionConstant] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # include closure, absolute, the file itself first
+
+    def to_json(self) -> str:
+        """All of it as JSON text."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Translation:
+        """The inverse of `to_json`."""
+        data = json.loads(text)
+
+        def kernels(items: list[dict]) -> list[Kernel]:
+            return [Kernel(**{**k, "args": [Argument(**a) for a in k["args"]]}) for k in items]
+
+        return Translation(
+            source=data["source"],
+            kernels=kernels(data["kernels"]),
+            templates=kernels(data["templates"]),
+            function_constants=[FunctionConstant(**c) for c in data["function_constants"]],
+            files=data["files"],
+        )

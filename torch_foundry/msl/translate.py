@@ -1,0 +1,125 @@
+"""From Metal source to C++ text and signatures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from . import designators, function_constants, overloads, threadgroup
+from .declarations import Declaration, Scope, parse, walk
+from .editor import Editor
+from .erase import erase
+from .errors import MslError
+from .instantiations import choose, read
+from .integers import Integers
+from .lexer import Tokens
+from .model import Kernel, Translation
+from .preprocess import Defines, preprocess
+from .reflect import KernelFunction, is_kernel, kernel_function
+
+PRELUDE = "metal_host.h"
+
+
+def translate(
+    path_or_source: str | os.PathLike[str],
+    *,
+    defines: Defines | None = None,
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    metal_version: int = 310,
+    name: str = "<source>",
+) -> Translation:
+    """Translates a Metal file, or source text (then `name` stands for the file in messages).
+
+    Raises MslError, which names file and line, for source that the preprocessor rejects and for what the host
+    cannot run.
+    """
+    ready = preprocess(
+        path_or_source, defines=defines, include_dirs=include_dirs, metal_version=metal_version, name=name
+    )
+    tokens = Tokens(ready.text, ready.name)
+    unit = _Unit(Editor(tokens), parse(tokens))
+    constants = unit.rewrite()
+    source = f'#include "{PRELUDE}"\n# 1 "{ready.name}"\n' + unit.editor.render()
+    return Translation(source, unit.kernels, unit.templates, constants, ready.files)
+
+
+class _Unit:
+    """One file on its way: the order of the rewrites is the order of the calls in `rewrite`."""
+
+    def __init__(self, editor: Editor, root: Scope) -> None:
+        self.editor = editor
+        self.tokens = editor.tokens
+        self.root = root
+        self.integers = Integers(editor.tokens, root)
+        self.functions: dict[str, list[KernelFunction]] = {}
+        self.kernels: list[Kernel] = []
+        self.templates: list[Kernel] = []
+        self._aliases: set[str] = set()
+        self._names: dict[str, Kernel] = {}
+
+    def rewrite(self) -> list:
+        erase(self.editor)
+        designators.expand(self.editor)
+        threadgroup.place(self.editor, self.root)
+        overloads.collapse(self.editor, self.root)
+        constants = function_constants.define(self.editor, self.root, self.integers)
+        declarations = list(walk(self.root))
+        for declaration in declarations:
+            if declaration.kind == "function" and is_kernel(self.tokens, declaration):
+                self._kernel(declaration)
+        for serial, declaration in enumerate(declarations):
+            if declaration.kind == "instantiation":
+                self._instantiation(declaration, serial)
+        return constants
+
+    def _kernel(self, declaration: Declaration) -> None:
+        """Makes a kernel a plain function, followed by the alias that says how its arguments are bound."""
+        editor, tokens = self.editor, self.tokens
+        specifiers = range(declaration.head, declaration.params)
+        for i in specifiers:
+            if tokens.text[i] in ("kernel", "extern") or tokens.text[i].startswith('"'):
+                editor.replace(i, "")
+        if declaration.template is None and not {"static", "inline"} & {tokens.text[i] for i in specifiers}:
+            editor.before(declaration.head, "static ")
+        if declaration.body < 0:
+            return
+        kernel = kernel_function(tokens, declaration, self.integers)
+        same = self.functions.setdefault(kernel.name, [])
+        same.append(kernel)
+        scope = declaration.scope
+        suffix = ""
+        while scope.qualified(f"{kernel.name}{suffix}_msl_args") in self._aliases:
+            suffix = f"_{int(suffix[1:] or 1) + 1}"
+        kernel.alias, kernel.cpp_name = f"{kernel.name}{suffix}_msl_args", kernel.name
+        self._aliases.add(scope.qualified(kernel.alias))
+        if suffix and declaration.template is not None:  # overloaded templates: no expression names one of them
+            kernel.cpp_name = f"{kernel.name}_msl{suffix}"
+            editor.replace(declaration.name_at(tokens), kernel.cpp_name)
+        tags = ", ".join(a.tag() for a in kernel.args)
+        editor.after(declaration.end, f" using {kernel.alias} = msl::args<{tags}>;")
+        if declaration.template is not None:
+            self.templates.append(self._described(kernel, kernel.name, ""))
+        else:
+            entry = scope.qualified(kernel.cpp_name)
+            self._add(self._described(kernel, kernel.host_name or scope.qualified(kernel.name), entry))
+
+    def _instantiation(self, declaration: Declaration, serial: int) -> None:
+        found = read(self.editor, declaration, self.functions, self.integers, serial)
+        if found is None:
+            return
+        kernel = choose(self.functions[found.name], found.args)
+        described = self._described(kernel, found.host_name or found.entry, found.entry)
+        file, line = self.tokens.where(found.at)
+        self._add(Kernel(described.name, described.entry, described.signature, described.args, file, line))
+
+    def _described(self, kernel: KernelFunction, name: str, entry: str) -> Kernel:
+        scope = kernel.declaration.scope
+        file, line = self.tokens.where(kernel.declaration.name_at(self.tokens))
+        return Kernel(name, entry, scope.qualified(kernel.alias), kernel.args, file, line)
+
+    def _add(self, kernel: Kernel) -> None:
+        first = self._names.setdefault(kernel.name, kernel)
+        if first is not kernel:
+            message = f"a kernel named '{kernel.name}' exists already, from {first.file}:{first.line}"
+            raise MslError(kernel.file, kernel.line, message)
+        self.kernels.append(kernel)
