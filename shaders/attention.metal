@@ -1,0 +1,369 @@
+// Attention over a KV cache with f32 scores and an online softmax. One family for decode (few queries) and prefill.
+// Visible keys of a query are a range (causal, window, left padding) and, where bound, a mask; a query that sees nothing
+// gives zeros. Grouped-query heads share every read of K and V.
+#include "attention.h"
+
+#include <metal_simdgroup_matrix>
+
+#include "vec.h"
+
+using namespace metal;
+using namespace foundry;
+
+constant bool has_mask [[function_constant(FC_ATTENTION_MASK)]];
+constant bool has_softcap [[function_constant(FC_ATTENTION_SOFTCAP)]];
+constant bool aligned [[function_constant(FC_ATTENTION_ALIGNED)]];
+
+// Scores at or below this are invisible keys; finite, so that no difference of two of them is NaN.
+constant constexpr float invisible = -1.0e38f;
+
+struct KeyRange {
+  int begin, end;
+};
+
+METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, int query, int kv_start) {
+  const int position = int(args.kv_len) - int(args.q_len) + query;  // the last query is at the last key
+  KeyRange range;
+  range.begin = kv_start;
+  range.end = int(args.kv_len);
+  if (args.causal) {
+    range.end = position + 1;
+    if (args.window)
+      range.begin = max(range.begin, position - int(args.window) + 1);
+  }
+  return range;
+}
+
+METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
+template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return score + float(bias); }
+
+// A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
+template <typename M>
+METAL_FUNC float finish_score(float score, int key, KeyRange range, device const M* mask, constant AttentionArgs& args) {
+  if (has_softcap)
+    score = args.softcap * precise::tanh(score / args.softcap);
+  const bool in_range = key >= range.begin && key < range.end;
+  if (has_mask && in_range)
+    score = apply_mask(score, mask[key]);
+  return in_range ? score : invisible;
+}
+
+METAL_FUNC float weight_of(float score, float largest) {  // NaN stays NaN
+  return score <= invisible ? 0.0f : exp(score - largest);
+}
+
+template <typename T, int N> METAL_FUNC void load_row(device const T* p, thread float (&v)[N]) {
+  if (aligned)
+    load_wide(p, v);
+  else
+    load_narrow(p, v);
+}
+
+// ------------------------------------------------------------------------------------------------------------- decode
+
+// D: head_dim. R: query rows per threadgroup. M: element of the mask (uchar: keep; otherwise added to the score).
+// A lane scores one key of a tile for all rows, then owns D / 32 columns of the output.
+template <typename T, typename M, int D, int R>
+[[kernel]] void attention_decode(
+    device const T* q [[buffer(0)]],
+    device const T* k_cache [[buffer(1)]],
+    device const T* v_cache [[buffer(2)]],
+    device const M* mask [[buffer(3), function_constant(has_mask)]],
+    device const int* kv_start [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    device float* partial_y [[buffer(6)]],
+    device AttentionPartial* partials [[buffer(7)]],
+    constant AttentionArgs& args [[buffer(8)]],
+    uint3 tgid [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int S = attention_decode_simdgroups;
+  constexpr int threads = S * 32;
+  constexpr int C = D / 32;  // columns per lane
+  constexpr int q_floats = R * D, p_floats = S * 2 * R * 32, merge_floats = S * R * D;
+  // First the scaled queries and the softmax weights of each simdgroup, in the end what the simdgroups have gathered.
+  threadgroup float4 shared[(merge_floats > q_floats + p_floats ? merge_floats : q_floats + p_floats) / 4];
+  threadgroup AttentionPartial gathered[S][R];
+  threadgroup float* q_tile = (threadgroup float*)shared;
+  threadgroup float* p_tile = q_tile + q_floats + simdgroup * (2 * R * 32);
+
+  const uint batch = tgid.z / args.n_kv_heads, kv_head = tgid.z % args.n_kv_heads, split = tgid.y;
+  const int rows = int(args.q_len * args.group), first_row = int(tgid.x) * R;
+  const int start = args.has_kv_start ? max(kv_start[batch], 0) : 0;
+
+  for (int i = int(tid); i < R * D / 4; i += threads) {
+    const int row = min(first_row + i / (D / 4), rows - 1), column = (i % (D / 4)) * 4;
+    const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
+    float v[4];
+    load_row(q + batch * args.q_batch + head * args.q_head + query * args.q_token + column, v);
+    shared[i] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  KeyRange range[R];
+  device const M* mask_row[R];
+  KeyRange all = {int(args.kv_len), 0};  // what any row of this threadgroup sees
+  for (int r = 0; r < R; ++r) {
+    const int row = min(first_row + r, rows - 1);
+    const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
+    range[r] = visible_keys(args, int(query), start);
+    mask_row[r] =
+        has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token : nullptr;
+    all.begin = min(all.begin, range[r].begin);
+    all.end = max(all.end, range[r].end);
+  }
+  all.begin = max(all.begin, int(split * attention_decode_split));
+  all.end = min(all.end, int((split + 1) * attention_decode_split));
+
+  device const T* k_head = k_cache + batch * args.k_batch + kv_head * args.k_head;
+  device const T* v_head = v_cache + batch * args.v_batch + kv_head * args.v_head + lane * C;
+  float largest[R], sum[R], acc[R][C];
+  for (int r = 0; r < R; ++r) {
+    largest[r] = invisible;
+    sum[r] = 0.0f;
+    for (int c = 0; c < C; ++c)
+      acc[r][c] = 0.0f;
+  }
+
+  int turn = 0;
+  for (int tile = all.begin / 32; tile * 32 < all.end; ++tile) {
+    if (tile % S == int(simdgroup)) {
+      const int key = tile * 32 + int(lane);
+      device const T* k_row = k_head + uint(min(key, int(args.kv_len) - 1)) * args.k_token;
+      float4 score[R];
+      for (int r = 0; r < R; ++r)
+        score[r] = float4(0.0f);
+      for (int i = 0; i < D / 4; ++i) {
+        float k[4];
+        load_row(k_row + 4 * i, k);
+        for (int r = 0; r < R; ++r)
+          score[r] = fma(float4(k[0], k[1], k[2], k[3]), shared[r * (D / 4) + i], score[r]);
+      }
+      threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: one barrier a tile is enough
+      for (int r = 0; r < R; ++r) {
+        const float dot = (score[r].x + score[r].y) + (score[r].z + score[r].w);
+        const float s = finish_score(dot, key, range[r], mask_row[r], args);
+        const float m = max(largest[r], simd_max(s));
+        const float rescale = exp(largest[r] - m), p = weight_of(s, m);
+        largest[r] = m;
+        sum[r] = fma(sum[r], rescale, p);
+        weights[r * 32 + lane] = p;
+        for (int c = 0; c < C; ++c)
+          acc[r][c] *= rescale;
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      const int begin = max(all.begin, tile * 32), end = min(all.end, tile * 32 + 32);  // never reads an unseen V
+      for (int n = begin; n < end; ++n) {
+        float v[C];
+        load_row(v_head + uint(n) * args.v_token, v);
+        for (int r = 0; r < R; ++r) {
+          const float p = weights[r * 32 + (n - tile * 32)];
+          for (int c = 0; c < C; ++c)
+            acc[r][c] = fma(p, v[c], acc[r][c]);
+        }
+      }
+      ++turn;
+    }
+  }
+
+  for (int r = 0; r < R; ++r)
+    sum[r] = simd_sum(sum[r]);
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries and weights are no longer needed
+  for (int r = 0; r < R; ++r) {
+    if (lane == 0) {
+      gathered[simdgroup][r].largest = largest[r];
+      gathered[simdgroup][r].sum = sum[r];
+    }
+    for (int c = 0; c < C; ++c)
+      q_tile[(simdgroup * R + r) * D + lane * C + c] = acc[r][c];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  for (int i = int(tid); i < R * D; i += threads) {
+    const int r = i / D, column = i % D, row = first_row + r;
+    float m = invisible, total = 0.0f, value = 0.0f;
+    for (int s = 0; s < S; ++s)
+      m = max(m, gathered[s][r].largest);
+    for (int s = 0; s < S; ++s) {
+      const float w = exp(gathered[s][r].largest - m);
+      total = fma(w, gathered[s][r].sum, total);
+      value = fma(w, q_tile[(s * R + r) * D + column], value);
+    }
+    if (row < rows) {
+      const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
+      const uint n_heads = args.n_kv_heads * args.group;
+      const uint out_row = (batch * args.q_len + query) * n_heads + head;
+      if (args.splits == 1) {
+        y[out_row * D + column] = T(total == 0.0f ? 0.0f : value / total);
+      } else {
+        partial_y[(out_row * args.splits + split) * D + column] = value;
+        if (column == 0) {
+          partials[out_row * args.splits + split].largest = m;
+          partials[out_row * args.splits + split].sum = total;
+        }
+      }
+    }
+  }
+}
+
+// Joins the splits of one query row per simdgroup; a split that saw nothing adds exactly zero.
+template <typename T, int D>
+[[kernel]] void attention_merge(
+    device const float* partial_y [[buffer(0)]],
+    device const AttentionPartial* partials [[buffer(1)]],
+    device T* y [[buffer(2)]],
+    constant AttentionArgs& args [[buffer(3)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_threadgroup]]) {
+  constexpr int C = D / 32;
+  device const AttentionPartial* row_partials = partials + row * args.splits;
+  float m = invisible, total = 0.0f, value[C];
+  for (uint s = 0; s < args.splits; ++s)
+    m = max(m, row_partials[s].largest);
+  for (int c = 0; c < C; ++c)
+    value[c] = 0.0f;
+  for (uint s = 0; s < args.splits; ++s) {
+    const float w = exp(row_partials[s].largest - m);
+    total = fma(w, row_partials[s].sum, total);
+    float v[C];
+    load_wide(partial_y + (row * args.splits + s) * D + lane * C, v);
+    for (int c = 0; c < C; ++c)
+      value[c] = fma(w, v[c], value[c]);
+  }
+  for (int c = 0; c < C; ++c)
+    y[row * D + lane * C + c] = T(total == 0.0f ? 0.0f : value[c] / total);
+}
+
+// ------------------------------------------------------------------------------------------------------------ prefill
+
+// Keys [tile, tile + BK) of K or V to threadgroup memory; zeros for keys that no row sees (their memory may hold anything).
+template <typename T, int D, int BK, int LD>
+METAL_FUNC void stage_keys(device const T* head, uint token_stride, int tile, KeyRange all, threadgroup T* out, uint tid) {
+  for (int i = int(tid); i < BK * D / 4; i += int(attention_prefill_simdgroups) * 32) {
+    const int key = tile + i / (D / 4), column = (i % (D / 4)) * 4;
+    threadgroup vec<T, 4>& to = *(threadgroup vec<T, 4>*)(out + (i / (D / 4)) * LD + column);
+    if (key >= all.begin && key < all.end) {
+      device const T* from = head + uint(key) * token_stride + column;
+      if (aligned)
+        to = *(device const vec<T, 4>*)from;
+      else
+        to = vec<T, 4>(from[0], from[1], from[2], from[3]);
+    } else {
+      to = vec<T, 4>(T(0.0f));
+    }
+  }
+}
+
+// A simdgroup owns 8 query rows. Scores, weights and output live in 8x8 fragments, in which a lane holds two neighbouring
+// columns of one row: lanes of the same row differ in bits 0 and 3 only.
+template <typename T, typename M, int D>
+[[kernel]] void attention_prefill(
+    device const T* q [[buffer(0)]],
+    device const T* k_cache [[buffer(1)]],
+    device const T* v_cache [[buffer(2)]],
+    device const M* mask [[buffer(3), function_constant(has_mask)]],
+    device const int* kv_start [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant AttentionArgs& args [[buffer(6)]],
+    uint2 tgid [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int BK = D * int(sizeof(T)) <= 256 ? 32 : 16;  // at most 17 KiB of threadgroup memory
+  constexpr int LD = D + 16 / int(sizeof(T));              // padded rows: no bank conflicts between the 8 rows of a fragment
+  threadgroup vec<T, 4> staged[BK * LD / 4];
+  threadgroup T* tile_memory = (threadgroup T*)staged;
+
+  const uint batch = tgid.y / args.n_kv_heads, kv_head = tgid.y % args.n_kv_heads;
+  const int rows = int(args.q_len * args.group), first_row = int(tgid.x * attention_prefill_rows);
+  const int start = args.has_kv_start ? max(kv_start[batch], 0) : 0;
+  const uint quad = lane / 4;
+  const int fragment_row = int((quad & 4) + (lane / 2) % 4), fragment_column = int((quad & 2) * 2 + (lane % 2) * 2);
+
+  const int row = first_row + int(simdgroup) * 8 + fragment_row, safe_row = min(row, rows - 1);
+  const uint query = uint(safe_row) / args.group, head = kv_head * args.group + uint(safe_row) % args.group;
+  const KeyRange range = visible_keys(args, int(query), start);
+  const int last_row = min(first_row + int(attention_prefill_rows), rows) - 1;
+  KeyRange all;  // what any row of this threadgroup sees
+  all.begin = visible_keys(args, first_row / int(args.group), start).begin;
+  all.end = visible_keys(args, last_row / int(args.group), start).end;
+  device const M* mask_row =
+      has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token : nullptr;
+
+  device const T* q_row = q + batch * args.q_batch + head * args.q_head + query * args.q_token;
+  simdgroup_matrix<T, 8, 8> q_fragment[D / 8];
+  simdgroup_matrix<float, 8, 8> acc[D / 8];
+  for (int d = 0; d < D / 8; ++d) {
+    q_fragment[d].thread_elements()[0] = q_row[8 * d + fragment_column];
+    q_fragment[d].thread_elements()[1] = q_row[8 * d + fragment_column + 1];
+    acc[d] = simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+
+  float largest = invisible, sum = 0.0f;  // sum: of this lane's columns only, until the end
+  device const T* k_head = k_cache + batch * args.k_batch + kv_head * args.k_head;
+  device const T* v_head = v_cache + batch * args.v_batch + kv_head * args.v_head;
+  for (int tile = (all.begin / BK) * BK; tile < all.end; tile += BK) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous V tile has been read
+    stage_keys<T, D, BK, LD>(k_head, args.k_token, tile, all, tile_memory, tid);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    simdgroup_matrix<float, 8, 8> score[BK / 8];
+    for (int n = 0; n < BK / 8; ++n) {
+      score[n] = simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int d = 0; d < D / 8; ++d) {
+        simdgroup_matrix<T, 8, 8> k;
+        simdgroup_load(k, tile_memory + n * 8 * LD + d * 8, LD, ulong2(0, 0), true);
+        simdgroup_multiply_accumulate(score[n], q_fragment[d], k, score[n]);
+      }
+    }
+
+    float m = largest;
+    for (int n = 0; n < BK / 8; ++n) {
+      for (int e = 0; e < 2; ++e) {
+        const int key = tile + 8 * n + fragment_column + e;
+        const float s = finish_score(score[n].thread_elements()[e] * args.scale, key, range, mask_row, args);
+        score[n].thread_elements()[e] = s;
+        m = max(m, s);
+      }
+    }
+    m = max(m, simd_shuffle_xor(m, 1));
+    m = max(m, simd_shuffle_xor(m, 8));
+    const float rescale = exp(largest - m);
+    largest = m;
+    sum *= rescale;
+    for (int n = 0; n < BK / 8; ++n) {
+      for (int e = 0; e < 2; ++e) {
+        const float p = weight_of(score[n].thread_elements()[e], m);
+        score[n].thread_elements()[e] = p;
+        sum += p;
+      }
+    }
+    for (int d = 0; d < D / 8; ++d) {
+      acc[d].thread_elements()[0] *= rescale;
+      acc[d].thread_elements()[1] *= rescale;
+    }
+
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the K tile has been read
+    stage_keys<T, D, BK, LD>(v_head, args.v_token, tile, all, tile_memory, tid);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int n = 0; n < BK / 8; ++n) {
+      for (int d = 0; d < D / 8; ++d) {
+        simdgroup_matrix<T, 8, 8> v;
+        simdgroup_load(v, tile_memory + n * 8 * LD + d * 8, LD);
+        simdgroup_multiply_accumulate(acc[d], score[n], v, acc[d]);
+      }
+    }
+  }
+
+  sum += simd_shuffle_xor(sum, 1);
+  sum += simd_shuffle_xor(sum, 8);
+  if (row < rows) {
+    const uint n_heads = args.n_kv_heads * args.group;
+    device T* y_row = y + ((batch * args.q_len + query) * n_heads + head) * D + fragment_column;
+    for (int d = 0; d < D / 8; ++d) {
+      for (int e = 0; e < 2; ++e)
+        y_row[8 * d + e] = T(sum == 0.0f ? 0.0f : acc[d].thread_elements()[e] / sum);
+    }
+  }
+}
