@@ -36,7 +36,7 @@ struct Gelu {
     p = metal::fma(p, u, 0.1195701510f);
     p = metal::fma(p, u, 0.1398955584f);
     p = metal::fma(p, u, 0.1396196187f);
-    const float tail = metal::exp(-0.5f * t * t) * (u * p);  // Phi(-t)
+    const float tail = metal::exp(-0.5f * t * t) * (u * p); // Phi(-t)
     return x * (x < 0.0f ? tail : 1.0f - tail);
   }
 };

@@ -4,7 +4,8 @@
 
 namespace foundry {
 
-// One threadgroup reduces one chunk of a row. A vocabulary of 152k makes 38 of them, enough for the largest GPU's cores.
+// One threadgroup reduces one chunk of a row. A vocabulary of 152k makes 38 of them, enough for the largest GPU's
+// cores.
 FOUNDRY_CONST uint32_t argmax_chunk = 4096;
 FOUNDRY_CONST uint32_t argmax_threads = 128;
 
@@ -16,8 +17,8 @@ struct ArgmaxPartial {
 static_assert(sizeof(ArgmaxPartial) == 8, "shared with the host");
 
 struct ArgmaxArgs {
-  uint32_t n;       // elements of a row
-  uint32_t chunks;  // per row
+  uint32_t n;      // elements of a row
+  uint32_t chunks; // per row
   Rows logits;
 };
 static_assert(sizeof(ArgmaxArgs) == 28, "shared with the host");

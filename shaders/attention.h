@@ -2,37 +2,37 @@
 #pragma once
 #include "portable.h"
 
-#define FC_ATTENTION_MASK 0     // a mask is bound
-#define FC_ATTENTION_SOFTCAP 1  // scores pass through softcap * tanh(score / softcap)
-#define FC_ATTENTION_ALIGNED 2  // q, k and v rows are aligned to four elements
+#define FC_ATTENTION_MASK 0    // a mask is bound
+#define FC_ATTENTION_SOFTCAP 1 // scores pass through softcap * tanh(score / softcap)
+#define FC_ATTENTION_ALIGNED 2 // q, k and v rows are aligned to four elements
 
 namespace foundry {
 
 // Decode: a threadgroup takes up to `rows` query rows of one KV head and one split of the keys; its simdgroups take the
-// tiles of 32 keys in turn. Which simdgroup and split a key belongs to depends on the key alone, so the result of a query
-// does not depend on the queries beside it nor on keys it cannot see.
+// tiles of 32 keys in turn. Which simdgroup and split a key belongs to depends on the key alone, so the result of a
+// query does not depend on the queries beside it nor on keys it cannot see.
 FOUNDRY_CONST uint32_t attention_decode_simdgroups = 4;
-FOUNDRY_CONST uint32_t attention_decode_split = 256;     // keys per split; a multiple of 32 * simdgroups
-FOUNDRY_CONST uint32_t attention_decode_max_queries = 16;  // more queries than this go to the prefill kernel
+FOUNDRY_CONST uint32_t attention_decode_split = 256;      // keys per split; a multiple of 32 * simdgroups
+FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
 
 // Prefill: a threadgroup takes 8 query rows per simdgroup.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;
 FOUNDRY_CONST uint32_t attention_prefill_rows = 8 * attention_prefill_simdgroups;
 
-// Query rows that share a KV head are numbered query * group + head_in_group. Strides in elements; the last dimension of
-// every tensor is contiguous.
+// Query rows that share a KV head are numbered query * group + head_in_group. Strides in elements; the last dimension
+// of every tensor is contiguous.
 struct AttentionArgs {
   uint32_t q_len, kv_len;
-  uint32_t n_kv_heads, group;  // group: query heads per KV head
+  uint32_t n_kv_heads, group; // group: query heads per KV head
   uint32_t splits;
-  uint32_t causal;             // 0 or 1
-  uint32_t window;             // 0: none
+  uint32_t causal; // 0 or 1
+  uint32_t window; // 0: none
   float scale, softcap;
   uint32_t q_batch, q_head, q_token;
   uint32_t k_batch, k_head, k_token;
   uint32_t v_batch, v_head, v_token;
   uint32_t mask_batch, mask_head, mask_token;
-  uint32_t has_kv_start;       // 0 or 1
+  uint32_t has_kv_start; // 0 or 1
 };
 static_assert(sizeof(AttentionArgs) == 22 * 4, "shared with the host");
 

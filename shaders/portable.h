@@ -3,8 +3,8 @@
 
 #ifdef __METAL_VERSION__
 #include <metal_stdlib>
-#define FOUNDRY_CONST static constant constexpr  // a constant at namespace or class scope
-typedef half foundry_half;                        // 16 bits of storage on both sides
+#define FOUNDRY_CONST static constant constexpr // a constant at namespace or class scope
+typedef half foundry_half;                      // 16 bits of storage on both sides
 #else
 #include <cstdint>
 #define FOUNDRY_CONST static constexpr
@@ -16,5 +16,5 @@ struct foundry_half {
 static_assert(sizeof(foundry_half) == 2, "half is two bytes on both sides");
 
 namespace foundry {
-FOUNDRY_CONST uint32_t simd_width = 32;  // lanes of a simdgroup on every Apple GPU
+FOUNDRY_CONST uint32_t simd_width = 32; // lanes of a simdgroup on every Apple GPU
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "rows.h"
 
-#define FC_RMS_NORM_RESIDUAL 0  // function constant: a residual is added after the norm
+#define FC_RMS_NORM_RESIDUAL 0 // function constant: a residual is added after the norm
 
 namespace foundry {
 
@@ -13,7 +13,7 @@ FOUNDRY_CONST uint32_t rms_norm_max_threads = 1024;
 struct RmsNormArgs {
   uint32_t hidden;
   float eps;
-  float scale;  // add_rms_norm only: h = residual + scale * x
+  float scale; // add_rms_norm only: h = residual + scale * x
   Rows x;
   Rows residual;
 };

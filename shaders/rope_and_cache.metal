@@ -21,9 +21,11 @@ template <typename T, typename C, int V>
     device T* v_cache [[buffer(6)]],
     device T* q_out [[buffer(7)]],
     constant RopeAndCacheArgs& args [[buffer(8)]],
-    uint3 gid [[thread_position_in_grid]]) {
-  const uint unit = gid.x, token = gid.z % args.q_len, batch = gid.z / args.q_len;
-  uint head = gid.y;  // the q heads, then the k heads, then the v heads
+    uint gid [[thread_position_in_grid]]) {
+  const uint heads = args.n_heads + 2 * args.n_kv_heads;  // the q heads, then the k heads, then the v heads
+  const uint unit = gid % args.units, row = gid / (args.units * heads);
+  const uint token = row % args.q_len, batch = row / args.q_len;
+  uint head = gid / args.units % heads;
 
   device const T* in;
   device T* out;

@@ -5,8 +5,8 @@
 namespace foundry {
 
 struct Rows {
-  uint32_t size1, size2;                    // rows of the middle and of the innermost level
-  uint32_t stride0, stride1, stride2;       // in elements, outermost first
+  uint32_t size1, size2;              // rows of the middle and of the innermost level
+  uint32_t stride0, stride1, stride2; // in elements, outermost first
 };
 static_assert(sizeof(Rows) == 20, "shared with the host");
 
