@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .declarations import Declaration
 from .editor import Editor
 from .integers import Integers
+from .lexer import Tokens
 from .model import Argument
 from .reflect import KernelFunction, attributes, kernel_arguments, string_value
 from .vocabulary import SCALARS
@@ -16,12 +17,11 @@ _SPELLED_OUT = frozenset({*SCALARS, "true", "false", "const", "unsigned", "signe
 
 @dataclass
 class Instantiation:
-    """What an explicit instantiation says; `args` only if it spells the whole signature."""
+    """What an explicit instantiation says."""
 
     host_name: str | None
-    name: str
+    kernel: KernelFunction
     entry: str  # "f<half>", qualified by the enclosing scopes
-    args: list[Argument] | None
     at: int
 
 
@@ -49,8 +49,7 @@ def read(editor: Editor, declaration: Declaration, kernels: dict[str, list[Kerne
     start = name_at
     while tokens.at(start - 1) == "::" and tokens.kind[start - 2] == "id":
         start -= 2
-    args = kernel_arguments(tokens, params, integers) if params >= 0 else None
-    kernel = choose(kernels[name], args)
+    kernel = _choose(kernels[name], tokens, params, integers)
     qualifier = editor.join(start, name_at)
     template_args = editor.join(open_, close + 1) if open_ >= 0 else "<>"
     local = f"{qualifier}{kernel.cpp_name}{template_args}"
@@ -61,12 +60,13 @@ def read(editor: Editor, declaration: Declaration, kernels: dict[str, list[Kerne
         reference = f"msl_instance_{serial}"
         editor.before(declaration.start, f"template <class = void> static constexpr auto& {reference} = {local};")
         entry = declaration.scope.qualified(reference) + "<>"
-    return Instantiation(host_name, name, entry, args, name_at)
+    return Instantiation(host_name, kernel, entry, name_at)
 
 
-def choose(candidates: list[KernelFunction], args: list[Argument] | None) -> KernelFunction:
-    """The kernel template, of several with one name, whose parameters an instantiation repeats."""
-    if args is not None and len(candidates) > 1:
+def _choose(candidates: list[KernelFunction], tokens: Tokens, params: int, integers: Integers) -> KernelFunction:
+    """The kernel template, of several with one name, whose parameters the instantiation repeats."""
+    if len(candidates) > 1 and params >= 0:
+        args = kernel_arguments(tokens, params, integers)
         for attempt in (_exact, _tags, len):
             same = [c for c in candidates if attempt(c.args) == attempt(args)]
             if len(same) == 1:

@@ -21,6 +21,7 @@ _TOKEN = re.compile(
 )
 _MARKER = re.compile(r'#\s*(?:line\s+)?(\d+)\s+"((?:[^"\\]|\\.)*)"')
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
+_STOP = frozenset({";", "return"})
 _OPENER = {v: k for k, v in _CLOSER.items()}
 
 
@@ -105,25 +106,37 @@ class Tokens:
 
     def angle(self, i: int) -> int:
         """The `>` that closes the template bracket at `i`, or -1 if it is a comparison."""
+        close = self._angle(i, strict=True)
+        return close if close >= 0 else self._angle(i, strict=False)
+
+    def angle_back(self, i: int) -> int:
+        """The `<` that opens the template bracket closed at `i`, or -1."""
+        open_ = self._angle_back(i, strict=True)
+        return open_ if open_ >= 0 else self._angle_back(i, strict=False)
+
+    def _opens(self, i: int, strict: bool) -> bool:
+        """Whether the `<` at `i` opens template arguments: names tell, and if strict the spacing, not types."""
+        return not strict or (i > 0 and self.kind[i - 1] == "id" and not self.lead[i])
+
+    def _angle(self, i: int, strict: bool) -> int:
         depth = 0
         j = i
         while j < len(self.text):
             t = self.text[j]
             if t == "<":
-                depth += 1
+                depth += j == i or self._opens(j, strict)
             elif t == ">":
                 depth -= 1
                 if depth == 0:
                     return j
-            elif t in "([{":
+            elif t in _CLOSER:
                 j = self.match[j]
-            elif t in ";)]}":
+            elif t in _STOP or t in _OPENER:
                 return -1
             j += 1
         return -1
 
-    def angle_back(self, i: int) -> int:
-        """The `<` that opens the template bracket closed at `i`, or -1."""
+    def _angle_back(self, i: int, strict: bool) -> int:
         depth = 0
         j = i
         while j >= 0:
@@ -131,12 +144,12 @@ class Tokens:
             if t == ">":
                 depth += 1
             elif t == "<":
-                depth -= 1
+                depth -= self._opens(j, strict)
                 if depth == 0:
                     return j
-            elif t in ")]}":
+            elif t in _OPENER:
                 j = self.match[j]
-            elif t in ";([{":
+            elif t in _STOP or t in _CLOSER:
                 return -1
             j -= 1
         return -1

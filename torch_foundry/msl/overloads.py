@@ -25,6 +25,8 @@ def collapse(editor: Editor, scope: Scope) -> None:
         key = _key(tokens, declaration)
         if key:
             spaces = not ADDRESS_SPACES.isdisjoint(tokens.text[declaration.start : _head_end(declaration)])
+            if is_constructor(tokens, declaration):
+                _unqualify(editor, declaration)
             if key in seen and (spaces or seen[key]):
                 editor.blank(declaration.start, declaration.end + 1)
                 scope.declarations.remove(declaration)
@@ -32,6 +34,16 @@ def collapse(editor: Editor, scope: Scope) -> None:
             seen[key] = spaces
         if declaration.members is not None:
             collapse(editor, declaration.members)
+
+
+def _unqualify(editor: Editor, constructor: Declaration) -> None:
+    """A constructor may be written for `constant` objects, but C++ has no const constructors."""
+    for i in range(editor.tokens.match[constructor.params] + 1, _head_end(constructor)):
+        if editor.tokens.text[i] == "constant":
+            editor.replace(i, "")
+            break
+        if editor.tokens.text[i] == ":":
+            break
 
 
 def _head_end(declaration: Declaration) -> int:
@@ -58,7 +70,14 @@ def _key(tokens: Tokens, declaration: Declaration) -> tuple[str, ...]:
     close = tokens.match[declaration.params]
     for lo, hi in tokens.split(declaration.params + 1, close):
         key += [",", *_parameter_key(tokens, lo, hi, names)]
-    return (*key, ")", *_trailing_const(tokens, close + 1, _head_end(declaration)))
+    if not is_constructor(tokens, declaration):
+        key += _trailing_const(tokens, close + 1, _head_end(declaration))
+    return tuple(key)
+
+
+def is_constructor(tokens: Tokens, declaration: Declaration) -> bool:
+    """Whether a member function bears its class's name."""
+    return declaration.scope.kind == "class" and declaration.name(tokens) == declaration.scope.name
 
 
 def _name_start(tokens: Tokens, declaration: Declaration) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from .lexer import Tokens
 from .model import Argument
 from .vocabulary import ADDRESS_SPACES, BUILTINS, UNSUPPORTED_ATTRIBUTES, UNSUPPORTED_STAGES
 
+_SPACED = re.compile(r" +([*&])")
 _QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "coherent", "unsigned", "signed", "struct", "class", "enum", "typename"}
 
 
@@ -107,6 +109,7 @@ def _argument(tokens: Tokens, lo: int, hi: int, integers: Integers) -> Argument:
     attribute_at = next((i for i in range(lo, hi) if tokens.text[i] == "[" and tokens.is_attribute(i)), hi)
     end = next((i for i in range(lo, hi) if tokens.text[i] == "="), attribute_at)
     type_, name = parameter(tokens, lo, min(end, attribute_at))
+    type_ = _SPACED.sub(r"\1", type_)
     words = type_.replace("*", " * ").replace("&", " & ").split()
     space = next((w for w in words if w in ADDRESS_SPACES), "")
     declared = words[: next((k for k, w in enumerate(words) if w in "*&"), len(words))]

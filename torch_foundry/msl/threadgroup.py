@@ -61,9 +61,7 @@ def place(editor: Editor, root: Scope) -> None:
         names = declarators(tokens, qualifier + 1, end)
         if not names:
             continue
-        for i in range(names[0], end):
-            if tokens.text[i] == "=":
-                raise tokens.error(i, f"threadgroup variable '{tokens.text[names[0]]}' cannot have an initialiser")
+        _drop_initialisers(editor, names[0], end)
         i = start
         while i < names[0]:
             if tokens.text[i] == "static":
@@ -78,6 +76,14 @@ def place(editor: Editor, root: Scope) -> None:
             name = tokens.text[i]
             editor.replace(i, f"{name}_msl_t")
             editor.after(end, f" {name}_msl_t& {name} = msl::threadgroup_local<{name}_msl_t>(&{name}_msl_key);")
+
+
+def _drop_initialisers(editor: Editor, lo: int, end: int) -> None:
+    """Threadgroup memory starts undefined, whatever an initialiser says."""
+    tokens = editor.tokens
+    for a, b in tokens.split(lo, end):
+        equals = next((i for i in range(a, b) if tokens.text[i] in ("=", "{")), b)
+        editor.blank(equals, b)
 
 
 def _statement_start(tokens: Tokens, i: int) -> int:

@@ -10,7 +10,7 @@ from .declarations import Declaration, Scope, parse, walk
 from .editor import Editor
 from .erase import erase
 from .errors import MslError
-from .instantiations import choose, read
+from .instantiations import read
 from .integers import Integers
 from .lexer import Tokens
 from .model import Kernel, Translation
@@ -107,8 +107,7 @@ class _Unit:
         found = read(self.editor, declaration, self.functions, self.integers, serial)
         if found is None:
             return
-        kernel = choose(self.functions[found.name], found.args)
-        described = self._described(kernel, found.host_name or found.entry, found.entry)
+        described = self._described(found.kernel, found.host_name or found.entry, found.entry)
         file, line = self.tokens.where(found.at)
         self._add(Kernel(described.name, described.entry, described.signature, described.args, file, line))
 
