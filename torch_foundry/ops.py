@@ -1,0 +1,179 @@
+"""The fused ops: typed faces over `torch.ops.torch_foundry`, and the shapes of their results for torch.compile.
+
+All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end; the executor is that
+of the tensors' device. None has a backward: differentiating through one raises. Wrong arguments raise RuntimeError with
+the argument's name and what was expected. `torch_foundry.reference` has the same functions in plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_foundry import _ext  # noqa: F401  (loads the extension)
+
+_ops = torch.ops.torch_foundry
+
+
+def _fake(name: str):  # type: ignore[no-untyped-def]
+    return torch.library.register_fake(f"torch_foundry::{name}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+    """RMSNorm over the last dimension, then `+ residual` if given.
+
+    x, residual: [..., hidden]; rows may be strided, up to three levels. weight: [hidden], dtype of x.
+    kind: how the weight is applied, as in the Hugging Face families:
+        "llama": weight * cast(normed) · "olmo": cast(weight * normed) · "gemma": cast((1 + weight) * normed)
+    Returns [..., hidden], contiguous.
+    """
+    return _ops.rms_norm.default(x, weight, eps, kind, residual)
+
+
+@_fake("rms_norm")
+def _(x: Tensor, weight: Tensor, eps: float, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The step between two blocks of a decoder layer: `h = residual + scale * x`, rounded to dtype; `y = norm(h)`.
+
+    Shapes and kinds as in `rms_norm`. Returns (y, h).
+    """
+    y, h = _ops.add_rms_norm.default(x, residual, weight, eps, kind, scale)
+    return y, h
+
+
+@_fake("add_rms_norm")
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, kind: str = "llama", scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+# ----------------------------------------------------------------------------------------------------------- gated product
+
+
+def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    """Gated product of an MLP: `act(gate) * up`.
+
+    gate, up: [..., n], rows may be strided (both halves of one fused projection). activation: "silu", "gelu_tanh" or
+    "gelu" (exact). Returns [..., n], contiguous.
+    """
+    return _ops.glu.default(gate, up, activation)
+
+
+@_fake("glu")
+def _(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+# -------------------------------------------------------------------------------------------------------- rope and cache
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    *,
+    head_dim: int,
+) -> Tensor:
+    """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
+
+    q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides.
+    cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i with
+        i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
+    k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
+    Returns q as [B, Hq, L, D], contiguous.
+    """
+    return _ops.rope_and_cache.default(q, k, v, cos, sin, k_cache, v_cache, start, head_dim)
+
+
+@_fake("rope_and_cache")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    head_dim: int,
+) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
+
+
+# ------------------------------------------------------------------------------------------------------------- attention
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_len: int,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    kv_start: Tensor | None = None,
+) -> Tensor:
+    """Attention of the newest L tokens over a cache of kv_len tokens; softmax in float32, no score matrix in memory.
+
+    q: [B, Hq, L, D], any strides but a contiguous last dimension; D = 32, 64 ... 256.
+    k_cache, v_cache: [B, Hkv, capacity >= kv_len, D], Hq a multiple of Hkv; may be strided views.
+    scale multiplies q·k; then, if softcap > 0, score = softcap * tanh(score / softcap).
+    causal: query i sees keys up to position kv_len - L + i and, if window > 0, of these the last `window`. Without
+        causal every key is seen and window is ignored.
+    mask: [B or 1, Hq or 1, L or 1, >= kv_len], combined with the above: bool (True: seen) or additive, float32 or q's
+        dtype, where -1e38 and below means not seen.
+    kv_start: int32 [B], first key that is seen (left padding). Keys outside the range may hold anything, even NaN.
+    A query that sees no key gives zeros. Up to 16 queries, the result of each one is the same bits whatever L is and
+    whatever keys lie beyond those it sees; longer L uses other kernels with another order of summation.
+    Returns [B, L, Hq * D], contiguous.
+    """
+    return _ops.attention.default(q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start)
+
+
+@_fake("attention")
+def _(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_len: int,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    kv_start: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
+
+
+# ---------------------------------------------------------------------------------------------------------------- argmax
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest element of each row: the lowest among equals; the first NaN if there is one (as torch).
+
+    logits: [..., V], rows may be strided. Returns int64 [...].
+    """
+    return _ops.argmax.default(logits)
+
+
+@_fake("argmax")
+def _(logits: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape[:-1], dtype=torch.int64)

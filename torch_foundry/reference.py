@@ -1,0 +1,137 @@
+"""What the fused ops compute, in plain torch: the same signatures, any floating dtype.
+
+In float64 these are the truth that the kernels are measured against. In other dtypes they round where Hugging Face's
+modules round, so they are also the stock implementation that the kernels' errors are compared with.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+    wide = _wide(x)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if kind == "llama":
+        y = weight * normed.to(x.dtype)
+    elif kind == "olmo":
+        y = (weight * normed).to(x.dtype)
+    else:
+        y = ((1.0 + _wide(weight)) * normed).to(x.dtype)
+    return y if residual is None else residual + y
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    h = residual + (x if scale == 1.0 else x * scale)
+    return rms_norm(h, weight, eps, kind=kind), h
+
+
+# ----------------------------------------------------------------------------------------------------------- gated product
+
+
+def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+# -------------------------------------------------------------------------------------------------------- rope and cache
+
+
+def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    if cos is None or sin is None:
+        return x
+    r = cos.shape[-1]
+    a, b = x[..., : r // 2], x[..., r // 2 : r]
+    rotated = x[..., :r] * cos.unsqueeze(1) + torch.cat((-b, a), -1) * sin.unsqueeze(1)
+    return torch.cat((rotated.to(x.dtype), x[..., r:]), -1)
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    *,
+    head_dim: int,
+) -> Tensor:
+    b, length, _ = q.shape
+    heads = k_cache.shape[1]
+    k_cache[:, :, start : start + length] = _rotate(k.view(b, length, heads, head_dim).transpose(1, 2), cos, sin)
+    v_cache[:, :, start : start + length] = v.view(b, length, heads, -1).transpose(1, 2)
+    return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------- attention
+
+
+def visible(
+    length: int, kv_len: int, causal: bool, window: int, kv_start: Tensor | None, device: torch.device
+) -> Tensor:
+    """Which keys each query sees before any mask: bool [B or 1, 1, L, kv_len]."""
+    position = torch.arange(kv_len - length, kv_len, device=device)[:, None]
+    key = torch.arange(kv_len, device=device)[None]
+    seen = torch.ones(length, kv_len, dtype=torch.bool, device=device)
+    if causal:
+        seen = key <= position
+        if window:
+            seen = seen & (key > position - window)
+    if kv_start is None:
+        return seen[None, None]
+    return (seen & (key >= kv_start[:, None, None]))[:, None]
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_len: int,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    kv_start: Tensor | None = None,
+) -> Tensor:
+    b, heads, length, head_dim = q.shape
+    group = heads // k_cache.shape[1]
+    k = k_cache[:, :, :kv_len].repeat_interleave(group, 1)
+    v = v_cache[:, :, :kv_len].repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = visible(length, kv_len, causal, window, kv_start, q.device)
+    if mask is not None:
+        mask = mask[..., :kv_len]
+        if mask.dtype == torch.bool:
+            seen = seen & mask
+        else:
+            scores = scores + mask.to(scores.dtype)
+            seen = seen & (mask > -1e38)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    weights = torch.softmax(_wide(scores), -1).to(q.dtype)
+    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a softmax over nothing is NaN
+    return (weights @ v).transpose(1, 2).reshape(b, length, heads * head_dim)
+
+
+# ---------------------------------------------------------------------------------------------------------------- argmax
+
+
+def argmax(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
