@@ -56,7 +56,7 @@ def _(
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-# ----------------------------------------------------------------------------------------------------------- gated product
+# -------------------------------------------------------------------------------------------------------- gated product
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -73,7 +73,7 @@ def _(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     return gate.new_empty(gate.shape)
 
 
-# -------------------------------------------------------------------------------------------------------- rope and cache
+# ------------------------------------------------------------------------------------------------------- rope and cache
 
 
 def rope_and_cache(
@@ -91,8 +91,8 @@ def rope_and_cache(
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
     q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides.
-    cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i with
-        i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
+    cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
+        with i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
     Returns q as [B, Hq, L, D], contiguous.
     """
@@ -114,7 +114,7 @@ def _(
     return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
 
 
-# ------------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 def attention(
@@ -163,7 +163,7 @@ def _(
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- argmax
+# --------------------------------------------------------------------------------------------------------------- argmax
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def add_rms_norm(
     return rms_norm(h, weight, eps, kind=kind), h
 
 
-# ----------------------------------------------------------------------------------------------------------- gated product
+# -------------------------------------------------------------------------------------------------------- gated product
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -46,7 +46,7 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
-# -------------------------------------------------------------------------------------------------------- rope and cache
+# ------------------------------------------------------------------------------------------------------- rope and cache
 
 
 def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
@@ -77,7 +77,7 @@ def rope_and_cache(
     return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()
 
 
-# ------------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 def visible(
@@ -130,7 +130,7 @@ def attention(
     return (weights @ v).transpose(1, 2).reshape(b, length, heads * head_dim)
 
 
-# ---------------------------------------------------------------------------------------------------------------- argmax
+# --------------------------------------------------------------------------------------------------------------- argmax
 
 
 def argmax(logits: Tensor) -> Tensor:
