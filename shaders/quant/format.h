@@ -50,6 +50,9 @@ inline foundry_half narrow(float f) {  // to nearest, ties to even
   __builtin_memcpy(&h, &value, sizeof h);
   return h;
 }
+
+// 1/d for a block's scale; 0 for a scale so small that the block decodes to zeros anyway.
+inline float reciprocal(float d) { return std::isfinite(1.0f / d) ? 1.0f / d : 0.0f; }
 #endif
 
 } // namespace foundry

@@ -28,7 +28,7 @@ struct Q8_0 {
     float largest = 0.0f;
     for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
     const float d = largest / 127.0f;
-    const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    const float inverse = reciprocal(d);
     b.d = narrow(d);
     for (int j = 0; j < block_size; ++j) {
       const auto code = static_cast<uint8_t>(static_cast<int>(std::round(w[j] * inverse)));

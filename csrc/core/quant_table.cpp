@@ -1,0 +1,110 @@
+#include "core/quant_table.h"
+
+#include <vector>
+
+#include <torch/library.h>
+
+#include "core/check.h"
+
+#define FOUNDRY_FORMAT(policy, name, gguf_type) \
+  static const int name##_index = register_format<policy>(#policy, #name, gguf_type);
+#include "quant/format.h"
+
+namespace foundry {
+namespace {
+
+std::vector<QuantFormat>& table() {
+  static std::vector<QuantFormat> formats;
+  return formats;
+}
+
+template <typename Q>
+void pack_blocks(const float* weights, void* blocks, int64_t n) {
+  for (int64_t i = 0; i < n; i++, weights += Q::block_size) {
+    typename Q::block& block = static_cast<typename Q::block*>(blocks)[i];
+    bool finite = true;
+    for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
+    TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
+    Q::pack(weights, block);
+    float w[chunk];
+    TORCH_CHECK(std::isfinite(Q::unpack(block, 0, w)), "weight: values too large for the scale of the format");
+  }
+}
+
+template <typename Q>
+void unpack_blocks(const void* blocks, float* weights, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    for (int c = 0; c < Q::block_size / chunk; c++) {
+      float w[chunk];
+      const float d = Q::unpack(static_cast<const typename Q::block*>(blocks)[i], static_cast<short>(c), w);
+      for (float v : w) *weights++ = d * v;
+    }
+  }
+}
+
+template <typename Q>
+int register_format(const char* policy, const char* name, int gguf_type) {
+  QuantFormat format{static_cast<int>(table().size()), policy, name, gguf_type, Q::block_size, sizeof(typename Q::block),
+                     alignof(typename Q::block), nullptr, nullptr};
+  if constexpr (Q::block_size > 1) {
+    format.pack = &pack_blocks<Q>;
+    format.unpack = &unpack_blocks<Q>;
+  }
+  TORCH_INTERNAL_ASSERT(format.index < kMaxFormats, "more weight formats than kMaxFormats");
+  table().push_back(format);
+  return format.index;
+}
+
+}  // namespace
+}  // namespace foundry
+
+#include "quant/formats.h"  // runs register_format for each
+
+namespace foundry {
+namespace {
+
+c10::Dict<std::string, std::vector<int64_t>> describe_formats() {
+  c10::Dict<std::string, std::vector<int64_t>> dict;
+  for (const QuantFormat& f : quant_formats()) dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes});
+  return dict;
+}
+
+}  // namespace
+
+c10::ArrayRef<QuantFormat> quant_formats() { return table(); }
+
+const QuantFormat& quant_format(const std::string& name) {
+  for (const QuantFormat& f : table())
+    if (name == f.name) return f;
+  std::string known;
+  for (const QuantFormat& f : table()) known += (known.empty() ? "" : ", ") + std::string(f.name);
+  TORCH_CHECK(false, "format: expected one of ", known, ", got '", name, "'");
+}
+
+const QuantFormat& dense_format(at::ScalarType dtype) {
+  static const QuantFormat* const dense[] = {&quant_format("f32"), &quant_format("f16"), &quant_format("bf16")};
+  return *dense[dtype == at::kFloat ? 0 : dtype == at::kHalf ? 1 : 2];
+}
+
+WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, const std::optional<std::string>& format) {
+  const QuantFormat* wanted = format ? &quant_format(*format) : nullptr;
+  Check checked = check(name, weight).dim(2).last_dim_contiguous();
+  if (!wanted || !wanted->packed()) {
+    checked.floating();
+    const QuantFormat& actual = dense_format(weight.scalar_type());
+    TORCH_CHECK(!wanted || wanted == &actual, name, ": expected ", format.value_or(""), " weights, got ", actual.name);
+    const bool vectors = weight.stride(0) % 4 == 0 && vector_aligned(weight.const_data_ptr(), weight.itemsize());
+    return {actual, weight.size(0), weight.size(1), weight.stride(0), vectors};
+  }
+  checked.dtype({at::kByte});
+  const int64_t bytes = weight.size(1), block = wanted->block_bytes;
+  TORCH_CHECK(bytes % block == 0 && weight.stride(0) % block == 0, name, ": expected rows of whole ", wanted->name,
+              " blocks of ", block, " bytes, got ", bytes, " bytes with strides ", weight.strides());
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % wanted->alignment == 0, name,
+              ": expected an address that is a multiple of ", wanted->alignment, " bytes");
+  return {*wanted, weight.size(0), bytes / block * wanted->block_size, weight.stride(0) / block, true};
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def("quant_formats() -> Dict(str, int[])", &describe_formats); }
+
+}  // namespace foundry

@@ -1,0 +1,65 @@
+// Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]).
+#include "embedding.h"
+
+#include "core/op.h"
+#include "core/quant_table.h"
+#include "quant/format.h"
+
+namespace foundry {
+namespace {
+
+// Ids in host memory are checked here, where it costs nothing. The kernel itself never reads outside the table: on a
+// device a wrong id gives a row of NaN.
+template <typename Id>
+void check_ids(const at::Tensor& ids, int64_t vocab) {
+  const Id* p = ids.const_data_ptr<Id>();
+  for (int64_t i = 0; i < ids.numel(); i++)
+    TORCH_CHECK_INDEX(p[i] >= 0 && p[i] < vocab, "ids: expected values in [0, ", vocab, "), got ", p[i]);
+}
+
+float rounded_to(at::ScalarType dtype, double value) {
+  if (dtype == at::kHalf) return static_cast<float>(at::Half(static_cast<float>(value)));
+  if (dtype == at::kBFloat16) return static_cast<float>(at::BFloat16(static_cast<float>(value)));
+  return static_cast<float>(value);
+}
+
+at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, const std::optional<std::string>& format,
+                     at::ScalarType dtype, double scale) {
+  const WeightMatrix w = weight_matrix("weight", weight, format);
+  check("ids", ids).contiguous().dtype({at::kLong, at::kInt}).device(weight);
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(w.k);
+  at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
+  check("output", y).floating();
+  if (y.numel() == 0) return y;
+
+  const bool wide_ids = ids.scalar_type() == at::kLong;
+  if (ids.is_cpu()) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
+  const bool vectors = w.vectors && w.k % chunk == 0;
+  static PipelineTable<kMaxFormats * 3 * 2 * 2> table;
+  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + vectors;
+  Pipeline& p = table.get(weight.device(), variant, [&] {
+    return Kernel{"embedding.metal",
+                  "embedding",
+                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", vectors ? "4" : "1"}};
+  });
+  const uint32_t row_threads = ceil_div(w.k, chunk);
+  const EmbeddingArgs args{static_cast<uint32_t>(w.n), static_cast<uint32_t>(w.k), static_cast<uint32_t>(w.row_blocks),
+                           row_threads, rounded_to(dtype, scale)};
+  const int64_t row_bytes = w.k / w.format.block_size * w.format.block_bytes;
+  Launch(p)
+      .in(ids)
+      .in(weight)
+      .out(y)
+      .args(args)
+      .moves(ids.nbytes() + ids.numel() * row_bytes + y.nbytes())
+      .run(per_element(ids.numel() * row_threads));
+  return y;
+}
+
+}  // namespace
+
+FOUNDRY_OP("embedding(Tensor ids, Tensor weight, *, str? format=None, ScalarType dtype, float scale=1.0) -> Tensor",
+           "embedding", embedding)
+
+}  // namespace foundry

@@ -1,0 +1,51 @@
+// Packing weights into a block format and back, on the CPU: what loading and the unfused fallback need.
+#include <ATen/Parallel.h>
+
+#include "core/op.h"
+#include "core/quant_table.h"
+
+namespace foundry {
+namespace {
+
+constexpr int64_t kBlocksPerTask = 1024;
+
+// Checks a dense f32 matrix against its packed form; returns the format.
+const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed, const std::string& name) {
+  const WeightMatrix w = weight_matrix("packed", packed, name);
+  TORCH_CHECK(w.format.packed(), "format: expected a packed format, got '", name, "'");
+  check("packed", packed).contiguous();
+  Dim N("rows", w.n), K("columns", w.k);
+  check("weight", dense).shape({N, K}).contiguous().dtype({at::kFloat}).device(packed);
+  return w.format;
+}
+
+void pack_weight(const at::Tensor& weight, const std::string& format, const at::Tensor& packed) {
+  const QuantFormat& f = check_pair(weight, packed, format);
+  const float* from = weight.const_data_ptr<float>();
+  char* to = static_cast<char*>(packed.mutable_data_ptr());
+  at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {
+    f.pack(from + begin * f.block_size, to + begin * f.block_bytes, end - begin);
+  });
+}
+
+void unpack_weight(const at::Tensor& packed, const std::string& format, const at::Tensor& weight) {
+  const QuantFormat& f = check_pair(weight, packed, format);
+  const char* from = static_cast<const char*>(packed.const_data_ptr());
+  float* to = weight.mutable_data_ptr<float>();
+  at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {
+    f.unpack(from + begin * f.block_bytes, to + begin * f.block_size, end - begin);
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("pack_weight(Tensor weight, str format, Tensor(a!) packed) -> ()");
+  m.def("unpack_weight(Tensor packed, str format, Tensor(a!) weight) -> ()");
+}
+TORCH_LIBRARY_IMPL(torch_foundry, CPU, m) {
+  m.impl("pack_weight", &pack_weight);
+  m.impl("unpack_weight", &unpack_weight);
+}
+
+}  // namespace foundry

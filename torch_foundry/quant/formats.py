@@ -1,0 +1,58 @@
+"""The registry of weight formats, read from the extension's table (shaders/quant/formats.h)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_foundry import _ext  # noqa: F401  (loads the table)
+
+_DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A weight format: its GGUF type id, weights per block and bytes per block (1 and the element size when dense)."""
+
+    name: str
+    gguf_type: int
+    block_size: int
+    block_bytes: int
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are stored as uint8 blocks, not as a tensor of their dtype."""
+        return self.block_size > 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor that stores the weights."""
+        return torch.uint8 if self.packed else _DENSE[self.name]
+
+    def row_size(self, columns: int) -> int:
+        """Elements of `dtype` that a row of `columns` weights takes. ValueError if it isn't whole blocks."""
+        if columns % self.block_size:
+            raise ValueError(f"{self.name}: expected a multiple of {self.block_size} columns, got {columns}")
+        return columns // self.block_size * self.block_bytes if self.packed else columns
+
+    def columns(self, row_size: int) -> int:
+        """Weights in a stored row of `row_size` elements; the inverse of `row_size`."""
+        if not self.packed:
+            return row_size
+        if row_size % self.block_bytes:
+            raise ValueError(f"{self.name}: expected rows of whole {self.block_bytes}-byte blocks, got {row_size} bytes")
+        return row_size // self.block_bytes * self.block_size
+
+
+FORMATS: dict[str, Format] = {
+    name: Format(name, *numbers) for name, numbers in torch.ops.torch_foundry.quant_formats().items()
+}
+
+
+def get_format(name: str) -> Format:
+    """The format called `name`; ValueError lists what there is."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}") from None

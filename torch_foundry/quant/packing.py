@@ -1,0 +1,63 @@
+"""Packing weights into a block format and back, in row chunks, so that a large matrix is never held in f32 as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from torch_foundry.quant.formats import get_format
+
+CHUNK_WEIGHTS = 1 << 22  # 16 MiB of f32
+
+
+def _row_chunks(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, CHUNK_WEIGHTS // max(1, columns))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+@torch.no_grad()
+def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
+    """Pack `weight` [N, K] (f32, f16 or bf16) into uint8 [N, K / block * bytes], on the weight's device.
+
+    Bytes equal those of GGUF's reference encoder. A dense `format` gives `weight` in its dtype. ValueError if K is not
+    whole blocks, RuntimeError if a weight isn't finite or too large for the format's scale.
+    """
+    target = get_format(format)
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(f"weight: expected a floating-point [N, K], got {weight.dtype} {list(weight.shape)}")
+    rows, columns = weight.shape
+    packed = torch.empty(rows, target.row_size(columns), dtype=target.dtype, device=weight.device)
+    if not target.packed:
+        return packed.copy_(weight)
+    for chunk in _row_chunks(rows, columns):
+        dense = weight[chunk].to("cpu", torch.float32).contiguous()
+        blocks = torch.empty(dense.shape[0], packed.shape[1], dtype=torch.uint8)
+        torch.ops.torch_foundry.pack_weight(dense, format, blocks)
+        packed[chunk] = blocks
+    return packed
+
+
+@torch.no_grad()
+def dequantize(
+    packed: torch.Tensor, format: str, columns: int | None = None, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The weights [N, K] that `packed` stands for, rounded once to `dtype`, on its device; the inverse of `quantize`.
+
+    `columns`, when given, must be K: it checks that `packed` is what the caller believes. ValueError otherwise.
+    """
+    source = get_format(format)
+    if packed.dim() != 2 or packed.dtype != source.dtype:
+        raise ValueError(f"packed: expected {source.dtype} [N, bytes] for {format}, got {packed.dtype} {packed.dim()}-d")
+    rows, width = packed.shape[0], source.columns(packed.shape[1])
+    if columns is not None and columns != width:
+        raise ValueError(f"packed: expected rows of {columns} weights, got {width}")
+    if not source.packed:
+        return packed.to(dtype)
+    weight = torch.empty(rows, width, dtype=dtype, device=packed.device)
+    for chunk in _row_chunks(rows, width):
+        blocks = packed[chunk].cpu().contiguous()
+        dense = torch.empty(blocks.shape[0], width)
+        torch.ops.torch_foundry.unpack_weight(blocks, format, dense)
+        weight[chunk] = dense
+    return weight
