@@ -26,7 +26,7 @@ METAL_FUNC void store_output(
   if (args.has_bias) sum += float(bias[n]);
   sum = activate(args.activation, sum);
   if (args.has_residual)
-    sum = metal::fma(args.scale, sum, float(residual[m * args.residual_stride + n]));
+    sum = metal::fma(args.scale, sum, float(residual[row_offset(args.residual, m) + n]));
   else
     sum *= args.scale;
   y[m * args.n + n] = T(sum);

@@ -1,6 +1,6 @@
 // Host and GPU share this: arguments and tuning of linear.metal.
 #pragma once
-#include "portable.h"
+#include "rows.h"
 
 namespace foundry {
 
@@ -30,13 +30,13 @@ struct LinearArgs {
   uint32_t n;                // outputs
   uint32_t k;                // inputs
   uint32_t row_blocks;       // blocks in a row of W
-  uint32_t x_stride;         // elements from row to row
-  uint32_t residual_stride;
   uint32_t activation;
   uint32_t has_bias;         // when 0, the buffer is not read
   uint32_t has_residual;
   float scale;
+  Rows x;
+  Rows residual;
 };
-static_assert(sizeof(LinearArgs) == 40, "shared with the host");
+static_assert(sizeof(LinearArgs) == 72, "shared with the host");
 
 } // namespace foundry

@@ -39,6 +39,9 @@ template <typename Q, typename T, int M, int V>
   device const typename Q::block* w_row[N];
   for (int n = 0; n < N; ++n)
     w_row[n] = weight + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
+  uint x_row[M];
+  for (int m = 0; m < M; ++m)
+    x_row[m] = row_offset(args.x, min(m0 + m, args.rows - 1));
   float sum[M][N];
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n)
@@ -51,7 +54,7 @@ template <typename Q, typename T, int M, int V>
       d[n] = Loader<Q, V>::load(w_row[n], k, end, w[n]);
     for (int m = 0; m < M; ++m) {
       float v[chunk];
-      Loader<Dense<T>, V>::load(x + min(m0 + m, args.rows - 1) * args.x_stride, k, end, v);
+      Loader<Dense<T>, V>::load(x + x_row[m], k, end, v);
       for (int n = 0; n < N; ++n)
         sum[m][n] = fma(d[n], dot(w[n], v), sum[m][n]);
     }
@@ -100,7 +103,6 @@ template <typename Q, typename T, int V>
   using S = typename Staged<Q, T>::type;
   constexpr int BM = linear_bm, BN = linear_bn, BK = linear_bk;
   constexpr int LD = BK + 16 / sizeof(S);  // 16 bytes of padding against bank conflicts
-  constexpr int row_chunks = BK / chunk;
   constexpr int slab_floats = (BM + BN) * LD * sizeof(S) / sizeof(float);
   constexpr int floats = slab_floats > BM * BN ? slab_floats : BM * BN;
   threadgroup float memory[floats];  // the slabs, and after the last of them the results
@@ -114,17 +116,19 @@ template <typename Q, typename T, int V>
     for (int j = 0; j < BN / 16; ++j)
       sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 
+  // Each thread stages the same chunk of a row of x and of some rows of W in every slab.
+  constexpr int row_chunks = BK / chunk, w_step = linear_tile_threads / row_chunks;
+  static_assert(w_step == BM && BN % w_step == 0, "one chunk of x and a whole number of chunks of W per thread");
+  const uint r = tid / row_chunks, c = tid % row_chunks * chunk;
+  device const T* x_row = x + row_offset(args.x, min(m0 + r, args.rows - 1));
+  device const typename Q::block* w_row[BN / w_step];
+  for (int i = 0; i < BN / w_step; ++i)
+    w_row[i] = weight + ulong(min(n0 + r + i * w_step, args.n - 1)) * args.row_blocks;
+
   for (uint k0 = 0; k0 < args.k; k0 += BK) {
-    for (int c = tid; c < BM * row_chunks; c += linear_tile_threads) {
-      const uint r = c / row_chunks, k = c % row_chunks * chunk;
-      device const T* row = x + min(m0 + r, args.rows - 1) * args.x_stride;
-      stage<Dense<T>, V>(row, k0 + k, args.k, x_slab + r * LD + k);
-    }
-    for (int c = tid; c < BN * row_chunks; c += linear_tile_threads) {
-      const uint r = c / row_chunks, k = c % row_chunks * chunk;
-      device const typename Q::block* row = weight + ulong(min(n0 + r, args.n - 1)) * args.row_blocks;
-      stage<Q, V>(row, k0 + k, args.k, w_slab + r * LD + k);
-    }
+    stage<Dense<T>, V>(x_row, k0 + c, args.k, x_slab + r * LD + c);
+    for (int i = 0; i < BN / w_step; ++i)
+      stage<Q, V>(w_row[i], k0 + c, args.k, w_slab + (r + i * w_step) * LD + c);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int k = 0; k < BK; k += 8) {
       simdgroup_matrix<S, 8, 8> a[BM / 16], b[BN / 16];

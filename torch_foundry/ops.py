@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import _ext  # noqa: F401  (loads the extension)
+from torch_foundry.quant import get_format
 
 _ops = torch.ops.torch_foundry
 
@@ -54,6 +55,67 @@ def _(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, kind: str = "llama", scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+# --------------------------------------------------------------------------------------------------- linear, embedding
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    activation: str | None = None,
+    out_features: int | None = None,
+) -> Tensor:
+    """`act(x W^T + bias)`, then `residual + scale * that`, in one launch.
+
+    x: [..., K], rows may be strided, up to three levels. bias: [N], residual: [..., N], both of x's dtype.
+    weight: dense [N, K] of any of the three dtypes, whatever x's is; or uint8 [N, K / block * bytes] with the name of a
+        packed format of `torch_foundry.quant.FORMATS`, as `quant.quantize` makes it and as it lies in a GGUF file.
+    activation: None, "silu", "gelu_tanh" or "gelu" (exact). out_features: use only the first rows of weight.
+    Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
+    with another order of summation. Returns [..., N], contiguous.
+    """
+    if out_features is not None:
+        weight = weight[:out_features]
+    return _ops.linear.default(x, weight, format, bias, residual, scale, activation)
+
+
+@_fake("linear")
+def _(
+    x: Tensor,
+    weight: Tensor,
+    format: str | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    activation: str | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def embedding(
+    ids: Tensor, weight: Tensor, *, format: str | None = None, dtype: torch.dtype | None = None, scale: float = 1.0
+) -> Tensor:
+    """Rows of a table by id: `scale * dtype(weight[ids])`, where scale, too, is first rounded to dtype.
+
+    ids: int64 or int32 [...]. weight: as in `linear`. dtype: of the result; default: weight's, or torch's default dtype
+    for packed weights. An id outside the table raises IndexError when ids lie in host memory; on a device, where that
+    would need a sync, its row is NaN. Returns [..., K].
+    """
+    if dtype is None:
+        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    return _ops.embedding.default(ids, weight, format, dtype, scale)
+
+
+@_fake("embedding")
+def _(ids: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    columns = weight.shape[1] if format is None else get_format(format).columns(weight.shape[1])
+    return weight.new_empty((*ids.shape, columns), dtype=dtype)
 
 
 # -------------------------------------------------------------------------------------------------------- gated product

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_foundry.quant import dequantize
+
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
@@ -35,6 +37,44 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     h = residual + (x if scale == 1.0 else x * scale)
     return rms_norm(h, weight, eps, kind=kind), h
+
+
+# --------------------------------------------------------------------------------------------------- linear, embedding
+
+
+def _matrix(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
+    return (weight if format is None else dequantize(weight, format)).to(dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    activation: str | None = None,
+    out_features: int | None = None,
+) -> Tensor:
+    y = F.linear(x, _matrix(weight[:out_features], format, x.dtype), bias)
+    if activation is not None:
+        y = (
+            F.silu(y)
+            if activation == "silu"
+            else F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+        )
+    y = y if scale == 1.0 else y * scale
+    return y if residual is None else residual + y
+
+
+def embedding(
+    ids: Tensor, weight: Tensor, *, format: str | None = None, dtype: torch.dtype | None = None, scale: float = 1.0
+) -> Tensor:
+    if dtype is None:
+        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    y = F.embedding(ids, _matrix(weight, format, dtype))
+    return y if scale == 1.0 else y * torch.tensor(scale, dtype=dtype)
 
 
 # -------------------------------------------------------------------------------------------------------- gated product

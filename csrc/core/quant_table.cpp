@@ -73,7 +73,7 @@ c10::Dict<std::string, std::vector<int64_t>> describe_formats() {
 
 c10::ArrayRef<QuantFormat> quant_formats() { return table(); }
 
-const QuantFormat& quant_format(const std::string& name) {
+const QuantFormat& quant_format(std::string_view name) {
   for (const QuantFormat& f : table())
     if (name == f.name) return f;
   std::string known;
@@ -86,15 +86,14 @@ const QuantFormat& dense_format(at::ScalarType dtype) {
   return *dense[dtype == at::kFloat ? 0 : dtype == at::kHalf ? 1 : 2];
 }
 
-WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, const std::optional<std::string>& format) {
+WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::optional<std::string_view> format) {
   const QuantFormat* wanted = format ? &quant_format(*format) : nullptr;
   Check checked = check(name, weight).dim(2).last_dim_contiguous();
   if (!wanted || !wanted->packed()) {
     checked.floating();
     const QuantFormat& actual = dense_format(weight.scalar_type());
     TORCH_CHECK(!wanted || wanted == &actual, name, ": expected ", format.value_or(""), " weights, got ", actual.name);
-    const bool vectors = weight.stride(0) % 4 == 0 && vector_aligned(weight.const_data_ptr(), weight.itemsize());
-    return {actual, weight.size(0), weight.size(1), weight.stride(0), vectors};
+    return {actual, weight.size(0), weight.size(1), weight.stride(0)};
   }
   checked.dtype({at::kByte});
   const int64_t bytes = weight.size(1), block = wanted->block_bytes;
@@ -102,7 +101,12 @@ WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, const std
               " blocks of ", block, " bytes, got ", bytes, " bytes with strides ", weight.strides());
   TORCH_CHECK(reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % wanted->alignment == 0, name,
               ": expected an address that is a multiple of ", wanted->alignment, " bytes");
-  return {*wanted, weight.size(0), bytes / block * wanted->block_size, weight.stride(0) / block, true};
+  return {*wanted, weight.size(0), bytes / block * wanted->block_size, weight.stride(0) / block};
+}
+
+void check_output_size(int64_t rows, int64_t columns) {
+  TORCH_CHECK(columns == 0 || rows <= INT32_MAX / columns, "output: expected at most 2^31-1 elements, got [", rows, ", ",
+              columns, "] (kernels index with 32 bits)");
 }
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def("quant_formats() -> Dict(str, int[])", &describe_formats); }

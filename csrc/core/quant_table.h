@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -27,7 +27,7 @@ struct QuantFormat {
 constexpr int kMaxFormats = 64;  // size of per-format pipeline tables
 
 c10::ArrayRef<QuantFormat> quant_formats();
-const QuantFormat& quant_format(const std::string& name);
+const QuantFormat& quant_format(std::string_view name);
 const QuantFormat& dense_format(at::ScalarType dtype);
 
 // A weight matrix W[n, k] as kernels see it: rows of blocks.
@@ -35,13 +35,12 @@ struct WeightMatrix {
   const QuantFormat& format;
   int64_t n, k;
   int64_t row_blocks;  // blocks from the start of a row to that of the next
-  bool vectors;        // dense rows are aligned for four-element loads (true for packed ones, which need none)
 };
 
 // Checks `weight` as `format`: uint8 [n, bytes] when packed; when dense (or not given), f32, f16 or bf16 [n, k].
-WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, const std::optional<std::string>& format);
+WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::optional<std::string_view> format);
 
-// Whether p is aligned to four elements of `itemsize` bytes.
-inline bool vector_aligned(const void* p, size_t itemsize) { return reinterpret_cast<uintptr_t>(p) % (4 * itemsize) == 0; }
+// Refuses, before it is allocated, a result of more elements than kernels can index.
+void check_output_size(int64_t rows, int64_t columns);
 
 }  // namespace foundry

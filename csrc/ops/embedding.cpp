@@ -3,6 +3,7 @@
 
 #include "core/op.h"
 #include "core/quant_table.h"
+#include "ops/layout.h"
 #include "quant/format.h"
 
 namespace foundry {
@@ -23,25 +24,26 @@ float rounded_to(at::ScalarType dtype, double value) {
   return static_cast<float>(value);
 }
 
-at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, const std::optional<std::string>& format,
+at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optional<std::string_view> format,
                      at::ScalarType dtype, double scale) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   check("ids", ids).contiguous().dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(w.k);
+  check_output_size(ids.numel(), w.k);
   at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
   check("output", y).floating();
   if (y.numel() == 0) return y;
 
   const bool wide_ids = ids.scalar_type() == at::kLong;
   if (ids.is_cpu()) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
-  const bool vectors = w.vectors && w.k % chunk == 0;
+  const bool four = w.format.packed() || (w.k % chunk == 0 && wide(weight));
   static PipelineTable<kMaxFormats * 3 * 2 * 2> table;
-  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + vectors;
+  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + four;
   Pipeline& p = table.get(weight.device(), variant, [&] {
     return Kernel{"embedding.metal",
                   "embedding",
-                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", vectors ? "4" : "1"}};
+                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", four ? "4" : "1"}};
   });
   const uint32_t row_threads = ceil_div(w.k, chunk);
   const EmbeddingArgs args{static_cast<uint32_t>(w.n), static_cast<uint32_t>(w.k), static_cast<uint32_t>(w.row_blocks),
@@ -59,7 +61,7 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, const std:
 
 }  // namespace
 
-FOUNDRY_OP("embedding(Tensor ids, Tensor weight, *, str? format=None, ScalarType dtype, float scale=1.0) -> Tensor",
+FOUNDRY_OP("embedding(Tensor ids, Tensor weight, str? format, ScalarType dtype, float scale=1.0) -> Tensor",
            "embedding", embedding)
 
 }  // namespace foundry

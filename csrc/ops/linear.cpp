@@ -3,12 +3,13 @@
 
 #include "core/op.h"
 #include "core/quant_table.h"
+#include "ops/layout.h"
 #include "quant/format.h"
 
 namespace foundry {
 namespace {
 
-using Format = std::optional<std::string>;
+using Name = std::optional<std::string_view>;
 using OptionalTensor = std::optional<at::Tensor>;
 
 // Which kernel serves M rows: the first line whose limit is not below M. This is the only place that decides it.
@@ -32,65 +33,52 @@ int route(int64_t m) {
   return i;
 }
 
-uint32_t activation_code(const Format& name) {
-  if (!name) return activation_none;
-  if (*name == "silu") return activation_silu;
-  if (*name == "gelu_tanh") return activation_gelu_tanh;
-  if (*name == "gelu") return activation_gelu;
-  TORCH_CHECK(false, "activation: expected silu, gelu_tanh, gelu or None, got '", *name, "'");
+// Values of LinearArgs::activation.
+uint32_t activation_code(Name name) {
+  return name ? activation_silu + choose("activation", *name, {"silu", "gelu_tanh", "gelu"}) : activation_none;
 }
 
-// Elements from one row of t[..., n] to the next. Rows must be evenly spaced: a slice of one dimension is fine.
-int64_t row_stride(const char* name, const at::Tensor& t) {
-  check(name, t).last_dim_contiguous();
-  int64_t stride = -1, next = 0;
-  for (int64_t i = t.dim() - 2; i >= 0; i--) {
-    if (t.size(i) == 1) continue;
-    if (stride < 0) stride = t.stride(i);
-    TORCH_CHECK(next == 0 || t.stride(i) == next, name, ": expected evenly spaced rows, got shape ", t.sizes(),
-                " with strides ", t.strides());
-    next = t.stride(i) * t.size(i);
-  }
-  return stride < 0 ? t.size(-1) : stride;
-}
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const Format& format, const OptionalTensor& bias,
-                  const OptionalTensor& residual, double scale, const Format& activation) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, const OptionalTensor& bias,
+                  const OptionalTensor& residual, double scale, Name activation) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   Dim K("in_features", w.k), N("out_features", w.n);
-  check("x", x).last(K).floating().device(weight);
-  const int64_t x_stride = row_stride("x", x);
+  check("x", x).last(K).floating().last_dim_contiguous().device(weight);
   TORCH_CHECK(w.k > 0, "weight: expected at least one input feature, got ", weight.sizes());
 
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.n;
   if (bias) check("bias", *bias).shape({N}).contiguous().like(x);
-  int64_t residual_stride = 0;
-  if (residual) {
-    check("residual", *residual).like(x);
-    TORCH_CHECK(residual->sizes() == at::IntArrayRef(shape), "residual: expected ", at::IntArrayRef(shape), ", got ",
-                residual->sizes());
-    residual_stride = row_stride("residual", *residual);
-  }
+  const int64_t m = x.numel() / w.k;
+  check_output_size(m, w.n);
   at::Tensor y = at::empty(shape, x.options());
-  check("output", y);
+  if (residual) {
+    check("residual", *residual).like(x).last_dim_contiguous();
+    check_same_shape("residual", *residual, "the output", y);
+  }
   if (y.numel() == 0) return y;
 
-  const int64_t m = x.numel() / w.k;
   const int r = route(m);
   const int rows = kRoutes[r].rows;
-  const bool vectors = w.vectors && w.k % chunk == 0 && x_stride % 4 == 0 && vector_aligned(x.const_data_ptr(), x.itemsize());
+  const bool four = w.k % chunk == 0 && wide(x) && (w.format.packed() || wide(weight));
   static PipelineTable<kMaxFormats * 3 * kRouteCount * 2> table;
-  const int variant = ((w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r) * 2 + vectors;
+  const int variant = ((w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r) * 2 + four;
   Pipeline& p = table.get(x.device(), variant, [&] {
     Kernel kernel{"linear.metal", kRoutes[r].function, {w.format.policy, metal_type(x.scalar_type())}};
     if (rows) kernel.arguments.push_back(std::to_string(rows));
-    kernel.arguments.push_back(vectors ? "4" : "1");
+    kernel.arguments.push_back(four ? "4" : "1");
     return kernel;
   });
-  const auto u32 = [](int64_t v) { return static_cast<uint32_t>(v); };
-  const LinearArgs args{u32(m), u32(w.n), u32(w.k), u32(w.row_blocks), u32(x_stride), u32(residual_stride),
-                        activation_code(activation), bias.has_value(), residual.has_value(), static_cast<float>(scale)};
+  LinearArgs args{};
+  args.rows = static_cast<uint32_t>(m);
+  args.n = static_cast<uint32_t>(w.n);
+  args.k = static_cast<uint32_t>(w.k);
+  args.row_blocks = static_cast<uint32_t>(w.row_blocks);
+  args.activation = activation_code(activation);
+  args.has_bias = bias.has_value();
+  args.has_residual = residual.has_value();
+  args.scale = static_cast<float>(scale);
+  args.x = rows_of("x", x);
+  if (residual) args.residual = rows_of("residual", *residual);
   const int64_t moved = weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) +
                         (residual ? residual->nbytes() : 0);
   const Grid grid = rows ? simdgroup_per_row(ceil_div(w.n, linear_outputs), linear_simdgroups, ceil_div(m, rows))
@@ -109,7 +97,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const Format& f
 
 }  // namespace
 
-FOUNDRY_OP("linear(Tensor x, Tensor weight, *, str? format=None, Tensor? bias=None, Tensor? residual=None, "
+FOUNDRY_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, Tensor? residual=None, "
            "float scale=1.0, str? activation=None) -> Tensor",
            "linear", linear)
 

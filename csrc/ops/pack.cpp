@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kBlocksPerTask = 1024;
 
 // Checks a dense f32 matrix against its packed form; returns the format.
-const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed, const std::string& name) {
+const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed, std::string_view name) {
   const WeightMatrix w = weight_matrix("packed", packed, name);
   TORCH_CHECK(w.format.packed(), "format: expected a packed format, got '", name, "'");
   check("packed", packed).contiguous();
@@ -19,7 +19,7 @@ const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed,
   return w.format;
 }
 
-void pack_weight(const at::Tensor& weight, const std::string& format, const at::Tensor& packed) {
+void pack_weight(const at::Tensor& weight, std::string_view format, const at::Tensor& packed) {
   const QuantFormat& f = check_pair(weight, packed, format);
   const float* from = weight.const_data_ptr<float>();
   char* to = static_cast<char*>(packed.mutable_data_ptr());
@@ -28,7 +28,7 @@ void pack_weight(const at::Tensor& weight, const std::string& format, const at::
   });
 }
 
-void unpack_weight(const at::Tensor& packed, const std::string& format, const at::Tensor& weight) {
+void unpack_weight(const at::Tensor& packed, std::string_view format, const at::Tensor& weight) {
   const QuantFormat& f = check_pair(weight, packed, format);
   const char* from = static_cast<const char*>(packed.const_data_ptr());
   float* to = weight.mutable_data_ptr<float>();

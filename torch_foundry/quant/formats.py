@@ -41,7 +41,9 @@ class Format:
         if not self.packed:
             return row_size
         if row_size % self.block_bytes:
-            raise ValueError(f"{self.name}: expected rows of whole {self.block_bytes}-byte blocks, got {row_size} bytes")
+            raise ValueError(
+                f"{self.name}: expected rows of whole {self.block_bytes}-byte blocks, got {row_size} bytes"
+            )
         return row_size // self.block_bytes * self.block_size
 
 

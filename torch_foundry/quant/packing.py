@@ -1,4 +1,4 @@
-"""Packing weights into a block format and back, in row chunks, so that a large matrix is never held in f32 as a whole."""
+"""Packing weights into a block format and back, in row chunks: a large matrix is never held in f32 as a whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def dequantize(
     """
     source = get_format(format)
     if packed.dim() != 2 or packed.dtype != source.dtype:
-        raise ValueError(f"packed: expected {source.dtype} [N, bytes] for {format}, got {packed.dtype} {packed.dim()}-d")
+        raise ValueError(
+            f"packed: expected {source.dtype} [N, bytes] for {format}, got {packed.dtype} {packed.dim()}-d"
+        )
     rows, width = packed.shape[0], source.columns(packed.shape[1])
     if columns is not None and columns != width:
         raise ValueError(f"packed: expected rows of {columns} weights, got {width}")
