@@ -21,6 +21,10 @@ struct Gemma {
   template <typename T> static float apply(float normed, float w) { return (1.0f + w) * normed; }
 };
 
+METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormArgs& args) {
+  return rsqrt(sum_of_squares / float(args.hidden) + args.eps);
+}
+
 template <typename T, typename Kind, int V>
 [[kernel]] void rms_norm(
     device const T* x [[buffer(0)]],
@@ -44,8 +48,7 @@ template <typename T, typename Kind, int V>
     for (int j = 0; j < V; ++j)
       sum = fma(v[j], v[j], sum);
   }
-  sum = threadgroup_sum(sum, partial, lane, simdgroup, simdgroups);
-  const float inverse = rsqrt(sum / float(args.hidden) + args.eps);
+  const float inverse = inverse_rms(threadgroup_sum(sum, partial, lane, simdgroup, simdgroups), args);
 
   device T* y_row = y + row * args.hidden;
   for (uint i = tid * V; i < args.hidden; i += threads * V) {
@@ -94,8 +97,7 @@ template <typename T, typename Kind, int V>
     }
     store(h_row + i, v);
   }
-  sum = threadgroup_sum(sum, partial, lane, simdgroup, simdgroups);
-  const float inverse = rsqrt(sum / float(args.hidden) + args.eps);
+  const float inverse = inverse_rms(threadgroup_sum(sum, partial, lane, simdgroup, simdgroups), args);
 
   device T* y_row = y + row * args.hidden;
   for (uint i = tid * V; i < args.hidden; i += threads * V) {  // each thread reads back what it wrote itself

@@ -193,10 +193,8 @@ FAULTS = [
     Fault(
         "rms_norm-eps-outside-the-root",
         "rms_norm.metal",
-        "const float inverse = rsqrt(sum / float(args.hidden) + args.eps);\n\n  device T* y_row = y + row * args.hidden;\n"
-        "  for (uint i = tid * V; i < args.hidden; i += threads * V) {\n    float v[V], w[V], r[V];",
-        "const float inverse = rsqrt(sum / float(args.hidden)) + args.eps;\n\n  device T* y_row = y + row * args.hidden;\n"
-        "  for (uint i = tid * V; i < args.hidden; i += threads * V) {\n    float v[V], w[V], r[V];",
+        "float(args.hidden) + args.eps)",
+        "float(args.hidden)) + args.eps",
         lambda: test_accuracy(Case(eps=1e-5, scale=1e-3), F32),
     ),
     Fault(
@@ -222,10 +220,10 @@ FAULTS = [
         lambda: test_accuracy(Case(kind="gemma"), F16),
     ),
     Fault(
-        "rms_norm-cast-missing-before-the-weight",
+        "rms_norm-residual-read-with-the-strides-of-x",
         "rms_norm.metal",
-        "w * float(T(normed))",
-        "w * normed * 1.0005f",
-        lambda: test_accuracy(Case(), F32),
+        "residual + row_offset(args.residual, row) + i",
+        "residual + row_offset(args.x, row) + i",
+        lambda: test_strided_rows_and_offsets(),
     ),
 ]
