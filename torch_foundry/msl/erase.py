@@ -11,7 +11,8 @@ from .vocabulary import UNSUPPORTED_TYPES, VECTOR_TYPES
 _DECIMAL = r"(?:\d[\d']*\.?[\d']*|\.\d[\d']*)(?:[eE][+-]?\d+)?"
 _HEX_FLOAT = r"0[xX][0-9a-fA-F']*\.?[0-9a-fA-F']*[pP][+-]?\d+"
 _HALF = re.compile(rf"({_HEX_FLOAT}|{_DECIMAL})(h|H|bf|BF)")
-_UNSUFFIXED = re.compile(rf"{_HEX_FLOAT}|\d[\d']*\.[\d']*(?:[eE][+-]?\d+)?|\.\d[\d']*(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+")
+_UNSUFFIXED = re.compile(rf"{_HEX_FLOAT}|(?=.*[.eE]){_DECIMAL}")
+_DECLARATION_START = frozenset(";{}>:")
 _DECLARATION_END = frozenset("*&(),;=[]{}")
 
 
@@ -91,11 +92,14 @@ def _constexpr(editor: Editor, i: int) -> None:
     if tokens.at(j) not in VECTOR_TYPES and not (tokens.at(j) == "vec" and tokens.at(j + 1) == "<"):
         return
     after = tokens.angle(j + 1) + 1 if tokens.at(j + 1) == "<" else j + 1
+    start = i
+    while start > 0 and tokens.text[start - 1] not in _DECLARATION_START:
+        start -= 1
+    specifiers = set(tokens.text[start:j])
     if tokens.at(after + 1) == "(":
-        editor.edits[i] = "inline"
-        return
-    specifiers = set(tokens.text[max(0, i - 3) : j])
-    editor.edits[i] = "" if specifiers & {"const", "constant"} else "const"
+        editor.edits[i] = "" if "inline" in specifiers else "inline"
+    else:
+        editor.edits[i] = "" if specifiers & {"const", "constant"} else "const"
 
 
 def _coherent(editor: Editor, i: int) -> int:

@@ -40,9 +40,7 @@ def _asked(editor: Editor) -> set[str]:
     return asked
 
 
-def _constant(
-    editor: Editor, declaration: Declaration, integers: Integers, asked: set[str]
-) -> FunctionConstant | None:
+def _constant(editor: Editor, declaration: Declaration, integers: Integers, asked: set[str]) -> FunctionConstant | None:
     tokens = editor.tokens
     lo, hi = declaration.start, declaration.end
     bracket = next((i for i in range(lo, hi) if tokens.text[i] == "[" and tokens.is_attribute(i)), hi)

@@ -25,8 +25,9 @@ class Instantiation:
     at: int
 
 
-def read(editor: Editor, declaration: Declaration, kernels: dict[str, list[KernelFunction]], integers: Integers,
-         serial: int) -> Instantiation | None:
+def read(
+    editor: Editor, declaration: Declaration, kernels: dict[str, list[KernelFunction]], integers: Integers, serial: int
+) -> Instantiation | None:
     """Reads and removes an instantiation of a kernel template; None if it instantiates something else."""
     tokens = editor.tokens
     host_name = None
@@ -47,10 +48,10 @@ def read(editor: Editor, declaration: Declaration, kernels: dict[str, list[Kerne
             raise tokens.error(name_at, f"explicit instantiation of the unknown kernel template '{name}'")
         return None
     start = name_at
-    while tokens.at(start - 1) == "::" and tokens.kind[start - 2] == "id":
+    while tokens.at(start - 1) == "::" and tokens.kind[start - 2] == "id" and tokens.text[start - 2] != "void":
         start -= 2
     kernel = _choose(kernels[name], tokens, params, integers)
-    qualifier = editor.join(start, name_at)
+    qualifier = "".join(tokens.text[start:name_at])
     template_args = editor.join(open_, close + 1) if open_ >= 0 else "<>"
     local = f"{qualifier}{kernel.cpp_name}{template_args}"
     entry = local if qualifier else declaration.scope.qualified(local)
@@ -84,6 +85,4 @@ def _tags(args: list[Argument]) -> list[str]:
 
 def _names_something(editor: Editor, lo: int, hi: int) -> bool:
     tokens = editor.tokens
-    return lo >= 0 and any(
-        tokens.kind[i] == "id" and tokens.text[i] not in _SPELLED_OUT for i in range(lo, hi)
-    )
+    return lo >= 0 and any(tokens.kind[i] == "id" and tokens.text[i] not in _SPELLED_OUT for i in range(lo, hi))

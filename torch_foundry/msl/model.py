@@ -34,6 +34,7 @@ class Kernel:
     args: list[Argument]
     file: str
     line: int
+    end_line: int = 0  # last line of the function's body, where `line` is that of the function
 
 
 @dataclass(frozen=True)

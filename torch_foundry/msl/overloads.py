@@ -8,7 +8,7 @@ from __future__ import annotations
 from .declarations import Declaration, Scope
 from .editor import Editor
 from .lexer import Tokens
-from .reflect import is_kernel, parameter
+from .reflect import is_kernel, parameter, parameter_end
 from .vocabulary import ADDRESS_SPACES
 
 _ERASED = ADDRESS_SPACES | {"static", "inline", "constexpr", "const", "typename", "METAL_FUNC"}
@@ -32,8 +32,22 @@ def collapse(editor: Editor, scope: Scope) -> None:
                 scope.declarations.remove(declaration)
                 continue
             seen[key] = spaces
+        if scope.kind == "class":
+            _unspecialise(editor, declaration)
         if declaration.members is not None:
             collapse(editor, declaration.members)
+
+
+def _unspecialise(editor: Editor, declaration: Declaration) -> None:
+    """Makes `template <> R f(..)` in a class a plain overload: g++ takes specialisations in namespaces only."""
+    tokens = editor.tokens
+    if declaration.template is None or declaration.kind != "function":
+        return
+    lo, hi = declaration.template
+    spelled_arguments = tokens.text[declaration.params - 1] == ">"
+    operator = "operator" in tokens.text[declaration.head : declaration.params]
+    if hi == lo + 1 and (operator or not spelled_arguments):
+        editor.blank(lo - 1, hi + 1)
 
 
 def _unqualify(editor: Editor, constructor: Declaration) -> None:
@@ -119,8 +133,7 @@ def _words(tokens: Tokens, lo: int, hi: int, names: dict[str, str]) -> list[str]
 
 
 def _parameter_key(tokens: Tokens, lo: int, hi: int, names: dict[str, str]) -> list[str]:
-    end = next((i for i in range(lo, hi) if tokens.text[i] == "=" or (tokens.text[i] == "[" and tokens.is_attribute(i))), hi)
-    type_, _ = parameter(tokens, lo, end)
+    type_, _ = parameter(tokens, lo, parameter_end(tokens, lo, hi))
     words = type_.replace("*", " * ").replace("&", " & ").replace("<", " < ").replace(">", " > ").replace(",", " , ")
     parts = words.split()
     first = next((k for k, w in enumerate(parts) if w in "*&"), len(parts))

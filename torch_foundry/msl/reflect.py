@@ -13,7 +13,8 @@ from .model import Argument
 from .vocabulary import ADDRESS_SPACES, BUILTINS, UNSUPPORTED_ATTRIBUTES, UNSUPPORTED_STAGES
 
 _SPACED = re.compile(r" +([*&])")
-_QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "coherent", "unsigned", "signed", "struct", "class", "enum", "typename"}
+_SIGNS = frozenset({"unsigned", "signed"})
+_QUALIFIERS = ADDRESS_SPACES | _SIGNS | {"const", "volatile", "coherent", "struct", "class", "enum", "typename"}
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,8 @@ def kernel_arguments(tokens: Tokens, params: int, integers: Integers) -> list[Ar
 
 
 def _argument(tokens: Tokens, lo: int, hi: int, integers: Integers) -> Argument:
-    attribute_at = next((i for i in range(lo, hi) if tokens.text[i] == "[" and tokens.is_attribute(i)), hi)
-    end = next((i for i in range(lo, hi) if tokens.text[i] == "="), attribute_at)
-    type_, name = parameter(tokens, lo, min(end, attribute_at))
+    end = parameter_end(tokens, lo, hi)
+    type_, name = parameter(tokens, lo, end)
     type_ = _SPACED.sub(r"\1", type_)
     words = type_.replace("*", " * ").replace("&", " & ").split()
     space = next((w for w in words if w in ADDRESS_SPACES), "")
@@ -116,7 +116,7 @@ def _argument(tokens: Tokens, lo: int, hi: int, integers: Integers) -> Argument:
     pointer = len(declared) < len(words)
     writable = pointer and space in ("device", "threadgroup") and "const" not in declared
     found = Argument(name, "", type_, address_space=space, writable=writable)
-    for attribute in attributes(tokens, attribute_at, hi):
+    for attribute in attributes(tokens, end, hi):
         where = attribute.name
         if where in ("buffer", "threadgroup"):
             index = integers.value(attribute.lo, attribute.hi)
@@ -141,6 +141,14 @@ def _argument(tokens: Tokens, lo: int, hi: int, integers: Integers) -> Argument:
     raise tokens.error(lo, f"kernel argument '{name or type_}' has neither an address space nor an attribute")
 
 
+def parameter_end(tokens: Tokens, lo: int, hi: int) -> int:
+    """Where the attributes or the default value of the parameter in [lo, hi) start."""
+    for i in range(lo, hi):
+        if tokens.text[i] == "=" or (tokens.text[i] == "[" and tokens.is_attribute(i)):
+            return i
+    return hi
+
+
 def parameter(tokens: Tokens, lo: int, hi: int) -> tuple[str, str]:
     """Type as written and name of the parameter in [lo, hi), which ends before attributes and default value."""
     text, kind = tokens.text, tokens.kind
@@ -148,7 +156,6 @@ def parameter(tokens: Tokens, lo: int, hi: int) -> tuple[str, str]:
     while array > lo and text[array - 1] == "]":
         array = tokens.match[array - 1]
     if array > lo and text[array - 1] == ")" and text[tokens.match[array - 1] + 1] in "*&":  # T (&name)[N]
-        inner = tokens.match[array - 1]
         if kind[array - 2] == "id":
             return tokens.join(lo, array - 2) + tokens.join(array - 1, hi), text[array - 2]
         return tokens.join(lo, hi), ""
@@ -158,7 +165,7 @@ def parameter(tokens: Tokens, lo: int, hi: int) -> tuple[str, str]:
         and kind[last] == "id"
         and text[last] not in _QUALIFIERS
         and text[last - 1] != "::"
-        and any(kind[i] == "id" and text[i] not in _QUALIFIERS - {"unsigned", "signed"} for i in range(lo, last))
+        and any(kind[i] == "id" and text[i] not in _QUALIFIERS - _SIGNS for i in range(lo, last))
     )
     if not named:
         return tokens.join(lo, hi), ""

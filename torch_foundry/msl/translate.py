@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from . import designators, function_constants, overloads, threadgroup
 from .declarations import Declaration, Scope, parse, walk
@@ -13,7 +14,7 @@ from .errors import MslError
 from .instantiations import read
 from .integers import Integers
 from .lexer import Tokens
-from .model import Kernel, Translation
+from .model import FunctionConstant, Kernel, Translation
 from .preprocess import Defines, preprocess
 from .reflect import KernelFunction, is_kernel, kernel_function
 
@@ -57,7 +58,7 @@ class _Unit:
         self._aliases: set[str] = set()
         self._names: dict[str, Kernel] = {}
 
-    def rewrite(self) -> list:
+    def rewrite(self) -> list[FunctionConstant]:
         erase(self.editor)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
@@ -109,12 +110,13 @@ class _Unit:
             return
         described = self._described(found.kernel, found.host_name or found.entry, found.entry)
         file, line = self.tokens.where(found.at)
-        self._add(Kernel(described.name, described.entry, described.signature, described.args, file, line))
+        self._add(replace(described, file=file, line=line, end_line=0))
 
     def _described(self, kernel: KernelFunction, name: str, entry: str) -> Kernel:
         scope = kernel.declaration.scope
         file, line = self.tokens.where(kernel.declaration.name_at(self.tokens))
-        return Kernel(name, entry, scope.qualified(kernel.alias), kernel.args, file, line)
+        _, end_line = self.tokens.where(kernel.declaration.end)
+        return Kernel(name, entry, scope.qualified(kernel.alias), kernel.args, file, line, end_line)
 
     def _add(self, kernel: Kernel) -> None:
         first = self._names.setdefault(kernel.name, kernel)
