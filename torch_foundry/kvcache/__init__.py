@@ -1,0 +1,1 @@
+"""KV caches: preallocated, growing layers that take the place of transformers' own inside a `DynamicCache`."""

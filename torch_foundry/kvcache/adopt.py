@@ -1,0 +1,49 @@
+"""Finding, or making, the cache layer that a decoder layer may write to directly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+
+
+class ForeignCache(Exception):
+    """The cache is of a kind whose contents are its own business."""
+
+
+def adopt(cache: Any, index: int) -> FoundryLayer | FoundrySlidingLayer:
+    """The layer `index` of `cache`; one of transformers' dynamic layers is replaced by ours with the same contents.
+
+    Raises ForeignCache for anything else: another class (which may store less, quantise, offload ...) has to be used
+    through its own `update`.
+    """
+    if type(cache) is not DynamicCache:
+        raise ForeignCache(type(cache).__name__)
+    layers = cache.layers
+    if index < len(layers):
+        ours = layers[index]
+        if type(ours) is FoundryLayer or type(ours) is FoundrySlidingLayer:
+            return ours
+    if cache.offloading:
+        raise ForeignCache("offloaded DynamicCache")
+    if cache.layer_class_to_replicate is DynamicLayer:
+        while len(layers) <= index:
+            layers.append(DynamicLayer())
+    if index >= len(layers):
+        raise ForeignCache(f"DynamicCache without layer {index}")
+    layer: Any = layers[index]
+    if type(layer) is DynamicLayer and not _is_differentiable(layer):
+        layers[index] = adopted = FoundryLayer.adopt(layer)
+        return adopted
+    if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1 and not _is_differentiable(layer):
+        layers[index] = adopted_window = FoundrySlidingLayer.adopt(layer)
+        return adopted_window
+    raise ForeignCache(type(layer).__name__)
+
+
+def _is_differentiable(layer: DynamicLayer) -> bool:
+    """Whether the contents are part of a graph (prefix tuning) that has to stay one."""
+    return torch.is_grad_enabled() and layer.is_initialized and layer.keys is not None and layer.keys.requires_grad

@@ -1,0 +1,129 @@
+"""A growing buffer of keys or values."""
+
+from __future__ import annotations
+
+import torch
+
+CAPACITY_STEP = 128  # tokens; kernels that walk the cache in tiles never see a smaller allocation
+
+
+def _round_up(tokens: int) -> int:
+    return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
+
+
+class GrowingBuffer:
+    """Tokens `[first, first + length)` of a `[B, H, capacity, D]` tensor.
+
+    Appending writes in place and moves the window on; capacity doubles when it is used up, so each token is copied a
+    bounded number of times.
+    """
+
+    __slots__ = ("data", "first", "length")
+
+    def __init__(self) -> None:
+        self.data: torch.Tensor | None = None
+        self.first = 0
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self.data is None else self.data.shape[2]
+
+    def view(self) -> torch.Tensor | None:
+        """The tokens that are stored: [B, H, length, D]. None before the first use."""
+        return None if self.data is None else self.data.narrow(2, self.first, self.length)
+
+    def last(self, tokens: int) -> torch.Tensor:
+        """The last `tokens` tokens (all, if fewer are stored)."""
+        assert self.data is not None
+        tokens = min(tokens, self.length)
+        return self.data.narrow(2, self.first + self.length - tokens, tokens)
+
+    def set(self, tensor: torch.Tensor | None) -> None:
+        """Store exactly `tensor`.
+
+        A slice of what is stored (transformers crops that way) only moves the window. Anything else is kept as it is
+        and never written to: it has no spare capacity, so the next append copies it.
+        """
+        if tensor is None or tensor.numel() == 0:
+            self.data, self.first, self.length = None, 0, 0
+        elif (first := self._offset_of(tensor)) is not None:
+            self.first, self.length = first, tensor.shape[2]
+        else:
+            self.data, self.first, self.length = tensor, 0, tensor.shape[2]
+
+    def _offset_of(self, tensor: torch.Tensor) -> int | None:
+        """Where `tensor` starts within the stored tokens' buffer if it is a slice of it along the tokens."""
+        data = self.data
+        if (
+            data is None
+            or tensor.stride() != data.stride()
+            or tensor.shape[:2] != data.shape[:2]
+            or tensor.shape[3] != data.shape[3]
+            or tensor.dtype != data.dtype
+            or tensor.untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
+        ):
+            return None
+        first, rest = divmod(int(tensor.storage_offset() - data.storage_offset()), data.stride(2))
+        inside = rest == 0 and self.first <= first and first + tensor.shape[2] <= self.first + self.length
+        return first if inside else None
+
+    def reserve(self, shape: tuple[int, int, int], tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make room for `tokens` more. `shape` is (batch, heads, head_dim), for the first allocation."""
+        data = self.data
+        if data is None:
+            batch, heads, head_dim = shape
+            self.data = torch.empty(batch, heads, _round_up(tokens), head_dim, dtype=dtype, device=device)
+            self.first = self.length = 0
+            return
+        end = self.first + self.length
+        # an inference tensor may be read, but not written, outside of inference mode
+        if end + tokens <= data.shape[2] and (not data.is_inference() or torch.is_inference_mode_enabled()):
+            return
+        capacity = _round_up(max(self.length + tokens, 2 * self.length))
+        grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
+        grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
+        self.data, self.first = grown, 0
+
+    def append(self, states: torch.Tensor) -> None:
+        """Store `states` [B, H, n, D] behind what is there."""
+        if self.data is not None and (
+            states.requires_grad
+            or self.data.requires_grad
+            or states.dtype != self.data.dtype
+            or states.device != self.data.device
+            or states.shape[:2] != self.data.shape[:2]
+        ):
+            # what torch.cat does is what transformers' layers do: it differentiates, promotes and raises
+            stored = self.view()
+            assert stored is not None
+            self.set(torch.cat([stored, states], dim=2))
+            return
+        if self.data is None and states.requires_grad:
+            self.set(states)
+            return
+        self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)
+        assert self.data is not None
+        self.data.narrow(2, self.first + self.length, states.shape[2]).copy_(states)
+        self.length += states.shape[2]
+
+    def keep_last(self, tokens: int) -> None:
+        """Forget all but the last `tokens`."""
+        if self.length > tokens:
+            self.first += self.length - tokens
+            self.length = tokens
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Rows `indices` of the batch, in that order."""
+        if self.data is not None:
+            self.data = self.data[indices.to(self.data.device)]
+
+    def repeat(self, repeats: int) -> None:
+        """Each row of the batch `repeats` times."""
+        if self.data is not None:
+            self.data = self.data.repeat_interleave(repeats, dim=0)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move to `device`."""
+        if self.data is not None:
+            self.data = self.data.to(device, non_blocking=True)

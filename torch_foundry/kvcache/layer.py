@@ -1,0 +1,234 @@
+"""Cache layers with preallocated buffers, as drop-in subclasses of transformers' dynamic ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from torch_foundry.kvcache.buffer import GrowingBuffer
+
+
+class _Buffered(DynamicLayer):
+    """What both layers share: `keys` and `values` are views of growing buffers.
+
+    transformers (and code on top of it) reads and assigns `keys` and `values` freely, one after the other; each has
+    its own buffer with its own length so that no order of assignments matters.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._keys = GrowingBuffer()
+        self._values = GrowingBuffer()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """Stored keys, [B, H, length, D]; None while there are none."""
+        return self._keys.view()
+
+    @keys.setter
+    def keys(self, tensor: torch.Tensor | None) -> None:
+        self._keys.set(tensor)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Stored values, [B, H, length, D]; None while there are none."""
+        return self._values.view()
+
+    @values.setter
+    def values(self, tensor: torch.Tensor | None) -> None:
+        self._values.set(tensor)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Note dtype and device; buffers are allocated when there is something to store."""
+        self._initialize(key_states.dtype, key_states.device)
+
+    def _initialize(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.is_initialized = True
+
+    def _take(self, layer: DynamicLayer) -> None:
+        """Copy the contents of `layer`."""
+        keys, values = layer.keys, layer.values
+        if layer.is_initialized and keys is not None and values is not None:
+            self._initialize(layer.dtype, layer.device)
+            if keys.numel():
+                self._keys.append(keys)
+                self._values.append(values)
+
+    def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether `reserve` may be called with these: what is stored has the same shape, dtype and device."""
+        for buffer in (self._keys, self._values):
+            data = buffer.data
+            if data is not None and (
+                data.shape[0] != batch
+                or data.shape[1] != heads
+                or data.shape[3] != head_dim
+                or data.dtype != dtype
+                or data.device != device
+                or data.requires_grad
+            ):
+                return False
+        return True
+
+    def reserve(
+        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Buffers of keys and values [B, H, capacity, D] and the position at which to write the next `tokens`.
+
+        `advance(tokens)` then makes them part of the cache.
+        """
+        if not self.is_initialized:
+            self._initialize(dtype, device)
+        keys, values = self._keys, self._values
+        shape = (batch, heads, head_dim)
+        keys.reserve(shape, tokens, dtype, device)
+        values.reserve(shape, tokens, dtype, device)
+        if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
+            self._align()
+            return self.reserve(batch, heads, head_dim, tokens, dtype, device)
+        assert keys.data is not None and values.data is not None
+        return keys.data, values.data, keys.first + keys.length
+
+    def _align(self) -> None:
+        if self._keys.length != self._values.length:
+            raise RuntimeError(f"KV cache holds {self._keys.length} keys but {self._values.length} values")
+        for buffer in (self._keys, self._values):
+            stored = buffer.view()
+            buffer.set(None if stored is None else stored.clone())
+
+    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
+        raise NotImplementedError
+
+    def get_seq_length(self) -> int:
+        """Number of tokens seen."""
+        return self._keys.length
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._keys.set(None)
+        self._values.set(None)
+        self.is_initialized = False
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch, before beam search."""
+        self._keys.repeat(repeats)
+        self._values.repeat(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep rows `indices` of the batch."""
+        self._keys.select(indices)
+        self._values.select(indices)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Reorder the batch, in beam search."""
+        self.batch_select_indices(beam_idx)
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        self._keys.to("cpu")
+        self._values.to("cpu")
+
+    def prefetch(self) -> None:
+        """Move back to the device of the model."""
+        if self.is_initialized:
+            self._keys.to(self.device)
+            self._values.to(self.device)
+
+
+class FoundryLayer(_Buffered):
+    """All tokens, in place of `DynamicLayer`."""
+
+    @classmethod
+    def adopt(cls, layer: DynamicLayer) -> FoundryLayer:
+        """A layer with the contents of `layer`."""
+        adopted = cls()
+        adopted._take(layer)
+        return adopted
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append; returns all keys and values. This is how stock attention uses the layer."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._keys.append(key_states)
+        self._values.append(value_states)
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None
+        return keys, values
+
+    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """See the base class. Hands out whole buffers: the first token is at position 0 of them."""
+        keys, values = self._keys, self._values
+        keys.length += tokens
+        values.length += tokens
+        assert keys.data is not None and values.data is not None
+        if keys.first:
+            return keys.last(keys.length), values.last(keys.length), keys.length
+        return keys.data, values.data, keys.length
+
+    def visible(self, tokens: int) -> int:
+        """How many keys a step of `tokens` queries attends to."""
+        return self._keys.length + tokens
+
+
+class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
+    """The last `sliding_window - 1` tokens, in place of `DynamicSlidingWindowLayer`.
+
+    The window moves through a buffer of about twice its size and is copied to the front when it reaches the end.
+    """
+
+    @classmethod
+    def adopt(cls, layer: DynamicSlidingWindowLayer) -> FoundrySlidingLayer:
+        """A layer with the contents of `layer`."""
+        adopted = cls(sliding_window=layer.sliding_window)
+        adopted.record_past = layer.record_past
+        adopted._take(layer)
+        adopted.cumulative_length = layer.cumulative_length
+        return adopted
+
+    def _initialize(self, dtype: torch.dtype, device: torch.device) -> None:
+        super()._initialize(dtype, device)
+        self._sliding_window_tensor = self._sliding_window_tensor.to(device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append; returns the keys and values that the new tokens may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._keys.append(key_states)
+        self._values.append(value_states)
+        return self._advanced(key_states.shape[2])
+
+    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """See the base class."""
+        self._keys.length += tokens
+        self._values.length += tokens
+        keys, values = self._advanced(tokens)
+        return keys, values, keys.shape[2]
+
+    def _advanced(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cumulative_length += tokens
+        window = self.sliding_window - 1
+        visible = self._keys.last(window + tokens), self._values.last(window + tokens)
+        if not self.record_past:  # else `crop` restricts, once it is known how many tokens stay
+            self._keys.keep_last(window)
+            self._values.keep_last(window)
+        return visible
+
+    def visible(self, tokens: int) -> int:
+        """How many keys a step of `tokens` queries attends to."""
+        return min(self._keys.length, self.sliding_window - 1) + tokens
+
+    def get_seq_length(self) -> int:
+        """Number of tokens seen, whether they are still stored or not."""
+        return self.cumulative_length
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.cumulative_length = 0

@@ -1,0 +1,6 @@
+"""Leaf modules that hold packed weights. They work on their own: a stock model around them needs no patch."""
+
+from torch_foundry.nn.embedding import FoundryEmbedding
+from torch_foundry.nn.linear import FoundryLinear
+
+__all__ = ["FoundryEmbedding", "FoundryLinear"]

@@ -1,0 +1,79 @@
+"""nn.Embedding over a packed weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torch_foundry import ops, quant
+from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
+
+
+class FoundryEmbedding(nn.Embedding):
+    """An embedding whose weight stays packed.
+
+    The buffer `anchor` has no elements: its dtype, which `.to(dtype)` changes, is that of the rows. `embed_scale` is
+    Gemma's factor; it is rounded to that dtype first, as the stock module does.
+    """
+
+    weight: torch.Tensor
+    anchor: torch.Tensor
+    embed_scale: torch.Tensor | None
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        weight: torch.Tensor,
+        fmt: str,
+        dtype: torch.dtype,
+        padding_idx: int | None = None,
+        embed_scale: torch.Tensor | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim, self.format = num_embeddings, embedding_dim, fmt
+        self.padding_idx = padding_idx
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
+        self.register_buffer("weight", weight)
+        self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=weight.device), persistent=False)
+        self.register_buffer("embed_scale", embed_scale, persistent=False)
+
+    @classmethod
+    def from_embedding(cls, embedding: nn.Embedding, fmt: str, packed: torch.Tensor | None = None) -> FoundryEmbedding:
+        """`embedding` with its weight packed; `packed` if that was done already (tied to the output layer).
+
+        `embedding` gives its weight up and is kept for `to_embedding`.
+        """
+        weight = embedding.weight
+        result = cls(
+            embedding.num_embeddings,
+            embedding.embedding_dim,
+            quant.quantize(weight, fmt) if packed is None else packed,
+            fmt,
+            weight.dtype,
+            embedding.padding_idx,
+            embedding._buffers.get("embed_scale"),
+        )
+        return take_over(result, embedding)
+
+    def to_embedding(self, weight: torch.Tensor | None = None) -> nn.Module:
+        """The dense embedding that this one was made from, with the dequantised weight (or `weight`, if tied)."""
+        return give_back(self, self.dequantized(self.anchor.dtype) if weight is None else weight)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight as the packed one says it is, [num_embeddings, embedding_dim]."""
+        return quant.dequantize(self.weight, self.format, self.embedding_dim, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows `input` of the weight."""
+        dtype = self.anchor.dtype
+        if dtype in KERNEL_DTYPES and input.numel() and not torch.compiler.is_compiling():
+            rows = ops.embedding(input, self.weight, format=self.format, dtype=dtype)
+        else:
+            unique, index = torch.unique(input, return_inverse=True)
+            rows = quant.dequantize(self.weight[unique], self.format, self.embedding_dim, dtype)[index]
+        return rows if self.embed_scale is None else rows * self.embed_scale.to(dtype)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"{super().extra_repr()}, format={self.format}"

@@ -1,0 +1,86 @@
+"""nn.Linear over a packed weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_foundry import ops, quant
+from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
+
+
+class _PackedMatmul(torch.autograd.Function):
+    """x W^T + b, differentiable with respect to x and b; W is unpacked again in backward instead of being kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fmt: str, in_features: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.format, ctx.in_features = fmt, in_features
+        return functional.linear(x, quant.dequantize(weight, fmt, in_features, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        grad_x = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ quant.dequantize(weight, ctx.format, ctx.in_features, grad.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.flatten(0, -2).sum(0)
+        return grad_x, None, grad_bias, None, None
+
+
+class FoundryLinear(nn.Linear):
+    """A linear layer whose weight stays packed.
+
+    `weight` is a uint8 buffer [out_features, packed bytes], so `.to(dtype)` leaves it alone. The gradient flows to the
+    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot.
+    """
+
+    weight: torch.Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, weight: torch.Tensor, fmt: str, bias: nn.Parameter | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.format = in_features, out_features, fmt
+        self.register_buffer("weight", weight)
+        self.register_parameter("bias", bias)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, fmt: str) -> FoundryLinear:
+        """`linear` with its weight packed. `linear` gives its weight up and is kept for `to_linear`."""
+        weight = quant.quantize(linear.weight, fmt)
+        packed = cls(linear.in_features, linear.out_features, weight, fmt, linear.bias)
+        return take_over(packed, linear)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight as the packed one says it is, [out_features, in_features]."""
+        return quant.dequantize(self.weight, self.format, self.in_features, dtype)
+
+    def to_linear(self, dtype: torch.dtype, weight: torch.Tensor | None = None) -> nn.Module:
+        """The dense layer that this one was made from, with the dequantised weight (or `weight`, if tied)."""
+        return give_back(self, self.dequantized(dtype) if weight is None else weight)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """x W^T + b."""
+        bias = self.bias
+        needs_grad = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
+        if needs_grad:
+            return _PackedMatmul.apply(input, self.weight, bias, self.format, self.in_features)
+        if (
+            input.dtype in KERNEL_DTYPES
+            and input.numel()
+            and (bias is None or bias.dtype == input.dtype)
+            and not torch.compiler.is_compiling()
+        ):
+            return ops.linear(input.contiguous(), self.weight, format=self.format, bias=bias)
+        return functional.linear(input, self.dequantized(input.dtype), bias)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"{super().extra_repr()}, format={self.format}"

@@ -1,0 +1,31 @@
+"""What the packed leaf modules share."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})  # of activations
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def take_over(packed: Module, dense: nn.Module) -> Module:
+    """Let `packed` stand for `dense`, which keeps everything but its weight and waits, out of sight, in `_dense`."""
+    dense._parameters["weight"] = None
+    packed.__dict__["_dense"] = dense
+    packed.train(dense.training)
+    return packed
+
+
+def give_back(packed: nn.Module, weight: torch.Tensor) -> nn.Module:
+    """The dense module that `take_over` put away, with `weight` and with what has happened to `packed` since."""
+    dense: nn.Module = packed.__dict__["_dense"]
+    dense._parameters["weight"] = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    for name in dense._parameters.keys() & packed._parameters.keys():
+        dense._parameters[name] = packed._parameters[name]
+    for name in dense._buffers.keys() & packed._buffers.keys():
+        dense._buffers[name] = packed._buffers[name]
+    dense.train(packed.training)
+    return dense

@@ -1,0 +1,56 @@
+"""`torch_foundry.patch(model)`: run a Hugging Face model on fused kernels.
+
+The package is imported without transformers and without the kernels; both are loaded by the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torch_foundry.patch.report import Report
+
+Model = TypeVar("Model", bound="nn.Module")
+
+
+def patch(model: Model, *, quantize: str | None = None) -> Model:
+    """Run `model` on fused kernels; returns it. See `torch_foundry.patch.api.patch`."""
+    from torch_foundry.patch import api
+
+    return api.patch(model, quantize=quantize)
+
+
+def unpatch(model: Model, *, dequantize: bool = False) -> Model:
+    """Undo `patch`; returns the model. See `torch_foundry.patch.api.unpatch`."""
+    from torch_foundry.patch import api
+
+    return api.unpatch(model, dequantize=dequantize)
+
+
+def patched(model: Model, *, quantize: str | None = None) -> contextlib.AbstractContextManager[Model]:
+    """`patch` for the length of a `with` block. See `torch_foundry.patch.api.patched`."""
+    from torch_foundry.patch import api
+
+    return api.patched(model, quantize=quantize)
+
+
+def report(model: nn.Module) -> Report:
+    """What was swapped, left alone and run. See `torch_foundry.patch.api.report`."""
+    from torch_foundry.patch import api
+
+    return api.report(model)
+
+
+class _Callable(types.ModuleType):
+    """`torch_foundry.patch` is a function to users; importing this package binds the name to the package."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return patch(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,142 @@
+"""patch, unpatch, patched, report."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
+from torch_foundry.patch.layer import LayerMixin, LayerPlan
+from torch_foundry.patch.leaves import leaf_mixin
+from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.quantize import dequantize_model, quantize_model
+from torch_foundry.patch.report import Report, build_report
+from torch_foundry.patch.spec import Unsupported
+from torch_foundry.patch.state import ModelState, Plan
+from torch_foundry.patch.swap import is_swapped, restore, swap
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def patch(model: Model, *, quantize: str | None = None) -> Model:
+    """Run `model` on fused kernels; returns it. Results are the same up to rounding.
+
+    Decoder layers of known families, and embeddings, norms and output layers, get another class; parameters, names,
+    hooks and `state_dict` stay as they are, and `unpatch` puts the classes back. Whatever the kernels do not do
+    (training, recording attentions, foreign caches ...) runs the stock code. `report(model)` says what was swapped,
+    what was left alone and why, and what ran stock code. Patching a second time swaps what was added since.
+
+    quantize: "q8_0", or another format of `torch_foundry.quant.FORMATS`: first pack the weights of the decoder layers,
+        of the embeddings and of the output layer. That changes results, and stays after `unpatch`.
+    """
+    _check_version()
+    state = _state_of(model) or ModelState()
+    plans, left = _plan_layers(model, state)
+    if quantize is not None:
+        quantize_model(model, [layer for layer, _ in plans] + _fused_layers(model), quantize)
+        state.quantized = quantize
+        plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged
+    inside = {id(m) for layer in [layer for layer, _ in plans] + _fused_layers(model) for m in layer.modules()}
+    leaves = [
+        (module, mixin)
+        for module in model.modules()
+        if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
+    ]
+    models = [m for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
+
+    # from here on nothing can fail
+    state.left = left
+    for layer, plan in plans:
+        swap(layer, LayerMixin, plan)
+    for module, mixin in leaves:
+        swap(module, mixin, Plan(state))
+    for pretrained in models:
+        swap(pretrained, ModelMixin, Plan(state))
+    return model
+
+
+def unpatch(model: Model, *, dequantize: bool = False) -> Model:
+    """Give every module of `model` its own class back; returns it.
+
+    Weights that `patch(model, quantize=...)` packed stay packed: the model then runs stock code around
+    `FoundryLinear` layers. `dequantize=True` turns them into dense layers with the values that packing has left.
+    """
+    state = _state_of(model)
+    for module in list(model.modules()):
+        if is_swapped(module):
+            restore(module)
+    if dequantize:
+        dequantize_model(model)
+    elif state is not None and state.quantized:
+        warnings.warn(
+            f"weights stay packed as {state.quantized}; unpatch(model, dequantize=True) makes them dense", stacklevel=2
+        )
+    return model
+
+
+@contextlib.contextmanager
+def patched(model: Model, *, quantize: str | None = None) -> Iterator[Model]:
+    """`patch` inside the block, `unpatch` (and make dense what was packed) after it.
+
+    A model that was patched before stays so.
+    """
+    if _state_of(model) is not None:
+        if quantize is not None:
+            raise ValueError("the model is patched already; quantize it with patch(model, quantize=...)")
+        yield model
+        return
+    patch(model, quantize=quantize)
+    try:
+        yield model
+    finally:
+        unpatch(model, dequantize=quantize is not None)
+
+
+def report(model: nn.Module) -> Report:
+    """What `patch` did to `model` and what ran since. Print it."""
+    return build_report(model)
+
+
+def _check_version() -> None:
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    first, last = TESTED_VERSIONS
+    if version < first:
+        raise ImportError(f"torch_foundry needs transformers {first[0]}.{first[1]}, this is {transformers.__version__}")
+    if version > last:
+        warnings.warn(
+            f"torch_foundry was tested with transformers up to {last[0]}.{last[1]}, this is {transformers.__version__}",
+            stacklevel=3,
+        )
+
+
+def _state_of(model: nn.Module) -> ModelState | None:
+    for module in model.modules():
+        if is_swapped(module):
+            plan: Any = module._foundry
+            return plan.state
+    return None
+
+
+def _fused_layers(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, LayerMixin)]
+
+
+def _plan_layers(model: nn.Module, state: ModelState) -> tuple[list[tuple[nn.Module, LayerPlan]], dict[str, str]]:
+    """Plans for the decoder layers that are not swapped yet, and the reasons for those that cannot be."""
+    plans: list[tuple[nn.Module, LayerPlan]] = []
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if is_swapped(module):
+            continue
+        if class_key(type(module)) in FAMILIES or type(module).__name__.endswith("DecoderLayer"):
+            try:
+                plans.append((module, LayerPlan(module, state)))
+            except Unsupported as unsupported:
+                left[name] = str(unsupported)
+    return plans, left

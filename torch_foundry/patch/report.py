@@ -1,0 +1,79 @@
+"""What a patched model consists of and what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.patch.layer import LayerMixin
+from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.swap import base_class, is_swapped
+
+
+@dataclass(frozen=True)
+class Report:
+    """See `torch_foundry.report`."""
+
+    swapped: dict[str, str] = field(default_factory=dict)  # module name -> stock class
+    left: dict[str, str] = field(default_factory=dict)  # name of a module left alone -> why
+    fallbacks: Counter[str] = field(default_factory=Counter)  # reason -> calls of a module that ran stock code
+    fused: int = 0  # calls of decoder layers that ran fused
+    fused_leaves: int = 0  # calls of embeddings, norms and linear layers that ran fused
+    packed: dict[str, str] = field(default_factory=dict)  # module name -> weight format
+    layers: int = 0  # fused decoder layers
+
+    def __str__(self) -> str:
+        if not self.swapped:
+            return "not patched"
+        classes = Counter(self.swapped.values())
+        lines = ["swapped:  " + ", ".join(f"{n} {name}" for name, n in sorted(classes.items()))]
+        for why, names in _by_value(self.left).items():
+            lines.append(f"left:     {_some(names)}: {why}")
+        for fmt, names in _by_value(self.packed).items():
+            lines.append(f"packed:   {len(names)} weights as {fmt}")
+        lines.append(f"fused:    {self.fused} decoder layer calls, {self.fused_leaves} other calls")
+        if self.fallbacks:
+            lines += [f"fallback: {calls} calls: {reason}" for reason, calls in self.fallbacks.most_common()]
+        else:
+            lines.append("fallback: none")
+        return "\n".join(lines)
+
+
+def _by_value(names: dict[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name, value in names.items():
+        grouped.setdefault(value, []).append(name)
+    return grouped
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)} modules)"
+
+
+def build_report(model: nn.Module) -> Report:
+    """Collect the report of `model` from its modules."""
+    swapped: dict[str, str] = {}
+    packed: dict[str, str] = {}
+    left: dict[str, str] = {}
+    fallbacks: Counter[str] = Counter()
+    fused = leaves = layers = 0
+    for name, module in model.named_modules():
+        if isinstance(module, FoundryLinear | FoundryEmbedding):
+            packed[name] = module.format
+        if not is_swapped(module):
+            continue
+        plan = module._foundry
+        swapped[name] = base_class(type(module)).__name__
+        left = left or plan.state.left
+        if isinstance(module, ModelMixin):
+            continue
+        fallbacks.update(plan.fallbacks)
+        if isinstance(module, LayerMixin):
+            layers += 1
+            fused += plan.fused
+        else:
+            leaves += plan.fused
+    return Report(swapped, dict(left), fallbacks, fused, leaves, packed, layers)

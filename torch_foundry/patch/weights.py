@@ -1,0 +1,64 @@
+"""Handles on the weights of a layer's submodules. Tensors are looked up at each call and handed to the op: nothing
+has to be told about `.to()`, `load_state_dict(assign=True)` or a merged adapter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_foundry import ops
+from torch_foundry.nn.linear import FoundryLinear
+from torch_foundry.patch.spec import norm_kind
+
+
+def weight_reason(parameters: dict[str, Any], dtype: torch.dtype) -> str | None:
+    """Why the weight and bias in `parameters` are not plain tensors of `dtype`; None if they are."""
+    for name in ("weight", "bias"):
+        value = parameters.get(name)
+        if value is not None:
+            if value.dtype is not dtype:
+                return "weights and input differ in dtype"
+            if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
+                return f"{name} is a {type(value).__name__}"
+    return None
+
+
+class Norm:
+    """An RMS norm."""
+
+    __slots__ = ("eps", "kind", "parameters")
+
+    def __init__(self, module: Any) -> None:
+        kind = norm_kind(module)
+        assert kind is not None
+        self.kind = kind
+        self.eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+        self.parameters: dict[str, Any] = module._parameters
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return ops.rms_norm(x, self.parameters["weight"], self.eps, kind=self.kind, residual=residual)
+
+
+class Linear:
+    """A dense or packed linear layer."""
+
+    __slots__ = ("format", "parameters", "weights")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: dict[str, Any] = module._parameters
+        self.weights: dict[str, Any] = self.parameters
+        self.format: str | None = None
+        if isinstance(module, FoundryLinear):
+            self.weights, self.format = module._buffers, module.format
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        return ops.linear(
+            x,
+            self.weights["weight"],
+            format=self.format,
+            bias=self.parameters["bias"],
+            residual=residual,
+            scale=scale,
+        )
