@@ -1,6 +1,8 @@
 // Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]).
 #include "embedding.h"
 
+#include <cmath>
+
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "ops/layout.h"
@@ -30,6 +32,7 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optio
   check("ids", ids).contiguous().dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(w.k);
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   check_output_size(ids.numel(), w.k);
   at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
   check("output", y).floating();

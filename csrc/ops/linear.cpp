@@ -1,6 +1,8 @@
 // y = act(x W^T + bias), then residual + scale * y, for weights of any format.
 #include "linear.h"
 
+#include <cmath>
+
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "ops/layout.h"
@@ -43,6 +45,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   const WeightMatrix w = weight_matrix("weight", weight, format);
   Dim K("in_features", w.k), N("out_features", w.n);
   check("x", x).last(K).floating().last_dim_contiguous().device(weight);
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   TORCH_CHECK(w.k > 0, "weight: expected at least one input feature, got ", weight.sizes());
 
   std::vector<int64_t> shape = x.sizes().vec();

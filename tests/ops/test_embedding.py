@@ -1,0 +1,138 @@
+"""embedding: rows of a table, bit for bit, for every weight format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import kit
+import pytest
+import torch
+from kit import BF16, F16, F32, UNIT
+from torch import Tensor
+
+from torch_foundry import ops, quant
+from torch_foundry import reference as plain
+
+PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+
+
+@dataclass(frozen=True)
+class Case(kit.Case):
+    tokens: int = 5
+    vocab: int = 11
+    hidden: int = 64
+    format: str | None = None  # None: dense, of the dtype of the result
+    scale: float = 1.0
+    wide_ids: bool = True
+
+
+CASES = [
+    *((Case(hidden=h), F32) for h in (1, 7, 8, 9, 64, 65)),
+    (Case(tokens=1, vocab=1, hidden=8), F32),
+    (Case(wide_ids=False), F32),
+    (Case(scale=16.0), F32),
+    (Case(scale=33.941125), F16),  # sqrt(1152), which f16 and bf16 round
+    (Case(scale=33.941125, hidden=31), BF16),
+    (Case(format="f16"), F32),
+    *((Case(hidden=3 * quant.FORMATS[name].block_size, format=name), F32) for name in PACKED),
+    *((Case(hidden=quant.FORMATS[name].block_size, format=name, scale=5.656854), BF16) for name in PACKED),
+]
+BENCH = [Case(tokens=64, vocab=4096, hidden=256), Case(tokens=64, vocab=4096, hidden=896, format="q8_0")]
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    g = kit.generator(case)
+    dense = kit.normal(g, case.vocab, case.hidden, dtype=F32)
+    weight = dense.to(dtype) if case.format is None else quant.quantize(dense, case.format)
+    ids = torch.randint(0, case.vocab, (case.tokens,), generator=g, dtype=torch.int64 if case.wide_ids else torch.int32)
+    ids[0] = case.vocab - 1
+    return {"ids": ids, "weight": weight, "format": case.format, "dtype": dtype, "scale": case.scale}
+
+
+run = ops.embedding
+reference = plain.embedding
+
+
+def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
+    f = quant.FORMATS[case.format] if case.format else None
+    row_bytes = case.hidden // f.block_size * f.block_bytes if f else case.hidden * dtype.itemsize
+    return case.tokens * case.hidden, case.tokens * (row_bytes + case.hidden * dtype.itemsize + 8)
+
+
+@kit.cases(*CASES)
+def test_equals_the_table(case: Case, dtype: torch.dtype) -> None:
+    """Both roundings are those of torch, so every bit is."""
+    given = inputs(case, dtype)
+    kit.assert_equal(ops.embedding(**given), plain.embedding(**given))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_close_to_the_truth(name: str) -> None:
+    """Against float64 as well, since the reference above shares the unpacking."""
+    gguf = pytest.importorskip("gguf")
+    given = inputs(Case(hidden=quant.FORMATS[name].block_size, format=name, scale=3.0), F16)
+    kind = gguf.GGMLQuantizationType(quant.FORMATS[name].gguf_type)
+    table = torch.from_numpy(gguf.dequantize(given["weight"].numpy(), kind)).double()
+    truth = 3.0 * table[given["ids"]]
+    kit.assert_bound(ops.embedding(**given), truth, 2.01 * UNIT[F16] * truth.abs() + 2e-7)
+
+
+def test_shapes_and_offsets() -> None:
+    given = inputs(Case(tokens=6), F32)
+    expected = ops.embedding(**given)
+    kit.assert_equal(ops.embedding(**{**given, "ids": given["ids"].view(2, 3)}), expected.view(2, 3, 64))
+    kit.assert_equal(ops.embedding(**{**given, "ids": kit.shifted(given["ids"])}), expected)
+    for weight in (kit.shifted(given["weight"]), kit.spread(given["weight"]), kit.spread(given["weight"], 3)):
+        kit.assert_equal(ops.embedding(**{**given, "weight": weight}), expected)
+
+
+def test_default_dtype() -> None:
+    ids, table = torch.tensor([0]), torch.randn(2, 64)
+    assert ops.embedding(ids, table.half()).dtype == F16
+    assert ops.embedding(ids, quant.quantize(table, PACKED[0]), format=PACKED[0]).dtype == F32
+
+
+def test_lane_orders() -> None:
+    given = inputs(Case(), F32)
+    kit.in_every_lane_order(lambda: ops.embedding(**given))
+
+
+def test_empty() -> None:
+    assert ops.embedding(torch.zeros(0, dtype=torch.int64), torch.zeros(4, 8)).shape == (0, 8)
+    assert ops.embedding(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(4, 0)).shape == (2, 3, 0)
+
+
+def test_opcheck() -> None:
+    ids, table = torch.randint(0, 9, (2, 3)), torch.randn(9, 64)
+    kit.opcheck("embedding", ids, table, None, F32, 2.0)
+    kit.opcheck("embedding", ids, quant.quantize(table, PACKED[0]), PACKED[0], F16)
+
+
+def _ids(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+def test_bad_inputs() -> None:
+    table = torch.randn(4, 64)
+    for wrong in (4, -1, 2**40):
+        with pytest.raises(IndexError, match=rf"ids: expected values in \[0, 4\), got {wrong}"):
+            ops.embedding(_ids(0, wrong), table)
+    with pytest.raises(IndexError, match="got -1"):
+        ops.embedding(_ids(-1).int(), table)
+    with kit.refuses(r"ids: expected dtype Long or Int, got Float"):
+        ops.embedding(torch.zeros(2), table)
+    with kit.refuses(r"ids: expected a contiguous tensor"):
+        ops.embedding(_ids(0, 1, 2, 3)[::2], table)
+    with kit.refuses(r"ids: expected device meta"):
+        ops.embedding(_ids(0), table.to("meta"))
+    with kit.refuses(r"weight: expected 2 dimensions"):
+        ops.embedding(_ids(0), table[0])
+    with kit.refuses(r"weight: expected dtype Byte"):
+        ops.embedding(_ids(0), table, format="q8_0")
+    with kit.refuses(r"output: expected dtype Float or Half or BFloat16, got Double"):
+        ops.embedding(_ids(0), table, dtype=torch.float64)
+    with kit.refuses(r"scale: expected a finite number"):
+        ops.embedding(_ids(0), table, scale=float("inf"))
+    with kit.refuses(r"output: expected at most 2\^31-1 elements"):
+        ops.embedding(torch.zeros(2**26, dtype=torch.int32), table)

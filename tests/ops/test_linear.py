@@ -1,0 +1,308 @@
+"""linear against float64, for every weight format, in all its kernels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import torch
+from kit import BF16, F16, F32, U32, UNIT
+from torch import Tensor
+
+from torch_foundry import ops, quant
+from torch_foundry import reference as plain
+
+ROOT = Path(__file__).parents[2]
+PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+
+
+@dataclass(frozen=True)
+class Case(kit.Case):
+    m: int = 1
+    n: int = 24
+    k: int = 256
+    format: str | None = None  # None: dense, of the dtype of x
+    bias: bool = False
+    residual: bool = False
+    scale: float = 1.0
+    activation: str | None = None
+
+
+FULL = {"bias": True, "residual": True, "scale": 0.22, "activation": "silu"}
+
+# k around a chunk (8), a simdgroup's step (256) and a slab (32); n around the outputs of a simdgroup (4), a threadgroup
+# (8) and a tile (64); m around each route (1, 2, 4, 8, 16) and a tile (32). The epilogue is a run-time choice.
+ROWS_F32 = [(1, 1, 1), (1, 3, 7), (1, 4, 8), (1, 5, 9), (1, 7, 255), (1, 8, 256), (1, 9, 257), (1, 13, 896)]
+ROWS_F32 += [
+    (2, 5, 257),
+    (2, 8, 264),
+    (3, 9, 40),
+    (4, 8, 33),
+    (5, 9, 264),
+    (8, 4, 31),
+    (9, 9, 64),
+    (15, 1, 8),
+    (16, 7, 40),
+]
+TILES_F32 = [(17, 1, 1), (17, 63, 31), (31, 64, 32), (32, 65, 33), (33, 64, 40), (64, 128, 64), (65, 129, 96)]
+CASES: list[tuple[Case, torch.dtype]] = [
+    *((Case(m, n, k), F32) for m, n, k in ROWS_F32 + TILES_F32),
+    (Case(), F16),
+    (Case(), BF16),
+    (Case(1, 9, 257), F16),
+    (Case(8, 9, 264), F16),
+    (Case(33, 65, 72), F16),
+    (Case(33, 65, 72), BF16),
+    (Case(format="f16", k=264), F32),
+    (Case(33, 9, 40, format="bf16"), F16),
+]
+for _name in PACKED:
+    _block = quant.FORMATS[_name].block_size
+    CASES += [
+        *((Case(1, n, k * _block, _name), F32) for n, k in ((1, 1), (9, 8), (24, 9), (5, 28))),
+        *((Case(m, 9, 9 * _block, _name), F32) for m in (3, 8, 16)),
+        *((Case(m, n, 3 * _block, _name), F32) for m, n in ((17, 1), (33, 65), (64, 64))),
+        (Case(1, 24, 9 * _block, _name), F16),
+        (Case(1, 24, 9 * _block, _name), BF16),
+        (Case(33, 65, 3 * _block, _name), F16),
+    ]
+for _m in (3, 33):
+    CASES += [
+        (Case(_m, bias=True), F32),
+        (Case(_m, residual=True, scale=0.22), F32),
+        (Case(_m, scale=-3.0), F32),
+        *((Case(_m, bias=True, activation=a), F32) for a in ("silu", "gelu_tanh", "gelu")),
+        (Case(_m, **FULL), F32),
+    ]
+CASES += [(Case(**FULL), F16), (Case(33, **FULL), BF16)]
+
+BENCH = [
+    Case(1, 4864, 896, "q8_0"),
+    Case(1, 896, 4864, "q8_0"),
+    Case(8, 4864, 896, "q8_0"),
+    Case(1, 4864, 896),
+    Case(1, 4096, 256),
+    Case(64, 768, 256),
+]
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    g = kit.generator(case)
+    x = kit.normal(g, case.m, case.k, dtype=dtype)
+    dense = kit.normal(g, case.n, case.k, dtype=F32, scale=case.k**-0.5)
+    weight = dense.to(dtype) if case.format is None else quant.quantize(dense, case.format)
+    bias = kit.normal(g, case.n, dtype=dtype) if case.bias else None
+    residual = kit.normal(g, case.m, case.n, dtype=dtype) if case.residual else None
+    options = {"bias": bias, "residual": residual, "scale": case.scale, "activation": case.activation}
+    return {"x": x, "weight": weight, "format": case.format, **options}
+
+
+run = ops.linear
+reference = plain.linear
+
+
+def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
+    f = quant.FORMATS[case.format] if case.format else None
+    row_bytes = case.k // f.block_size * f.block_bytes if f else case.k * dtype.itemsize
+    others = case.m * (case.k + case.n * (1 + case.residual)) + case.n * case.bias
+    return 2 * case.m * case.n * case.k, case.n * row_bytes + others * dtype.itemsize
+
+
+def dense_of(given: dict[str, Any]) -> Tensor:
+    """The weights that `given` stands for, in float64."""
+    weight, name = given["weight"], given["format"]
+    return (weight if name is None else quant.dequantize(weight, name)).double()
+
+
+def bound(given: dict[str, Any], truth: Tensor) -> Tensor:
+    """One rounding to dtype; about sqrt(k) of f32 in the sum; a few in the epilogue, whose slope is below 1.13."""
+    x, weight, scale = given["x"].double(), dense_of(given), abs(given["scale"])
+    terms = x.abs() @ weight.abs().T
+    sums = x @ weight.T + (0.0 if given["bias"] is None else given["bias"].double())
+    residual = 0.0 if given["residual"] is None else given["residual"].double().abs()
+    accumulated = (4 * x.shape[-1] ** 0.5 * terms + 12 * sums.abs()) * U32
+    return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + 1.13 * scale * accumulated + 2 * U32 * residual)
+
+
+def check(given: dict[str, Any]) -> None:
+    truth, stock, got = plain.linear(**kit.double(given)), plain.linear(**given), ops.linear(**given)
+    kit.assert_norm(got, truth, stock)
+    kit.assert_bound(got, truth, bound(given, truth))
+
+
+@kit.cases(*CASES)
+def test_accuracy(case: Case, dtype: torch.dtype) -> None:
+    check(inputs(case, dtype))
+
+
+# ------------------------------------------------------------------------------------------------------- exact equality
+
+EXACT = [(None, F32), (None, F16), (None, BF16), *((name, F32) for name in PACKED), *((name, F16) for name in PACKED)]
+exact = pytest.mark.parametrize("format, dtype", EXACT, ids=lambda v: kit.dtype_id(v) or str(v))
+
+
+def packed_or_dense(weight: Tensor, name: str | None, dtype: torch.dtype) -> dict[str, Any]:
+    return {"weight": weight.to(dtype) if name is None else quant.quantize(weight, name), "format": name}
+
+
+@exact
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_one_hot_reads_every_weight_back(format: str | None, dtype: torch.dtype, rows: int) -> None:
+    k = 2 * quant.FORMATS[format].block_size if format else 64
+    given = packed_or_dense(kit.normal(kit.generator(format), 9, k, dtype=F32), format, dtype)
+    x = torch.eye(k, dtype=dtype)
+    got = torch.cat([ops.linear(x[i : i + rows], **given) for i in range(0, k, rows)])
+    kit.assert_equal(got, dense_of(given).T.to(dtype))
+
+
+def integer_weight(g: torch.Generator, n: int, k: int, name: str | None) -> Tensor:
+    """Whole numbers that `name` holds exactly: the largest of each block is what makes the block's scale 1."""
+    for largest in (4,) if name is None else (127, -8, 8, 7):
+        weight = torch.randint(-abs(largest) + 1, abs(largest), (n, k), generator=g).float()
+        if name is None:
+            return weight
+        weight[:, :: quant.FORMATS[name].block_size] = largest
+        if torch.equal(quant.dequantize(quant.quantize(weight, name), name), weight):
+            return weight
+    raise AssertionError(f"no whole numbers found that {name} holds exactly")
+
+
+@exact
+@pytest.mark.parametrize("m", [1, 8, 33])
+def test_integers_are_exact(format: str | None, dtype: torch.dtype, m: int) -> None:
+    """Every partial sum is a whole number below 2^24, so any order of summation gives the same bits."""
+    g = kit.generator(format, m)
+    k = 3 * quant.FORMATS[format].block_size if format else 96
+    weight = integer_weight(g, 65, k, format)
+    given = packed_or_dense(weight, format, dtype)
+    x, bias = kit.integers(g, m, k, dtype=dtype), kit.integers(g, 65, dtype=dtype)
+    residual = kit.integers(g, m, 65, dtype=dtype)
+    expected = residual.double() + 2 * (x.double() @ weight.double().T + bias.double())
+    kit.assert_equal(ops.linear(x, **given, bias=bias, residual=residual, scale=2.0), expected.to(dtype))
+
+
+@pytest.mark.parametrize("format, dtype", [(None, F32), *((name, F32) for name in PACKED)], ids=str)
+def test_a_row_does_not_depend_on_its_company(format: str | None, dtype: torch.dtype) -> None:
+    k = 9 * (quant.FORMATS[format].block_size if format else 33)
+    given = inputs(Case(16, 9, k, format, **FULL), dtype)  # type: ignore[arg-type]
+    alone = [{**given, "x": given["x"][i : i + 1], "residual": given["residual"][i : i + 1]} for i in range(16)]
+    expected = torch.cat([ops.linear(**one) for one in alone])
+    for m in (2, 3, 4, 5, 8, 9, 16):
+        some = {**given, "x": given["x"][:m], "residual": given["residual"][:m]}
+        kit.assert_equal(ops.linear(**some), expected[:m])
+
+
+@pytest.mark.parametrize("m", [3, 33])
+def test_strides_and_offsets(m: int) -> None:
+    """Unaligned addresses take the element-wise loader, which adds in the same order."""
+    given = inputs(Case(m, 9, 264, **FULL), F32)  # type: ignore[arg-type]
+    expected = ops.linear(**given)
+    for name in ("x", "weight", "residual"):
+        for moved in (kit.shifted(given[name]), kit.spread(given[name]), kit.spread(kit.shifted(given[name]), 1)):
+            kit.assert_equal(ops.linear(**{**given, name: moved}), expected)
+    kit.assert_equal(ops.linear(**{**given, "bias": kit.shifted(given["bias"])}), expected)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_rows_of_a_view(name: str) -> None:
+    given = inputs(Case(2, 9, 8 * quant.FORMATS[name].block_size, name), F32)
+    expected = ops.linear(**given)
+    bytes_ = quant.FORMATS[name].block_bytes
+    for moved in (kit.shifted(given["weight"], 2), kit.spread(given["weight"], bytes_)):
+        kit.assert_equal(ops.linear(**{**given, "weight": moved}), expected)
+    kit.assert_equal(ops.linear(**{**given, "x": kit.shifted(given["x"])}), expected)
+    kit.assert_equal(ops.linear(**given, out_features=5), expected[:, :5].contiguous())
+
+
+def test_leading_dimensions() -> None:
+    given = inputs(Case(12, 9, 64, residual=True), F32)
+    expected = ops.linear(**given)
+    folded = {**given, "x": given["x"].view(2, 6, 64), "residual": given["residual"].view(2, 6, 9)}
+    kit.assert_equal(ops.linear(**folded), expected.view(2, 6, 9))
+    last = ops.linear(folded["x"][:, -1:], given["weight"])  # what an lm_head sees after a prefill
+    kit.assert_equal(last, ops.linear(given["x"][[5, 11]], given["weight"]).view(2, 1, 9))
+    assert ops.linear(given["x"][0], given["weight"]).shape == (9,)
+
+
+@pytest.mark.parametrize("m, name", [(3, None), (33, None), (3, PACKED[0]), (33, PACKED[0])])
+def test_lane_orders(m: int, name: str | None) -> None:
+    given = inputs(Case(m, 70, 288, name, **FULL), F32)  # type: ignore[arg-type]
+    kit.in_every_lane_order(lambda: ops.linear(**given))
+
+
+# ---------------------------------------------------------------------------------------------------------- the surface
+
+
+def test_empty() -> None:
+    assert ops.linear(torch.zeros(0, 8), torch.zeros(4, 8)).shape == (0, 4)
+    assert ops.linear(torch.zeros(2, 3, 8), torch.zeros(0, 8)).shape == (2, 3, 0)
+
+
+def test_opcheck() -> None:
+    given = inputs(Case(6, 9, 64, **FULL), F32)  # type: ignore[arg-type]
+    tail = (given["bias"], given["residual"], 0.5, "gelu")
+    kit.opcheck("linear", given["x"], given["weight"], None, *tail)
+    kit.opcheck("linear", given["x"], quant.quantize(given["weight"], PACKED[0]), PACKED[0], *tail)
+
+
+def test_bad_inputs() -> None:
+    x, w = torch.randn(2, 64), torch.randn(4, 64)
+    packed = quant.quantize(w, "q8_0")
+    with kit.refuses(r"x: expected dtype Float or Half or BFloat16, got Double"):
+        ops.linear(x.double(), w)
+    with kit.refuses(r"weight: expected dtype Float or Half or BFloat16, got Double"):
+        ops.linear(x, w.double())
+    with kit.refuses(r"x: expected \[..., in_features=64\], got \[2, 63\]"):
+        ops.linear(x[:, :63], w)
+    with kit.refuses(r"weight: expected 2 dimensions"):
+        ops.linear(x, w[0])
+    with kit.refuses(r"bias: expected \[out_features=4\], got \[3\]"):
+        ops.linear(x, w, bias=torch.zeros(3))
+    with kit.refuses(r"bias: expected dtype Float, got Half"):
+        ops.linear(x, w, bias=torch.zeros(4).half())
+    with kit.refuses(r"residual: expected the shape of the output"):
+        ops.linear(x, w, residual=torch.zeros(2, 5))
+    with kit.refuses(r"x: expected a contiguous last dimension"):
+        ops.linear(torch.randn(64, 2).t(), w)
+    with kit.refuses(r"weight: expected a contiguous last dimension"):
+        ops.linear(x, torch.randn(64, 4).t())
+    with kit.refuses(r"x: expected device meta"):
+        ops.linear(x, w.to("meta"))
+    with kit.refuses(r"format: expected one of .*q8_0.*, got 'q9_9'"):
+        ops.linear(x, packed, format="q9_9")
+    with kit.refuses(r"weight: expected dtype Byte, got Float"):
+        ops.linear(x, w, format="q8_0")
+    with kit.refuses(r"weight: expected f16 weights, got f32"):
+        ops.linear(x, w, format="f16")
+    with kit.refuses(r"weight: expected rows of whole q8_0 blocks of 34 bytes, got 67 bytes"):
+        ops.linear(x, packed[:, :67], format="q8_0")
+    with kit.refuses(r"weight: expected an address that is a multiple of 2 bytes"):
+        ops.linear(x, kit.shifted(packed), format="q8_0")
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
+        ops.linear(x, w, activation="relu")
+    with kit.refuses(r"scale: expected a finite number"):
+        ops.linear(x, w, scale=float("nan"))
+    with kit.refuses(r"weight: expected at least one input feature"):
+        ops.linear(torch.zeros(2, 0), torch.zeros(4, 0))
+    with kit.refuses(r"x: expected at most 2\^31-1 elements"):
+        ops.linear(torch.zeros(1, 64).expand(2**26, 64), w)
+    with kit.refuses(r"output: expected at most 2\^31-1 elements"):
+        ops.linear(torch.zeros(2**16, 1), torch.zeros(2**16, 1))
+
+
+def test_no_backward() -> None:
+    y = ops.linear(torch.randn(2, 16, requires_grad=True), torch.ones(4, 16))
+    with pytest.raises(RuntimeError, match="not implemented"):
+        y.sum().backward()
+
+
+def test_no_kernel_or_op_knows_a_format() -> None:
+    """Formats are policies: none is named outside shaders/quant."""
+    names = [name for f in PACKED for name in (f, f.upper())]
+    pattern = re.compile(rf"\b({'|'.join(names)}|block_q\w*)\b")
+    files = [*(ROOT / "shaders").glob("*"), *(ROOT / "csrc/ops").glob("*")]
+    assert [path.name for path in files if path.is_file() and pattern.search(path.read_text())] == []

@@ -1,0 +1,148 @@
+"""The weight formats against the `gguf` package: sizes, bytes of the encoder, values of the decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from torch_foundry import ops, quant
+from torch_foundry.quant import FORMATS, packing
+
+PACKED = [f for f in FORMATS.values() if f.packed]
+HEADERS = Path(__file__).parents[2] / "shaders" / "quant"
+packed_formats = pytest.mark.parametrize("f", PACKED, ids=lambda f: f.name)
+
+
+def oracle(f: quant.Format) -> GGMLQuantizationType:
+    return GGMLQuantizationType(f.gguf_type)
+
+
+@pytest.mark.parametrize("f", FORMATS.values(), ids=lambda f: f.name)
+def test_table_agrees_with_gguf(f: quant.Format) -> None:
+    assert oracle(f).name.lower() == f.name
+    assert gguf.GGML_QUANT_SIZES[oracle(f)] == (f.block_size, f.block_bytes)
+    assert f.columns(f.row_size(4 * f.block_size)) == 4 * f.block_size
+
+
+def test_every_header_is_registered() -> None:
+    """Adding a format is its header and its line in formats.h; a header without a line would be dead text."""
+    lines = (HEADERS / "formats.h").read_text()
+    headers = {path.name for path in HEADERS.glob("*.h")} - {"format.h", "formats.h"}
+    assert all(f'#include "{name}"' in lines for name in headers)
+    assert len(FORMATS) == sum(p.read_text().count("\nFOUNDRY_FORMAT(") for p in HEADERS.glob("*.h"))
+
+
+def weights(kind: str, rows: int, columns: int) -> Tensor:
+    g = torch.Generator().manual_seed(len(kind) + rows)
+    normal = torch.randn(rows, columns, generator=g)
+    return {
+        "normal": normal,
+        "small": normal * 1e-6,  # scales that f16 holds as subnormals
+        "vanishing": normal * 1e-30,  # scales that f16 rounds to zero
+        "large": normal * 1e5,
+        "constant": torch.full((rows, columns), -0.7),
+        "one per row": torch.eye(rows, columns) * -3.0,
+        "zero": torch.zeros(rows, columns),
+        "ties": (normal * 40).round() / 2,  # with a largest value of 127 or 8, codes end in .5
+        "ties between the largest": torch.where(normal > 0, 8.0, -8.0),
+    }[kind]
+
+
+KINDS = ["normal", "small", "vanishing", "large", "constant", "one per row", "zero", "ties", "ties between the largest"]
+
+
+@packed_formats
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantize_gives_the_bytes_of_gguf(f: quant.Format, kind: str) -> None:
+    weight = weights(kind, 17, 6 * f.block_size)
+    if kind == "ties":
+        weight[:, :: f.block_size] = 127.0
+        weight[8:, :: f.block_size] = -8.0
+    expected = torch.from_numpy(gguf.quantize(weight.numpy(), oracle(f)))
+    assert torch.equal(quant.quantize(weight, f.name), expected)
+
+
+@packed_formats
+def test_dequantize_gives_the_values_of_gguf(f: quant.Format) -> None:
+    """On arbitrary bytes, so that every code and every scale occurs, infinite and NaN ones too."""
+    raw = np.random.default_rng(0).integers(0, 256, (257, 6 * f.block_bytes), dtype=np.uint8)
+    with np.errstate(invalid="ignore"):
+        expected = torch.from_numpy(gguf.dequantize(raw, oracle(f)))
+    got = quant.dequantize(torch.from_numpy(raw), f.name, 6 * f.block_size)
+    assert bool(((got == expected) | (got.isnan() & expected.isnan())).all())
+
+
+@packed_formats
+def test_the_kernel_unpacks_like_the_host(f: quant.Format) -> None:
+    """Both run the policy's text, the kernel's as translated Metal."""
+    weight = quant.quantize(weights("normal", 9, 3 * f.block_size), f.name)
+    got = ops.embedding(torch.arange(9), weight, format=f.name, dtype=torch.float32)
+    assert torch.equal(got, quant.dequantize(weight, f.name))
+
+
+@packed_formats
+def test_row_chunks_do_not_show(f: quant.Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weights("normal", 13, 4 * f.block_size)
+    whole = quant.quantize(weight, f.name)
+    monkeypatch.setattr(packing, "CHUNK_WEIGHTS", 3 * weight.shape[1])
+    assert torch.equal(quant.quantize(weight, f.name), whole)
+    assert torch.equal(quant.quantize(weight.t().contiguous().t(), f.name), whole)
+    monkeypatch.setattr(packing, "CHUNK_WEIGHTS", 1)
+    dense = quant.dequantize(whole, f.name, dtype=torch.bfloat16)
+    assert torch.equal(dense, torch.from_numpy(gguf.dequantize(whole.numpy(), oracle(f))).bfloat16())
+
+
+@packed_formats
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes_are_read_as_f32(f: quant.Format, dtype: torch.dtype) -> None:
+    weight = weights("normal", 3, 2 * f.block_size).to(dtype)
+    assert torch.equal(quant.quantize(weight, f.name), quant.quantize(weight.float(), f.name))
+
+
+@pytest.mark.parametrize("name, dtype", [("f32", torch.float32), ("f16", torch.float16), ("bf16", torch.bfloat16)])
+def test_dense_formats_are_casts(name: str, dtype: torch.dtype) -> None:
+    weight = weights("normal", 3, 5)
+    packed = quant.quantize(weight, name)
+    assert torch.equal(packed, weight.to(dtype))
+    assert torch.equal(quant.dequantize(packed, name, 5, torch.float64), packed.double())
+
+
+def test_gradients_do_not_follow() -> None:
+    assert not quant.quantize(torch.randn(2, 32, requires_grad=True), PACKED[0].name).requires_grad
+
+
+def test_empty() -> None:
+    f = PACKED[0]
+    assert quant.quantize(torch.zeros(0, 2 * f.block_size), f.name).shape == (0, 2 * f.block_bytes)
+    assert quant.dequantize(torch.zeros(0, f.block_bytes, dtype=torch.uint8), f.name).shape == (0, f.block_size)
+
+
+@packed_formats
+def test_refusals(f: quant.Format) -> None:
+    weight = weights("normal", 2, 2 * f.block_size)
+    for wrong in (float("nan"), float("inf")):
+        broken = weight.clone()
+        broken[1, -1] = wrong
+        with pytest.raises(RuntimeError, match="weight: expected finite values"):
+            quant.quantize(broken, f.name)
+    with pytest.raises(RuntimeError, match="weight: values too large"):
+        quant.quantize(weight * 1e10, f.name)
+    with pytest.raises(ValueError, match=f"{f.name}: expected a multiple of {f.block_size} columns, got"):
+        quant.quantize(weight[:, 1:], f.name)
+    with pytest.raises(ValueError, match="weight: expected a floating-point"):
+        quant.quantize(weight.int(), f.name)
+    with pytest.raises(ValueError, match=r"format: expected one of f32, .*, got 'q0'"):
+        quant.quantize(weight, "q0")
+    packed = quant.quantize(weight, f.name)
+    with pytest.raises(ValueError, match="packed: expected rows of 7 weights"):
+        quant.dequantize(packed, f.name, 7)
+    with pytest.raises(ValueError, match="blocks"):
+        quant.dequantize(packed[:, 1:], f.name)
+    with pytest.raises(ValueError, match=r"packed: expected torch\.uint8"):
+        quant.dequantize(weight, f.name)
