@@ -1,0 +1,109 @@
+"""Mistakes in attention.metal that its tests must notice."""
+
+from __future__ import annotations
+
+import test_attention as t
+from kit import F16, F32, Fault
+
+KERNEL = "attention.metal"
+
+FAULTS = [
+    Fault(
+        "attention-mask-off-by-one",
+        KERNEL,
+        "range.end = position + 1;",
+        "range.end = min(position + 2, int(args.kv_len));",
+        lambda: t.test_exact_means(6, 0),
+    ),
+    Fault(
+        "attention-causal-offset-upper-left",
+        KERNEL,
+        "int(args.kv_len) - int(args.q_len) + query;",
+        "query;",
+        lambda: t.test_exact_means(40, 0),
+    ),
+    Fault(
+        "attention-window-off-by-one",
+        KERNEL,
+        "position - int(args.window) + 1",
+        "position - int(args.window)",
+        lambda: t.test_exact_means(6, 5),
+    ),
+    Fault(
+        "attention-kv-start-ignored",
+        KERNEL,
+        "range.begin = kv_start;",
+        "range.begin = 0 * kv_start;",
+        lambda: t.test_accuracy(t.Case(batch=3, queries=2, start=(0, 40, 99)), F32),
+    ),
+    Fault(
+        "attention-decode-no-rescale",
+        KERNEL,
+        "acc[r][c] *= rescale;",
+        "acc[r][c] *= 1.0f;",
+        lambda: t.test_accuracy(t.Case(kv_len=256, capacity=256), F32),
+    ),
+    Fault(
+        "attention-prefill-no-rescale",
+        KERNEL,
+        "sum *= rescale;",
+        "sum *= 1.0f;",
+        lambda: t.test_accuracy(t.Case(queries=40), F32),
+    ),
+    Fault(
+        "attention-decode-wrong-kv-head",
+        KERNEL,
+        "kv_head * args.v_head + lane * C;",
+        "(args.n_kv_heads - 1 - kv_head) * args.v_head + lane * C;",
+        lambda: t.test_exact_retrieval(1, F32),
+    ),
+    Fault(
+        "attention-merge-drops-a-split",
+        KERNEL,
+        "for (uint s = 0; s < args.splits; ++s) {",
+        "for (uint s = 1; s < args.splits; ++s) {",
+        lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
+    ),
+    Fault(
+        "attention-merge-forgets-the-weights",
+        KERNEL,
+        "const float w = exp(row_partials[s].largest - m);",
+        "const float w = 1.0f;",
+        lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
+    ),
+    Fault(
+        "attention-last-column-dropped",
+        KERNEL,
+        "for (int i = 0; i < D / 4; ++i) {\n        float k[4];",
+        "for (int i = 0; i < D / 4 - 1; ++i) {\n        float k[4];",
+        lambda: t.test_exact_retrieval(1, F32),
+    ),
+    Fault(
+        "attention-softcap-argument-shifted",
+        KERNEL,
+        "score = args.softcap * precise::tanh(score / args.softcap);",
+        "score = args.softcap * precise::tanh(score / args.softcap + 1.0e-3f);",
+        lambda: t.test_accuracy(t.Case(softcap=30.0, gain=8.0), F32),
+    ),
+    Fault(
+        "attention-mask-of-the-first-head",
+        KERNEL,
+        "query * args.mask_token : nullptr;\n    all.begin",
+        "0 * args.mask_token : nullptr;\n    all.begin",
+        lambda: t.test_accuracy(t.Case(mask="float+heads+row", queries=2, batch=2), F16),
+    ),
+    Fault(
+        "attention-prefill-unwritten-keys-staged",
+        KERNEL,
+        "if (key >= all.begin && key < all.end) {",
+        "if (key >= 0) {",
+        lambda: t.test_accuracy(t.Case(queries=40, kv_len=100), F32),
+    ),
+    Fault(
+        "attention-row-sums-half-reduced",
+        KERNEL,
+        "sum += simd_shuffle_xor(sum, 8);",
+        "sum += 0.0f;",
+        lambda: t.test_exact_means(40, 0),
+    ),
+]

@@ -1,0 +1,42 @@
+"""The tests are tested: each seeded mistake in a shader makes the check fail that is there to notice it."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+from kit import Fault
+
+from torch_foundry import runtime
+
+SHADERS = Path(__file__).parents[2] / "shaders"
+MODULES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\nFAULTS = [" in p.read_text())
+FAULTS: list[Fault] = [
+    f for module in MODULES if module != Path(__file__).stem for f in importlib.import_module(module).FAULTS
+]
+
+
+@pytest.fixture
+def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the headers and of the one kernel file, with the fault in it."""
+    fault: Fault = request.param
+    shutil.copytree(SHADERS, tmp_path / "shaders", ignore=shutil.ignore_patterns("*.metal"))
+    shutil.copy(SHADERS / fault.kernel, tmp_path / "shaders")
+    edited = tmp_path / "shaders" / fault.edited
+    text = edited.read_text()
+    assert text.count(fault.old) == 1, f"{fault.edited} has this {text.count(fault.old)} times: {fault.old}"
+    edited.write_text(text.replace(fault.old, fault.new))
+    return tmp_path / "shaders"
+
+
+@pytest.mark.parametrize("fault, faulty", [(f, f) for f in FAULTS], ids=str, indirect=["faulty"])
+def test_fault_is_noticed(fault: Fault, faulty: Path) -> None:
+    fault.check()
+    with runtime.use_shaders(faulty), pytest.raises(AssertionError):
+        fault.check()
+
+
+def test_there_are_enough() -> None:
+    assert len(FAULTS) >= 20 and len({f.name for f in FAULTS}) == len(FAULTS)

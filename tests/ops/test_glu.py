@@ -1,0 +1,150 @@
+"""glu: silu and both gelus against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import kit
+import pytest
+import torch
+from kit import BF16, F16, F32, U32, UNIT, Fault
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry import reference as plain
+
+
+@dataclass(frozen=True)
+class Case(kit.Case):
+    rows: int = 3
+    n: int = 768
+    activation: str = "silu"
+
+
+# Sizes around one vector, around two vectors a thread, and around one threadgroup of threads.
+CASES = [
+    (Case(), F32),
+    (Case(), F16),
+    (Case(), BF16),
+    (Case(n=1), F32),
+    (Case(n=3), F32),
+    (Case(n=4), F32),
+    (Case(n=7), F32),
+    (Case(n=8), F32),
+    (Case(n=9), F16),
+    (Case(n=12), F16),
+    (Case(rows=1, n=2052), F32),
+    (Case(activation="gelu_tanh"), F32),
+    (Case(activation="gelu_tanh"), BF16),
+    (Case(activation="gelu"), F32),
+    (Case(activation="gelu", n=33), F16),
+]
+BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    g = kit.generator(case)
+    gate = kit.normal(g, case.rows, case.n, dtype=dtype, scale=3).clamp(-8, 8)
+    return {"gate": gate, "up": kit.normal(g, case.rows, case.n, dtype=dtype), "activation": case.activation}
+
+
+run = ops.glu
+reference = plain.glu
+
+
+def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
+    return 6 * case.rows * case.n, 3 * case.rows * case.n * dtype.itemsize
+
+
+def bound(truth: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp's argument carries relative roundings, which it multiplies by the argument; Phi's fit adds 3e-7."""
+    argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
+    return (UNIT[dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()
+
+
+@kit.cases(*CASES)
+def test_accuracy(case: Case, dtype: torch.dtype) -> None:
+    given = inputs(case, dtype)
+    wide = kit.double(given)
+    truth, got = plain.glu(**wide), ops.glu(**given)
+    kit.assert_norm(got, truth, plain.glu(**given))
+    kit.assert_bound(got, truth, bound(truth, wide["gate"], dtype))
+
+
+@pytest.mark.parametrize("n, dtype", [(31, F32), (64, F16)], ids=str)
+def test_exact_on_saturated_gates(n: int, dtype: torch.dtype) -> None:
+    """silu(128) is 128 and silu(0) is 0: one-hot gates read every `up` back."""
+    up = kit.normal(kit.generator(n), n, dtype=dtype)
+    got = ops.glu(torch.eye(n, dtype=dtype) * 128, up.expand(n, n).contiguous())
+    kit.assert_equal(got, torch.diag(up * 128))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_extremes(activation: str) -> None:
+    gate = torch.tensor([-3e38, -1e4, -200.0, -0.0, 200.0, 1e4, 3e38, float("nan")])
+    got = ops.glu(gate[None], torch.ones(1, 8), activation)[0]
+    kit.assert_equal(got, torch.tensor([0.0, 0.0, 0.0, 0.0, 200.0, 1e4, 3e38, float("nan")]))
+
+
+def test_halves_of_one_projection() -> None:
+    """gate and up as views of a fused projection, with and without alignment."""
+    for n in (768, 33):
+        both = kit.normal(kit.generator(n), 2, 3, 2 * n, dtype=F32)
+        gate, up = both.chunk(2, -1)
+        kit.assert_equal(ops.glu(gate, up), ops.glu(gate.contiguous(), up.contiguous()))
+        kit.assert_equal(ops.glu(kit.shifted(gate.contiguous()), up), ops.glu(gate, up))
+
+
+def test_lane_orders() -> None:
+    given = inputs(Case(), F32)
+    kit.in_every_lane_order(lambda: ops.glu(**given))
+
+
+def test_empty() -> None:
+    assert ops.glu(torch.zeros(0, 8), torch.zeros(0, 8)).shape == (0, 8)
+    assert ops.glu(torch.zeros(2, 0), torch.zeros(2, 0)).shape == (2, 0)
+
+
+def test_opcheck() -> None:
+    kit.opcheck("glu", torch.randn(2, 3, 8), torch.randn(2, 3, 8), "gelu")
+
+
+def test_bad_inputs() -> None:
+    x = torch.randn(2, 8)
+    with kit.refuses(r"gate: expected dtype Float or Half or BFloat16, got Int"):
+        ops.glu(x.int(), x.int())
+    with kit.refuses(r"up: expected dtype Float, got Half"):
+        ops.glu(x, x.half())
+    with kit.refuses(r"up: expected the shape of gate, \[2, 8\], got \[1, 8\]"):
+        ops.glu(x, x[:1])
+    with kit.refuses(r"gate: expected a contiguous last dimension"):
+        ops.glu(torch.randn(8, 2).t(), x)
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
+        ops.glu(x, x, "relu")
+
+
+FAULTS = [
+    Fault(
+        "glu-second-vector-dropped-at-the-end",
+        "glu.metal",
+        "if (i < args.n)",
+        "if (i + V < args.n)",
+        lambda: test_exact_on_saturated_gates(31, F32),
+    ),
+    Fault(
+        "glu-up-of-the-first-row",
+        "glu.metal",
+        "row_offset(args.up, row)",
+        "row_offset(args.up, 0)",
+        lambda: test_accuracy(Case(), F32),
+    ),
+    Fault(
+        "glu-tanh-constant",
+        "glu.metal",
+        "0.044715f",
+        "0.044175f",
+        lambda: test_accuracy(Case(activation="gelu_tanh"), F32),
+        file="activation.h",
+    ),
+]

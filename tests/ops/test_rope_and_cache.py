@@ -1,0 +1,254 @@
+"""rope_and_cache: rotation against float64, and caches that change nowhere but in the new tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import kit
+import pytest
+import torch
+from kit import BF16, F16, F32, U32, UNIT, Fault
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry import reference as plain
+
+
+@dataclass(frozen=True)
+class Case(kit.Case):
+    batch: int = 2
+    tokens: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    value_dim: int = 0  # 0: head_dim
+    rotary: int = -1  # -1: head_dim; 0: no position embedding
+    start: int = 5
+    capacity: int = 16
+    table: torch.dtype | None = None  # of cos and sin; None: as q
+    shared_table: bool = False  # one for the whole batch
+
+
+CASES = [
+    (Case(), F32),
+    (Case(), F16),
+    (Case(), BF16),
+    (Case(table=F32), BF16),
+    (Case(batch=1, tokens=1, start=0), F32),
+    (Case(tokens=16, start=0), F32),  # fills the cache
+    (Case(tokens=1, start=15), F32),  # its last place
+    (Case(rotary=32), F32),
+    (Case(rotary=48), F32),
+    (Case(rotary=6, head_dim=10), F32),  # one element at a time
+    (Case(rotary=20, head_dim=24, shared_table=True), F16),  # aligned heads, rotary that is not
+    (Case(rotary=0), F32),
+    (Case(value_dim=32), F32),
+    (Case(value_dim=96, head_dim=32), F32),
+    (Case(heads=7, kv_heads=1, shared_table=True), F32),
+]
+BENCH = [Case(batch=1, tokens=1, capacity=256), Case(batch=1, tokens=128, heads=14, capacity=256, start=0)]
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    g = kit.generator(case)
+    c = case
+    dv = c.value_dim or c.head_dim
+    rotary = c.head_dim if c.rotary < 0 else c.rotary
+
+    def table(f: Any) -> Tensor | None:
+        if not rotary:
+            return None
+        angles = torch.rand(1 if c.shared_table else c.batch, c.tokens, rotary, generator=g, dtype=torch.float64) * 6
+        return f(angles).to(c.table or dtype)
+
+    return {
+        "q": kit.normal(g, c.batch, c.tokens, c.heads * c.head_dim, dtype=dtype),
+        "k": kit.normal(g, c.batch, c.tokens, c.kv_heads * c.head_dim, dtype=dtype),
+        "v": kit.normal(g, c.batch, c.tokens, c.kv_heads * dv, dtype=dtype),
+        "cos": table(torch.cos),
+        "sin": table(torch.sin),  # of other angles: the kernel knows no trigonometry
+        "k_cache": kit.normal(g, c.batch, c.kv_heads, c.capacity, c.head_dim, dtype=dtype),
+        "v_cache": kit.normal(g, c.batch, c.kv_heads, c.capacity, dv, dtype=dtype),
+        "start": c.start,
+        "head_dim": c.head_dim,
+    }
+
+
+run = ops.rope_and_cache
+reference = plain.rope_and_cache
+
+
+def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
+    q, kv = case.heads * case.head_dim, case.kv_heads * (case.head_dim + (case.value_dim or case.head_dim))
+    moved = case.batch * case.tokens * 2 * (q + kv) * dtype.itemsize
+    return 3 * case.batch * case.tokens * (case.heads + case.kv_heads) * case.head_dim, moved
+
+
+def own(given: dict[str, Any]) -> dict[str, Any]:
+    """With caches of its own."""
+    return {**given, "k_cache": given["k_cache"].clone(), "v_cache": given["v_cache"].clone()}
+
+
+def magnitude(given: dict[str, Any], x: Tensor) -> Tensor:
+    """|x cos| + |y sin| for x[B, L, H*D], as [B, H, L, D]."""
+    sizes = {**kit.double(given), "q": x.double().abs()}
+    if sizes["cos"] is not None:
+        sizes["cos"], sizes["sin"] = sizes["cos"].abs(), sizes["sin"].abs()
+        half = sizes["sin"].shape[-1] // 2  # the reference subtracts in the first half
+        sizes["sin"][..., :half] *= -1
+    return plain.rope_and_cache(**own(sizes))
+
+
+@kit.cases(*CASES)
+def test_accuracy(case: Case, dtype: torch.dtype) -> None:
+    given = inputs(case, dtype)
+    mine, stock, truth = own(given), own(given), own(kit.double(given))
+    got, got_stock, expected = ops.rope_and_cache(**mine), plain.rope_and_cache(**stock), plain.rope_and_cache(**truth)
+    kit.assert_norm(got, expected, got_stock)
+    kit.assert_bound(got, expected, UNIT[dtype] * expected.abs() + 3 * U32 * magnitude(given, given["q"]))
+    new = slice(case.start, case.start + case.tokens)
+    written, written_truth = mine["k_cache"][:, :, new], truth["k_cache"][:, :, new]
+    bound = UNIT[dtype] * written_truth.abs() + 3 * U32 * magnitude(given, given["k"])
+    kit.assert_bound(written.contiguous(), written_truth, bound)
+    kit.assert_equal(mine["v_cache"], stock["v_cache"])
+    for old in (slice(0, case.start), slice(case.start + case.tokens, None)):
+        kit.assert_equal(mine["k_cache"][:, :, old], given["k_cache"][:, :, old])
+
+
+@pytest.mark.parametrize("rotary", [64, 32, 6], ids=str)
+def test_exact_on_whole_numbers(rotary: int) -> None:
+    """cos and sin of small whole numbers: every element is exact, so a swapped half or a sign shows in each."""
+    given = inputs(Case(rotary=rotary), F16)
+    g = kit.generator(rotary)
+    for name in ("q", "k", "v", "cos", "sin"):
+        given[name] = kit.integers(g, *given[name].shape, dtype=F16)
+    mine, stock = own(given), own(given)
+    kit.assert_equal(ops.rope_and_cache(**mine), plain.rope_and_cache(**stock))
+    kit.assert_equal(mine["k_cache"], stock["k_cache"])
+    kit.assert_equal(mine["v_cache"], stock["v_cache"])
+
+
+def test_strides_and_offsets() -> None:
+    """q, k and v as slices of one projection; caches as views into larger memory that must stay as it is."""
+    given = inputs(Case(), F32)
+    stock = own(given)
+    expected = plain.rope_and_cache(**stock)
+    for pad in (4, 3):  # aligned to vectors, and not
+        qkv = kit.spread(torch.cat((given["q"], given["k"], given["v"]), -1), pad)
+        q, k, v = qkv.split([given["q"].shape[-1], given["k"].shape[-1], given["v"].shape[-1]], -1)
+        memory = [torch.full((2, 4, 20, 64 + pad), 9.0) for _ in range(2)]
+        caches = [m[:, 1:3, 2:18, :64].copy_(given[n]) for m, n in zip(memory, ("k_cache", "v_cache"), strict=True)]
+        strided = {**given, "q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]}
+        strided["cos"], strided["sin"] = kit.spread(given["cos"], pad), kit.shifted(given["sin"], pad)
+        torch.testing.assert_close(ops.rope_and_cache(**strided), expected, rtol=0, atol=2e-6)
+        for m, cache, name in zip(memory, caches, ("k_cache", "v_cache"), strict=True):
+            torch.testing.assert_close(cache, stock[name], rtol=0, atol=2e-6)
+            cache.fill_(9.0)
+            assert bool((m == 9.0).all()), f"{name}: written outside the view"
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    given = inputs(Case(tokens=4, start=0), BF16)
+    together = own(given)
+    q = ops.rope_and_cache(**together)
+    alone = own(given)
+    for t in range(4):
+        one = {n: given[n][:, t : t + 1] for n in ("q", "k", "v", "cos", "sin")}
+        kit.assert_equal(ops.rope_and_cache(**{**alone, **one, "start": t}), q[:, :, t : t + 1])
+    kit.assert_equal(alone["k_cache"], together["k_cache"])
+
+
+def test_lane_orders() -> None:
+    given = inputs(Case(), F32)
+    kit.in_every_lane_order(lambda: ops.rope_and_cache(**own(given)))
+
+
+def test_empty() -> None:
+    given = own(inputs(Case(), F32))
+    short = {n: given[n][:, :0] for n in ("q", "k", "v", "cos", "sin")}
+    assert ops.rope_and_cache(**{**given, **short}).shape == (2, 4, 0, 64)
+
+
+def test_opcheck() -> None:
+    given = inputs(Case(), F32)
+    kit.opcheck("rope_and_cache", *given.values())
+    kit.opcheck("rope_and_cache", *{**given, "cos": None, "sin": None}.values())
+
+
+def refuse(message: str, **changed: Any) -> None:
+    with kit.refuses(message):
+        ops.rope_and_cache(**{**own(inputs(Case(), F32)), **changed})
+
+
+def test_bad_inputs() -> None:
+    given = inputs(Case(), F32)
+    refuse(r"q: expected dtype Float or Half", q=given["q"].double())
+    refuse(r"k: expected dtype Float, got Half", k=given["k"].half())
+    refuse(r"v: expected \[batch=2, tokens=3", v=given["v"][:1])
+    refuse(r"q: expected a last dimension of a multiple of head_dim=64", q=given["q"][..., :100])
+    refuse(r"head_dim: expected a positive even number, got 63", head_dim=63)
+    refuse(r"k_cache: expected \[batch=2, kv_heads=2, capacity, head_dim=64\]", k_cache=given["k_cache"][..., :32])
+    refuse(r"start: expected start \+ 3 tokens to fit into the capacity of 16, got 14", start=14)
+    refuse(r"start: expected", start=-1)
+    refuse(r"sin: expected both cos and sin", sin=None)
+    refuse(r"cos: expected a batch of 2 or 1", cos=given["cos"].expand(2, 3, 64).repeat(2, 1, 1))
+    refuse(r"sin: expected \[2, tokens=3, rotary_dim=64\]", sin=given["sin"][..., :32])
+    refuse(r"sin: expected dtype Float", cos=given["cos"], sin=given["sin"].half())
+    refuse(r"cos: expected an even last dimension", cos=given["cos"][..., :7], sin=given["sin"][..., :7])
+    refuse(
+        r"v_cache: expected memory of its own, but it overlaps k_cache",
+        v_cache=given["k_cache"],
+        k_cache=given["k_cache"],
+    )
+    refuse(r"k_cache: expected memory without overlap", k_cache=given["k_cache"][:, :1].expand(2, 2, 16, 64))
+    refuse(
+        r"k_cache: expected a contiguous last dimension",
+        k_cache=given["k_cache"].transpose(2, 3).contiguous().transpose(2, 3),
+    )
+
+
+FAULTS = [
+    Fault(
+        "rope-halves-swapped",
+        "rope_and_cache.metal",
+        "store(out + i, a);\n    store(out + j, b);",
+        "store(out + j, a);\n    store(out + i, b);",
+        lambda: test_exact_on_whole_numbers(64),
+    ),
+    Fault(
+        "rope-sign-of-sin",
+        "rope_and_cache.metal",
+        "x * cos_a[n] - y * sin_a[n]",
+        "x * cos_a[n] + y * sin_a[n]",
+        lambda: test_exact_on_whole_numbers(64),
+    ),
+    Fault(
+        "rope-second-half-takes-cos-of-the-first",
+        "rope_and_cache.metal",
+        "load(cos_row + j, cos_b);",
+        "load(cos_row + i, cos_b);",
+        lambda: test_accuracy(Case(), F16),
+    ),
+    Fault(
+        "rope-cache-written-one-token-late",
+        "rope_and_cache.metal",
+        "head * args.k_cache_head + (args.start + token)",
+        "head * args.k_cache_head + (args.start + 1 + token)",
+        lambda: test_accuracy(Case(), F32),
+    ),
+    Fault(
+        "rope-partial-rotary-tail-dropped",
+        "rope_and_cache.metal",
+        "const uint i = rotary + 2 * (unit * V - half_rotary);",
+        "const uint i = rotary + 2 * (unit * V - half_rotary) + (rotary ? V : 0);",
+        lambda: test_exact_on_whole_numbers(32),
+    ),
+    Fault(
+        "rope-v-of-the-next-head",
+        "rope_and_cache.metal",
+        "in = v + batch * args.v_batch + token * args.v_token + head * dim;",
+        "in = v + batch * args.v_batch + token * args.v_token + (head ^ 1) * dim;",
+        lambda: test_accuracy(Case(rotary=0), F32),
+    ),
+]
