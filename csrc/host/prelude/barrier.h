@@ -1,0 +1,91 @@
+// <metal_compute>: barriers, fences, memory flags.
+#pragma once
+#include "../runtime_state.h"
+#include "traits.h"
+
+namespace metal {
+
+enum class mem_flags : uint {
+  mem_none = 0,
+  mem_device = 1,
+  mem_threadgroup = 2,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+  mem_object_data = 16,
+};
+constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) | uint(b)); }
+constexpr mem_flags operator&(mem_flags a, mem_flags b) { return mem_flags(uint(a) & uint(b)); }
+
+enum memory_order {
+  memory_order_relaxed,
+  memory_order_acquire,
+  memory_order_release,
+  memory_order_acq_rel,
+  memory_order_seq_cst,
+};
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+
+} // namespace metal
+
+namespace msl {
+
+// Kinds of waiting beside finished and barrier; with the source line they tell operations apart.
+enum Operation : uint32_t {
+  kSimdBarrier = kSiteBarrier + 1,
+  kReduce,
+  kScan,
+  kVote,
+  kShuffle,
+  kMatrixProduct,
+};
+constexpr uint32_t site(Operation operation, int line) { return static_cast<uint32_t>(line) << 8 | operation; }
+
+// To ThreadSanitizer a barrier orders what was before it, in all who arrive, before what comes after it.
+template <bool Order> MSL_LANE_CODE void wait_at_barrier(int line, const char* file) {
+  Thread* me = current;
+  Simdgroup* simdgroup = me->simdgroup;
+  simdgroup->file[me->lane] = file;
+#if defined(MSL_TSAN)
+  if (Order) msl_rt_release(simdgroup->group);
+#endif
+  wait_at(me, simdgroup, static_cast<uint32_t>(line) << 8 | kSiteBarrier);
+#if defined(MSL_TSAN)
+  if (Order) msl_rt_acquire(simdgroup->group);
+#endif
+}
+
+template <bool Order> MSL_LANE_CODE void wait_at_simd_barrier(int line) {
+  Thread* me = current;
+  Simdgroup* simdgroup = me->simdgroup;
+#if defined(MSL_TSAN)
+  if (Order) msl_rt_release(simdgroup);
+#endif
+  wait_at(me, simdgroup, site(kSimdBarrier, line));
+#if defined(MSL_TSAN)
+  if (Order) msl_rt_acquire(simdgroup);
+#endif
+}
+
+} // namespace msl
+
+namespace metal {
+
+// Line and file are default arguments: they name the caller, also where a compiler merges or repeats calls.
+MSL_INLINE void threadgroup_barrier(mem_flags flags, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  if (flags == mem_flags::mem_none)
+    msl::wait_at_barrier<false>(line, file);
+  else
+    msl::wait_at_barrier<true>(line, file);
+}
+MSL_INLINE void simdgroup_barrier(mem_flags flags, int line = __builtin_LINE()) {
+  if (flags == mem_flags::mem_none)
+    msl::wait_at_simd_barrier<false>(line);
+  else
+    msl::wait_at_simd_barrier<true>(line);
+}
+MSL_INLINE void atomic_thread_fence(mem_flags, memory_order = memory_order_seq_cst,
+                                    thread_scope = thread_scope_device) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+} // namespace metal

@@ -1,0 +1,195 @@
+// <metal_math> and <metal_common>: floating point, scalar and vector. Results are libm's, correct to about an ulp: the
+// larger errors that Apple allows fast math do not show here, and fast:: and precise:: are the same functions.
+#pragma once
+#include "lift.h"
+
+namespace metal {
+
+// half and bfloat compute in float and round once.
+#define MSL_MATH_1(name, expression)                                                                                   \
+  MSL_INLINE float name(float x) { return expression; }                                                                \
+  MSL_INLINE half name(half value) {                                                                                   \
+    const float x = static_cast<float>(value);                                                                         \
+    return half(expression);                                                                                           \
+  }                                                                                                                    \
+  MSL_INLINE bfloat name(bfloat value) {                                                                               \
+    const float x = value;                                                                                             \
+    return bfloat(expression);                                                                                         \
+  }                                                                                                                    \
+  MSL_LIFT_1(name)
+#define MSL_MATH_2(name, expression)                                                                                   \
+  MSL_INLINE float name(float x, float y) { return expression; }                                                       \
+  MSL_INLINE half name(half a, half b) {                                                                               \
+    const float x = static_cast<float>(a), y = static_cast<float>(b);                                                  \
+    return half(expression);                                                                                           \
+  }                                                                                                                    \
+  MSL_INLINE bfloat name(bfloat a, bfloat b) {                                                                         \
+    const float x = a, y = b;                                                                                          \
+    return bfloat(expression);                                                                                         \
+  }                                                                                                                    \
+  MSL_LIFT_2(name)
+#define MSL_MATH_3(name, expression)                                                                                   \
+  MSL_INLINE float name(float x, float y, float z) { return expression; }                                              \
+  MSL_INLINE half name(half a, half b, half c) {                                                                       \
+    const float x = static_cast<float>(a), y = static_cast<float>(b), z = static_cast<float>(c);                       \
+    return half(expression);                                                                                           \
+  }                                                                                                                    \
+  MSL_INLINE bfloat name(bfloat a, bfloat b, bfloat c) {                                                               \
+    const float x = a, y = b, z = c;                                                                                   \
+    return bfloat(expression);                                                                                         \
+  }                                                                                                                    \
+  MSL_LIFT_3(name)
+
+namespace detail {
+// Without a call to fminf: a NaN yields to the other operand.
+MSL_INLINE float least(float x, float y) { return y < x || x != x ? y : x; }
+MSL_INLINE float most(float x, float y) { return x < y || x != x ? y : x; }
+MSL_INLINE float clamp_unit(float x) { return least(most(x, 0.0f), 1.0f); }
+constexpr double kPi = 3.14159265358979323846;
+MSL_INLINE double half_turns(float x) { return kPi * (x - 2.0 * __builtin_rint(x * 0.5)); } // reduced, then scaled
+MSL_INLINE float ramp(float low, float high, float x) {
+  const float t = clamp_unit((x - low) / (high - low));
+  return t * t * (3.0f - 2.0f * t);
+}
+MSL_INLINE float median(float x, float y, float z) { return most(least(x, y), least(most(x, y), z)); }
+} // namespace detail
+
+MSL_MATH_1(acos, __builtin_acosf(x))
+MSL_MATH_1(acosh, __builtin_acoshf(x))
+MSL_MATH_1(asin, __builtin_asinf(x))
+MSL_MATH_1(asinh, __builtin_asinhf(x))
+MSL_MATH_1(atan, __builtin_atanf(x))
+MSL_MATH_1(atanh, __builtin_atanhf(x))
+MSL_MATH_1(ceil, __builtin_ceilf(x))
+MSL_MATH_1(cos, __builtin_cosf(x))
+MSL_MATH_1(cosh, __builtin_coshf(x))
+MSL_MATH_1(cospi, static_cast<float>(__builtin_cos(detail::half_turns(x))))
+MSL_MATH_1(exp, __builtin_expf(x))
+MSL_MATH_1(exp10, static_cast<float>(__builtin_pow(10.0, x)))
+MSL_MATH_1(exp2, __builtin_exp2f(x))
+MSL_MATH_1(fabs, __builtin_fabsf(x))
+MSL_MATH_1(floor, __builtin_floorf(x))
+MSL_MATH_1(fract, detail::least(x - __builtin_floorf(x), 0x1.fffffep-1f))
+MSL_MATH_1(log, __builtin_logf(x))
+MSL_MATH_1(log10, __builtin_log10f(x))
+MSL_MATH_1(log2, __builtin_log2f(x))
+MSL_MATH_1(rint, __builtin_rintf(x))
+MSL_MATH_1(round, __builtin_roundf(x))
+MSL_MATH_1(rsqrt, 1.0f / __builtin_sqrtf(x))
+MSL_MATH_1(saturate, detail::clamp_unit(x))
+MSL_MATH_1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == x ? x : 0.0f)
+MSL_MATH_1(sin, __builtin_sinf(x))
+MSL_MATH_1(sinh, __builtin_sinhf(x))
+MSL_MATH_1(sinpi, static_cast<float>(__builtin_sin(detail::half_turns(x))))
+MSL_MATH_1(sqrt, __builtin_sqrtf(x))
+MSL_MATH_1(tan, __builtin_tanf(x))
+MSL_MATH_1(tanh, __builtin_tanhf(x))
+MSL_MATH_1(tanpi, static_cast<float>(__builtin_tan(detail::half_turns(x))))
+MSL_MATH_1(trunc, __builtin_truncf(x))
+
+MSL_MATH_2(atan2, __builtin_atan2f(x, y))
+MSL_MATH_2(copysign, __builtin_copysignf(x, y))
+MSL_MATH_2(divide, x / y)
+MSL_MATH_2(fdim, x > y ? x - y : x <= y ? 0.0f : x + y)
+MSL_MATH_2(fmax, detail::most(x, y))
+MSL_MATH_2(fmin, detail::least(x, y))
+MSL_MATH_2(fmod, __builtin_fmodf(x, y))
+MSL_MATH_2(max, detail::most(x, y))
+MSL_MATH_2(min, detail::least(x, y))
+MSL_MATH_2(pow, __builtin_powf(x, y))
+MSL_MATH_2(powr, __builtin_powf(x, y))
+MSL_MATH_2(step, y < x ? 0.0f : 1.0f)
+
+MSL_MATH_3(clamp, detail::least(detail::most(x, y), z))
+MSL_MATH_3(fma, __builtin_fmaf(x, y, z))
+MSL_MATH_3(fmax3, detail::most(x, detail::most(y, z)))
+MSL_MATH_3(fmedian3, detail::median(x, y, z))
+MSL_MATH_3(fmin3, detail::least(x, detail::least(y, z)))
+MSL_MATH_3(max3, detail::most(x, detail::most(y, z)))
+MSL_MATH_3(median3, detail::median(x, y, z))
+MSL_MATH_3(min3, detail::least(x, detail::least(y, z)))
+MSL_MATH_3(mix, x + (y - x) * z)
+// The last operand may be the only vector.
+MSL_INLINE float smoothstep(float low, float high, float x) { return detail::ramp(low, high, x); }
+MSL_INLINE half smoothstep(half low, half high, half x) {
+  return half(detail::ramp(static_cast<float>(low), static_cast<float>(high), static_cast<float>(x)));
+}
+template <class A, class B, class X, class = if_vector<X>>
+MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
+  using E = element_of<X>;
+  vector_of<X> r;
+  for (int i = 0; i < lanes_of<X>; i++) r.d[i] = smoothstep(element<E>(low, i), element<E>(high, i), element<E>(x, i));
+  return r;
+}
+#undef MSL_MATH_1
+#undef MSL_MATH_2
+#undef MSL_MATH_3
+
+// What is not elementwise in float: other results, out parameters, neighbours in the type's own precision.
+#define MSL_FLOAT_FUNCTIONS(T)                                                                                         \
+  MSL_INLINE T abs(T x) { return fabs(x); }                                                                            \
+  MSL_INLINE T ldexp(T x, int exponent) { return T(__builtin_ldexpf(static_cast<float>(x), exponent)); }               \
+  MSL_INLINE T frexp(T x, int& exponent) { return T(__builtin_frexpf(static_cast<float>(x), &exponent)); }             \
+  MSL_INLINE int ilogb(T x) { return __builtin_ilogbf(static_cast<float>(x)); }                                        \
+  MSL_INLINE T modf(T x, T& whole) {                                                                                   \
+    whole = trunc(x);                                                                                                  \
+    return __builtin_isinf(static_cast<float>(x)) ? copysign(T(0.0f), x) : T(x - whole);                               \
+  }                                                                                                                    \
+  MSL_INLINE T sincos(T x, T& cosine) {                                                                                \
+    cosine = cos(x);                                                                                                   \
+    return sin(x);                                                                                                     \
+  }                                                                                                                    \
+  MSL_INLINE bool isfinite(T x) { return __builtin_isfinite(static_cast<float>(x)); }                                  \
+  MSL_INLINE bool isinf(T x) { return __builtin_isinf(static_cast<float>(x)); }                                        \
+  MSL_INLINE bool isnan(T x) { return __builtin_isnan(static_cast<float>(x)); }                                        \
+  MSL_INLINE bool isnormal(T x) {                                                                                      \
+    const T magnitude = fabs(x);                                                                                       \
+    return magnitude >= numeric_limits<T>::min() && magnitude <= numeric_limits<T>::max();                             \
+  }                                                                                                                    \
+  MSL_INLINE bool signbit(T x) { return __builtin_signbit(static_cast<float>(x)); }                                    \
+  MSL_INLINE bool isordered(T x, T y) { return x == x && y == y; }                                                     \
+  MSL_INLINE bool isunordered(T x, T y) { return !isordered(x, y); }
+MSL_FLOAT_FUNCTIONS(float)
+MSL_FLOAT_FUNCTIONS(half)
+MSL_FLOAT_FUNCTIONS(bfloat)
+#undef MSL_FLOAT_FUNCTIONS
+MSL_LIFT_1(ilogb)
+MSL_LIFT_1(isfinite)
+MSL_LIFT_1(isinf)
+MSL_LIFT_1(isnan)
+MSL_LIFT_1(isnormal)
+MSL_LIFT_1(signbit)
+MSL_LIFT_2(isordered)
+MSL_LIFT_2(isunordered)
+
+MSL_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
+template <class T, class = std::enable_if_t<is_16bit_float<T>>> MSL_INLINE T nextafter(T x, T y) {
+  if (x != x || y != y) return x + y;
+  if (x == y) return y;
+  if (x == T(0.0f)) return copysign(as_type<T>(ushort(1)), y);
+  const ushort bits = as_type<ushort>(x);
+  return as_type<T>(ushort((x < y) == (x > T(0.0f)) ? bits + 1 : bits - 1));
+}
+MSL_LIFT_2(nextafter)
+
+template <class A, class E, class = if_vector<A>> MSL_INLINE vector_of<A> ldexp(const A& a, const E& exponent) {
+  vector_of<A> r;
+  for (int i = 0; i < lanes_of<A>; i++) r.d[i] = ldexp(element<element_of<A>>(a, i), element<int>(exponent, i));
+  return r;
+}
+template <class T, int N> MSL_INLINE vec<T, N> frexp(vec<T, N> x, vec<int, N>& exponent) {
+  vec<T, N> r;
+  for (int i = 0; i < N; i++) r.d[i] = frexp(x.d[i], exponent.d[i]);
+  return r;
+}
+template <class T, int N> MSL_INLINE vec<T, N> modf(vec<T, N> x, vec<T, N>& whole) {
+  vec<T, N> r;
+  for (int i = 0; i < N; i++) r.d[i] = modf(x.d[i], whole.d[i]);
+  return r;
+}
+template <class T, int N> MSL_INLINE vec<T, N> sincos(vec<T, N> x, vec<T, N>& cosine) {
+  cosine = cos(x);
+  return sin(x);
+}
+
+} // namespace metal

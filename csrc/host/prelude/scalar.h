@@ -1,0 +1,176 @@
+// Scalar types: the integer names, half, bfloat.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <type_traits>
+
+#include "../fiber.h"
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+
+namespace msl {
+
+// A 16-bit floating-point type of which only the encoding is given: values convert from and to float, and each
+// operation rounds its result. Format has encode(float) and decode(uint16_t).
+template <class Format> struct Float16;
+
+template <class T> struct is_float16 : std::false_type {};
+template <class F> struct is_float16<Float16<F>> : std::true_type {};
+
+struct BrainFormat {
+  static constexpr uint16_t encode(float value) { // round to nearest even; NaN stays NaN
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  static constexpr float decode(uint16_t bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
+};
+
+struct HalfFormat {
+#if defined(__ARM_FP16_FORMAT_IEEE)
+  static constexpr uint16_t encode(float value) { return __builtin_bit_cast(uint16_t, static_cast<__fp16>(value)); }
+  static constexpr float decode(uint16_t bits) { return __builtin_bit_cast(__fp16, bits); }
+#else
+  static constexpr uint16_t encode(float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+    if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00); // rounds to infinity
+    if (magnitude >= 0x38800000)                                             // normal
+      return static_cast<uint16_t>(sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
+    if (magnitude < 0x33000000) return static_cast<uint16_t>(sign); // rounds to zero
+    const uint32_t mantissa = (magnitude & 0x7fffff) | 0x800000, shift = 126 - (magnitude >> 23);
+    const uint32_t rest = mantissa & ((1u << shift) - 1), tie = 1u << (shift - 1), kept = mantissa >> shift;
+    return static_cast<uint16_t>(sign | (kept + (rest > tie || (rest == tie && (kept & 1)))));
+  }
+  static constexpr float decode(uint16_t bits) {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
+    if (rest >= 0x7c00) return __builtin_bit_cast(float, sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest >= 0x400) return __builtin_bit_cast(float, sign | ((rest << 13) + 0x38000000));
+    const float small = static_cast<float>(rest) * 0x1p-24f;
+    return sign != 0 ? -small : small;
+  }
+#endif
+};
+
+} // namespace msl
+
+// C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang.
+#if defined(__clang__)
+#define MSL_NATIVE_HALF (__clang_major__ >= 15 || defined(__aarch64__))
+#else
+#define MSL_NATIVE_HALF (__GNUC__ >= 13 || (__GNUC__ == 12 && defined(__x86_64__)))
+#endif
+#if MSL_NATIVE_HALF
+typedef _Float16 half;
+#else
+typedef msl::Float16<msl::HalfFormat> half;
+#endif
+typedef msl::Float16<msl::BrainFormat> bfloat;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+namespace msl {
+
+// What C++ calls arithmetic, and native half. Float16 itself is not meant.
+template <class T>
+constexpr bool is_number = std::is_arithmetic_v<T> || (std::is_same_v<T, half> && !is_float16<T>::value);
+template <class T, class R = T> using if_number = std::enable_if_t<is_number<T>, R>;
+
+// What an operation of a 16-bit float with T results in: floats widen, integers do not.
+template <class F, class T> using promoted = std::conditional_t<std::is_integral_v<T>, Float16<F>, float>;
+
+template <class Format> struct Float16 {
+  uint16_t bits;
+
+  Float16() = default;
+  // half and bfloat do not convert into each other silently; everything else does, both ways, as in MSL.
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
+  constexpr Float16(T value) : bits(Format::encode(static_cast<float>(value))) {}
+  template <class T, class = std::enable_if_t<!std::is_arithmetic_v<T> && is_number<T>>, class = void>
+  explicit constexpr Float16(T value) : bits(Format::encode(static_cast<float>(value))) {}
+  template <class F, class = std::enable_if_t<!std::is_same_v<F, Format>>>
+  explicit constexpr Float16(Float16<F> value) : bits(Format::encode(F::decode(value.bits))) {}
+
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> constexpr operator T() const {
+    return static_cast<T>(Format::decode(bits));
+  }
+  template <class T, class = std::enable_if_t<!std::is_arithmetic_v<T> && is_number<T>>, class = void>
+  explicit constexpr operator T() const {
+    return static_cast<T>(Format::decode(bits));
+  }
+
+  constexpr Float16& operator++() { return *this = Float16(Format::decode(bits) + 1.0f); }
+  constexpr Float16& operator--() { return *this = Float16(Format::decode(bits) - 1.0f); }
+  constexpr Float16 operator++(int) {
+    const Float16 old = *this;
+    ++*this;
+    return old;
+  }
+  constexpr Float16 operator--(int) {
+    const Float16 old = *this;
+    --*this;
+    return old;
+  }
+};
+
+template <class F> constexpr Float16<F> operator+(Float16<F> a) { return a; }
+template <class F> constexpr bool operator!(Float16<F> a) { return F::decode(a.bits) == 0.0f; }
+template <class F> constexpr Float16<F> operator-(Float16<F> a) {
+  a.bits ^= 0x8000;
+  return a;
+}
+
+// Every operator has an exact match for each pair of operands, or the many conversions would make it ambiguous.
+#define MSL_ARITHMETIC(op)                                                                                             \
+  template <class F> constexpr Float16<F> operator op(Float16<F> a, Float16<F> b) {                                    \
+    return Float16<F>(F::decode(a.bits) op F::decode(b.bits));                                                         \
+  }                                                                                                                    \
+  template <class F, class T> constexpr if_number<T, promoted<F, T>> operator op(Float16<F> a, T b) {                  \
+    return promoted<F, T>(F::decode(a.bits) op static_cast<float>(b));                                                 \
+  }                                                                                                                    \
+  template <class F, class T> constexpr if_number<T, promoted<F, T>> operator op(T a, Float16<F> b) {                  \
+    return promoted<F, T>(static_cast<float>(a) op F::decode(b.bits));                                                 \
+  }                                                                                                                    \
+  template <class F> constexpr Float16<F>& operator op##=(Float16<F>& a, Float16<F> b) { return a = a op b; }          \
+  template <class F, class T> constexpr if_number<T, Float16<F>&> operator op##=(Float16<F>& a, T b) {                 \
+    return a = Float16<F>(F::decode(a.bits) op static_cast<float>(b));                                                 \
+  }                                                                                                                    \
+  template <class F, class T> constexpr if_number<T, T&> operator op##=(T& a, Float16<F> b) {                          \
+    return a = static_cast<T>(static_cast<float>(a) op F::decode(b.bits));                                             \
+  }
+MSL_ARITHMETIC(+)
+MSL_ARITHMETIC(-)
+MSL_ARITHMETIC(*)
+MSL_ARITHMETIC(/)
+#undef MSL_ARITHMETIC
+
+#define MSL_COMPARISON(op)                                                                                             \
+  template <class F> constexpr bool operator op(Float16<F> a, Float16<F> b) {                                          \
+    return F::decode(a.bits) op F::decode(b.bits);                                                                     \
+  }                                                                                                                    \
+  template <class F, class T> constexpr if_number<T, bool> operator op(Float16<F> a, T b) {                            \
+    return F::decode(a.bits) op static_cast<float>(b);                                                                 \
+  }                                                                                                                    \
+  template <class F, class T> constexpr if_number<T, bool> operator op(T a, Float16<F> b) {                            \
+    return static_cast<float>(a) op F::decode(b.bits);                                                                 \
+  }
+MSL_COMPARISON(==)
+MSL_COMPARISON(!=)
+MSL_COMPARISON(<)
+MSL_COMPARISON(<=)
+MSL_COMPARISON(>)
+MSL_COMPARISON(>=)
+#undef MSL_COMPARISON
+
+// static_cast between any two scalars, half and bfloat too.
+template <class To, class From> MSL_INLINE constexpr To scalar_cast(From value) {
+  if constexpr (std::is_enum_v<From>)
+    return static_cast<To>(static_cast<std::underlying_type_t<From>>(value));
+  else
+    return static_cast<To>(value);
+}
+
+} // namespace msl

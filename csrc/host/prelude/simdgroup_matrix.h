@@ -1,0 +1,146 @@
+// <metal_simdgroup_matrix>: 8x8 matrices spread over the lanes of a simdgroup, two elements a lane.
+//
+// The layout is the one that Apple GPUs have and shaders rely on (thread_elements()): with quad = lane / 4, a lane holds
+// row (quad & 4) + (lane / 2) % 4, columns (quad & 2) * 2 + (lane % 2) * 2 and the next.
+// Products accumulate in float, in order of k, and round once to the type of the result.
+#pragma once
+#include "simd.h"
+
+namespace metal {
+
+namespace detail {
+constexpr uint matrix_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
+constexpr uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+} // namespace detail
+
+template <class T, int Cols = 8, int Rows = 8> struct simdgroup_matrix {
+  static_assert(Cols == 8 && Rows == 8, "simdgroup_matrix is 8x8");
+  static_assert(is_floating_point_v<T>, "simdgroup_matrix holds float, half or bfloat");
+  using storage_type = vec<T, 2>;
+  vec<T, 2> elements;
+
+  simdgroup_matrix() = default;
+  explicit MSL_INLINE simdgroup_matrix(T diagonal) {
+    const uint lane = msl::own_lane(), row = detail::matrix_row(lane), column = detail::matrix_column(lane);
+    elements.d[0] = row == column ? diagonal : T(0.0f);
+    elements.d[1] = row == column + 1 ? diagonal : T(0.0f);
+  }
+  MSL_INLINE vec<T, 2>& thread_elements() { return elements; }
+  MSL_INLINE const vec<T, 2>& thread_elements() const { return elements; }
+};
+
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+
+template <class T, int Cols = 8, int Rows = 8>
+MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Cols, Rows> m;
+  m.elements = vec<T, 2>(value);
+  return m;
+}
+template <class T, int Cols = 8, int Rows = 8, class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(U value) {
+  return make_filled_simdgroup_matrix<T, Cols, Rows>(T(value));
+}
+template <class T, int Cols = 8, int Rows = 8>
+MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(T value) {
+  return simdgroup_matrix<T, Cols, Rows>(value);
+}
+template <class T, int Cols = 8, int Rows = 8, class U, class = std::enable_if_t<!std::is_same_v<T, U>>>
+MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(U value) {
+  return simdgroup_matrix<T, Cols, Rows>(T(value));
+}
+
+namespace detail {
+// Where the lane's two elements lie in memory: origin.x counts columns of memory, origin.y its rows.
+MSL_INLINE void matrix_offsets(ulong (&offsets)[2], ulong stride, ulong2 origin, bool transposed) {
+  const uint lane = msl::own_lane(), row = matrix_row(lane), column = matrix_column(lane);
+  for (uint k = 0; k < 2; k++) {
+    const ulong r = transposed ? column + k : row, c = transposed ? row : column + k;
+    offsets[k] = (origin.d[1] + r) * stride + origin.d[0] + c;
+  }
+}
+} // namespace detail
+
+template <class T>
+MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* source, ulong elements_per_row = 8,
+                               ulong2 origin = ulong2(0), bool transpose_matrix = false) {
+  ulong at[2];
+  detail::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
+  m.elements.d[0] = source[at[0]];
+  m.elements.d[1] = source[at[1]];
+}
+template <class T>
+MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, T* destination, ulong elements_per_row = 8,
+                                ulong2 origin = ulong2(0), bool transpose_matrix = false) {
+  ulong at[2];
+  detail::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
+  destination[at[0]] = m.elements.d[0];
+  destination[at[1]] = m.elements.d[1];
+}
+template <class T>
+MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const volatile T* source, ulong elements_per_row = 8,
+                               ulong2 origin = ulong2(0), bool transpose_matrix = false) {
+  simdgroup_load(m, const_cast<const T*>(source), elements_per_row, origin, transpose_matrix);
+}
+
+namespace detail {
+typedef float Row __attribute__((vector_size(32), aligned(4)));
+
+// D = A B + C of row-major 8x8 operands that lie one after another.
+MSL_INLINE void multiply_8x8(float* d, const float* operands) {
+  const float *a = operands, *b = operands + 64, *c = operands + 128;
+  Row rows_of_b[8];
+  for (int k = 0; k < 8; k++) rows_of_b[k] = *(const Row*)(b + 8 * k);
+  for (int i = 0; i < 8; i++) {
+    Row sum = *(const Row*)(c + 8 * i);
+    for (int k = 0; k < 8; k++) sum += a[8 * i + k] * rows_of_b[k];
+    *(Row*)(d + 8 * i) = sum;
+  }
+}
+
+struct Pair {
+  float x, y;
+};
+template <class T> MSL_INLINE Pair to_pair(const vec<T, 2>& v) {
+  return {static_cast<float>(v.d[0]), static_cast<float>(v.d[1])};
+}
+
+MSL_LANE_CODE Pair multiply_accumulate(Pair a, Pair b, Pair c, int line) {
+  msl::Thread* me = msl::current;
+  msl::Simdgroup* simdgroup = me->simdgroup;
+  const uint offset = matrix_row(me->lane) * 8 + matrix_column(me->lane);
+  float* to = simdgroup->in->matrices + offset;
+  __builtin_memcpy(to, &a, sizeof a);
+  __builtin_memcpy(to + 64, &b, sizeof b);
+  __builtin_memcpy(to + 128, &c, sizeof c);
+  msl::wait_at(me, simdgroup, msl::site(msl::kMatrixProduct, line));
+  auto* product = (float*)simdgroup->result;
+  if (!simdgroup->reduced) {
+    multiply_8x8(product, simdgroup->out->matrices);
+    simdgroup->reduced = true;
+  }
+  Pair d;
+  __builtin_memcpy(&d, product + offset, sizeof d);
+  return d;
+}
+} // namespace detail
+
+template <class D, class A, class B, class C>
+MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                              const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
+                                              MSL_LINE) {
+  const detail::Pair r = detail::multiply_accumulate(detail::to_pair(a.elements), detail::to_pair(b.elements),
+                                                     detail::to_pair(c.elements), line);
+  d.elements = vec<D, 2>(r.x, r.y);
+}
+template <class D, class A, class B>
+MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                   const simdgroup_matrix<B, 8, 8>& b, MSL_LINE) {
+  const detail::Pair r = detail::multiply_accumulate(detail::to_pair(a.elements), detail::to_pair(b.elements),
+                                                     detail::Pair{0.0f, 0.0f}, line);
+  d.elements = vec<D, 2>(r.x, r.y);
+}
+
+} // namespace metal
