@@ -43,7 +43,7 @@ def add_rms_norm(
 
 
 def _matrix(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
-    return (weight if format is None else dequantize(weight, format)).to(dtype)
+    return (weight if weight.is_floating_point() or format is None else dequantize(weight, format)).to(dtype)
 
 
 def linear(

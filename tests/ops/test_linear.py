@@ -270,8 +270,6 @@ def test_bad_inputs() -> None:
         ops.linear(torch.randn(64, 2).t(), w)
     with kit.refuses(r"weight: expected a contiguous last dimension"):
         ops.linear(x, torch.randn(64, 4).t())
-    with kit.refuses(r"x: expected device meta"):
-        ops.linear(x, w.to("meta"))
     with kit.refuses(r"format: expected one of .*q8_0.*, got 'q9_9'"):
         ops.linear(x, packed, format="q9_9")
     with kit.refuses(r"weight: expected dtype Byte, got Float"):
