@@ -21,7 +21,10 @@ class Argument:
 
     def tag(self) -> str:
         """The argument's element of `msl::args<...>`."""
-        return f"msl::{self.builtin}" if self.builtin else f"msl::{self.kind}<{self.index}>"
+        if self.builtin:
+            return f"msl::{self.builtin}"
+        present = f", bool({self.optional_on})" if self.optional_on else ""
+        return f"msl::{self.kind}<{self.index}{present}>"
 
 
 @dataclass(frozen=True)
