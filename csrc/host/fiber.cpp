@@ -79,18 +79,10 @@ void destroy(Context* context) {
   context->machine = nullptr;
 }
 
-#else
-
-void prepare(Context* context, void*, void* stack_top) {
-#if defined(__x86_64__)
-  void** top = static_cast<void**>(stack_top);
-  *--top = nullptr; // the return address that entry code expects on its stack
-  stack_top = top;
-#endif
-  *context = {stack_top, reinterpret_cast<void*>(&msl_rt_fiber_entry), nullptr, nullptr};
+void jump(Context* to) {
+  setcontext(static_cast<ucontext_t*>(to->machine));
+  std::abort(); // it returns only if the context is not one
 }
-
-void destroy(Context*) {}
 
 #endif
 
@@ -110,11 +102,13 @@ void sanitizer_entered(Thread*) {
   if (main_stack_bottom == nullptr) main_stack_bottom = bottom, main_stack_bytes = bytes; // the first switch is from main
 }
 
-static void announce(void** save, const Thread* to) {
+namespace {
+void announce(void** save, const Thread* to) {
   const bool to_main = to->stack_bottom == nullptr;
   __sanitizer_start_switch_fiber(save, to_main ? main_stack_bottom : to->stack_bottom,
                                  to_main ? main_stack_bytes : kStackBytes);
 }
+} // namespace
 #elif defined(MSL_TSAN)
 // Without an edge of its own: what orders threads is what the kernel asks for.
 constexpr unsigned kNoSync = 1;
@@ -126,6 +120,12 @@ void sanitizer_begin(Thread* thread) {
 }
 void sanitizer_end(Thread* thread) { __tsan_destroy_fiber(thread->sanitizer_fiber); }
 void sanitizer_entered(Thread*) {}
+#endif
+
+#if defined(MSL_ASAN)
+void sanitizer_leave(Thread* to) { announce(nullptr, to); }
+#elif defined(MSL_TSAN)
+void sanitizer_leave(Thread* to) { __tsan_switch_to_fiber(to->sanitizer_fiber, kNoSync); }
 #endif
 
 } // namespace msl
@@ -156,22 +156,3 @@ void msl_rt_switch(Thread* from, Thread* to) {
 void msl_rt_release(void* address) { __tsan_release(address); }
 void msl_rt_acquire(void* address) { __tsan_acquire(address); }
 #endif
-
-namespace msl {
-
-void leave(Thread* to) {
-  Context abandoned{};
-  current = to;
-#if defined(MSL_ASAN)
-  announce(nullptr, to);
-#elif defined(MSL_TSAN)
-  __tsan_switch_to_fiber(to->sanitizer_fiber, kNoSync);
-#endif
-#if defined(MSL_FIBER_UCONTEXT)
-  setcontext(static_cast<ucontext_t*>(to->context.machine));
-#endif
-  switch_context(&abandoned, &to->context);
-  __builtin_unreachable();
-}
-
-} // namespace msl

@@ -190,24 +190,6 @@ void Runner::run(const uint32_t at[3]) {
   free_locals();
 }
 
-void Runner::fiber_main() {
-  for (;;) {
-    Thread* thread = current;
-    sanitizer_entered(thread);
-    happens_after(&start_token_);
-    kernel(this, thread); // may run further lanes on this stack
-    happens_before(&end_token_);
-    thread = current;
-    if (!is_fresh(thread->context)) {
-      const StackBlock& stacks = *stacks_[thread->index / kLanes];
-      prepare(&thread->context, stacks.bottom(thread->lane), stacks.top(thread->lane, thread->index));
-    }
-    Thread* successor = thread->next != nullptr ? thread->next : next(thread->simdgroup);
-    if (kSanitized || !is_fresh(successor->context)) leave(successor);
-    current = successor; // it has not started: it may as well start here
-  }
-}
-
 void Runner::arrange_queue() {
   if (order_mode_ == MSL_ORDER_REVERSE) std::reverse(queue_, queue_ + queued_);
   if (order_mode_ == MSL_ORDER_RANDOM)
@@ -366,6 +348,24 @@ void Runner::free_locals() {
   for (uint32_t i = 0; i < nlocals; i++) locals[i].key = nullptr;
   nlocals = 0;
   local_offset_ = local_bytes_ = 0;
+}
+
+MSL_INLINE void Runner::fiber_main() {
+  for (;;) {
+    Thread* thread = current;
+    sanitizer_entered(thread);
+    happens_after(&start_token_);
+    kernel(this, thread); // may run further lanes on this stack
+    happens_before(&end_token_);
+    thread = current;
+    if (!is_fresh(thread->context)) {
+      const StackBlock& stacks = *stacks_[thread->index / kLanes];
+      prepare(&thread->context, stacks.bottom(thread->lane), stacks.top(thread->lane, thread->index));
+    }
+    Thread* successor = thread->next != nullptr ? thread->next : next(thread->simdgroup);
+    if (kSanitized || !is_fresh(successor->context)) leave(successor);
+    current = successor; // it has not started: it may as well start here
+  }
 }
 
 } // namespace msl
