@@ -76,7 +76,7 @@ FAULTS = [
         KERNEL,
         "for (int i = 0; i < D / 4; ++i) {\n        float k[4];",
         "for (int i = 0; i < D / 4 - 1; ++i) {\n        float k[4];",
-        lambda: t.test_exact_retrieval(1, F32),
+        lambda: t.test_accuracy(t.Case(), F32),
     ),
     Fault(
         "attention-softcap-argument-shifted",

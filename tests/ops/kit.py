@@ -109,9 +109,10 @@ def relative_error(got: Tensor, truth: Tensor) -> float:
 
 
 def assert_norm(got: Tensor, truth: Tensor, stock: Tensor) -> None:
-    """Relative L2 error at most twice that of plain torch at the same dtype."""
+    """Relative L2 error at most twice that of plain torch at the same dtype (of one rounding, where torch overflows)."""
     assert got.dtype == stock.dtype and got.shape == truth.shape
-    error, allowed = relative_error(got, truth), 2 * relative_error(stock, truth) + FLOOR[got.dtype]
+    baseline = relative_error(stock, truth) if bool(stock.isfinite().all()) else UNIT[got.dtype]
+    error, allowed = relative_error(got, truth), 2 * baseline + FLOOR[got.dtype]
     assert error <= allowed, f"relative L2 error {error:.3e}, allowed {allowed:.3e}"
 
 

@@ -18,10 +18,8 @@ FAULTS: list[Fault] = [
 ]
 
 
-@pytest.fixture
-def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def faulty_shaders(fault: Fault, tmp_path: Path) -> Path:
     """A copy of the headers and of the one kernel file, with the fault in it."""
-    fault: Fault = request.param
     shutil.copytree(SHADERS, tmp_path / "shaders", ignore=shutil.ignore_patterns("*.metal"))
     shutil.copy(SHADERS / fault.kernel, tmp_path / "shaders")
     edited = tmp_path / "shaders" / fault.edited
@@ -31,10 +29,11 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "shaders"
 
 
-@pytest.mark.parametrize("fault, faulty", [(f, f) for f in FAULTS], ids=str, indirect=["faulty"])
-def test_fault_is_noticed(fault: Fault, faulty: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
+    directory = faulty_shaders(fault, tmp_path)
     fault.check()
-    with runtime.use_shaders(faulty), pytest.raises(AssertionError):
+    with runtime.use_shaders(directory), pytest.raises(AssertionError):
         fault.check()
 
 

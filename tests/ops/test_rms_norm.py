@@ -177,8 +177,6 @@ def test_bad_inputs() -> None:
         ops.rms_norm(x, w, -1.0)
     with kit.refuses(r"residual: expected the shape of x"):
         ops.rms_norm(x, w, 1e-6, residual=torch.randn(3, 16))
-    with kit.refuses(r"weight: expected device"):
-        ops.rms_norm(x, w.to("meta"), 1e-6)
     with kit.refuses(r"x: expected at most 2\^31-1 elements"):
         ops.rms_norm(torch.zeros(1, 16).expand(2**28, 16), w, 1e-6)
 
