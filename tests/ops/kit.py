@@ -109,7 +109,7 @@ def relative_error(got: Tensor, truth: Tensor) -> float:
 
 
 def assert_norm(got: Tensor, truth: Tensor, stock: Tensor) -> None:
-    """Relative L2 error at most twice that of plain torch at the same dtype (of one rounding, where torch overflows)."""
+    """Relative L2 error at most twice that of plain torch at the same dtype (where that overflows: of one rounding)."""
     assert got.dtype == stock.dtype and got.shape == truth.shape
     baseline = relative_error(stock, truth) if bool(stock.isfinite().all()) else UNIT[got.dtype]
     error, allowed = relative_error(got, truth), 2 * baseline + FLOOR[got.dtype]

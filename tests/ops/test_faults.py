@@ -12,10 +12,9 @@ from kit import Fault
 from torch_foundry import runtime
 
 SHADERS = Path(__file__).parents[2] / "shaders"
-MODULES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\nFAULTS = [" in p.read_text())
-FAULTS: list[Fault] = [
-    f for module in MODULES if module != Path(__file__).stem for f in importlib.import_module(module).FAULTS
-]
+TESTS = Path(__file__).parent
+MODULES = sorted({*TESTS.glob("test_*.py"), *TESTS.glob("faults_*.py")} - {Path(__file__)})
+FAULTS: list[Fault] = [f for path in MODULES for f in getattr(importlib.import_module(path.stem), "FAULTS", [])]
 
 
 def faulty_shaders(fault: Fault, tmp_path: Path) -> Path:
