@@ -7,9 +7,9 @@ namespace foundry {
 struct EmbeddingArgs {
   uint32_t vocab;
   uint32_t hidden;
-  uint32_t row_blocks;   // blocks in a row of the weight
-  uint32_t row_threads;  // ceil(hidden / chunk)
-  float scale;           // already rounded to the activation dtype
+  uint32_t row_blocks;  // blocks in a row of the weight
+  uint32_t row_threads; // ceil(hidden / chunk)
+  float scale;          // already rounded to the activation dtype
 };
 static_assert(sizeof(EmbeddingArgs) == 20, "shared with the host");
 

@@ -1,5 +1,5 @@
-// Rows of a table of any format, looked up by id, rounded to T, then scaled: y[i] = scale * T(W[ids[i]]). A thread makes
-// one chunk. An id outside the table reads nothing and makes a row of NaN: a wrong id must not pass for a weak token.
+// Rows of a table of any format by id, rounded to T, then scaled: y[i] = scale * T(W[ids[i]]). A thread makes a chunk.
+// An id outside the table reads nothing and makes a row of NaN: a wrong id must not pass for a weak token.
 #include "embedding.h"
 
 #include "loader.h"

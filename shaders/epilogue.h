@@ -1,4 +1,4 @@
-// What happens to a finished sum of a linear layer before it is stored. One function, so that every kernel rounds alike.
+// What happens to a finished sum of a linear layer before it is stored: one function, so all kernels round alike.
 #pragma once
 #include "activation.h"
 #include "linear.h"
@@ -7,22 +7,20 @@ namespace foundry {
 
 METAL_FUNC float activate(uint activation, float v) {
   switch (activation) {
-  case activation_silu: return Silu::apply(v);
-  case activation_gelu_tanh: return GeluTanh::apply(v);
-  case activation_gelu: return Gelu::apply(v);
-  default: return v;
+  case activation_silu:
+    return Silu::apply(v);
+  case activation_gelu_tanh:
+    return GeluTanh::apply(v);
+  case activation_gelu:
+    return Gelu::apply(v);
+  default:
+    return v;
   }
 }
 
 template <typename T>
-METAL_FUNC void store_output(
-    float sum,
-    uint m,
-    uint n,
-    device const T* bias,
-    device const T* residual,
-    device T* y,
-    constant LinearArgs& args) {
+METAL_FUNC void store_output(float sum, uint m, uint n, device const T* bias, device const T* residual, device T* y,
+                             constant LinearArgs& args) {
   if (args.has_bias) sum += float(bias[n]);
   sum = activate(args.activation, sum);
   if (args.has_residual)

@@ -5,10 +5,10 @@
 namespace foundry {
 
 // Rows kernel: outputs that one simdgroup makes, so that each chunk of x is loaded once for four weight rows and a lane
-// has four independent sums in flight. Eight would halve the work per thread start but leave too few simdgroups on a GPU.
+// has four independent sums in flight. Eight would leave too few simdgroups on a GPU where N is small.
 FOUNDRY_CONST uint32_t linear_outputs = 4;
-FOUNDRY_CONST uint32_t linear_simdgroups = 2;  // per threadgroup: small groups balance best when N is small
-FOUNDRY_CONST uint32_t linear_max_rows = 8;    // rows of x in registers: 8 x 4 sums, 32 weights, and room to spare
+FOUNDRY_CONST uint32_t linear_simdgroups = 2; // per threadgroup: small groups balance best when N is small
+FOUNDRY_CONST uint32_t linear_max_rows = 8;   // rows of x in registers: 8 x 4 sums, 32 weights, and room to spare
 
 // Tile kernel: BM tokens x BN outputs by 2 x 2 simdgroups, K in slabs of BK. Two f32 slabs fill 13.5 KiB, so two
 // threadgroups fit a core; 2 x 4 accumulators a simdgroup keep the matrix unit busy.
@@ -26,12 +26,12 @@ FOUNDRY_CONST uint32_t activation_gelu = 3;
 // y[m, n] = residual[m, n] + scale * activation(sum_k x[m, k] W[n, k] + bias[n]). The epilogue is chosen at run time by
 // uniform branches: as function constants its 16 forms would each be a compiled variant.
 struct LinearArgs {
-  uint32_t rows;             // M
-  uint32_t n;                // outputs
-  uint32_t k;                // inputs
-  uint32_t row_blocks;       // blocks in a row of W
+  uint32_t rows;       // M
+  uint32_t n;          // outputs
+  uint32_t k;          // inputs
+  uint32_t row_blocks; // blocks in a row of W
   uint32_t activation;
-  uint32_t has_bias;         // when 0, the buffer is not read
+  uint32_t has_bias; // when 0, the buffer is not read
   uint32_t has_residual;
   float scale;
   Rows x;

@@ -87,7 +87,7 @@ METAL_FUNC void stage(device const typename Q::block* row, uint k, uint end, thr
     to[j] = S(d * w[j]);
 }
 
-// Matrix product in tiles of BM x BN: a slab of x and a slab of W, unpacked, lie in threadgroup memory. Tile rows beyond
+// Matrix product in tiles of BM x BN: a slab of x and an unpacked slab of W lie in threadgroup memory. Tile rows beyond
 // the matrices repeat the last valid row; their products are never stored.
 template <typename Q, typename T, int V>
 [[kernel]] void linear_tiles(

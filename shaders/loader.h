@@ -8,16 +8,14 @@ namespace foundry {
 
 // load(row, k, end, w): elements k .. k + chunk-1 of the row are the returned scale times w; those past `end` are 0.
 template <typename Q, int V, bool Packed = (Q::block_size > 1)> struct Loader {
-  static METAL_FUNC float
-  load(device const typename Q::block* row, uint k, uint, thread float (&w)[chunk]) {
+  static METAL_FUNC float load(device const typename Q::block* row, uint k, uint, thread float (&w)[chunk]) {
     static_assert(Q::block_size % chunk == 0, "a chunk lies within one block");
     return Q::unpack(row[k / Q::block_size], short(k % Q::block_size / chunk), w);
   }
 };
 
 template <typename Q> struct Loader<Q, 4, false> {
-  static METAL_FUNC float
-  load(device const typename Q::block* row, uint k, uint, thread float (&w)[chunk]) {
+  static METAL_FUNC float load(device const typename Q::block* row, uint k, uint, thread float (&w)[chunk]) {
     float lo[4], hi[4];
     foundry::load(row + k, lo);
     foundry::load(row + k + 4, hi);
@@ -30,8 +28,7 @@ template <typename Q> struct Loader<Q, 4, false> {
 };
 
 template <typename Q> struct Loader<Q, 1, false> {
-  static METAL_FUNC float
-  load(device const typename Q::block* row, uint k, uint end, thread float (&w)[chunk]) {
+  static METAL_FUNC float load(device const typename Q::block* row, uint k, uint end, thread float (&w)[chunk]) {
     for (int j = 0; j < chunk; ++j)
       w[j] = k + j < end ? float(row[k + j]) : 0.0f;
     return 1.0f;

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 
-#define FOUNDRY_FORMAT(policy, name, gguf_type) \
+#define FOUNDRY_FORMAT(policy, name, gguf_type)                                                                        \
   static const int name##_index = register_format<policy>(#policy, #name, gguf_type);
 #include "quant/format.h"
 
@@ -18,12 +18,12 @@ std::vector<QuantFormat>& table() {
   return formats;
 }
 
-template <typename Q>
-void pack_blocks(const float* weights, void* blocks, int64_t n) {
+template <typename Q> void pack_blocks(const float* weights, void* blocks, int64_t n) {
   for (int64_t i = 0; i < n; i++, weights += Q::block_size) {
     typename Q::block& block = static_cast<typename Q::block*>(blocks)[i];
     bool finite = true;
-    for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
+    for (int j = 0; j < Q::block_size; j++)
+      finite = finite && std::isfinite(weights[j]);
     TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
     Q::pack(weights, block);
     float w[chunk];
@@ -31,21 +31,21 @@ void pack_blocks(const float* weights, void* blocks, int64_t n) {
   }
 }
 
-template <typename Q>
-void unpack_blocks(const void* blocks, float* weights, int64_t n) {
+template <typename Q> void unpack_blocks(const void* blocks, float* weights, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     for (int c = 0; c < Q::block_size / chunk; c++) {
       float w[chunk];
       const float d = Q::unpack(static_cast<const typename Q::block*>(blocks)[i], static_cast<short>(c), w);
-      for (float v : w) *weights++ = d * v;
+      for (float v : w)
+        *weights++ = d * v;
     }
   }
 }
 
-template <typename Q>
-int register_format(const char* policy, const char* name, int gguf_type) {
-  QuantFormat format{static_cast<int>(table().size()), policy, name, gguf_type, Q::block_size, sizeof(typename Q::block),
-                     alignof(typename Q::block), nullptr, nullptr};
+template <typename Q> int register_format(const char* policy, const char* name, int gguf_type) {
+  QuantFormat format{
+      static_cast<int>(table().size()), policy,  name,   gguf_type, Q::block_size, sizeof(typename Q::block),
+      alignof(typename Q::block),       nullptr, nullptr};
   if constexpr (Q::block_size > 1) {
     format.pack = &pack_blocks<Q>;
     format.unpack = &unpack_blocks<Q>;
@@ -55,21 +55,22 @@ int register_format(const char* policy, const char* name, int gguf_type) {
   return format.index;
 }
 
-}  // namespace
-}  // namespace foundry
+} // namespace
+} // namespace foundry
 
-#include "quant/formats.h"  // runs register_format for each
+#include "quant/formats.h" // runs register_format for each
 
 namespace foundry {
 namespace {
 
 c10::Dict<std::string, std::vector<int64_t>> describe_formats() {
   c10::Dict<std::string, std::vector<int64_t>> dict;
-  for (const QuantFormat& f : quant_formats()) dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes});
+  for (const QuantFormat& f : quant_formats())
+    dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes});
   return dict;
 }
 
-}  // namespace
+} // namespace
 
 c10::ArrayRef<QuantFormat> quant_formats() { return table(); }
 
@@ -77,7 +78,8 @@ const QuantFormat& quant_format(std::string_view name) {
   for (const QuantFormat& f : table())
     if (name == f.name) return f;
   std::string known;
-  for (const QuantFormat& f : table()) known += (known.empty() ? "" : ", ") + std::string(f.name);
+  for (const QuantFormat& f : table())
+    known += (known.empty() ? "" : ", ") + std::string(f.name);
   TORCH_CHECK(false, "format: expected one of ", known, ", got '", name, "'");
 }
 
@@ -105,10 +107,10 @@ WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::opti
 }
 
 void check_output_size(int64_t rows, int64_t columns) {
-  TORCH_CHECK(columns == 0 || rows <= INT32_MAX / columns, "output: expected at most 2^31-1 elements, got [", rows, ", ",
-              columns, "] (kernels index with 32 bits)");
+  TORCH_CHECK(columns == 0 || rows <= INT32_MAX / columns, "output: expected at most 2^31-1 elements, got [", rows,
+              ", ", columns, "] (kernels index with 32 bits)");
 }
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def("quant_formats() -> Dict(str, int[])", &describe_formats); }
 
-}  // namespace foundry
+} // namespace foundry

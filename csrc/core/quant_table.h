@@ -1,4 +1,5 @@
-// The host's view of the weight formats in shaders/quant: sizes for checks, policy names for kernels, packers for Python.
+// The host's view of the weight formats in shaders/quant: sizes for checks, policy names for kernels, packers for
+// Python.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +12,20 @@
 namespace foundry {
 
 struct QuantFormat {
-  int index;           // position in the table: the format's part of a variant index
-  const char* policy;  // the type that kernels are instantiated with
+  int index;          // position in the table: the format's part of a variant index
+  const char* policy; // the type that kernels are instantiated with
   const char* name;
   int gguf_type;
-  int64_t block_size;   // weights in a block; 1 for dense formats
+  int64_t block_size; // weights in a block; 1 for dense formats
   int64_t block_bytes;
-  int64_t alignment;    // of a block in memory
-  void (*pack)(const float* weights, void* blocks, int64_t n);          // null for dense formats
+  int64_t alignment;                                           // of a block in memory
+  void (*pack)(const float* weights, void* blocks, int64_t n); // null for dense formats
   void (*unpack)(const void* blocks, float* weights, int64_t n);
 
   bool packed() const { return block_size > 1; }
 };
 
-constexpr int kMaxFormats = 64;  // size of per-format pipeline tables
+constexpr int kMaxFormats = 64; // size of per-format pipeline tables
 
 c10::ArrayRef<QuantFormat> quant_formats();
 const QuantFormat& quant_format(std::string_view name);
@@ -34,7 +35,7 @@ const QuantFormat& dense_format(at::ScalarType dtype);
 struct WeightMatrix {
   const QuantFormat& format;
   int64_t n, k;
-  int64_t row_blocks;  // blocks from the start of a row to that of the next
+  int64_t row_blocks; // blocks from the start of a row to that of the next
 };
 
 // Checks `weight` as `format`: uint8 [n, bytes] when packed; when dense (or not given), f32, f16 or bf16 [n, k].
@@ -43,4 +44,4 @@ WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::opti
 // Refuses, before it is allocated, a result of more elements than kernels can index.
 void check_output_size(int64_t rows, int64_t columns);
 
-}  // namespace foundry
+} // namespace foundry

@@ -13,8 +13,7 @@ namespace {
 
 // Ids in host memory are checked here, where it costs nothing. The kernel itself never reads outside the table: on a
 // device a wrong id gives a row of NaN.
-template <typename Id>
-void check_ids(const at::Tensor& ids, int64_t vocab) {
+template <typename Id> void check_ids(const at::Tensor& ids, int64_t vocab) {
   const Id* p = ids.const_data_ptr<Id>();
   for (int64_t i = 0; i < ids.numel(); i++)
     TORCH_CHECK_INDEX(p[i] >= 0 && p[i] < vocab, "ids: expected values in [0, ", vocab, "), got ", p[i]);
@@ -62,9 +61,9 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optio
   return y;
 }
 
-}  // namespace
+} // namespace
 
 FOUNDRY_OP("embedding(Tensor ids, Tensor weight, str? format, ScalarType dtype, float scale=1.0) -> Tensor",
            "embedding", embedding)
 
-}  // namespace foundry
+} // namespace foundry

@@ -16,22 +16,23 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 // Which kernel serves M rows: the first line whose limit is not below M. This is the only place that decides it.
 struct Route {
-  int64_t limit;         // largest M
+  int64_t limit; // largest M
   const char* function;
-  int rows;              // rows of x that share one reading of the weight; 0: a tile of linear_bm
+  int rows; // rows of x that share one reading of the weight; 0: a tile of linear_bm
 };
 constexpr Route kRoutes[] = {
-    {1, "linear_rows", 1},   // decode: bound by reading W once
-    {2, "linear_rows", 2},   // few rows still are; the sums of one row do not depend on how many share the reading, so
-    {4, "linear_rows", 4},   // results equal those of M = 1 bit for bit
-    {16, "linear_rows", 8},  // 9..16: W is read twice, which costs less than a tile that is mostly padding
+    {1, "linear_rows", 1},  // decode: bound by reading W once
+    {2, "linear_rows", 2},  // few rows still are; the sums of one row do not depend on how many share the reading, so
+    {4, "linear_rows", 4},  // results equal those of M = 1 bit for bit
+    {16, "linear_rows", 8}, // 9..16: W is read twice, which costs less than a tile that is mostly padding
     {INT64_MAX, "linear_tiles", 0},
 };
 constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);
 
 int route(int64_t m) {
   int i = 0;
-  while (m > kRoutes[i].limit) i++;
+  while (m > kRoutes[i].limit)
+    i++;
   return i;
 }
 
@@ -82,14 +83,14 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   args.scale = static_cast<float>(scale);
   args.x = rows_of("x", x);
   if (residual) args.residual = rows_of("residual", *residual);
-  const int64_t moved = weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) +
-                        (residual ? residual->nbytes() : 0);
+  const int64_t moved =
+      weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   const Grid grid = rows ? simdgroup_per_row(ceil_div(w.n, linear_outputs), linear_simdgroups, ceil_div(m, rows))
                          : tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads);
   Launch(p)
       .in(weight)
       .in(x)
-      .in(bias ? *bias : x)  // bound but not read when absent: LinearArgs says so
+      .in(bias ? *bias : x) // bound but not read when absent: LinearArgs says so
       .in(residual ? *residual : x)
       .out(y)
       .args(args)
@@ -98,10 +99,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   return y;
 }
 
-}  // namespace
+} // namespace
 
 FOUNDRY_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, Tensor? residual=None, "
            "float scale=1.0, str? activation=None) -> Tensor",
            "linear", linear)
 
-}  // namespace foundry
+} // namespace foundry

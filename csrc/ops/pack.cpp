@@ -37,7 +37,7 @@ void unpack_weight(const at::Tensor& packed, std::string_view format, const at::
   });
 }
 
-}  // namespace
+} // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("pack_weight(Tensor weight, str format, Tensor(a!) packed) -> ()");
@@ -48,4 +48,4 @@ TORCH_LIBRARY_IMPL(torch_foundry, CPU, m) {
   m.impl("unpack_weight", &unpack_weight);
 }
 
-}  // namespace foundry
+} // namespace foundry

@@ -1,5 +1,5 @@
-// What a weight format header builds on. A format is one header: the layout of its block, and a policy type that both the
-// kernels and the host's packer use. It ends with FOUNDRY_FORMAT, and formats.h includes it: that is all there is to add.
+// What a weight format header builds on. A format is one header: the layout of its block, and a policy type that the
+// kernels and the host's packer share. It ends with FOUNDRY_FORMAT, and formats.h includes it: nothing else is to add.
 //
 //   struct Q {
 //     using block = ...;                              // as it lies in the file, checked by a static_assert on its size
@@ -32,7 +32,7 @@ struct foundry_bfloat {
 
 namespace foundry {
 
-// Weights that a lane unpacks at once. Eight: 16 bytes of half in one load, and they share a scale in every GGUF format.
+// Weights that a lane unpacks at once. Eight halves are one 16-byte load, and no GGUF format has a scale for fewer.
 FOUNDRY_CONST int chunk = 8;
 
 #ifdef __METAL_VERSION__
@@ -44,7 +44,7 @@ inline float widen(foundry_half h) {
   return static_cast<float>(value);
 }
 
-inline foundry_half narrow(float f) {  // to nearest, ties to even
+inline foundry_half narrow(float f) { // to nearest, ties to even
   const _Float16 value = static_cast<_Float16>(f);
   foundry_half h;
   __builtin_memcpy(&h, &value, sizeof h);

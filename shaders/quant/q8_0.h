@@ -6,7 +6,7 @@ namespace foundry {
 
 struct block_q8_0 {
   foundry_half d;
-  uint16_t qs[16];  // codes 2j and 2j+1: blocks of 34 bytes are aligned to 2, so a word is the widest load
+  uint16_t qs[16]; // codes 2j and 2j+1: blocks of 34 bytes are aligned to 2, so a word is the widest load
 };
 static_assert(sizeof(block_q8_0) == 34, "GGUF Q8_0");
 
@@ -26,7 +26,8 @@ struct Q8_0 {
 #ifndef __METAL_VERSION__
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
-    for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
+    for (int j = 0; j < block_size; ++j)
+      largest = std::fmax(largest, std::fabs(w[j]));
     const float d = largest / 127.0f;
     const float inverse = reciprocal(d);
     b.d = narrow(d);
