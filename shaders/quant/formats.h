@@ -2,3 +2,4 @@
 #pragma once
 #include "dense.h"
 #include "q8_0.h"
+#include "q4_0.h"

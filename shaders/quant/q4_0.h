@@ -1,0 +1,49 @@
+// Q4_0: 32 weights, an f16 scale and 4-bit codes around 8; byte j holds weight j low and weight j + 16 high.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q4_0 {
+  foundry_half d;
+  uint16_t qs[8]; // bytes 2j and 2j+1: blocks of 18 bytes are aligned to 2, so a word is the widest load
+};
+static_assert(sizeof(block_q4_0) == 18, "GGUF Q4_0");
+
+struct Q4_0 {
+  using block = block_q4_0;
+  FOUNDRY_CONST int block_size = 32;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* q = b.qs + i % 2 * 4;
+    const short shift = i / 2 * 4;
+    for (short j = 0; j < 4; ++j) {
+      const uint16_t codes = uint16_t(q[j] >> shift) & 0x0f0f;
+      w[2 * j] = float(codes & 0xff) - 8.0f;
+      w[2 * j + 1] = float(codes >> 8) - 8.0f;
+    }
+    return widen(b.d);
+  }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    float extreme = w[0]; // the first of the largest magnitude, with its sign: it gets code 0
+    for (int j = 1; j < block_size; ++j)
+      if (std::fabs(w[j]) > std::fabs(extreme)) extreme = w[j];
+    const float d = extreme / -8.0f;
+    const float inverse = reciprocal(d);
+    b.d = narrow(d);
+    const auto code = [&](int j) { // the product is rounded to f32 before the sum, as the reference does it
+      const float scaled = static_cast<float>(static_cast<double>(w[j]) * inverse) + 8.5f;
+      return static_cast<int>(std::fmin(std::fmax(scaled, 0.0f), 15.0f));
+    };
+    for (int j = 0; j < 8; ++j)
+      b.qs[j] =
+          static_cast<uint16_t>(code(2 * j) | code(2 * j + 16) << 4 | code(2 * j + 1) << 8 | code(2 * j + 17) << 12);
+  }
+#endif
+};
+
+FOUNDRY_FORMAT(Q4_0, q4_0, 2)
+
+} // namespace foundry
