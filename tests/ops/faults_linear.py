@@ -1,0 +1,97 @@
+"""Seeded mistakes in linear, embedding and the formats. None reads outside its buffers, so they can run anywhere."""
+
+from __future__ import annotations
+
+from kit import F16, F32, Fault
+from test_embedding import Case as EmbeddingCase
+from test_embedding import test_equals_the_table
+from test_linear import (
+    Case,
+    test_a_row_does_not_depend_on_its_company,
+    test_accuracy,
+    test_integers_are_exact,
+    test_lane_orders,
+    test_one_hot_reads_every_weight_back,
+)
+
+
+def _rows(name: str, old: str, new: str, case: Case | None = None, file: str = "") -> Fault:
+    return Fault(f"linear-{name}", "linear.metal", old, new, lambda: test_accuracy(case or Case(), F32), file)
+
+
+def _tiles(name: str, old: str, new: str, case: Case | None = None) -> Fault:
+    return _rows(f"tiles-{name}", old, new, case or Case(33, 65, 96, "q8_0"))
+
+
+def _epilogue(name: str, old: str, new: str, case: Case) -> Fault:
+    return _rows(f"epilogue-{name}", old, new, case, "epilogue.h")
+
+
+def _format(name: str, old: str, new: str, file: str) -> Fault:
+    kind = file.removeprefix("quant/").removesuffix(".h")
+    check = lambda: test_one_hot_reads_every_weight_back(kind, F32, 1)  # noqa: E731
+    return Fault(f"{kind}-{name}", "linear.metal", old, new, check, file)
+
+
+def _embedding(name: str, old: str, new: str, case: EmbeddingCase) -> Fault:
+    return Fault(f"embedding-{name}", "embedding.metal", old, new, lambda: test_equals_the_table(case, F16))
+
+
+END_OF_SLAB = "b[j], sum[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+
+FAULTS = [
+    _rows("last-chunk-dropped", "k < end; k += simd_width", "k + chunk < end; k += simd_width"),
+    _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
+    _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
+    _rows("last-output-not-stored", "n0 + lane < args.n)", "n0 + lane + 1 < args.n)", Case(1, 9, 256)),
+    _rows("rows-of-x-in-pairs", "min(m0 + m, args.rows - 1)", "min(m0 + m / 2 * 2, args.rows - 1)", Case(3)),
+    _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
+    _rows("half-of-a-chunk-twice", "row + k + 4, hi", "row + k, hi", Case(1, 8, 256), "loader.h"),
+    _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
+    Fault(
+        "linear-sum-depends-on-the-number-of-rows",
+        "linear.metal",
+        "sum[m][n] = fma(d[n], dot(w[n], v), sum[m][n]);",
+        "sum[m][n] = M > 1 ? sum[m][n] + float(d[n] * dot(w[n], v)) : fma(d[n], dot(w[n], v), sum[m][n]);",
+        lambda: test_a_row_does_not_depend_on_its_company("q8_0", F32),
+    ),
+    _tiles("slab-of-w-stale", "stage<Q, V>(w_row[i], k0 + c", "stage<Q, V>(w_row[i], (k0 & ~63u) + c"),
+    _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
+    _tiles("edge-guard-off-by-one", "m < args.rows && n < args.n)", "m < args.rows && n + 1 < args.n)"),
+    _tiles("quarters-mixed-up", "sn = simdgroup % 2", "sn = simdgroup / 2", Case(33, 64, 40)),
+    Fault(
+        "linear-tiles-staging-rounds",
+        "linear.metal",
+        "using type = float;",
+        "using type = half;",
+        lambda: test_accuracy(Case(33, 65, 96, "q8_0"), F32),
+    ),
+    Fault(
+        "linear-tiles-barrier-missing-after-a-slab",
+        "linear.metal",
+        END_OF_SLAB,
+        END_OF_SLAB.split("\n    threadgroup")[0],
+        lambda: test_lane_orders(33, None),
+    ),
+    _epilogue("bias-of-the-neighbour", "bias[n]", "bias[n ^ 1]", Case(3, bias=True)),
+    _epilogue("residual-of-row-0-ignored", "(args.has_residual)", "(args.has_residual && m)", Case(3, residual=True)),
+    _epilogue("scale-ignored", "sum *= args.scale", "sum *= 1.0f", Case(3, scale=-3.0)),
+    _epilogue("gelus-exchanged", "case activation_gelu:", "case 4:", Case(3, activation="gelu")),
+    Fault(
+        "linear-epilogue-residual-scaled-too",
+        "linear.metal",
+        "metal::fma(args.scale, sum,",
+        "args.scale * metal::fma(1.0f, sum,",
+        lambda: test_integers_are_exact(None, F32, 8),
+        "epilogue.h",
+    ),
+    _format("scale-of-one-chunk", "return widen(b.d);", "return widen(b.d) * (i == 3 ? 1.03f : 1.0f);", "quant/q8_0.h"),
+    _format("codes-exchanged", "w[2 * j + 1] = float(int16_t(q[j]) >> 8)", "w[2 * j + 1] = w[2 * j]", "quant/q8_0.h"),
+    _format("nibbles-exchanged", "shift = i / 2 * 4", "shift = 4 - i / 2 * 4", "quant/q4_0.h"),
+    _format("zero-point", "float(codes & 0xff) - 8.0f", "float(codes & 0xff) - 7.99f", "quant/q4_0.h"),
+    _embedding(
+        "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")
+    ),
+    _embedding("last-column-dropped", "k + j < args.hidden", "k + j + 1 < args.hidden", EmbeddingCase()),
+    _embedding("row-of-id-0", "known ? ulong(id) : 0ul", "known && id > 1 ? ulong(id) : 0ul", EmbeddingCase(vocab=2)),
+]
