@@ -5,6 +5,9 @@
 
 namespace metal {
 
+// bfloat's functions are templates that take nothing else: libraries bring their own, which must win.
+template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>;
+
 // half and bfloat compute in float and round once.
 #define MSL_MATH_1(name, expression)                                                                                   \
   MSL_INLINE float name(float x) { return expression; }                                                                \
@@ -12,9 +15,9 @@ namespace metal {
     const float x = static_cast<float>(value);                                                                         \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  MSL_INLINE bfloat name(bfloat value) {                                                                               \
+  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B value) {                                                \
     const float x = value;                                                                                             \
-    return bfloat(expression);                                                                                         \
+    return B(expression);                                                                                              \
   }                                                                                                                    \
   MSL_LIFT_1(name)
 #define MSL_MATH_2(name, expression)                                                                                   \
@@ -23,9 +26,9 @@ namespace metal {
     const float x = static_cast<float>(a), y = static_cast<float>(b);                                                  \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  MSL_INLINE bfloat name(bfloat a, bfloat b) {                                                                         \
+  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b) {                                               \
     const float x = a, y = b;                                                                                          \
-    return bfloat(expression);                                                                                         \
+    return B(expression);                                                                                              \
   }                                                                                                                    \
   MSL_LIFT_2(name)
 #define MSL_MATH_3(name, expression)                                                                                   \
@@ -34,9 +37,9 @@ namespace metal {
     const float x = static_cast<float>(a), y = static_cast<float>(b), z = static_cast<float>(c);                       \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  MSL_INLINE bfloat name(bfloat a, bfloat b, bfloat c) {                                                               \
+  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b, B c) {                                          \
     const float x = a, y = b, z = c;                                                                                   \
-    return bfloat(expression);                                                                                         \
+    return B(expression);                                                                                              \
   }                                                                                                                    \
   MSL_LIFT_3(name)
 
@@ -126,32 +129,34 @@ MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
 #undef MSL_MATH_3
 
 // What is not elementwise in float: other results, out parameters, neighbours in the type's own precision.
-#define MSL_FLOAT_FUNCTIONS(T)                                                                                         \
-  MSL_INLINE T abs(T x) { return fabs(x); }                                                                            \
-  MSL_INLINE T ldexp(T x, int exponent) { return T(__builtin_ldexpf(static_cast<float>(x), exponent)); }               \
-  MSL_INLINE T frexp(T x, int& exponent) { return T(__builtin_frexpf(static_cast<float>(x), &exponent)); }             \
-  MSL_INLINE int ilogb(T x) { return __builtin_ilogbf(static_cast<float>(x)); }                                        \
-  MSL_INLINE T modf(T x, T& whole) {                                                                                   \
+#define MSL_FLOAT_FUNCTIONS(T, TEMPLATE)                                                                                \
+  TEMPLATE MSL_INLINE T abs(T x) { return fabs(x); }                                                                   \
+  TEMPLATE MSL_INLINE T ldexp(T x, int exponent) { return T(__builtin_ldexpf(static_cast<float>(x), exponent)); }      \
+  TEMPLATE MSL_INLINE T frexp(T x, int& exponent) { return T(__builtin_frexpf(static_cast<float>(x), &exponent)); }    \
+  TEMPLATE MSL_INLINE int ilogb(T x) { return __builtin_ilogbf(static_cast<float>(x)); }                               \
+  TEMPLATE MSL_INLINE T modf(T x, T& whole) {                                                                          \
     whole = trunc(x);                                                                                                  \
     return __builtin_isinf(static_cast<float>(x)) ? copysign(T(0.0f), x) : T(x - whole);                               \
   }                                                                                                                    \
-  MSL_INLINE T sincos(T x, T& cosine) {                                                                                \
+  TEMPLATE MSL_INLINE T sincos(T x, T& cosine) {                                                                       \
     cosine = cos(x);                                                                                                   \
     return sin(x);                                                                                                     \
   }                                                                                                                    \
-  MSL_INLINE bool isfinite(T x) { return __builtin_isfinite(static_cast<float>(x)); }                                  \
-  MSL_INLINE bool isinf(T x) { return __builtin_isinf(static_cast<float>(x)); }                                        \
-  MSL_INLINE bool isnan(T x) { return __builtin_isnan(static_cast<float>(x)); }                                        \
-  MSL_INLINE bool isnormal(T x) {                                                                                      \
+  TEMPLATE MSL_INLINE bool isfinite(T x) { return __builtin_isfinite(static_cast<float>(x)); }                         \
+  TEMPLATE MSL_INLINE bool isinf(T x) { return __builtin_isinf(static_cast<float>(x)); }                               \
+  TEMPLATE MSL_INLINE bool isnan(T x) { return __builtin_isnan(static_cast<float>(x)); }                               \
+  TEMPLATE MSL_INLINE bool isnormal(T x) {                                                                             \
     const T magnitude = fabs(x);                                                                                       \
     return magnitude >= numeric_limits<T>::min() && magnitude <= numeric_limits<T>::max();                             \
   }                                                                                                                    \
-  MSL_INLINE bool signbit(T x) { return __builtin_signbit(static_cast<float>(x)); }                                    \
-  MSL_INLINE bool isordered(T x, T y) { return x == x && y == y; }                                                     \
-  MSL_INLINE bool isunordered(T x, T y) { return !isordered(x, y); }
-MSL_FLOAT_FUNCTIONS(float)
-MSL_FLOAT_FUNCTIONS(half)
-MSL_FLOAT_FUNCTIONS(bfloat)
+  TEMPLATE MSL_INLINE bool signbit(T x) { return __builtin_signbit(static_cast<float>(x)); }                           \
+  TEMPLATE MSL_INLINE bool isordered(T x, T y) { return x == x && y == y; }                                            \
+  TEMPLATE MSL_INLINE bool isunordered(T x, T y) { return !isordered(x, y); }
+#define MSL_BFLOAT_ONLY template <class B, class = if_bfloat<B>>
+MSL_FLOAT_FUNCTIONS(float, )
+MSL_FLOAT_FUNCTIONS(half, )
+MSL_FLOAT_FUNCTIONS(B, MSL_BFLOAT_ONLY)
+#undef MSL_BFLOAT_ONLY
 #undef MSL_FLOAT_FUNCTIONS
 MSL_LIFT_1(ilogb)
 MSL_LIFT_1(isfinite)

@@ -20,6 +20,10 @@ template <class Format> struct Float16;
 template <class T> struct is_float16 : std::false_type {};
 template <class F> struct is_float16<Float16<F>> : std::true_type {};
 
+// A class that converts to a built-in number, and by that to a 16-bit float, were that built in too.
+template <class T>
+constexpr bool is_number_like = std::is_class_v<T> && !is_float16<T>::value && std::is_convertible_v<const T&, float>;
+
 struct BrainFormat {
   static constexpr uint16_t encode(float value) { // round to nearest even; NaN stays NaN
     const uint32_t bits = __builtin_bit_cast(uint32_t, value);
@@ -100,6 +104,12 @@ template <class Format> struct Float16 {
   template <class T, class = std::enable_if_t<!std::is_arithmetic_v<T> && is_number<T>>, class = void>
   explicit constexpr operator T() const {
     return static_cast<T>(Format::decode(bits));
+  }
+
+  template <class T, class = std::enable_if_t<is_number_like<T>>, class = void, class = void>
+  explicit constexpr Float16(const T& value) : Float16(static_cast<float>(value)) {}
+  template <class T, class = std::enable_if_t<is_number_like<T>>> constexpr Float16& operator=(const T& value) {
+    return *this = Float16(static_cast<float>(value));
   }
 
   constexpr Float16& operator++() { return *this = Float16(Format::decode(bits) + 1.0f); }

@@ -72,7 +72,12 @@ struct Or {
 struct Xor {
   static constexpr bool has_neutral = true;
   template <class T> static MSL_INLINE T neutral() { return T(0); }
-  template <class T> static MSL_INLINE T combine(T a, T b) { return T(a ^ b); }
+  template <class T> static MSL_INLINE T combine(T a, T b) {
+    if constexpr (std::is_same_v<T, float>)
+      return as_type<float>(as_type<uint>(a) ^ as_type<uint>(b)); // libraries have wrappers for it, if no use
+    else
+      return T(a ^ b);
+  }
 };
 
 template <class Op, int Width, class T> MSL_INLINE T fold(T* values) {

@@ -142,5 +142,11 @@ MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup
                                                      detail::Pair{0.0f, 0.0f}, line);
   d.elements = vec<D, 2>(r.x, r.y);
 }
+template <class T>
+MSL_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8>& a, const simdgroup_matrix<T, 8, 8>& b) {
+  simdgroup_matrix<T, 8, 8> product;
+  simdgroup_multiply(product, a, b, 0); // an operator cannot tell the line it is used on
+  return product;
+}
 
 } // namespace metal

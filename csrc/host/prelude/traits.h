@@ -2,7 +2,6 @@
 #pragma once
 #include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "scalar.h"
 
@@ -36,7 +35,6 @@ MSL_TRAIT(is_convertible)
 MSL_TRAIT(is_copy_assignable)
 MSL_TRAIT(is_copy_constructible)
 MSL_TRAIT(is_default_constructible)
-MSL_TRAIT(is_empty)
 MSL_TRAIT(is_enum)
 MSL_TRAIT(is_function)
 MSL_TRAIT(is_integral)
@@ -81,14 +79,8 @@ using std::alignment_of;
 using std::bool_constant;
 using std::declval;
 using std::false_type;
-using std::forward;
 using std::integral_constant;
-using std::invoke_result;
-using std::invoke_result_t;
-using std::move;
-using std::swap;
 using std::true_type;
-using std::void_t;
 
 template <class T> constexpr bool is_16bit_float = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
 

@@ -1,5 +1,7 @@
 // Vectors of 2, 3 and 4 elements, packed vectors, swizzles.
 #pragma once
+#include <initializer_list>
+
 #include "swizzle.h"
 #include "traits.h"
 
@@ -138,6 +140,14 @@ template <class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : sto
                   "vector constructor: the arguments do not have as many components as the vector");
     int at = append(d, append(d, 0, a), b);
     ((at = append(d, at, c)), ...);
+  }
+  // In braces the rest is zero, as for the vectors that are built into Apple's compiler.
+  template <class A, class = std::enable_if_t<is_vector<A> || is_arithmetic_v<A>>>
+  MSL_INLINE vec(std::initializer_list<A> list) {
+    int at = 0;
+    for (const A& a : list)
+      if (at + components_of<A> <= N) at = append(d, at, a);
+    for (; at < N; at++) d[at] = T(0);
   }
   MSL_INLINE T& operator[](int i) { return d[i]; }
   MSL_INLINE const T& operator[](int i) const { return d[i]; }
