@@ -68,7 +68,7 @@ class FoundryEmbedding(nn.Embedding):
         """Rows `input` of the weight."""
         dtype = self.anchor.dtype
         if dtype in KERNEL_DTYPES and input.numel() and not torch.compiler.is_compiling():
-            rows = ops.embedding(input, self.weight, format=self.format, dtype=dtype)
+            rows = ops.embedding(input.contiguous(), self.weight, format=self.format, dtype=dtype)
         else:
             unique, index = torch.unique(input, return_inverse=True)
             rows = quant.dequantize(self.weight[unique], self.format, self.embedding_dim, dtype)[index]

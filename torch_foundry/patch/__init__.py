@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
-    from torch_foundry.patch.report import Report
+    from torch_foundry.patch.summary import Report
 
 Model = TypeVar("Model", bound="nn.Module")
 

@@ -16,9 +16,9 @@ from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.quantize import dequantize_model, quantize_model
-from torch_foundry.patch.report import Report, build_report
 from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.state import ModelState, Plan
+from torch_foundry.patch.summary import Report, build_report
 from torch_foundry.patch.swap import is_swapped, restore, swap
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +44,7 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
         plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged
     inside = {id(m) for layer in [layer for layer, _ in plans] + _fused_layers(model) for m in layer.modules()}
     leaves = [
-        (module, mixin)
+        (module, mixin, mixin.plan_class(module, state))
         for module in model.modules()
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
@@ -54,8 +54,8 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
     state.left = left
     for layer, plan in plans:
         swap(layer, LayerMixin, plan)
-    for module, mixin in leaves:
-        swap(module, mixin, Plan(state))
+    for module, mixin, leaf_plan in leaves:
+        swap(module, mixin, leaf_plan)
     for pretrained in models:
         swap(pretrained, ModelMixin, Plan(state))
     return model

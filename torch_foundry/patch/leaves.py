@@ -5,6 +5,7 @@ Their arithmetic is fixed by their class alone, so they are replaced in any arch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch_foundry.patch.swap import FoundryModule, base_class
 from torch_foundry.patch.weights import Linear, Norm, weight_reason
 
 
-def leaf_mixin(module: nn.Module) -> type | None:
+def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
     """The mixin for `module`; None if it is not a leaf that is known."""
     cls = type(module)
     if "forward" in module.__dict__:
@@ -46,6 +47,8 @@ def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tenso
 class LeafMixin(FoundryModule):
     """`forward` of a swapped leaf: `_fused` unless it raises Blocked."""
 
+    plan_class: Callable[[Any, ModelState], Plan]
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The fused op, or stock code."""
         if torch.compiler.is_compiling():
@@ -54,7 +57,7 @@ class LeafMixin(FoundryModule):
         if not plan.state.enabled:
             return super().forward(input)  # type: ignore[misc]
         if plan.__class__ is Plan:  # after deepcopy or unpickling
-            plan = self.__dict__["_foundry"] = type(self)._plan_class(self, plan.state)
+            plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
         try:
             result = self._fused(plan, input)
         except Blocked as blocked:
@@ -62,8 +65,6 @@ class LeafMixin(FoundryModule):
             return super().forward(input)  # type: ignore[misc]
         plan.fused += 1
         return result
-
-    _plan_class: type
 
     def _fused(self, plan: Any, input: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -82,7 +83,7 @@ class LinearPlan(Plan):
 class LinearMixin(LeafMixin):
     """nn.Linear."""
 
-    _plan_class = LinearPlan
+    plan_class = LinearPlan
 
     def _fused(self, plan: LinearPlan, input: torch.Tensor) -> torch.Tensor:
         if reason := tensor_reason(input):
@@ -104,7 +105,7 @@ class NormPlan(Plan):
 class NormMixin(LeafMixin):
     """The RMS norms of `families.NORMS`."""
 
-    _plan_class = NormPlan
+    plan_class = NormPlan
 
     def _fused(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
         if reason := tensor_reason(input):
@@ -139,7 +140,7 @@ class EmbeddingPlan(Plan):
 class EmbeddingMixin(LeafMixin):
     """nn.Embedding, and Gemma's, which scales the rows."""
 
-    _plan_class = EmbeddingPlan
+    plan_class = EmbeddingPlan
 
     def _fused(self, plan: EmbeddingPlan, input: torch.Tensor) -> torch.Tensor:
         weight = plan.parameters["weight"]
@@ -150,4 +151,4 @@ class EmbeddingMixin(LeafMixin):
         if input.device != weight.device:
             raise Blocked("ids are on another device")
         check_weights(plan.parameters, weight.dtype, None)
-        return ops.embedding(input, weight, scale=plan.scale())
+        return ops.embedding(input.contiguous(), weight, scale=plan.scale())

@@ -1,0 +1,178 @@
+"""patch(model, quantize=...): packed weights behave like the dense weights that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.patch.zoo import FAMILIES, classes, ids, shared
+from torch_foundry import quant
+from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.patch import patch, patched, report, unpatch
+from torch_foundry.patch.spec import Unsupported
+
+PROMPT = ids(1, 12)
+
+
+def tokens(model: Any) -> list[list[int]]:
+    return model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=16, do_sample=False).tolist()
+
+
+def rounded(model: PreTrainedModel, fmt: str = "q8_0") -> PreTrainedModel:
+    """A stock copy of `model` whose dense weights have the values that packing leaves."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                weight = module.weight
+                weight.copy_(quant.dequantize(quant.quantize(weight, fmt), fmt, weight.shape[1], weight.dtype))
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_the_rounded_weights(family: str) -> None:
+    model = patch(copy.deepcopy(shared(family)), quantize="q8_0")
+    assert tokens(model) == tokens(rounded(shared(family)))
+    seen = report(model)
+    assert not seen.fallbacks and seen.fused, str(seen)
+    linear = (4 if family == "phi3" else 7) * 2
+    assert len(seen.packed) == linear + 2 and set(seen.packed.values()) == {"q8_0"}
+    assert not any(isinstance(m, nn.Linear) and not isinstance(m, FoundryLinear) for m in model.modules())
+
+
+def test_stock_code_runs_on_packed_weights() -> None:
+    model = patch(copy.deepcopy(shared("llama")), quantize="q8_0")
+    expected = tokens(rounded(shared("llama")))
+    with pytest.warns(UserWarning, match="stay packed as q8_0"):
+        unpatch(model)
+    assert not report(model).swapped and report(model).packed
+    assert tokens(model) == expected
+    patch(model)
+    assert tokens(model) == expected
+    assert report(model).fused and not report(model).fallbacks
+
+
+def test_dequantize_gives_dense_modules_back() -> None:
+    for family in ("llama", "gemma"):  # gemma: tied and scaled embedding
+        original = shared(family)
+        model = patch(copy.deepcopy(original), quantize="q8_0")
+        unpatch(model, dequantize=True)
+        assert classes(model) == classes(original)
+        expected = rounded(original).state_dict()
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, expected[name]), name
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == original.config.tie_word_embeddings
+        assert tokens(model) == tokens(rounded(original))
+
+
+def test_context_manager_makes_dense_again() -> None:
+    model = copy.deepcopy(shared("llama"))
+    with patched(model, quantize="q8_0"):
+        assert report(model).packed
+    assert classes(model) == classes(shared("llama"))
+    with pytest.raises(ValueError, match="patched already"), patched(patch(model), quantize="q8_0"):
+        pass
+
+
+def test_tied_embeddings_share_one_packed_weight() -> None:
+    model = patch(copy.deepcopy(shared("qwen2")), quantize="q8_0")
+    embedding, head = model.model.embed_tokens, model.lm_head
+    assert isinstance(embedding, FoundryEmbedding) and isinstance(head, FoundryLinear)
+    assert embedding.weight is head.weight
+    model.to("meta").to_empty(device="cpu")
+    assert embedding.weight is head.weight, "moving a model keeps it one"
+    twin = copy.deepcopy(model)
+    assert twin.model.embed_tokens.weight is twin.lm_head.weight
+
+
+def test_packed_stays_packed() -> None:
+    model = patch(copy.deepcopy(shared("llama")), quantize="q8_0").to(torch.bfloat16)
+    assert model.lm_head.weight.dtype == torch.uint8
+    assert model.model.norm.weight.dtype == torch.bfloat16
+    assert model(PROMPT).logits.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert model.model.embed_tokens(PROMPT).dtype == torch.bfloat16
+    assert model.dtype == torch.bfloat16
+
+
+def test_copies_and_state_dict() -> None:
+    model = patch(copy.deepcopy(shared("llama")), quantize="q8_0")
+    expected = tokens(model)
+    assert tokens(copy.deepcopy(model)) == expected
+    assert tokens(pickle.loads(pickle.dumps(model))) == expected
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    other = patch(copy.deepcopy(shared("llama")), quantize="q8_0")
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    other.load_state_dict(state)
+    assert tokens(other) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_save_pretrained_writes_dense_weights(family: str, tmp_path: Path) -> None:
+    model = patch(copy.deepcopy(shared(family)), quantize="q8_0")
+    expected = tokens(model)
+    model.save_pretrained(tmp_path)
+    assert tokens(AutoModelForCausalLM.from_pretrained(tmp_path)) == expected
+    assert tokens(model) == expected
+
+
+def test_gradients_reach_inputs_and_biases() -> None:
+    dense = rounded(shared("llama-biased"))
+    model = patch(copy.deepcopy(shared("llama-biased")), quantize="q8_0")
+    found = []
+    for each in (dense, model):
+        embeddings = dense.get_input_embeddings()(PROMPT).detach().requires_grad_()
+        each(inputs_embeds=embeddings).logits.sum().backward()
+        found.append([embeddings.grad, each.model.layers[0].self_attn.q_proj.bias.grad])
+    for ours, theirs in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_lora_on_packed_weights() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    losses, gradients = [], []
+    for base in (rounded(shared("llama")), patch(copy.deepcopy(shared("llama")), quantize="q8_0")):
+        torch.manual_seed(3)
+        model = peft.get_peft_model(base, config).train()
+        loss = model(PROMPT, labels=PROMPT).loss
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    torch.testing.assert_close(losses[1], losses[0])
+    for ours, theirs in zip(*reversed(gradients), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_stock_fallbacks_of_the_leaves() -> None:
+    linear = FoundryLinear.from_linear(nn.Linear(64, 10), "q8_0")
+    x = torch.randn(3, 64, dtype=torch.float64)
+    dense = linear.dequantized(torch.float64)
+    linear.double()
+    assert torch.equal(linear(x), nn.functional.linear(x, dense, linear.bias))
+    embedding = FoundryEmbedding.from_embedding(nn.Embedding(20, 64), "q8_0").double()
+    rows = embedding(torch.tensor([[3, 3, 19]]))
+    assert torch.equal(rows, embedding.dequantized(torch.float64)[[3, 3, 19]][None])
+    assert "format=q8_0" in str(linear) and "format=q8_0" in str(embedding)
+
+
+def test_what_cannot_be_packed() -> None:
+    model = copy.deepcopy(shared("llama"))
+    with pytest.raises(ValueError, match=r"quantize='q9_9': expected one of .*q8_0"):
+        patch(model, quantize="q9_9")
+    with pytest.raises(Unsupported, match="no decoder layers of a known family"):
+        patch(nn.Sequential(nn.Linear(64, 64)), quantize="q8_0")
+    assert not report(model).swapped
+    model.model.layers[0].mlp.down_proj = nn.Linear(96, 64)  # the config says 96: still understood
+    narrow = nn.Linear(64, 24)
+    model.extra = narrow
+    patch(model, quantize="q8_0")
+    assert model.extra is narrow and type(narrow) is not FoundryLinear, "not part of a layer that is understood"

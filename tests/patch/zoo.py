@@ -1,0 +1,121 @@
+"""Tiny random models of every family, with logits far enough apart that greedy decoding does not depend on rounding."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+VOCAB = 120
+COMMON = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "num_hidden_layers": 2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config class and what it gets besides COMMON."""
+
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    attention: str = "sdpa"
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GRANITE = {
+    "residual_multiplier": 0.4,
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 4.0,
+    "attention_multiplier": 0.1,
+}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+FAMILIES = {
+    "llama": Case("LlamaConfig"),
+    "llama-biased": Case(
+        "LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE}, attention="eager"
+    ),
+    "qwen2": Case("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen3": Case("Qwen3Config"),
+    "mistral": Case("MistralConfig", {"sliding_window": 12}),
+    "phi3": Case("Phi3Config", {"rope_parameters": PARTIAL_ROPE, "sliding_window": None}),
+    "gemma": Case("GemmaConfig"),
+    "gemma2": Case("Gemma2Config", {"sliding_window": 12}, attention="eager"),
+    "gemma3": Case("Gemma3TextConfig", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
+    "granite": Case("GraniteConfig", GRANITE),
+    "olmo2": Case("Olmo2Config"),
+    "smollm3": Case("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+}
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0) -> PreTrainedModel:
+    """A new model, the same for the same arguments, in eval mode."""
+    case = FAMILIES[family]
+    options = {**COMMON, **case.options, "num_hidden_layers": layers}
+    for per_layer in ("layer_types", "no_rope_layers"):
+        if per_layer in options:
+            options[per_layer] = (options[per_layer] * layers)[:layers]
+    config = getattr(transformers, case.config)(**options)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=case.attention).eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name or "bias" in name:
+                parameter.add_(0.3 * noise)  # away from ones and zeros
+            else:
+                parameter.copy_(0.06 * noise)
+    model.generation_config.eos_token_id = None  # always generate as much as was asked for
+    return model.to(dtype)
+
+
+@functools.cache
+def shared(family: str) -> PreTrainedModel:
+    """A stock model that several tests read."""
+    return build(family)
+
+
+def ids(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Random token ids, none of them special."""
+    return torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """A batch with left padding."""
+    width = max(lengths)
+    inputs = {
+        "input_ids": ids(len(lengths), width),
+        "attention_mask": torch.ones(len(lengths), width, dtype=torch.long),
+    }
+    for row, length in enumerate(lengths):
+        inputs["input_ids"][row, : width - length] = 0
+        inputs["attention_mask"][row, : width - length] = 0
+    return inputs
+
+
+def classes(model: nn.Module) -> list[type]:
+    """The class of every module."""
+    return [type(module) for module in model.modules()]
