@@ -43,8 +43,6 @@ def erase(editor: Editor) -> None:
             elif t == "constant":
                 if tokens.at(i - 1) not in (".", "->"):
                     edits[i] = "" if _already_const(tokens, i) else "const"
-            elif t == "constexpr":
-                _constexpr(editor, i)
             elif t == "coherent":
                 i = _coherent(editor, i)
             elif t in UNSUPPORTED_TYPES and _names_type(tokens, i):
@@ -56,6 +54,13 @@ def erase(editor: Editor) -> None:
             editor.blank(i, tokens.match[i] + 1)
             i = tokens.match[i]
         i += 1
+
+
+def vector_constants(editor: Editor) -> None:
+    """Vectors are no literal types in C++17: their constants become const, their functions inline."""
+    for i, t in enumerate(editor.tokens.text):
+        if t == "constexpr":
+            _constexpr(editor, i)
 
 
 def _already_const(tokens: Tokens, i: int) -> bool:
@@ -84,7 +89,6 @@ def _already_const(tokens: Tokens, i: int) -> bool:
 
 
 def _constexpr(editor: Editor, i: int) -> None:
-    """Vectors are no literal types in C++17: their constants become const, their functions inline."""
     tokens = editor.tokens
     j = i + 1
     while tokens.at(j) in ("static", "const", "constant", "inline", "metal", "::"):

@@ -1,4 +1,8 @@
-"""Explicit instantiations `template [[host_name("..")]] .. f<..>..;`: read into kernels and taken out of the text."""
+"""Explicit instantiations `template [[host_name("..")]] .. f<..>..;`: read into kernels and taken out of the text.
+
+Where no expression at the end of the file could name the instance, a reference to it stays behind, as a variable
+template, so that it costs nothing until it is used.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +56,18 @@ def read(
         start -= 2
     kernel = _choose(kernels[name], tokens, params, integers)
     qualifier = "".join(tokens.text[start:name_at])
-    template_args = editor.join(open_, close + 1) if open_ >= 0 else "<>"
-    local = f"{qualifier}{kernel.cpp_name}{template_args}"
+    local = f"{qualifier}{kernel.cpp_name}{editor.join(open_, close + 1) if open_ >= 0 else ''}"
     entry = local if qualifier else declaration.scope.qualified(local)
+    reference = ""
+    if open_ < 0 and params >= 0:  # template arguments are left to be deduced from the parameters
+        reference = f"static_cast<void (&)({editor.join(params + 1, tokens.match[params])})>({local})"
+    elif declaration.scope.qualified("") and _names_something(editor, open_, close):
+        reference = local  # the arguments may name what only this namespace sees
     editor.blank(declaration.start, declaration.end + 1)
-    if declaration.scope.qualified("") and _names_something(editor, open_, close):
-        # the arguments may name what only this namespace sees: a lazy reference to the instance stays behind
-        reference = f"msl_instance_{serial}"
-        editor.before(declaration.start, f"template <class = void> static constexpr auto& {reference} = {local};")
-        entry = declaration.scope.qualified(reference) + "<>"
+    if reference:
+        instance = f"msl_instance_{serial}"
+        editor.before(declaration.start, f"template <class = void> static constexpr auto& {instance} = {reference};")
+        entry = declaration.scope.qualified(instance) + "<>"
     return Instantiation(host_name, kernel, entry, name_at)
 
 

@@ -25,6 +25,7 @@ _TYPE_WORDS = frozenset({"unsigned", "signed"})
 _NO_VARIABLE = frozenset(
     {"using", "typedef", "static_assert", "struct", "class", "union", "enum", "friend", "template"}
 )
+_INDICES = ("thread_index_in_threadgroup", "thread_index_in_simdgroup", "simdgroup_index_in_threadgroup")
 _GRID = re.compile(
     r"^(thread_position_in_\w+|threadgroup_position_in_grid|threads_per_(grid|threadgroup)|threadgroups_per_grid)$"
 )
@@ -212,7 +213,8 @@ def _types(places: list[int], args: list[Argument]) -> Iterator[Violation]:
                 yield Violation(at, "builtin-type", f"[[{a.builtin}]] is uint, ushort or a vector of them, not {value}")
             shapes.setdefault(value[-1] if value[-1] in "23" else "1", a.name)
             if len(shapes) > 1:
-                message = f"'{a.name}' and '{next(iter(shapes.values()))}': grid positions and sizes of a kernel have one shape"
+                other = next(iter(shapes.values()))
+                message = f"'{a.name}' and '{other}': grid positions and sizes of a kernel have one shape"
                 yield Violation(at, "mixed-grid-types", message)
                 shapes = {}
         elif a.builtin in (

@@ -14,11 +14,12 @@ from .statements import Statement, body_statement
 THREADGROUP, SIMDGROUP, THREAD = 2, 1, 0
 
 _BUILTIN_LEVELS = {
-    **dict.fromkeys(
-        ["thread_position_in_grid", "thread_position_in_threadgroup", "thread_index_in_threadgroup"]
-        + ["thread_index_in_simdgroup", "thread_index_in_quadgroup", "quadgroup_index_in_threadgroup"],
-        THREAD,
-    ),
+    "thread_position_in_grid": THREAD,
+    "thread_position_in_threadgroup": THREAD,
+    "thread_index_in_threadgroup": THREAD,
+    "thread_index_in_simdgroup": THREAD,
+    "thread_index_in_quadgroup": THREAD,
+    "quadgroup_index_in_threadgroup": THREAD,
     "simdgroup_index_in_threadgroup": SIMDGROUP,
 }
 

@@ -61,7 +61,7 @@ def place(editor: Editor, root: Scope) -> None:
         names = declarators(tokens, qualifier + 1, end)
         if not names:
             continue
-        _drop_initialisers(editor, names[0], end)
+        drop_initialisers(editor, names[0], end)
         i = start
         while i < names[0]:
             if tokens.text[i] == "static":
@@ -78,7 +78,7 @@ def place(editor: Editor, root: Scope) -> None:
             editor.after(end, f" {name}_msl_t& {name} = msl::threadgroup_local<{name}_msl_t>(&{name}_msl_key);")
 
 
-def _drop_initialisers(editor: Editor, lo: int, end: int) -> None:
+def drop_initialisers(editor: Editor, lo: int, end: int) -> None:
     """Threadgroup memory starts undefined, whatever an initialiser says."""
     tokens = editor.tokens
     for a, b in tokens.split(lo, end):

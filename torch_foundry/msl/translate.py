@@ -9,7 +9,7 @@ from dataclasses import replace
 from . import designators, function_constants, overloads, threadgroup
 from .declarations import Declaration, Scope, parse, walk
 from .editor import Editor
-from .erase import erase
+from .erase import erase, vector_constants
 from .errors import MslError
 from .instantiations import read
 from .integers import Integers
@@ -60,6 +60,7 @@ class _Unit:
 
     def rewrite(self) -> list[FunctionConstant]:
         erase(self.editor)
+        vector_constants(self.editor)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
         overloads.collapse(self.editor, self.root)
