@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .directives import Comments
 from .errors import MslError
-from .host_check import check, check_text, find_prelude
+from .host_check import check, check_text, find_prelude, with_instances
 from .model import Kernel, Translation
 from .translate import translate
 
@@ -38,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]")
     parser.add_argument("-I", dest="include_dirs", action="append", default=[], metavar="DIR")
     parser.add_argument("--metal-version", type=int, default=310, metavar="N", help="__METAL_VERSION__ (default 310)")
-    parser.add_argument("--entry", action="append", default=[], help="also lint this instance of a kernel template")
+    parser.add_argument(
+        "--entry", action="append", default=[], metavar="ENTRY", help="also check or lint this instance"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="kernels with their signatures (the default)")
     what.add_argument("--check", action="store_true", help="compile every kernel for the host, syntax only")
@@ -58,7 +61,8 @@ def _one(file: str, options: argparse.Namespace) -> int:
         print(translation.source)
         return 0
     if options.check:
-        return _check(file, translation)
+        entries = [*options.entry, *Comments().instances(file)]
+        return _check(file, with_instances(translation, entries))
     _list(file, translation, several=len(options.files) > 1)
     return 0
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from . import threadgroup
 from .declarations import Declaration, Scope, parse, walk
+from .directives import Comments
 from .editor import Editor
 from .erase import literal, vector_constants
 from .integers import Integers
 from .lexer import Tokens
-from .lint import Finding, allowed_removed
-from .preprocess import Defines, is_source, preprocess
+from .lint import Finding, allowed_removed, given_text
+from .preprocess import Defines, preprocess
 from .reflect import attributes
 
 _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__constant", "thread": "__private"}
@@ -73,6 +74,8 @@ def check(
         path_or_source, defines=defines, include_dirs=include_dirs, metal_version=metal_version, name=name
     )
     tokens = Tokens(ready.text, ready.name)
+    comments = Comments(given_text(ready.name, path_or_source))
+    entries = [*entries, *comments.instances(ready.name)]
     text = opencl_text(tokens, parse(tokens), ready.name, entries)
     command = [
         clang,
@@ -84,8 +87,7 @@ def check(
         "-",
     ]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
-    given = {ready.name: str(path_or_source)} if is_source(path_or_source) else {}
-    return _report(result.stderr, result.returncode, given)
+    return _report(result.stderr, result.returncode, entries, comments)
 
 
 def opencl_text(tokens: Tokens, root: Scope, name: str, entries: Sequence[str]) -> str:
@@ -169,13 +171,15 @@ def _use_instance(editor: Editor, declaration: Declaration, serial: int) -> None
     editor.before(declaration.start, f"inline void msl_use_{serial}() {{ (void)&{name}; }}")
 
 
-def _report(stderr: str, returncode: int, given: dict[str, str]) -> Report:
+def _report(stderr: str, returncode: int, entries: Sequence[str], comments: Comments) -> Report:
     errors: list[Finding] = []
     for row in stderr.splitlines():
         m = _DIAGNOSTIC.match(row)
         if not m:
             continue
         file, line, kind, message = m[1], int(m[2]), m[3], m[4]
+        if file == _ENTRY:
+            message = f"{message} (in the instance {entries[line - 1]})"
         if kind == "error":
             errors.append(Finding(file, line, "address-space", message))
         elif errors and _CANDIDATE.search(message) and _ABOUT_SPACES.search(message):
@@ -189,4 +193,4 @@ def _report(stderr: str, returncode: int, given: dict[str, str]) -> Report:
         for e in errors
         if e not in gaps
     ]
-    return Report(allowed_removed(list(dict.fromkeys(found)), given), gaps)
+    return Report(allowed_removed(found, comments), gaps)

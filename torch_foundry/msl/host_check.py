@@ -12,9 +12,10 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from .errors import MslError
 from .model import Kernel, Translation
 from .preprocess import find_compiler
 
@@ -54,6 +55,18 @@ def find_prelude() -> Path | None:
         if (candidate / "metal_host.h").is_file():
             return candidate
     return None
+
+
+def with_instances(translation: Translation, entries: Sequence[str]) -> Translation:
+    """The translation with instances of its kernel templates, such as "rms_norm<half, 4>", as kernels of that name."""
+    templates = {t.signature.removesuffix("_msl_args"): t for t in translation.templates}
+    kernels = list(translation.kernels)
+    for entry in entries:
+        template = templates.get(entry.partition("<")[0].strip())
+        if template is None:
+            raise MslError(translation.files[0] if translation.files else "<source>", 0, f"no kernel template: {entry}")
+        kernels.append(replace(template, name=entry, entry=entry))
+    return replace(translation, kernels=kernels)
 
 
 def check(translation: Translation, prelude: Path, flags: Sequence[str] = ()) -> list[Verdict]:

@@ -1,24 +1,20 @@
 """MSL's own rules, for what the host compiler and the address-space check accept and Apple's compiler does not.
 
-A comment `// foundry-lint: allow(rule, ..) reason` on a line, or alone on the line above it, allows the rule there;
-without a reason it allows nothing.
+A comment can allow a rule on a line: see directives.py.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from . import lint_declarations, lint_tokens, uniformity
 from .declarations import parse
+from .directives import Comments
 from .lexer import Tokens
 from .preprocess import Defines, is_source, preprocess
 from .source_unit import SourceUnit, Violation
-
-_ALLOW = re.compile(r"//\s*foundry-lint:\s*allow\(([^)]*)\)\s*(.*)")
 
 Rule = Callable[[SourceUnit], Iterator[Violation]]
 
@@ -50,42 +46,23 @@ def lint(
     )
     tokens = Tokens(ready.text, ready.name)
     unit = SourceUnit(tokens, parse(tokens), metal_version)
-    found: dict[Finding, None] = {}
+    found: list[Finding] = []
     for rule in (*lint_tokens.RULES, *lint_declarations.RULES, _control_flow):
         for violation in rule(unit):
             file, line = tokens.where(violation.at)
-            found[Finding(file, line, violation.rule, violation.message)] = None
-    given = {ready.name: str(path_or_source)} if is_source(path_or_source) else {}
-    return allowed_removed(found, given)
+            found.append(Finding(file, line, violation.rule, violation.message))
+    return allowed_removed(found, Comments(given_text(ready.name, path_or_source)))
 
 
-def allowed_removed(findings: Sequence[Finding] | dict[Finding, None], given: dict[str, str]) -> list[Finding]:
-    """Findings that no comment in the original text allows, sorted; `given` holds source that is in no file."""
-    texts: dict[str, list[str]] = {}
-    kept = []
-    for finding in findings:
-        if finding.file not in texts:
-            texts[finding.file] = _lines(finding.file, given)
-        if not _allowed(texts[finding.file], finding):
-            kept.append(finding)
-    return sorted(kept, key=lambda f: (f.file, f.line, f.rule))
+def given_text(name: str, path_or_source: str | os.PathLike[str]) -> dict[str, str]:
+    """Source that is in no file, by the name it goes by."""
+    return {name: str(path_or_source)} if is_source(path_or_source) else {}
 
 
-def _lines(file: str, given: dict[str, str]) -> list[str]:
-    if file in given:
-        return given[file].split("\n")
-    path = Path(file)
-    return path.read_text(errors="replace").split("\n") if path.is_file() else []
-
-
-def _allowed(lines: list[str], finding: Finding) -> bool:
-    for number in (finding.line, finding.line - 1):
-        text = lines[number - 1] if 0 < number <= len(lines) else ""
-        m = _ALLOW.search(text)
-        alone = text.lstrip().startswith("//")
-        if m and m[2].strip() and (number == finding.line or alone):
-            return finding.rule in [rule.strip() for rule in m[1].split(",")]
-    return False
+def allowed_removed(findings: Iterable[Finding], comments: Comments) -> list[Finding]:
+    """Findings that no comment in the original text allows, each once, sorted."""
+    kept = {f for f in findings if not comments.allows(f.file, f.line, f.rule)}
+    return sorted(kept, key=lambda f: (f.file, f.line, f.rule, f.message))
 
 
 def _control_flow(unit: SourceUnit) -> Iterator[Violation]:

@@ -217,13 +217,8 @@ def _types(places: list[int], args: list[Argument]) -> Iterator[Violation]:
                 message = f"'{a.name}' and '{other}': grid positions and sizes of a kernel have one shape"
                 yield Violation(at, "mixed-grid-types", message)
                 shapes = {}
-        elif a.builtin in (
-            "thread_index_in_threadgroup",
-            "thread_index_in_simdgroup",
-            "simdgroup_index_in_threadgroup",
-        ):
-            if not _INDEX_TYPE.match(value):
-                yield Violation(at, "builtin-type", f"[[{a.builtin}]] is uint or ushort, not {value}")
+        elif a.builtin in _INDICES and not _INDEX_TYPE.match(value):
+            yield Violation(at, "builtin-type", f"[[{a.builtin}]] is uint or ushort, not {value}")
 
 
 RULES = (unqualified_pointers, variables, kernel_parameters)
