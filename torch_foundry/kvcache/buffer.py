@@ -29,6 +29,11 @@ class GrowingBuffer:
     def capacity(self) -> int:
         return 0 if self.data is None else self.data.shape[2]
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether what is stored is part of a graph."""
+        return self.data is not None and self.data.requires_grad
+
     def view(self) -> torch.Tensor | None:
         """The tokens that are stored: [B, H, length, D]. None before the first use."""
         return None if self.data is None else self.data.narrow(2, self.first, self.length)
@@ -87,9 +92,9 @@ class GrowingBuffer:
 
     def append(self, states: torch.Tensor) -> None:
         """Store `states` [B, H, n, D] behind what is there."""
+        recorded = torch.is_grad_enabled() and (states.requires_grad or self.requires_grad)
         if self.data is not None and (
-            states.requires_grad
-            or self.data.requires_grad
+            recorded
             or states.dtype != self.data.dtype
             or states.device != self.data.device
             or states.shape[:2] != self.data.shape[:2]
@@ -99,7 +104,7 @@ class GrowingBuffer:
             assert stored is not None
             self.set(torch.cat([stored, states], dim=2))
             return
-        if self.data is None and states.requires_grad:
+        if recorded:
             self.set(states)
             return
         self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)

@@ -67,7 +67,7 @@ class _Buffered(DynamicLayer):
                 or data.shape[3] != head_dim
                 or data.dtype != dtype
                 or data.device != device
-                or data.requires_grad
+                or (data.requires_grad and torch.is_grad_enabled())
             ):
                 return False
         return True

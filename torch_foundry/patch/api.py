@@ -127,6 +127,10 @@ def _fused_layers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, LayerMixin)]
 
 
+def _looks_like_a_decoder_layer(cls: type) -> bool:
+    return cls.__name__.endswith("DecoderLayer") or any(class_key(base) in FAMILIES for base in cls.__mro__)
+
+
 def _plan_layers(model: nn.Module, state: ModelState) -> tuple[list[tuple[nn.Module, LayerPlan]], dict[str, str]]:
     """Plans for the decoder layers that are not swapped yet, and the reasons for those that cannot be."""
     plans: list[tuple[nn.Module, LayerPlan]] = []
@@ -134,7 +138,7 @@ def _plan_layers(model: nn.Module, state: ModelState) -> tuple[list[tuple[nn.Mod
     for name, module in model.named_modules():
         if is_swapped(module):
             continue
-        if class_key(type(module)) in FAMILIES or type(module).__name__.endswith("DecoderLayer"):
+        if _looks_like_a_decoder_layer(type(module)):
             try:
                 plans.append((module, LayerPlan(module, state)))
             except Unsupported as unsupported:

@@ -106,7 +106,7 @@ def check(
     if args:
         raise Blocked("positional arguments")
     for name in kwargs:
-        if name not in KNOWN and kwargs[name] is not None:
+        if name not in KNOWN and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
             raise Blocked(f"argument {name}")
     mask = kwargs.get("attention_mask")
     if torch.is_grad_enabled() and plan.needs_grad(x, mask):

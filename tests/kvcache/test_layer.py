@@ -1,0 +1,212 @@
+"""Our cache layers against transformers' own: the same calls give the same keys, values, lengths and masks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.buffer import CAPACITY_STEP, GrowingBuffer
+from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+
+HEADS, DIM = 2, 32
+WINDOWS = [None, 2, 5, 130]
+
+
+def states(generator: torch.Generator, batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = torch.randn(2, batch, HEADS, tokens, DIM, generator=generator)
+    return k, v
+
+
+def layers(window: int | None) -> tuple[DynamicLayer, FoundryLayer | FoundrySlidingLayer]:
+    if window is None:
+        return DynamicLayer(), FoundryLayer()
+    return DynamicSlidingWindowLayer(sliding_window=window), FoundrySlidingLayer(sliding_window=window)
+
+
+def write(layer: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the fused layer does in place of `update`."""
+    batch, heads, tokens, dim = k.shape
+    assert layer.fits(batch, heads, dim, k.dtype, k.device)
+    keys, values, start = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
+    keys[:, :, start : start + tokens] = k
+    values[:, :, start : start + tokens] = v
+    expected = layer.visible(tokens)
+    keys, values, kv_len = layer.advance(tokens)
+    assert kv_len == expected
+    return keys[:, :, :kv_len], values[:, :, :kv_len]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert ours.get_seq_length() == theirs.get_seq_length()
+    assert ours.get_max_length() == theirs.get_max_length()
+    if theirs.get_seq_length():
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+    for tokens in (1, 3):
+        assert ours.get_mask_sizes(tokens) == theirs.get_mask_sizes(tokens)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["update", "reserve"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_calls(window: int | None, fused: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    theirs, ours = layers(window)
+    batch, recording = 2, False
+
+    def pick(high: int) -> int:
+        return int(torch.randint(high, (), generator=generator))
+
+    def step(tokens: int) -> None:
+        k, v = states(generator, batch, tokens)
+        expected = theirs.update(k, v)
+        for found, want in zip(write(ours, k, v) if fused else ours.update(k, v), expected, strict=True):
+            assert torch.equal(found, want)
+
+    step(1 + pick(20))
+    for _ in range(150):
+        action = pick(12)
+        if action < 6:
+            step(1 + pick(4) + (70 if action == 0 else 0))
+            if recording:  # as in generation: each step ends with a crop
+                back = -pick(2)
+                theirs.crop(back), ours.crop(back)
+        elif action == 6 and window is None:
+            back = -pick(3)
+            if theirs.get_seq_length() > 3:
+                theirs.crop(back), ours.crop(back)
+        elif action == 7 and window is not None and not recording:
+            theirs.activate_past_recording(), ours.activate_past_recording()
+            recording = True
+        elif action == 8:
+            order = torch.randint(batch, (batch,), generator=generator)
+            theirs.reorder_cache(order), ours.reorder_cache(order)
+        elif action == 9:
+            chosen = torch.tensor([0, batch - 1])
+            theirs.batch_select_indices(chosen), ours.batch_select_indices(chosen)
+            batch = 2
+        elif action == 10 and batch < 4:
+            theirs.batch_repeat_interleave(2), ours.batch_repeat_interleave(2)
+            batch *= 2
+        elif action == 11:
+            theirs.offload(), ours.offload(), theirs.prefetch(), ours.prefetch()
+            if pick(3) == 0:
+                ours = copy.deepcopy(ours) if pick(2) else pickle.loads(pickle.dumps(ours))
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_reset(window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    _, ours = layers(window)
+    write(ours, *states(generator, 2, 9))
+    ours.reset()
+    assert ours.get_seq_length() == 0 and not ours.is_initialized and ours.keys is None
+    k, v = states(generator, 3, 4)
+    assert torch.equal(write(ours, k, v)[0], k), "another batch size is fine now"
+
+
+def test_crop_behind_the_window_is_refused_as_by_transformers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for layer in layers(5):
+        layer.update(*states(generator, 1, 8))
+        with pytest.raises(RuntimeError, match="does not track past states"):
+            layer.crop(-1)
+
+
+def test_growth_is_geometric() -> None:
+    buffer, allocations, seen = GrowingBuffer(), 0, None
+    for _ in range(2000):
+        buffer.append(torch.zeros(1, 1, 1, 4))
+        allocations += buffer.data is not seen
+        seen = buffer.data
+    assert buffer.capacity % CAPACITY_STEP == 0
+    assert allocations <= 6
+
+
+def test_window_does_not_grow() -> None:
+    generator = torch.Generator().manual_seed(0)
+    _, ours = layers(130)
+    for _ in range(40):
+        write(ours, *states(generator, 1, 37))
+    assert ours._keys.capacity <= 3 * CAPACITY_STEP
+
+
+def test_assignments_from_outside() -> None:
+    """In any order; and what was assigned is never written to."""
+    generator = torch.Generator().manual_seed(0)
+    theirs, ours = layers(None)
+    given = states(generator, 2, 7)
+    kept = [t.clone() for t in given]
+    for layer in (theirs, ours):
+        layer.update(*states(generator.manual_seed(1), 2, 12))
+        layer.keys, layer.values = given
+        layer.update(*states(generator.manual_seed(2), 2, 3))
+    assert_same(ours, theirs)
+    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
+    for layer in (theirs, ours):
+        layer.keys = layer.keys[:, :, 1:]
+        layer.values = layer.values[:, :, 1:]
+    k, v = states(generator.manual_seed(3), 2, 2)
+    assert torch.equal(write(ours, k, v)[0], theirs.update(k, v)[0])
+    ours.keys = ours.keys[:, :, :-1]
+    with pytest.raises(RuntimeError, match="10 keys but 11 values"):
+        ours.reserve(2, HEADS, DIM, 1, torch.float32, torch.device("cpu"))
+
+
+def test_update_differentiates_promotes_and_raises_like_cat() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = states(generator, 1, 3), states(generator, 1, 2)
+    for layer in layers(None):
+        layer.update(*first)
+        keys = second[0].clone().requires_grad_()
+        layer.update(keys, second[1])[0].sum().backward()
+        assert torch.equal(keys.grad, torch.ones_like(keys))
+        assert layer.update(second[0].double(), second[1].double())[0].dtype == torch.float64
+        with pytest.raises(RuntimeError, match="must match"):
+            layer.update(*states(generator, 2, 1))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("tokens", [0, 4, 140])
+def test_adoption_keeps_the_contents(window: int | None, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    theirs, _ = layers(window)
+    if tokens:
+        theirs.update(*states(generator, 2, tokens))
+    cache = DynamicCache()
+    cache.layers = [copy.deepcopy(theirs)]
+    ours = adopt(cache, 0)
+    assert cache.layers[0] is ours and adopt(cache, 0) is ours
+    assert_same(ours, theirs)
+    k, v = states(generator, 2, 3)
+    assert torch.equal(write(ours, k, v)[0], theirs.update(k, v)[0])
+
+
+def test_what_is_not_adopted() -> None:
+    class Custom(DynamicCache):
+        """Anything may be different in it."""
+
+    with pytest.raises(ForeignCache, match="Custom"):
+        adopt(Custom(), 0)
+    with pytest.raises(ForeignCache, match="list"):
+        adopt([], 0)
+    cache = DynamicCache()
+    cache.layers = [DynamicSlidingWindowLayer(sliding_window=1)]
+    with pytest.raises(ForeignCache, match="DynamicSlidingWindowLayer"):
+        adopt(cache, 0)
+    prefix = DynamicCache()
+    k, v = states(torch.Generator().manual_seed(0), 1, 3)
+    prefix.update(k.requires_grad_(), v, 0)
+    with pytest.raises(ForeignCache, match="DynamicLayer"):
+        adopt(prefix, 0)
+    with torch.no_grad():  # nobody will differentiate
+        write(adopt(prefix, 0), k, v)
+    assert not prefix.layers[0].keys.requires_grad
+    assert adopt(DynamicCache(), 3).get_seq_length() == 0, "layers are made as they are asked for"
