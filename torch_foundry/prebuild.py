@@ -1,4 +1,4 @@
-"""Compiles, side by side, the kernels that the common models use: run by setup.py, so that a first token waits for none.
+"""Compiles, side by side, the kernels that common models use, so that a first token waits for none. Run by setup.py.
 
 The list is what the demo model and the Llama and Qwen families launch: each op is called once per variant on tensors
 of a few elements, which compiles exactly the kernels that a model would ask for.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -37,26 +38,32 @@ def _packed(rows: int, name: str) -> torch.Tensor:
     return quant.quantize(torch.zeros(rows, 256), name)
 
 
+def _linear(dtype: torch.dtype, rows: int, name: str | None) -> None:
+    weight = _packed(32, name) if name else torch.zeros(32, 256, dtype=dtype)
+    ops.linear(torch.zeros(rows, 256, dtype=dtype), weight, format=name)
+
+
+def _embedding(dtype: torch.dtype, name: str | None) -> None:
+    weight = _packed(32, name) if name else torch.zeros(32, 256, dtype=dtype)
+    ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
+
+
 def _calls() -> Iterator[Callable[[], object]]:
     for dtype in DTYPES:
         x, w = torch.zeros(1, 64, dtype=dtype), torch.ones(64, dtype=dtype)
-        yield lambda x=x, w=w: ops.rms_norm(x, w, 1e-6)
-        yield lambda x=x, w=w: ops.rms_norm(x, w, 1e-6, kind="gemma")
-        yield lambda x=x, w=w: ops.add_rms_norm(x, x.clone(), w, 1e-6)
-        yield lambda x=x: ops.glu(x, x.clone(), "silu")
-        yield lambda x=x: ops.argmax(x)
-        yield lambda dtype=dtype: _rope(dtype, dtype)
+        yield partial(ops.rms_norm, x, w, 1e-6)
+        yield partial(ops.rms_norm, x, w, 1e-6, kind="gemma")
+        yield partial(ops.add_rms_norm, x, x.clone(), w, 1e-6)
+        yield partial(ops.glu, x, x.clone(), "silu")
+        yield partial(ops.argmax, x)
+        yield partial(_rope, dtype, dtype)
         for head_dim in HEAD_DIMS:
             for length in (1, 16):
-                yield lambda d=dtype, h=head_dim, n=length: _attention(d, h, n)
-        ids = torch.zeros(1, dtype=torch.int64)
+                yield partial(_attention, dtype, head_dim, length)
         for name in (None, *PACKED):
-            for rows in (1, 2, 4, 8, 16):
-                x = torch.zeros(rows, 256, dtype=dtype)
-                dense = torch.zeros(32, 256, dtype=dtype)
-                yield lambda x=x, d=dense, n=name: ops.linear(x, _packed(32, n) if n else d, format=n)
-            dense = torch.zeros(32, 256, dtype=dtype)
-            yield lambda d=dense, n=name, t=dtype: ops.embedding(ids, _packed(32, n) if n else d, format=n, dtype=t)
+            for rows in (1, 2, 4, 8, 32):
+                yield partial(_linear, dtype, rows, name)
+            yield partial(_embedding, dtype, name)
 
 
 def main() -> None:

@@ -226,5 +226,3 @@ def _pack_numbers(where: str, declared: str, value: Any) -> bytes:
         return struct.pack(f"<{len(numbers)}{_FORMATS[scalar]}", *numbers)
     except (struct.error, TypeError, OverflowError, ValueError) as error:
         raise TypeError(f"{where}: {value!r}: {error}") from None
-
-

@@ -21,7 +21,7 @@ std::string list(std::initializer_list<DimRef> dims) {
   return text + "]";
 }
 
-}  // namespace
+} // namespace
 
 int64_t Dim::value() const {
   TORCH_INTERNAL_ASSERT(value_ >= 0, "dimension ", name_, " is used before an argument binds it");
@@ -40,7 +40,7 @@ Check::Check(const char* name, const at::Tensor& tensor) : name_(name), tensor_(
   TORCH_CHECK(tensor.defined(), name, ": expected a tensor, got none");
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided tensor, got layout ", tensor.layout());
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
-  int64_t extent = 1;  // elements from the first to the last in memory
+  int64_t extent = 1; // elements from the first to the last in memory
   for (int64_t i = 0; i < tensor.dim(); i++) {
     TORCH_CHECK(tensor.stride(i) >= 0, name, ": expected non-negative strides, got ", tensor.strides());
     extent += (std::max<int64_t>(tensor.size(i), 1) - 1) * tensor.stride(i);
@@ -50,7 +50,7 @@ Check::Check(const char* name, const at::Tensor& tensor) : name_(name), tensor_(
 }
 
 Check& Check::shape(std::initializer_list<DimRef> dims) {
-  const std::string expected = list(dims);  // before binding, so that the message shows what was known
+  const std::string expected = list(dims); // before binding, so that the message shows what was known
   bool ok = tensor_.dim() == static_cast<int64_t>(dims.size());
   int64_t i = 0;
   for (DimRef d : dims) ok = ok && d.bind(tensor_.size(i++));
@@ -107,7 +107,8 @@ Check& Check::like(const at::Tensor& other) {
 
 Check& Check::aligned(int64_t bytes) {
   const int64_t offset = tensor_.storage_offset() * static_cast<int64_t>(tensor_.itemsize());
-  TORCH_CHECK(offset % bytes == 0, name_, ": expected a storage offset of a multiple of ", bytes, " bytes, got ", offset);
+  TORCH_CHECK(offset % bytes == 0, name_, ": expected a storage offset of a multiple of ", bytes, " bytes, got ",
+              offset);
   return *this;
 }
 
@@ -123,4 +124,4 @@ Check& Check::not_empty() {
   return *this;
 }
 
-}  // namespace foundry
+} // namespace foundry

@@ -10,13 +10,13 @@ namespace foundry {
 
 // A size shared by several arguments: unknown until the first of them binds it.
 class Dim {
- public:
+public:
   explicit Dim(const char* name, int64_t value = -1) : name_(name), value_(value) {}
   int64_t value() const;
   operator int64_t() const { return value(); }
   std::string str() const;
 
- private:
+private:
   friend class Check;
   friend class DimRef;
   const char* name_;
@@ -25,35 +25,35 @@ class Dim {
 
 // An element of a shape: a Dim or a plain number.
 class DimRef {
- public:
+public:
   DimRef(Dim& dim) : dim_(&dim) {}
   DimRef(int64_t value) : literal_(value) {}
   DimRef(int value) : literal_(value) {}
   std::string str() const { return dim_ ? dim_->str() : std::to_string(literal_); }
   bool bind(int64_t size);
 
- private:
+private:
   Dim* dim_ = nullptr;
   int64_t literal_ = -1;
 };
 
 class Check {
- public:
+public:
   Check(const char* name, const at::Tensor& tensor);
   Check& shape(std::initializer_list<DimRef> dims);
-  Check& dim(int64_t n);             // number of dimensions
-  Check& last(DimRef size);          // size of the last dimension
+  Check& dim(int64_t n);    // number of dimensions
+  Check& last(DimRef size); // size of the last dimension
   Check& contiguous();
   Check& last_dim_contiguous();
-  Check& floating();                 // float32, float16 or bfloat16
+  Check& floating(); // float32, float16 or bfloat16
   Check& dtype(std::initializer_list<at::ScalarType> allowed);
   Check& device(const at::Tensor& other);
-  Check& like(const at::Tensor& other);  // same dtype and device
-  Check& aligned(int64_t bytes);     // data pointer
-  Check& disjoint(const char* other_name, const at::Tensor& other);  // no shared memory
+  Check& like(const at::Tensor& other);                             // same dtype and device
+  Check& aligned(int64_t bytes);                                    // data pointer
+  Check& disjoint(const char* other_name, const at::Tensor& other); // no shared memory
   Check& not_empty();
 
- private:
+private:
   const char* name_;
   const at::Tensor& tensor_;
 };
@@ -61,4 +61,4 @@ class Check {
 // Every check begins here: the tensor is defined, strided, on a device with an executor, and 32-bit indexable.
 inline Check check(const char* name, const at::Tensor& tensor) { return Check(name, tensor); }
 
-}  // namespace foundry
+} // namespace foundry

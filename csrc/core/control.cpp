@@ -38,7 +38,7 @@ void shader_launch(int64_t handle, const c10::List<std::optional<at::Tensor>>& b
     std::lock_guard<std::mutex> lock(mutex);
     pipeline = handles().at(handle);
   }
-  std::vector<at::Tensor> tensors;  // the launch points into it
+  std::vector<at::Tensor> tensors; // the launch points into it
   tensors.reserve(buffers.size());
   Launch launch(*pipeline);
   for (size_t i = 0; i < buffers.size(); i++) {
@@ -69,19 +69,17 @@ c10::Dict<std::string, std::vector<int64_t>> counts_by_scope() {
   return dict;
 }
 
-}  // namespace
+} // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_add_source(str file, str translated) -> ()", &add_source);
-  m.def("_executor(str device) -> str", [](const std::string& device) -> std::string {
-    return executor(c10::Device(device)).name();
-  });
+  m.def("_executor(str device) -> str",
+        [](const std::string& device) -> std::string { return executor(c10::Device(device)).name(); });
   m.def("_shader_pipeline(str device, str file, str function, str signature, int[] indices, str[] values) -> int",
         &shader_pipeline);
-  m.def(
-      "_shader_launch(int handle, Tensor?[] buffers, bool[] inline_bytes, int[] grid, int[] group, "
-      "bool grid_is_threads, int[] memory) -> ()",
-      &shader_launch);
+  m.def("_shader_launch(int handle, Tensor?[] buffers, bool[] inline_bytes, int[] grid, int[] group, "
+        "bool grid_is_threads, int[] memory) -> ()",
+        &shader_launch);
   m.def("_counts() -> int[]", [] { return as_list(total_counts()); });
   m.def("_scope_counts() -> Dict(str, int[])", &counts_by_scope);
   m.def("_reset_counts() -> ()", &reset_counts);
@@ -89,4 +87,4 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_pop_scope() -> ()", &pop_scope);
 }
 
-}  // namespace foundry
+} // namespace foundry

@@ -22,7 +22,7 @@ void add(Counts& counts, int64_t bytes, int64_t ns) {
   counts.host_ns += ns;
 }
 
-}  // namespace
+} // namespace
 
 CountedLaunch::~CountedLaunch() {
   const auto elapsed = std::chrono::steady_clock::now() - start_;
@@ -55,4 +55,4 @@ void reset_counts() {
   scopes().clear();
 }
 
-}  // namespace foundry
+} // namespace foundry

@@ -10,17 +10,17 @@ namespace foundry {
 
 struct Counts {
   int64_t launches = 0;
-  int64_t bytes = 0;    // that the ops declared they must move
-  int64_t host_ns = 0;  // spent in launching; on the host executor that includes running
+  int64_t bytes = 0;   // that the ops declared they must move
+  int64_t host_ns = 0; // spent in launching; on the host executor that includes running
 };
 
 // Counts one launch, with the time until it goes out of scope.
 class CountedLaunch {
- public:
+public:
   explicit CountedLaunch(int64_t bytes) : bytes_(bytes), start_(std::chrono::steady_clock::now()) {}
   ~CountedLaunch();
 
- private:
+private:
   int64_t bytes_;
   std::chrono::steady_clock::time_point start_;
 };
@@ -33,4 +33,4 @@ Counts total_counts();
 std::map<std::string, Counts> scope_counts();
 void reset_counts();
 
-}  // namespace foundry
+} // namespace foundry

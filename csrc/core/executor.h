@@ -20,18 +20,18 @@ enum class Access : uint8_t { read, write, read_write };
 struct Binding {
   const at::TensorBase* tensor = nullptr;
   const void* bytes = nullptr;
-  uint32_t size = 0;  // of `bytes`
+  uint32_t size = 0; // of `bytes`
   Access access = Access::read;
 };
 
 struct LaunchRecord {
-  c10::ArrayRef<Binding> bindings;             // position = buffer index
-  c10::ArrayRef<uint32_t> threadgroup_memory;  // bytes per threadgroup argument, multiples of 16
+  c10::ArrayRef<Binding> bindings;            // position = buffer index
+  c10::ArrayRef<uint32_t> threadgroup_memory; // bytes per threadgroup argument, multiples of 16
   Grid grid;
 };
 
 class Executor {
- public:
+public:
   virtual ~Executor() = default;
   virtual const char* name() const = 0;
   virtual std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) = 0;
@@ -43,4 +43,4 @@ class Executor {
 Executor& executor(c10::Device device);
 void register_executor(c10::DeviceType type, Executor& executor);
 
-}  // namespace foundry
+} // namespace foundry

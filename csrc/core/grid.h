@@ -7,9 +7,9 @@
 namespace foundry {
 
 struct Grid {
-  std::array<uint32_t, 3> size{1, 1, 1};   // threadgroups, or threads when `threads` is set
-  std::array<uint32_t, 3> group{1, 1, 1};  // threads per threadgroup
-  bool threads = false;                    // dispatchThreads: the last threadgroup of an axis may be smaller
+  std::array<uint32_t, 3> size{1, 1, 1};  // threadgroups, or threads when `threads` is set
+  std::array<uint32_t, 3> group{1, 1, 1}; // threads per threadgroup
+  bool threads = false;                   // dispatchThreads: the last threadgroup of an axis may be smaller
 };
 
 constexpr uint32_t kSimdWidth = 32;
@@ -36,4 +36,4 @@ constexpr Grid tiles(int64_t m, int64_t n, uint32_t bm, uint32_t bn, uint32_t th
   return {{ceil_div(n, bn), ceil_div(m, bm), static_cast<uint32_t>(batch)}, {threads, 1, 1}, false};
 }
 
-}  // namespace foundry
+} // namespace foundry

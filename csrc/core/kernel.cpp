@@ -30,7 +30,7 @@ std::map<std::string, Entry>& cache() {
   return *map;
 }
 
-}  // namespace
+} // namespace
 
 std::string Kernel::entry() const {
   if (arguments.empty()) return function;
@@ -63,11 +63,11 @@ Pipeline& pipeline(c10::Device device, const Kernel& kernel) {
   }
   if (mine) {
     try {
-      promise.set_value(runner.compile(*source, kernel).release());  // kept for the life of the process
+      promise.set_value(runner.compile(*source, kernel).release()); // kept for the life of the process
     } catch (...) {
       promise.set_exception(std::current_exception());
       std::lock_guard<std::mutex> lock(mutex);
-      cache().erase(key);  // a failure is not remembered: a compiler may be installed meanwhile
+      cache().erase(key); // a failure is not remembered: a compiler may be installed meanwhile
     }
   }
   return *entry.get();
@@ -80,11 +80,11 @@ const char* metal_type(c10::ScalarType dtype) {
 
 int dtype_index(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::ScalarType::Float: return 0;
-    case c10::ScalarType::Half: return 1;
-    case c10::ScalarType::BFloat16: return 2;
-    default: TORCH_CHECK(false, "expected float32, float16 or bfloat16, got ", c10::toString(dtype));
+  case c10::ScalarType::Float: return 0;
+  case c10::ScalarType::Half: return 1;
+  case c10::ScalarType::BFloat16: return 2;
+  default: TORCH_CHECK(false, "expected float32, float16 or bfloat16, got ", c10::toString(dtype));
   }
 }
 
-}  // namespace foundry
+} // namespace foundry

@@ -26,18 +26,18 @@ struct Constant {
 
 // The name of a kernel: a source file, a function in it and, for a template, its arguments. Nothing here is compiled.
 struct Kernel {
-  std::string file;                    // "rms_norm.metal", or the label that compile_shader registered
-  std::string function;                // "rms_norm", qualified by its namespaces
-  std::vector<std::string> arguments;  // {"half", "float"}
+  std::string file;                   // "rms_norm.metal", or the label that compile_shader registered
+  std::string function;               // "rms_norm", qualified by its namespaces
+  std::vector<std::string> arguments; // {"half", "float"}
   std::vector<Constant> constants;
-  std::string signature;               // alias of its argument list; default: function + "_msl_args"
+  std::string signature; // alias of its argument list; default: function + "_msl_args"
 
-  std::string entry() const;           // "rms_norm<half, float>"
+  std::string entry() const; // "rms_norm<half, float>"
 };
 
 // A compiled kernel of one executor. Owned by the cache and never freed, so that pointers to it stay valid.
 class Pipeline {
- public:
+public:
   Pipeline(Executor& executor, Kernel kernel) : executor(executor), kernel(std::move(kernel)) {}
   virtual ~Pipeline() = default;
   Executor& executor;
@@ -52,11 +52,9 @@ Pipeline& pipeline(c10::Device device, const Kernel& kernel);
 std::atomic<uint32_t>& source_generation();
 
 // The pipelines of one op, found by a small index (dtype, format, ...) with no string work after the first call.
-template <int N>
-class PipelineTable {
- public:
-  template <class MakeKernel>
-  Pipeline& get(c10::Device device, int variant, MakeKernel&& make) {
+template <int N> class PipelineTable {
+public:
+  template <class MakeKernel> Pipeline& get(c10::Device device, int variant, MakeKernel&& make) {
     TORCH_INTERNAL_ASSERT(variant >= 0 && variant < N, "kernel variant ", variant, " of ", N);
     Slot& slot = slots_[device_slot(device)][variant];
     const uint32_t now = source_generation().load(std::memory_order_acquire);
@@ -67,7 +65,7 @@ class PipelineTable {
     return found;
   }
 
- private:
+private:
   static int device_slot(c10::Device device) { return device.is_cpu() ? 0 : device.is_mps() ? 1 : 2; }
   struct Slot {
     std::atomic<Pipeline*> pipeline{nullptr};
@@ -82,4 +80,4 @@ const char* metal_type(c10::ScalarType dtype);
 // 0, 1, 2 for float32, float16, bfloat16: the dtype's part of a variant index.
 int dtype_index(c10::ScalarType dtype);
 
-}  // namespace foundry
+} // namespace foundry

@@ -9,7 +9,7 @@ Launch& Launch::bytes(const void* data, size_t size) {
               " bytes of inline arguments, at most ", kInline);
   std::memcpy(inline_ + used_, data, size);
   bindings_.push_back({nullptr, inline_ + used_, static_cast<uint32_t>(size), Access::read});
-  used_ = (used_ + size + 15) / 16 * 16;  // each struct starts as aligned as MSL may ask
+  used_ = (used_ + size + 15) / 16 * 16; // each struct starts as aligned as MSL may ask
   return *this;
 }
 
@@ -23,4 +23,4 @@ void Launch::run(const Grid& grid) {
   pipeline_.executor.launch(pipeline_, {bindings_, threadgroup_memory_, grid});
 }
 
-}  // namespace foundry
+} // namespace foundry

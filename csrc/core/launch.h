@@ -11,7 +11,7 @@
 namespace foundry {
 
 class Launch {
- public:
+public:
   explicit Launch(Pipeline& pipeline) : pipeline_(pipeline) {}
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -24,8 +24,7 @@ class Launch {
     return *this;
   }
   // An argument struct by value (setBytes); at most 4 KiB, all of them together at most 512 bytes here.
-  template <class T>
-  Launch& args(const T& value) {
+  template <class T> Launch& args(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>, "arguments cross to the GPU as bytes");
     return bytes(&value, sizeof(T));
   }
@@ -42,7 +41,7 @@ class Launch {
   }
   void run(const Grid& grid);
 
- private:
+private:
   Launch& bind(const at::Tensor& tensor, Access access) {
     bindings_.push_back({&tensor, nullptr, 0, access});
     return *this;
@@ -56,4 +55,4 @@ class Launch {
   int64_t moved_ = -1;
 };
 
-}  // namespace foundry
+} // namespace foundry

@@ -15,7 +15,7 @@ std::map<std::string, std::shared_ptr<const Source>>& sources() {
   static auto* map = new std::map<std::string, std::shared_ptr<const Source>>;
   return *map;
 }
-}  // namespace
+} // namespace
 
 std::string content_hash(const std::string& text) { return c10::sha1(text).str(); }
 
@@ -42,4 +42,4 @@ std::shared_ptr<const Source> find_source(const std::string& file) {
   return found->second;
 }
 
-}  // namespace foundry
+} // namespace foundry

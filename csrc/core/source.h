@@ -8,14 +8,14 @@ namespace foundry {
 
 struct Source {
   std::string file;
-  std::string translated;  // C++ text for the host and CUDA executors (torch_foundry/msl writes it)
-  std::string hash;        // of `translated`
+  std::string translated; // C++ text for the host and CUDA executors (torch_foundry/msl writes it)
+  std::string hash;       // of `translated`
 };
 
 // Registers `translated` under `file`; replacing it with other text starts a new source generation.
 void add_source(const std::string& file, const std::string& translated);
 
-std::shared_ptr<const Source> find_source(const std::string& file);  // throws if unknown
+std::shared_ptr<const Source> find_source(const std::string& file); // throws if unknown
 
 // Forgets pipelines held by ops, so that they are looked up again.
 void new_generation();
@@ -23,4 +23,4 @@ void new_generation();
 // Hex SHA-1 of `text`: identity of content, not security.
 std::string content_hash(const std::string& text);
 
-}  // namespace foundry
+} // namespace foundry

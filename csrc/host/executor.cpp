@@ -33,26 +33,25 @@ void* open_library(const std::string& path, int flags) {
   return library;
 }
 
-template <class Fn>
-Fn symbol(void* library, const char* name) {
+template <class Fn> Fn symbol(void* library, const char* name) {
   void* found = dlsym(library, name);
   TORCH_CHECK(found, "torch_foundry: ", dlerror());
   return reinterpret_cast<Fn>(found);
 }
 
 class HostPipeline : public Pipeline {
- public:
+public:
   HostPipeline(Executor& executor, Kernel kernel, const msl_kernel_entry* entry)
       : Pipeline(executor, std::move(kernel)), entry(entry) {}
   const msl_kernel_entry* entry;
 };
 
 class HostExecutor : public Executor {
- public:
+public:
   const char* name() const override { return "host"; }
 
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
-    runtime();  // kernels resolve its symbols when they are loaded
+    runtime(); // kernels resolve its symbols when they are loaded
     std::string text;
     for (const Constant& c : kernel.constants)
       text += "#define MSL_FC_" + std::to_string(c.index) + " (" + c.value + ")\n";
@@ -61,7 +60,8 @@ class HostExecutor : public Executor {
     const std::string label = source.file + ": kernel " + kernel.entry();
     void* library = open_library(compile_library(toolchain_, label, text, toolchain_.flags), RTLD_LOCAL);
     const msl_module* module = symbol<const msl_module* (*)(void)>(library, "msl_get_module")();
-    TORCH_CHECK(module->abi == runtime().abi, "torch_foundry: ", label, " was built for another version of the host runtime");
+    TORCH_CHECK(module->abi == runtime().abi, "torch_foundry: ", label,
+                " was built for another version of the host runtime");
     return std::make_unique<HostPipeline>(*this, kernel, &module->kernels[module->nkernels - 1]);
   }
 
@@ -99,7 +99,7 @@ class HostExecutor : public Executor {
     runtime().configure(settings.lane_order, static_cast<uint64_t>(settings.seed), settings.threads, settings.strict);
   }
 
- private:
+private:
   static constexpr size_t kMaxBuffers = 31;
 
   const Runtime& runtime() {
@@ -124,7 +124,7 @@ class HostExecutor : public Executor {
 
 HostExecutor& instance() {
   static auto* executor = [] {
-    auto* made = new HostExecutor;  // never destroyed: kernels may run until the process ends
+    auto* made = new HostExecutor; // never destroyed: kernels may run until the process ends
     register_executor(c10::DeviceType::CPU, *made);
     return made;
   }();
@@ -144,14 +144,13 @@ void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool stri
   instance().configure({static_cast<int>(lane_order), seed, static_cast<int>(threads), strict});
 }
 
-}  // namespace
+} // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def(
-      "_host_setup(str compiler, str identity, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
-      "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
-      &host_setup);
+  m.def("_host_setup(str compiler, str identity, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
+        "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
+        &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
 }
 
-}  // namespace foundry::host
+} // namespace foundry::host

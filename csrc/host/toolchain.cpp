@@ -74,7 +74,7 @@ std::string first_errors(const std::string& log, int limit) {
   return picked.empty() ? "\n  " + log.substr(0, 2000) : picked;
 }
 
-}  // namespace
+} // namespace
 
 std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
                             const std::vector<std::string>& flags) {
@@ -88,12 +88,14 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
 
   make_directories(toolchain.cache);
   static std::atomic<int> serial{0};
-  const std::string stem = toolchain.cache + '/' + name + '.' + std::to_string(getpid()) + '.' + std::to_string(serial++);
+  const std::string stem =
+      toolchain.cache + '/' + name + '.' + std::to_string(getpid()) + '.' + std::to_string(serial++);
   const std::string source = stem + ".cpp", object = stem + ".so", log = stem + ".log";
   std::ofstream(source) << text;
   std::vector<std::string> command{toolchain.compiler};
   command.insert(command.end(), flags.begin(), flags.end());
-  command.insert(command.end(), {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", source, "-o", object});
+  command.insert(command.end(),
+                 {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", source, "-o", object});
   const int status = run(command, log);
   const std::string messages = read_file(log);
   unlink(source.c_str());
@@ -106,4 +108,4 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
   return library;
 }
 
-}  // namespace foundry::host
+} // namespace foundry::host

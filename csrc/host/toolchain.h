@@ -7,15 +7,15 @@
 namespace foundry::host {
 
 struct Toolchain {
-  std::string compiler;               // path or name of the C++ compiler
-  std::string identity;               // its version line: part of every key
-  std::string include_dir;            // csrc/host: the prelude, runtime.h and its sources
-  std::string prelude_hash;           // of the prelude's text: part of every key
-  std::vector<std::string> flags;     // for kernels
+  std::string compiler;           // path or name of the C++ compiler
+  std::string identity;           // its version line: part of every key
+  std::string include_dir;        // csrc/host: the prelude, runtime.h and its sources
+  std::string prelude_hash;       // of the prelude's text: part of every key
+  std::vector<std::string> flags; // for kernels
   std::vector<std::string> runtime_flags;
   std::vector<std::string> runtime_sources;  // files of the fiber runtime, in include_dir
-  std::vector<std::string> read_only_caches;  // looked in, never written: kernels that the package ships
-  std::string cache;                  // directory for what is compiled at run time
+  std::vector<std::string> read_only_caches; // looked in, never written: kernels that the package ships
+  std::string cache;                         // directory for what is compiled at run time
 };
 
 // The shared library for `text`: from a cache, or compiled now. Safe between threads and processes (written under
@@ -23,4 +23,4 @@ struct Toolchain {
 std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
                             const std::vector<std::string>& flags);
 
-}  // namespace foundry::host
+} // namespace foundry::host

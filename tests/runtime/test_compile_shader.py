@@ -130,7 +130,10 @@ def test_source_from_a_path_with_includes_and_defines(tmp_path: Path) -> None:
         (lambda lib: lib.scale(None, None, 1.0), "expected tensors of one device"),
         (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=4, threadgroups=1), "not both"),
         (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=(1, 1, 1, 1)), "1 to 3 sizes"),
-        (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, constants={"neagte": True}), "unknown function const"),
+        (
+            lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, constants={"neagte": True}),
+            "unknown function const",
+        ),
         (lambda lib: lib.scale(torch.ones(4), None, 1.0, threads=4), "y|buffer 1|index 1"),
         (lambda lib: lib.scale(torch.ones(4), torch.ones(4), 1.0, threads=4, group_size=2048), "1024"),
         (

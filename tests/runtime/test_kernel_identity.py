@@ -14,7 +14,9 @@ import torch
 import torch_foundry
 from torch_foundry import _ext, sources
 
-FILL = "#include <metal_stdlib>\nkernel void fill(device float* y, uint i [[thread_position_in_grid]]) {{ y[i] = {}; }}\n"
+FILL = (
+    "#include <metal_stdlib>\nkernel void fill(device float* y, uint i [[thread_position_in_grid]]) {{ y[i] = {}; }}\n"
+)
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -115,7 +117,8 @@ def test_edited_shader_is_seen_without_rebuild_in_src_mode(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name, value", [("TORCH_FOUNDRY_KERNELS", "source"), ("TORCH_FOUNDRY_SANITIZE", "x"), ("TORCH_FOUNDRY_CHECKED", "y")]
+    "name, value",
+    [("TORCH_FOUNDRY_KERNELS", "source"), ("TORCH_FOUNDRY_SANITIZE", "x"), ("TORCH_FOUNDRY_CHECKED", "y")],
 )
 def test_bad_environment_values_raise(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -79,7 +79,7 @@ def test_options_nest_and_are_restored(lib) -> None:
 
 
 def test_use_shaders_needs_shaders(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no .metal files"), runtime.use_shaders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no \.metal files"), runtime.use_shaders(tmp_path):
         pass
 
 
