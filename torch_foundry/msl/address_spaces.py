@@ -26,6 +26,7 @@ from .preprocess import Defines, preprocess
 from .reflect import attributes
 
 _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__constant", "thread": "__private"}
+_OPENCL_WORDS = frozenset({"local", "global", "generic", "pipe", "read_only", "write_only", "read_write"})
 _SHIM = Path(__file__).parent / "address_space_shim.h"
 _OPTIONS = "-x clcpp -cl-std=clc++2021 -cl-no-stdinc -target spir64-unknown-unknown -fsyntax-only -w -ferror-limit=0"
 _DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):\d+: (?:fatal )?(error|note): (.*)$")
@@ -120,6 +121,8 @@ def _respell(editor: Editor) -> None:
             of_object = tokens.at(i - 1) == ")" or (tokens.at(i - 1) == "const" and tokens.at(i - 2) == ")")
             implied = " const" if t == "constant" and not of_object else ""
             editor.replace(i, _SPACES[t] + implied)
+        elif t in _OPENCL_WORDS:
+            editor.replace(i, f"msl_{t}")
         elif t == "kernel":
             editor.replace(i, "")
         elif t == "coherent":
@@ -143,15 +146,16 @@ def _threadgroup_variables(editor: Editor, root: Scope) -> None:
         editor.replace(qualifier, "")
         editor.before(start, "typedef ")
         for i in names:
-            name = tokens.text[i]
+            name = editor.text(i)
             editor.replace(i, f"{name}_msl_t")
             editor.after(end, f" __local {name}_msl_t& {name} = msl_threadgroup<{name}_msl_t>();")
 
 
 def _function_constant(editor: Editor, declaration: Declaration, integers: Integers) -> None:
+    """Its value comes from elsewhere."""
     tokens = editor.tokens
     if any(a.name == "function_constant" for a in attributes(tokens, declaration.start, declaration.end)):
-        editor.before(declaration.end, " = {}")
+        editor.before(declaration.head, "extern ")
 
 
 def _use_instance(editor: Editor, declaration: Declaration, serial: int) -> None:

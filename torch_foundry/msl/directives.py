@@ -1,7 +1,7 @@
 """Comments to the checks, read from the original text: the preprocessor drops them.
 
 `// foundry-lint: allow(rule, ..) reason` on a line, or alone on the line above it, allows the rules there; without a
-reason it allows nothing. `// foundry-lint: instance(rms_norm<half, 4>)` asks to check that instance of a kernel template.
+reason it allows nothing. `// foundry-lint: instance(rms_norm<half, 4>)` asks to check that kernel instance.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ class Integers:
                 if known is None:
                     return None
                 words.append(f"({known})")
+            elif text == ">" and words and words[-1] == ">":
+                words[-1] = ">>"
             elif text != "::":
                 words.append("//" if text == "/" else text)
         return _evaluate(" ".join(words))

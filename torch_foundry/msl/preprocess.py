@@ -68,7 +68,8 @@ def preprocess(
         result = subprocess.run([*command, name], capture_output=True, text=True)
     if result.returncode:
         raise _error(result.stderr, name)
-    return Preprocessed(result.stdout, name, _files(result.stdout, name))
+    main = [] if is_source(path_or_source) else [name]
+    return Preprocessed(result.stdout, name, _files(result.stdout, main, name))
 
 
 def _predefined(metal_version: int) -> list[str]:
@@ -103,9 +104,9 @@ def _definitions(defines: Defines) -> list[str]:
     return out
 
 
-def _files(text: str, name: str) -> list[str]:
+def _files(text: str, main: list[str], name: str) -> list[str]:
     """Absolute paths of the files that the line markers name, our stand-in headers left out."""
-    found = {} if name.startswith("<") else {os.path.abspath(name): None}
+    found = {os.path.abspath(file): None for file in main}
     for file in dict.fromkeys(_MARKER.findall(text)):
         if file.startswith("<") or file == name or Path(file).parent in (STUB_HEADERS, STUB_HEADERS / "simd"):
             continue

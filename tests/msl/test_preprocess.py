@@ -1,0 +1,71 @@
+"""The preprocessor run: macros, includes, versions, errors with file and line."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_foundry.msl import MslError
+from torch_foundry.msl.preprocess import preprocess
+
+
+def flat(text: str) -> str:
+    return " ".join(" ".join(line for line in text.splitlines() if not line.startswith("#")).split())
+
+
+def test_defines_and_version():
+    source = "int a = N; int v = __METAL_VERSION__;\n#ifdef FLAG\nint f = FLAG;\n#endif\n"
+    text = flat(preprocess(source, defines={"N": 3, "FLAG": True}, metal_version=320).text)
+    assert text == "int a = 3; int v = 320; int f = 1;"
+    assert "long c = 201402L;" in preprocess("long c = __cplusplus;\n").text
+    assert "long c = 201703L;" in preprocess("long c = __cplusplus;\n", metal_version=400).text
+
+
+def test_host_macros_are_not_defined():
+    assert (
+        flat(preprocess("#if defined(__x86_64__) || defined(__linux__) || defined(__GNUC__)\nhost\n#endif\nx\n").text)
+        == "x"
+    )
+
+
+def test_standard_headers_define_their_macros():
+    source = "#include <metal_stdlib>\n#include <metal_simdgroup>\n#include <metal_atomic>\n#include <simd/simd.h>\n"
+    text = flat(preprocess(source + "float x = INFINITY + FLT_MAX; half h = MAXHALF; int i = INT_MAX;\n").text)
+    assert "__builtin_inff()" in text and "0x1.ffcp15h" in text and "2147483647" in text
+
+
+def test_include_dirs_and_closure(tmp_path):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "deep.h").write_text("#pragma once\nint deep;\n")
+    (tmp_path / "near.h").write_text("#include <deep.h>\nint near;\n")
+    main = tmp_path / "main.metal"
+    main.write_text('#include "near.h"\n#include <metal_stdlib>\nint main_;\n')
+    ready = preprocess(main, include_dirs=[tmp_path / "include"])
+    assert flat(ready.text) == "int deep; int near; int main_;"
+    assert ready.files == [str(main), str(tmp_path / "near.h"), str(tmp_path / "include" / "deep.h")]
+
+
+def test_source_text_has_a_name():
+    ready = preprocess("\nint x;\n", name="inline.metal")
+    assert '# 1 "inline.metal"' in ready.text and ready.files == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("int a;\n#error broken here\n", r"<source>:2: #error broken here"),
+        ('\n\n#include "absent.h"\n', r"<source>:3: included file 'absent.h' was not found"),
+        ("#if 1\nint a;\n", r"<source>:1: unterminated #if"),
+        (
+            "\n#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n",
+            r"<source>:2: Metal 4 tensor operations .* are not supported",
+        ),
+    ],
+)
+def test_errors_name_file_and_line(source, message):
+    with pytest.raises(MslError, match=message):
+        preprocess(source)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(MslError, match=r"none\.metal: no such file"):
+        preprocess(tmp_path / "none.metal")
