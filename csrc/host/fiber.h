@@ -75,6 +75,11 @@ MSL_INLINE void switch_context(Context* from, const Context* to) {
 }
 #undef MSL_AVX512_CLOBBERS
 #elif defined(__aarch64__)
+#if defined(__APPLE__)
+#define MSL_X18_CLOBBER // the system's own register
+#else
+#define MSL_X18_CLOBBER "x18",
+#endif
 MSL_INLINE void switch_context(Context* from, const Context* to) {
   register Context* x0 asm("x0") = from;
   register const Context* x1 asm("x1") = to;
@@ -93,10 +98,11 @@ MSL_INLINE void switch_context(Context* from, const Context* to) {
                : "+r"(x0), "+r"(x1)
                :
                : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", "x17",
-                 "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "memory", "cc", "v0", "v1", "v2",
+                 MSL_X18_CLOBBER "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "memory", "cc", "v0", "v1", "v2",
                  "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17",
                  "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
 }
+#undef MSL_X18_CLOBBER
 #endif
 #endif
 

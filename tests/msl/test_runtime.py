@@ -105,10 +105,12 @@ def test_threadgroup_memory_is_poisoned_before_each_threadgroup(kernels: dict[st
 
 def test_random_order_is_repeatable(runtime: Runtime) -> None:
     kernel = host_kit.kernels(
-        """kernel void order(device atomic_uint* n [[buffer(0)]], device uint* y [[buffer(1)]],
-                             uint i [[thread_index_in_threadgroup]]) {
-          y[i] = metal::atomic_fetch_add_explicit(n, 1, metal::memory_order_relaxed);
-        }""".replace("kernel void", "#include <metal_stdlib>\nusing namespace metal;\nkernel void", 1)
+        """#include <metal_stdlib>
+        using namespace metal;
+        kernel void order(device atomic_uint* n [[buffer(0)]], device uint* y [[buffer(1)]],
+                          uint i [[thread_index_in_threadgroup]]) {
+          y[i] = atomic_fetch_add_explicit(n, 1, memory_order_relaxed);
+        }"""
     )["order"]
 
     def run(order: str, seed: int) -> list[int]:
@@ -260,9 +262,11 @@ def test_aarch64(switch: list[str]) -> None:
     assert "3 orders passed" in _run_driver(cxx, switch, [qemu])
 
 
-@pytest.mark.parametrize("cxx", [f"clang++-{version}" for version in range(14, 23)] + ["clang++"])
-def test_clang(cxx: str) -> None:
-    if shutil.which(cxx) is None:
-        pytest.skip(f"{cxx} is not installed")
+def test_clang() -> None:
+    names = ["clang++", *(f"clang++-{version}" for version in range(14, 23))]
+    compilers = [name for name in names if shutil.which(name)]
+    if not compilers:
+        pytest.skip("needs a clang: apt-get install clang")
     flags = ["-march=x86-64-v3"] if os.uname().machine == "x86_64" else []
-    assert "3 orders passed" in _run_driver(cxx, flags, [])
+    for cxx in compilers:
+        assert "3 orders passed" in _run_driver(cxx, flags, []), cxx
