@@ -153,14 +153,22 @@ template <typename T, typename M, int D, int R>
           acc[r][c] *= rescale;
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
-      const int begin = max(all.begin, tile * 32), end = min(all.end, tile * 32 + 32);  // never reads an unseen V
-      for (int n = begin; n < end; ++n) {
-        float v[C];
-        load_row(v_head + uint(n) * args.v_token, v);
+      // Four keys at a time: their values are in flight together, and each sum is read and written once for them.
+      const int begin = max(all.begin, tile * 32), end = min(all.end, tile * 32 + 32);
+      for (int n = begin & ~3; n < end; n += 4) {
+        float v[4][C];
+        for (int j = 0; j < 4; ++j) {
+          if (n + j >= begin && n + j < end) {
+            load_row(v_head + uint(n + j) * args.v_token, v[j]);
+          } else {  // never reads an unseen V: it may hold anything
+            for (int c = 0; c < C; ++c)
+              v[j][c] = 0.0f;
+          }
+        }
         for (int r = 0; r < R; ++r) {
-          const float p = weights[r * 32 + (n - tile * 32)];
+          const float4 p = *(threadgroup const float4*)(weights + r * 32 + (n - tile * 32));
           for (int c = 0; c < C; ++c)
-            acc[r][c] = fma(p, v[c], acc[r][c]);
+            acc[r][c] = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], fma(p.x, v[0][c], acc[r][c]))));
         }
       }
       ++turn;

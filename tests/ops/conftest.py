@@ -3,7 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from kit import poisoned_outputs
+
+torch.set_num_threads(1)  # tensors are small, and ThreadSanitizer takes torch's own pool for a race
 
 
 @pytest.fixture(autouse=True)
