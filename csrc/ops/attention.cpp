@@ -86,8 +86,7 @@ void prefill(const Call& call) {
 void decode(Call& call) {
   Variant& variant = call.variant;
   const int most = variant.head_dim <= 128 ? 8 : 4; // registers: rows * head_dim / 32 sums per lane
-  while (variant.rows < most && variant.rows < call.rows())
-    variant.rows *= 2;
+  while (variant.rows < most && variant.rows < call.rows()) variant.rows *= 2;
   call.args.splits = ceil_div(call.args.kv_len, attention_decode_split);
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / variant.head_dim;
 
