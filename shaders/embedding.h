@@ -1,6 +1,6 @@
 // Host and GPU share this: arguments of embedding.metal.
 #pragma once
-#include "portable.h"
+#include "rows.h"
 
 namespace foundry {
 
@@ -10,7 +10,8 @@ struct EmbeddingArgs {
   uint32_t row_blocks;  // blocks in a row of the weight
   uint32_t row_threads; // ceil(hidden / chunk)
   float scale;          // already rounded to the activation dtype
+  Rows ids;
 };
-static_assert(sizeof(EmbeddingArgs) == 20, "shared with the host");
+static_assert(sizeof(EmbeddingArgs) == 40, "shared with the host");
 
 } // namespace foundry

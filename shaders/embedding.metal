@@ -16,7 +16,7 @@ template <typename Q, typename T, typename Id, int V>
     uint gid [[thread_position_in_grid]]) {
   const uint i = gid / args.row_threads;
   const uint k = gid % args.row_threads * chunk;
-  const Id id = ids[i];
+  const Id id = ids[row_offset(args.ids, i)];
   const bool known = id >= 0 && id < Id(args.vocab);
   device const typename Q::block* row = weight + (known ? ulong(id) : 0ul) * args.row_blocks;
 

@@ -8,7 +8,6 @@ namespace foundry {
 // has four independent sums in flight. Eight would leave too few simdgroups on a GPU where N is small.
 FOUNDRY_CONST uint32_t linear_outputs = 4;
 FOUNDRY_CONST uint32_t linear_simdgroups = 2; // per threadgroup: small groups balance best when N is small
-FOUNDRY_CONST uint32_t linear_max_rows = 8;   // rows of x in registers: 8 x 4 sums, 32 weights, and room to spare
 
 // Tile kernel: BM tokens x BN outputs by 2 x 2 simdgroups, K in slabs of BK. Two f32 slabs fill 13.5 KiB, so two
 // threadgroups fit a core; 2 x 4 accumulators a simdgroup keep the matrix unit busy.

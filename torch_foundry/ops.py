@@ -103,9 +103,10 @@ def embedding(
 ) -> Tensor:
     """Rows of a table by id: `scale * dtype(weight[ids])`, where scale, too, is first rounded to dtype.
 
-    ids: int64 or int32 [...]. weight: as in `linear`. dtype: of the result; default: weight's, or torch's default dtype
-    for packed weights. An id outside the table raises IndexError when ids lie in host memory; on a device, where that
-    would need a sync, its row is NaN. Returns [..., K].
+    ids: int64 or int32 [...], may be strided. weight: as in `linear`. dtype: of the result; default: weight's, or
+        torch's default dtype for packed weights.
+    An id outside the table raises IndexError when ids lie in host memory; on a device, where that would need a sync,
+    its row is NaN. Returns [..., K].
     """
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()

@@ -14,7 +14,8 @@ namespace {
 // Ids in host memory are checked here, where it costs nothing. The kernel itself never reads outside the table: on a
 // device a wrong id gives a row of NaN.
 template <typename Id> void check_ids(const at::Tensor& ids, int64_t vocab) {
-  const Id* p = ids.const_data_ptr<Id>();
+  const at::Tensor dense = ids.contiguous();
+  const Id* p = dense.const_data_ptr<Id>();
   for (int64_t i = 0; i < ids.numel(); i++)
     TORCH_CHECK_INDEX(p[i] >= 0 && p[i] < vocab, "ids: expected values in [0, ", vocab, "), got ", p[i]);
 }
@@ -28,7 +29,7 @@ float rounded_to(at::ScalarType dtype, double value) {
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optional<std::string_view> format,
                      at::ScalarType dtype, double scale) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
-  check("ids", ids).contiguous().dtype({at::kLong, at::kInt}).device(weight);
+  check("ids", ids).dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(w.k);
   TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
@@ -48,8 +49,9 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optio
                   {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", four ? "4" : "1"}};
   });
   const uint32_t row_threads = ceil_div(w.k, chunk);
-  const EmbeddingArgs args{static_cast<uint32_t>(w.n), static_cast<uint32_t>(w.k), static_cast<uint32_t>(w.row_blocks),
-                           row_threads, rounded_to(dtype, scale)};
+  const EmbeddingArgs args{
+      static_cast<uint32_t>(w.n), static_cast<uint32_t>(w.k),       static_cast<uint32_t>(w.row_blocks), row_threads,
+      rounded_to(dtype, scale),   rows_of("ids", ids.unsqueeze(-1))};
   const int64_t row_bytes = w.k / w.format.block_size * w.format.block_bytes;
   Launch(p)
       .in(ids)

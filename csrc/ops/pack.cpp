@@ -15,7 +15,7 @@ const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed,
   TORCH_CHECK(w.format.packed(), "format: expected a packed format, got '", name, "'");
   check("packed", packed).contiguous();
   Dim N("rows", w.n), K("columns", w.k);
-  check("weight", dense).shape({N, K}).contiguous().dtype({at::kFloat}).device(packed);
+  check("weight", dense).shape({N, K}).contiguous().dtype({at::kFloat}).device(packed).disjoint("packed", packed);
   return w.format;
 }
 

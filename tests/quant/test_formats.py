@@ -124,6 +124,13 @@ def test_empty() -> None:
 
 
 @packed_formats
+def test_opcheck(f: quant.Format) -> None:
+    dense, packed = torch.zeros(2, f.block_size), torch.zeros(2, f.block_bytes, dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.torch_foundry.pack_weight.default, (dense, f.name, packed))
+    torch.library.opcheck(torch.ops.torch_foundry.unpack_weight.default, (packed, f.name, dense))
+
+
+@packed_formats
 def test_refusals(f: quant.Format) -> None:
     weight = weights("normal", 2, 2 * f.block_size)
     for wrong in (float("nan"), float("inf")):

@@ -8,6 +8,13 @@ import torch
 
 from torch_foundry.quant.formats import get_format
 
+for _mutating in ("pack_weight", "unpack_weight"):  # they only write into their last argument
+
+    @torch.library.register_fake(f"torch_foundry::{_mutating}")
+    def _(source: torch.Tensor, format: str, target: torch.Tensor) -> None:
+        pass
+
+
 CHUNK_WEIGHTS = 1 << 22  # 16 MiB of f32
 
 
