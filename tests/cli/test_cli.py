@@ -1,0 +1,132 @@
+"""The torch-foundry command: figures, equal tokens, and one clear line for what can't be met."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torch_foundry.cli import main
+
+
+def generate(directory: Path, *options: str) -> int:
+    return main(["generate", "--model", str(directory), "--prompt", "abc", "--max-new-tokens", "6", *options])
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("stock ", "patched "))}
+
+
+def test_generate_runs_stock_and_patched_and_prints_figures(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert generate(tiny_model) == 0
+    out = capsys.readouterr().out
+    assert "--- stock" in out and "--- patched" in out and "tokens equal: yes" in out
+    assert "executor: host (cpu)" in out
+    figures = rows(out)
+    assert int(figures["patched"][0]) == int(figures["stock"][0]) > 0
+    assert figures["stock"][3] == "-"  # stock code launches none of our kernels
+    assert float(figures["patched"][3]) > 2 * 5  # two layers of several launches each
+    assert "stock code ran" not in out  # no fallbacks
+
+
+@pytest.mark.parametrize("options", [["--dtype", "float16"], ["--temperature", "0.7", "--seed", "3"], ["--raw"]])
+def test_generate_with_options(tiny_model: Path, options: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert generate(tiny_model, *options) == 0
+    assert set(rows(capsys.readouterr().out)) == {"stock", "patched"}
+
+
+def test_a_seed_gives_the_same_text_again(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        generate(tiny_model, "--temperature", "1.5", "--seed", seed, "--no-compare", "--max-new-tokens", "24")
+        texts.append(capsys.readouterr().out.split("\n\n")[0])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_quantized_weights_are_the_same_on_both_sides(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert generate(tiny_model, "--quantize", "q8_0") == 0
+    out = capsys.readouterr().out
+    assert "weights q8_0" in out and "tokens equal: yes" in out
+
+
+def test_compare_prints_the_drift_table(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", "--model", str(tiny_model), "--prompt", "abcdef"]) == 0
+    out = capsys.readouterr().out
+    assert "model.layers.1" in out and "no stage is out of line" in out
+
+
+def _remove(name: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / name).unlink()
+
+
+def _write(name: str, text: str) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        (directory / name).write_text(text)
+
+    return write
+
+
+def _truncate(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _other_shape(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"hidden_size": 128}))
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (shutil.rmtree, "no such model directory"),
+        (_remove("config.json"), "it has no config.json"),
+        (_write("config.json", "{"), "config.json: cannot be read"),
+        (_write("config.json", '["not", "a", "model"]'), "not the config of a model"),
+        (_write("config.json", '{"model_type": "no_such_model"}'), "cannot load the model"),
+        (_remove("model.safetensors"), "no weights in it"),
+        (_truncate, "cannot load the model"),
+        (_other_shape, "cannot load the model"),
+        (_write("model.safetensors", "not a safetensors file"), "cannot load the model"),
+        (_write("tokenizer.json", "{}"), "cannot load the model"),
+    ],
+    ids=lambda v: getattr(v, "__name__", None),
+)
+def test_broken_directories_get_one_line_and_exit_code_2(
+    tiny_model: Path, tmp_path: Path, damage: Callable[[Path], object], message: str, capfd: pytest.CaptureFixture
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model, directory)
+    damage(directory)
+    assert generate(directory) == 2
+    *before, line = capfd.readouterr().err.strip().replace("\r", "\n").splitlines()
+    assert line.startswith(f"torch-foundry: {directory}") and message in line
+    assert all(other.startswith("Loading weights") for other in before)  # a progress bar
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--quantize", "q9"], "--quantize q9: expected one of"),
+        (["--device", "abacus"], "--device abacus"),
+        (["--device", "meta"], "--device meta"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--prompt", ""], "the prompt has no tokens"),
+    ],
+)
+def test_requests_that_cannot_be_met(
+    tiny_model: Path, options: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert generate(tiny_model, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_options_are_refused_by_argparse(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        generate(tiny_model, "--dtype", "float8")
+    assert exit_code.value.code == 2
+    assert "float8" in capsys.readouterr().err

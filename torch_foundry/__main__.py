@@ -1,0 +1,7 @@
+"""`python -m torch_foundry` is `torch-foundry`."""
+
+import sys
+
+from torch_foundry.cli import main
+
+sys.exit(main())

@@ -1,0 +1,141 @@
+"""`torch-foundry generate`: the same prompt through stock Hugging Face and through the patched model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from torch_foundry.cli.loading import UserError, add_model_options, encode, load
+
+
+def add_parser(commands: Any) -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser("generate", help="generate text, stock and patched side by side", description=__doc__)
+    add_model_options(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=120, metavar="N")
+    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first (q8_0, q4_0); for both runs")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
+    parser.add_argument("--top-k", type=int, default=50)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--no-compare", action="store_true", help="run the patched model only")
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation: its new tokens and how long they took."""
+
+    tokens: list[int]
+    prefill_seconds: float  # until the first token
+    decode_seconds: float  # from the first token to the last
+    launches: int
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first."""
+        return (len(self.tokens) - 1) / self.decode_seconds if len(self.tokens) > 1 else float("nan")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate, print text and figures; 1 if greedy float32 tokens differ between stock and patched."""
+    if args.max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens {args.max_new_tokens}: expected at least 1")
+    if args.temperature < 0 or args.top_k < 0 or not 0 < args.top_p <= 1:
+        raise UserError("expected --temperature >= 0, --top-k >= 0 and 0 < --top-p <= 1")
+    _check_format(args.quantize)
+    model, tokenizer = load(args)
+    inputs = encode(args, tokenizer)
+    import torch_foundry
+
+    if args.quantize:
+        torch_foundry.patch(model, quantize=args.quantize)
+    runs: dict[str, Run] = {}
+    if not args.no_compare:
+        _unpatch(model)
+        runs["stock"] = _generate("stock", model, tokenizer, inputs, args)
+    torch_foundry.patch(model)
+    runs["patched"] = _generate("patched", model, tokenizer, inputs, args)
+    equal = len({tuple(r.tokens) for r in runs.values()}) == 1
+    _print_figures(runs, equal, inputs["input_ids"].shape[-1], args)
+    fallbacks = torch_foundry.report(model).fallbacks
+    if fallbacks:
+        print(f"stock code ran for: {fallbacks}")
+    must_be_equal = args.dtype == "float32" and args.temperature == 0
+    return 1 if must_be_equal and not equal else 0
+
+
+def _unpatch(model: Any) -> None:
+    """Back to stock code; weights that were packed stay packed, as they are for both runs."""
+    import torch_foundry
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch_foundry.unpatch(model)
+
+
+def _check_format(name: str | None) -> None:
+    if name is None:
+        return
+    from torch_foundry import quant
+
+    packed = [f for f in quant.FORMATS if quant.FORMATS[f].block_size > 1]
+    if name not in packed:
+        raise UserError(f"--quantize {name}: expected one of {', '.join(packed)}")
+
+
+def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], args: argparse.Namespace) -> Run:
+    import torch
+    from transformers import TextStreamer
+
+    from torch_foundry import counters, reset_counters
+
+    class Clock(TextStreamer):
+        """Prints text as it comes and notes when each token came."""
+
+        def __init__(self) -> None:
+            super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+            self.times: list[float] = []
+
+        def put(self, value: Any) -> None:
+            self.times.append(time.perf_counter())
+            super().put(value)
+
+    options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": args.temperature > 0}
+    if args.temperature > 0:
+        options |= {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        options["pad_token_id"] = tokenizer.eos_token_id
+    model.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=options.get("pad_token_id"))  # warm up
+    print(f"--- {title}")
+    torch.manual_seed(args.seed)
+    reset_counters()
+    clock = Clock()
+    start = time.perf_counter()
+    output = model.generate(**inputs, **options, streamer=clock)
+    launches = counters().launches
+    tokens = output[0, inputs["input_ids"].shape[-1] :].tolist()
+    first, last = clock.times[1], clock.times[-1]  # times[0] is the prompt
+    return Run(tokens, first - start, last - first, launches)
+
+
+def _print_figures(runs: dict[str, Run], equal: bool, prompt_tokens: int, args: argparse.Namespace) -> None:
+    import torch
+    import transformers
+
+    from torch_foundry import executor
+
+    print(f"\n{'':8}  {'tokens':>6}  {'prefill ms':>10}  {'decode tok/s':>12}  {'launches/token':>14}")
+    for title, r in runs.items():
+        launches = f"{r.launches / len(r.tokens):.1f}" if r.launches else "-"
+        print(f"{title:8}  {len(r.tokens):6}  {r.prefill_seconds * 1e3:10.1f}  {r.decode_rate:12.1f}  {launches:>14}")
+    if len(runs) > 1:
+        print(f"tokens equal: {'yes' if equal else 'no'}")
+    weights = args.quantize or args.dtype
+    print(
+        f"executor: {executor(args.device)} ({args.device}), weights {weights}, activations {args.dtype}, "
+        f"prompt {prompt_tokens} tokens, torch {torch.__version__}, transformers {transformers.__version__}"
+    )

@@ -1,0 +1,99 @@
+"""What the subcommands share: options, loading a local model directory, encoding a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+class UserError(Exception):
+    """A request that can't be met; the message is one line that says why."""
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every subcommand that runs a model."""
+    parser.add_argument(
+        "--model", metavar="DIR", type=Path, help="local Hugging Face directory (default: the demo model)"
+    )
+    parser.add_argument("--prompt", default="Tell me a story about a fox.", help="what the model is asked")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
+
+
+def load(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Model (in eval mode, on the device) and tokenizer of `args.model`. Raises UserError for what can't be loaded."""
+    from torch_foundry.demo_model import demo_model_path
+
+    directory = args.model or demo_model_path()
+    _check_directory(directory)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local directory needs no network, and must not wait for one
+    import torch
+    import transformers
+
+    device = _device(args.device)
+    transformers.logging.set_verbosity_error()
+    if args.model is None:
+        transformers.utils.logging.disable_progress_bar()  # a blink
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, args.dtype), local_files_only=True, output_loading_info=False
+        )
+        return model.to(device).eval(), tokenizer
+    except Exception as error:  # whatever a broken directory makes transformers, tokenizers or safetensors raise
+        raise UserError(f"{directory}: cannot load the model: {_first_line(error)}") from error
+
+
+def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """Model inputs for `args.prompt`: `input_ids` [1, L] and `attention_mask`, on the device."""
+    if tokenizer.chat_template and not args.raw:
+        messages = [{"role": "user", "content": args.prompt}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    else:
+        inputs = tokenizer(args.prompt, return_tensors="pt")
+    if inputs["input_ids"].shape[-1] == 0:
+        raise UserError("the prompt has no tokens")
+    return {name: inputs[name].to(args.device) for name in ("input_ids", "attention_mask")}
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such model directory")
+    config = directory / "config.json"
+    if not config.is_file():
+        raise UserError(f"{directory}: not a model directory (it has no config.json)")
+    try:
+        described = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{config}: cannot be read: {_first_line(error)}") from error
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise UserError(f"{config}: not the config of a model (it has no model_type)")
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(f"{directory}: no weights in it (*.safetensors)")
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    from torch_foundry import executor
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        executor(device)
+    except Exception as error:  # an unknown name, a backend that this torch lacks, a device without an executor
+        raise UserError(f"--device {name}: {_first_line(error)}") from error
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
