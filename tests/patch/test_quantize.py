@@ -147,6 +147,8 @@ def test_lora_on_packed_weights() -> None:
         loss.backward()
         losses.append(loss.detach())
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    with pytest.raises(RuntimeError, match="must match the size"):
+        model.merge_and_unload()
     torch.testing.assert_close(losses[1], losses[0])
     for ours, theirs in zip(*reversed(gradients), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -162,6 +164,20 @@ def test_stock_fallbacks_of_the_leaves() -> None:
     rows = embedding(torch.tensor([[3, 3, 19]]))
     assert torch.equal(rows, embedding.dequantized(torch.float64)[[3, 3, 19]][None])
     assert "format=q8_0" in str(linear) and "format=q8_0" in str(embedding)
+
+
+def test_another_format() -> None:
+    model = patch(copy.deepcopy(shared("llama")), quantize="q4_0")
+    assert tokens(model) == tokens(rounded(shared("llama"), "q4_0"))
+    assert set(report(model).packed.values()) == {"q4_0"} and not report(model).fallbacks
+
+
+def test_packed_embeddings_are_not_resized() -> None:
+    model = patch(copy.deepcopy(shared("llama")), quantize="q8_0")
+    with pytest.raises(RuntimeError, match="packed embeddings cannot be resized"):
+        model.resize_token_embeddings(130)
+    unpatch(model, dequantize=True).resize_token_embeddings(130)
+    assert patch(model)(PROMPT).logits.shape[-1] == 130
 
 
 def test_what_cannot_be_packed() -> None:

@@ -11,6 +11,8 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from torch_foundry.patch import report
+
 VOCAB = 120
 COMMON = {
     "hidden_size": 64,
@@ -119,3 +121,39 @@ def padded(lengths: list[int]) -> dict[str, torch.Tensor]:
 def classes(model: nn.Module) -> list[type]:
     """The class of every module."""
     return [type(module) for module in model.modules()]
+
+
+PROMPT = ids(1, 12)
+
+
+def tokens(model: Any, **options: Any) -> list[list[int]]:
+    """Twelve tokens after PROMPT, greedily."""
+    inputs = {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT)}
+    return model.generate(**inputs, max_new_tokens=12, **{"do_sample": False, **options}).tolist()
+
+
+def fused_all(model: Any) -> bool:
+    """Whether the fused path ran, and nothing else."""
+    seen = report(model)
+    return bool(seen.fused) and not seen.fallbacks
+
+
+def assert_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def config(name: str, **options: Any) -> Any:
+    """A tiny config of any class of transformers."""
+    return getattr(transformers, name)(**{**COMMON, **options})
+
+
+def random_model(settings: Any, seed: int = 0) -> PreTrainedModel:
+    """A model with the weights that transformers starts from."""
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(settings).eval()
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Up to the rounding of float32."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -59,17 +59,18 @@ class _Buffered(DynamicLayer):
 
     def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `reserve` may be called with these: what is stored has the same shape, dtype and device."""
-        for buffer in (self._keys, self._values):
-            data = buffer.data
-            if data is not None and (
-                data.shape[0] != batch
-                or data.shape[1] != heads
-                or data.shape[3] != head_dim
-                or data.dtype != dtype
-                or data.device != device
-                or (data.requires_grad and torch.is_grad_enabled())
-            ):
-                return False
+        for data in (self._keys.data, self._values.data):
+            if data is not None:
+                shape = data.shape
+                if (
+                    shape[0] != batch
+                    or shape[1] != heads
+                    or shape[3] != head_dim
+                    or data.dtype is not dtype
+                    or data.device != device
+                    or (data.requires_grad and torch.is_grad_enabled())
+                ):
+                    return False
         return True
 
     def reserve(

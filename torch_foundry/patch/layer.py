@@ -114,9 +114,8 @@ def check(
     if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or attention_reason(plan.config):
         raise Blocked(reason)
     dtype = x.dtype
-    for parameters in plan.parameters:
-        if reason := weight_reason(parameters, dtype):
-            raise Blocked(reason)
+    if reason := weight_reason(plan.parameters, dtype):
+        raise Blocked(reason)
     spec = plan.spec
     if spec.rope and kwargs.get("position_embeddings") is None:
         raise Blocked("no position embeddings")

@@ -30,6 +30,12 @@ class ModelMixin(FoundryModule):
             return None
         return super().tie_weights(*args, **kwargs)  # type: ignore[misc]
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; packed embeddings cannot be resized."""
+        if self._foundry.state.quantized and args + tuple(kwargs.values()) != ():
+            raise RuntimeError("packed embeddings cannot be resized; unpatch(model, dequantize=True) makes them dense")
+        return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """As stock, with packed weights written dense, so that any transformers can read the result."""
         if self._foundry.state.quantized and kwargs.get("state_dict") is None:

@@ -13,15 +13,15 @@ from torch_foundry.nn.linear import FoundryLinear
 from torch_foundry.patch.spec import norm_kind
 
 
-def weight_reason(parameters: dict[str, Any], dtype: torch.dtype) -> str | None:
-    """Why the weight and bias in `parameters` are not plain tensors of `dtype`; None if they are."""
-    for name in ("weight", "bias"):
-        value = parameters.get(name)
-        if value is not None:
-            if value.dtype is not dtype:
-                return "weights and input differ in dtype"
-            if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
-                return f"{name} is a {type(value).__name__}"
+def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype) -> str | None:
+    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are."""
+    for parameters in owners:
+        for value in parameters.values():
+            if value is not None:
+                if value.dtype is not dtype:
+                    return "weights and input differ in dtype"
+                if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
+                    return f"a weight is a {type(value).__name__}"
     return None
 
 
