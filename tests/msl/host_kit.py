@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from torch_foundry.msl import Translation, translate
 from torch_foundry.sources import HostTree, compiler
 

@@ -1,6 +1,7 @@
-"""Runs one kernel of sanitizers.metal under a sanitizer: `python -m tests.msl.sanitized SANITIZER KERNEL ORDER`.
+"""Runs one kernel of sanitizers.metal under a sanitizer: `python -m tests.msl.sanitized SANITIZER [KERNEL ORDER]`.
 
-A process of its own, because the sanitizer's library must be loaded first and a fault ends it.
+A process of its own, because the sanitizer's library must be loaded first and a fault ends it. Without a kernel it only
+compiles, which needs no sanitizer.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ import sys
 
 import numpy as np
 
-from tests.msl.host_kit import KERNELS, Flavour, LaunchError, Runtime, kernel_text
+from tests.msl.host_kit import KERNELS, Flavour, LaunchError, Runtime, build, kernel_text, runtime_text
 
 
-def main(sanitizer: str, kernel: str, order: str) -> None:
-    runtime = Runtime(Flavour(sanitizer=sanitizer))
-    kernels = runtime.load(kernel_text(KERNELS / ("runtime.metal" if sanitizer == "checked" else "sanitizers.metal")))
+def main(sanitizer: str, kernel: str = "", order: str = "forward") -> None:
+    flavour = Flavour(sanitizer=sanitizer)
+    text = kernel_text(KERNELS / ("runtime.metal" if sanitizer == "checked" else "sanitizers.metal"))
+    if not kernel:
+        build(flavour.runtime_command(), runtime_text())
+        build(flavour.kernel_command(), text)
+        return
+    runtime = Runtime(flavour)
+    kernels = runtime.load(text)
     runtime.configure(order=order, seed=5, threads=2)
     y = np.ones(64 if sanitizer != "checked" else 260, np.float32)
     memory = [256] if kernel == "write_past_argument" else []

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from torch_foundry.sources import compiler
 
 from tests.msl import host_kit
+from torch_foundry.sources import compiler
 
 FLAGS = {"asan": "-fsanitize=address", "tsan": "-fsanitize=thread", "checked": "-fsanitize=alignment"}
 
@@ -23,7 +23,7 @@ def run(sanitizer: str, kernel: str, order: str = "forward") -> str:
     command = [sys.executable, "-m", "tests.msl.sanitized", sanitizer, kernel, order]
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0,verify_asan_link_order=0"}
     # The libraries are made by the first process, outside the sanitizer: a compiler under one is slow.
-    subprocess.run([sys.executable, "-c", _BUILD, sanitizer], cwd=host_kit.ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.msl.sanitized", sanitizer], cwd=host_kit.ROOT, check=True)
     if sanitizer != "checked":
         found = subprocess.run([compiler(), f"-print-file-name=lib{sanitizer}.so"], capture_output=True, text=True)
         environment["LD_PRELOAD"] = found.stdout.strip()
@@ -33,15 +33,6 @@ def run(sanitizer: str, kernel: str, order: str = "forward") -> str:
         command = ["setarch", "-R", *command]
     result = subprocess.run(command, cwd=host_kit.ROOT, env=environment, capture_output=True, text=True, timeout=300)
     return result.stdout + result.stderr
-
-
-_BUILD = """
-import sys
-from tests.msl.host_kit import *
-flavour = Flavour(sanitizer=sys.argv[1])
-build(flavour.runtime_command(), runtime_text())
-build(flavour.kernel_command(), kernel_text(KERNELS / ("runtime.metal" if sys.argv[1] == "checked" else "sanitizers.metal")))
-"""
 
 
 def faulty_line(kernel: str) -> int:

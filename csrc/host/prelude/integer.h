@@ -109,7 +109,6 @@ MSL_24BIT(int)
 MSL_24BIT(uint)
 #undef MSL_24BIT
 
-// min, max, clamp, min3, max3 and median3 of vectors: lifted in math.h; their elements resolve to these overloads.
 MSL_LIFT_1(abs)
 MSL_LIFT_1(clz)
 MSL_LIFT_1(ctz)
@@ -118,14 +117,20 @@ MSL_LIFT_1(reverse_bits)
 MSL_LIFT_2(absdiff)
 MSL_LIFT_2(addsat)
 MSL_LIFT_2(hadd)
+MSL_LIFT_2(max)
+MSL_LIFT_2(min)
 MSL_LIFT_2(mul24)
 MSL_LIFT_2(mulhi)
 MSL_LIFT_2(rhadd)
 MSL_LIFT_2(rotate)
 MSL_LIFT_2(subsat)
+MSL_LIFT_3(clamp)
 MSL_LIFT_3(mad24)
 MSL_LIFT_3(madhi)
 MSL_LIFT_3(madsat)
+MSL_LIFT_3(max3)
+MSL_LIFT_3(median3)
+MSL_LIFT_3(min3)
 template <class A, class = if_vector<A>> MSL_INLINE vector_of<A> extract_bits(const A& a, uint offset, uint bits) {
   vector_of<A> r;
   for (int i = 0; i < lanes_of<A>; i++) r.d[i] = extract_bits(element<element_of<A>>(a, i), offset, bits);

@@ -20,7 +20,7 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
     return B(expression);                                                                                              \
   }                                                                                                                    \
   MSL_LIFT_1(name)
-#define MSL_MATH_2(name, expression)                                                                                   \
+#define MSL_SCALAR_2(name, expression)                                                                                 \
   MSL_INLINE float name(float x, float y) { return expression; }                                                       \
   MSL_INLINE half name(half a, half b) {                                                                               \
     const float x = static_cast<float>(a), y = static_cast<float>(b);                                                  \
@@ -29,9 +29,11 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
   template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b) {                                               \
     const float x = a, y = b;                                                                                          \
     return B(expression);                                                                                              \
-  }                                                                                                                    \
+  }
+#define MSL_MATH_2(name, expression)                                                                                   \
+  MSL_SCALAR_2(name, expression)                                                                                       \
   MSL_LIFT_2(name)
-#define MSL_MATH_3(name, expression)                                                                                   \
+#define MSL_SCALAR_3(name, expression)                                                                                 \
   MSL_INLINE float name(float x, float y, float z) { return expression; }                                              \
   MSL_INLINE half name(half a, half b, half c) {                                                                       \
     const float x = static_cast<float>(a), y = static_cast<float>(b), z = static_cast<float>(c);                       \
@@ -40,7 +42,9 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
   template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b, B c) {                                          \
     const float x = a, y = b, z = c;                                                                                   \
     return B(expression);                                                                                              \
-  }                                                                                                                    \
+  }
+#define MSL_MATH_3(name, expression)                                                                                   \
+  MSL_SCALAR_3(name, expression)                                                                                       \
   MSL_LIFT_3(name)
 
 namespace detail {
@@ -49,7 +53,17 @@ MSL_INLINE float least(float x, float y) { return y < x || x != x ? y : x; }
 MSL_INLINE float most(float x, float y) { return x < y || x != x ? y : x; }
 MSL_INLINE float clamp_unit(float x) { return least(most(x, 0.0f), 1.0f); }
 constexpr double kPi = 3.14159265358979323846;
-MSL_INLINE double half_turns(float x) { return kPi * (x - 2.0 * __builtin_rint(x * 0.5)); } // reduced, then scaled
+// Sine and cosine of x half turns, reduced before it is scaled: exact where they are 0, 1 or -1.
+MSL_INLINE double sine_of_turns(double x) {
+  x -= 2.0 * __builtin_rint(x * 0.5);
+  if (x > 0.5) x = 1.0 - x;
+  if (x < -0.5) x = -1.0 - x;
+  return __builtin_sin(kPi * x);
+}
+MSL_INLINE double cosine_of_turns(double x) {
+  x -= 2.0 * __builtin_rint(x * 0.5);
+  return sine_of_turns(0.5 - __builtin_fabs(x));
+}
 MSL_INLINE float ramp(float low, float high, float x) {
   const float t = clamp_unit((x - low) / (high - low));
   return t * t * (3.0f - 2.0f * t);
@@ -66,7 +80,7 @@ MSL_MATH_1(atanh, __builtin_atanhf(x))
 MSL_MATH_1(ceil, __builtin_ceilf(x))
 MSL_MATH_1(cos, __builtin_cosf(x))
 MSL_MATH_1(cosh, __builtin_coshf(x))
-MSL_MATH_1(cospi, static_cast<float>(__builtin_cos(detail::half_turns(x))))
+MSL_MATH_1(cospi, static_cast<float>(detail::cosine_of_turns(x)))
 MSL_MATH_1(exp, __builtin_expf(x))
 MSL_MATH_1(exp10, static_cast<float>(__builtin_pow(10.0, x)))
 MSL_MATH_1(exp2, __builtin_exp2f(x))
@@ -83,13 +97,14 @@ MSL_MATH_1(saturate, detail::clamp_unit(x))
 MSL_MATH_1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == x ? x : 0.0f)
 MSL_MATH_1(sin, __builtin_sinf(x))
 MSL_MATH_1(sinh, __builtin_sinhf(x))
-MSL_MATH_1(sinpi, static_cast<float>(__builtin_sin(detail::half_turns(x))))
+MSL_MATH_1(sinpi, static_cast<float>(detail::sine_of_turns(x)))
 MSL_MATH_1(sqrt, __builtin_sqrtf(x))
 MSL_MATH_1(tan, __builtin_tanf(x))
 MSL_MATH_1(tanh, __builtin_tanhf(x))
-MSL_MATH_1(tanpi, static_cast<float>(__builtin_tan(detail::half_turns(x))))
+MSL_MATH_1(tanpi, static_cast<float>(detail::sine_of_turns(x) / detail::cosine_of_turns(x)))
 MSL_MATH_1(trunc, __builtin_truncf(x))
 
+// Those that integers have too are lifted to vectors in integer.h, when all overloads are known.
 MSL_MATH_2(atan2, __builtin_atan2f(x, y))
 MSL_MATH_2(copysign, __builtin_copysignf(x, y))
 MSL_MATH_2(divide, x / y)
@@ -97,20 +112,20 @@ MSL_MATH_2(fdim, x > y ? x - y : x <= y ? 0.0f : x + y)
 MSL_MATH_2(fmax, detail::most(x, y))
 MSL_MATH_2(fmin, detail::least(x, y))
 MSL_MATH_2(fmod, __builtin_fmodf(x, y))
-MSL_MATH_2(max, detail::most(x, y))
-MSL_MATH_2(min, detail::least(x, y))
+MSL_SCALAR_2(max, detail::most(x, y))
+MSL_SCALAR_2(min, detail::least(x, y))
 MSL_MATH_2(pow, __builtin_powf(x, y))
 MSL_MATH_2(powr, __builtin_powf(x, y))
 MSL_MATH_2(step, y < x ? 0.0f : 1.0f)
 
-MSL_MATH_3(clamp, detail::least(detail::most(x, y), z))
+MSL_SCALAR_3(clamp, detail::least(detail::most(x, y), z))
 MSL_MATH_3(fma, __builtin_fmaf(x, y, z))
 MSL_MATH_3(fmax3, detail::most(x, detail::most(y, z)))
 MSL_MATH_3(fmedian3, detail::median(x, y, z))
 MSL_MATH_3(fmin3, detail::least(x, detail::least(y, z)))
-MSL_MATH_3(max3, detail::most(x, detail::most(y, z)))
-MSL_MATH_3(median3, detail::median(x, y, z))
-MSL_MATH_3(min3, detail::least(x, detail::least(y, z)))
+MSL_SCALAR_3(max3, detail::most(x, detail::most(y, z)))
+MSL_SCALAR_3(median3, detail::median(x, y, z))
+MSL_SCALAR_3(min3, detail::least(x, detail::least(y, z)))
 MSL_MATH_3(mix, x + (y - x) * z)
 // The last operand may be the only vector.
 MSL_INLINE float smoothstep(float low, float high, float x) { return detail::ramp(low, high, x); }
@@ -127,6 +142,8 @@ MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
 #undef MSL_MATH_1
 #undef MSL_MATH_2
 #undef MSL_MATH_3
+#undef MSL_SCALAR_2
+#undef MSL_SCALAR_3
 
 // What is not elementwise in float: other results, out parameters, neighbours in the type's own precision.
 #define MSL_FLOAT_FUNCTIONS(T, TEMPLATE)                                                                                \
