@@ -38,9 +38,12 @@ def test_kernels_by_all_spellings(breadth):
         "add_i32": "add<int>",
         "add_u8": kernel(breadth, "add_u8").entry,
         "map_twice": kernel(breadth, "map_twice").entry,
+        "choose_bf16": "choose<bfloat>",
+        "choose_f16": "choose<half>",
+        "choose_f32": "choose<float>",
     }
     assert kernel(breadth, "map_twice").entry.startswith("inner::msl_instance_")
-    assert [t.name for t in breadth.templates] == ["scale", "transpose", "add", "map"]
+    assert [t.name for t in breadth.templates] == ["scale", "transpose", "add", "map", "choose"]
     assert all(t.entry == "" for t in breadth.templates)
     assert kernel(breadth, "map_twice").signature == "inner::map_msl_args"
 

@@ -29,12 +29,14 @@ _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__consta
 _OPENCL_WORDS = frozenset({"local", "global", "generic", "pipe", "read_only", "write_only", "read_write"})
 _SHIM = Path(__file__).parent / "address_space_shim.h"
 _OPTIONS = "-x clcpp -cl-std=clc++2021 -cl-no-stdinc -target spir64-unknown-unknown -fsyntax-only -w -ferror-limit=0"
-_DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):\d+: (?:fatal )?(error|note): (.*)$")
+_DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):\d+: (?:fatal )?(error|note): (.*)$", re.M)
 # what the declarations above the source lack says nothing about the source
 _GAP = re.compile(
     "undeclared identifier|no member named|unknown type name|no template named|no type named|use of class template"
     "|overloaded function"  # an instance that OpenCL cannot name: functions as template arguments
 )
+# bfloat is a class here, which converts both ways; in MSL it is a number
+_NUMBER = re.compile(r"conditional expression is ambiguous; .*\bbfloat\b")
 _CANDIDATE = re.compile(r"candidate .*(not viable|ignored)")
 _ENTRY = "<entry>"  # file name of the uses of entries, numbered from line 1
 _ABOUT_SPACES = re.compile(r"address space|__(?:global|local|constant|private|generic)\b|read-only variable")
@@ -184,12 +186,14 @@ def _report(stderr: str, returncode: int, entries: Sequence[str], comments: Comm
         file, line, kind, message = m[1], int(m[2]), m[3], m[4]
         if file == _ENTRY:
             message = f"{message} (in the instance {entries[line - 1]})"
+        if _NUMBER.match(message):
+            continue
         if kind == "error":
             errors.append(Finding(file, line, "address-space", message))
         elif errors and _CANDIDATE.search(message) and _ABOUT_SPACES.search(message):
             last = errors[-1]
             errors[-1] = Finding(last.file, last.line, last.rule, f"{last.message} ({message})")
-    if returncode and not errors:
+    if returncode and not errors and not _DIAGNOSTIC.search(stderr):
         return Report(skipped=f"clang failed: {(stderr.strip().splitlines() or ['no message'])[-1]}")
     gaps = [e for e in errors if _GAP.search(e.message) and e.file != _ENTRY]
     found = [

@@ -12,9 +12,8 @@ from .vocabulary import VECTOR_TYPES
 _SPECIFIERS = frozenset({"constant", "const", "constexpr", "static", "volatile", "inline"})
 
 
-def define(editor: Editor, root: Scope, integers: Integers) -> list[FunctionConstant]:
-    """Rewrites declarations of function constants and the questions whether they are defined."""
-    asked = _asked(editor)
+def define(editor: Editor, root: Scope, integers: Integers, asked: set[str]) -> list[FunctionConstant]:
+    """Rewrites the declarations of function constants; whether those in `asked` are defined, the source asks."""
     found = []
     for declaration in walk(root):
         if declaration.kind == "other" and declaration.scope.kind == "namespace":
@@ -24,7 +23,7 @@ def define(editor: Editor, root: Scope, integers: Integers) -> list[FunctionCons
     return found
 
 
-def _asked(editor: Editor) -> set[str]:
+def answer(editor: Editor) -> set[str]:
     """Names in is_function_constant_defined(..), each call replaced by the constant's twin `NAME_msl_defined`."""
     tokens = editor.tokens
     asked = set()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import designators, function_constants, overloads, threadgroup
+from . import conditionals, designators, function_constants, overloads, threadgroup
 from .declarations import Declaration, Scope, parse, walk
 from .editor import Editor
 from .erase import erase, vector_constants
@@ -40,7 +40,8 @@ def translate(
     tokens = Tokens(ready.text, ready.name)
     unit = _Unit(Editor(tokens), parse(tokens))
     constants = unit.rewrite()
-    source = f'#include "{PRELUDE}"\n# 1 "{ready.name}"\n' + unit.editor.render()
+    helpers = conditionals.HELPERS if unit.needs_helpers else ""
+    source = f'#include "{PRELUDE}"\n{helpers}# 1 "{ready.name}"\n{unit.editor.render()}'
     return Translation(source, unit.kernels, unit.templates, constants, ready.files)
 
 
@@ -55,16 +56,19 @@ class _Unit:
         self.functions: dict[str, list[KernelFunction]] = {}
         self.kernels: list[Kernel] = []
         self.templates: list[Kernel] = []
+        self.needs_helpers = False
         self._aliases: set[str] = set()
         self._names: dict[str, Kernel] = {}
 
     def rewrite(self) -> list[FunctionConstant]:
         erase(self.editor)
         vector_constants(self.editor)
+        asked = function_constants.answer(self.editor)
+        self.needs_helpers = conditionals.settle(self.editor)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
         overloads.collapse(self.editor, self.root)
-        constants = function_constants.define(self.editor, self.root, self.integers)
+        constants = function_constants.define(self.editor, self.root, self.integers, asked)
         declarations = list(walk(self.root))
         for declaration in declarations:
             if declaration.kind == "function" and is_kernel(self.tokens, declaration):

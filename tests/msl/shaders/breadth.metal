@@ -131,3 +131,14 @@ kernel void spaces(device float* y, constant float* c, device atomic_uint* count
   typename Pointee<device float*>::type t = 1;
   y[2] = t;
 }
+
+// a literal beside a 16-bit float
+template <typename T> kernel void choose(device T* x, device const T* y, uint i [[thread_position_in_grid]]) {
+  T a = i > 2 ? y[i] : 0;
+  float b = i > 3 ? x[i] : -0.1;
+  device const T* p = i > 3 ? y : 0;
+  x[i] = a + T(b) + p[0] + T(i > 0 ? (i > 1 ? y[1] : 0) : 1) + (i > 4 ? 2 : i > 3 ? y[0] : 1);
+}
+template [[host_name("choose_bf16")]] kernel decltype(choose<bfloat>) choose<bfloat>;
+template [[host_name("choose_f16")]] kernel decltype(choose<half>) choose<half>;
+template [[host_name("choose_f32")]] kernel decltype(choose<float>) choose<float>;

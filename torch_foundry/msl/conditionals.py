@@ -1,0 +1,104 @@
+"""`c ? x : 0` where x is half or bfloat: MSL converts between numbers of any kinds, but to C++ a 16-bit float may be a
+class, which converts both ways, so that neither arm of the conditional wins.
+
+An integer literal takes the type of the other arm; beside a floating-point literal the other arm becomes float.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .editor import Editor
+from .lexer import Tokens
+
+HELPERS = """\
+namespace msl {
+template <class T> struct bare { using type = T; };
+template <class T> struct bare<const T> { using type = T; };
+template <class T> struct bare<T&> : bare<T> {};
+template <class T> struct bare<T&&> : bare<T> {};
+template <class T, class Literal> struct arm_ { using type = Literal; };
+template <class T, class Literal> struct arm_<T*, Literal> { using type = T*; };
+template <class Literal> struct arm_<half, Literal> { using type = half; };
+template <class Literal> struct arm_<bfloat, Literal> { using type = bfloat; };
+template <class T, class Literal> using arm = typename arm_<typename bare<T>::type, Literal>::type;
+template <class T> struct widened { using type = T&&; };
+template <> struct widened<half> { using type = float; };
+template <> struct widened<bfloat> { using type = float; };
+template <> struct widened<half&> { using type = float; };
+template <> struct widened<bfloat&> { using type = float; };
+template <> struct widened<const half&> { using type = float; };
+template <> struct widened<const bfloat&> { using type = float; };
+template <class T> constexpr typename widened<T>::type widen(T&& v) {
+  return static_cast<typename widened<T>::type>(v);
+}
+}  // namespace msl
+"""
+
+_ENDS = frozenset({";", ",", ")", "]", "}"})
+
+
+def settle(editor: Editor) -> bool:
+    """Rewrites conditionals with one literal arm; whether the text now needs HELPERS."""
+    tokens = editor.tokens
+    changed = False
+    for i in reversed(range(len(tokens))):  # inner conditionals first: an outer one repeats them
+        if tokens.text[i] != "?":
+            continue
+        colon = _colon(tokens, i + 1)
+        end = _end(tokens, colon + 1) if colon >= 0 else -1
+        if end < 0:
+            continue
+        arms = (i + 1, colon), (colon + 1, end)
+        literals = [_literal(tokens, *arm) for arm in arms]
+        if (literals[0] >= 0) == (literals[1] >= 0):
+            continue
+        other = arms[0] if literals[1] >= 0 else arms[1]
+        _rewrite(editor, max(literals), *other)
+        changed = True
+    return changed
+
+
+def _rewrite(editor: Editor, literal: int, lo: int, hi: int) -> None:
+    """Fits the literal and the arm [lo, hi) to each other."""
+    text = editor.text(literal)
+    if "{" in editor.tokens.text[lo:hi]:
+        return
+    if re.fullmatch(r"(?:0[xX][0-9a-fA-F]+|\d+)[uUlL]*", text):
+        editor.before(literal, f"(msl::arm<decltype({editor.join(lo, hi)}), decltype({text})>)")
+    elif text.endswith("f") and not text.startswith("bfloat"):
+        editor.before(lo, "msl::widen(")
+        editor.after(hi - 1, ")")
+
+
+def _literal(tokens: Tokens, lo: int, hi: int) -> int:
+    """The number that is all of the arm [lo, hi), a sign aside, or -1."""
+    last = hi - 1
+    if tokens.kind[last] != "num" or hi - lo > 2 or (hi - lo == 2 and tokens.text[lo] not in "+-"):
+        return -1
+    return last
+
+
+def _colon(tokens: Tokens, i: int) -> int:
+    depth = 0
+    while i < len(tokens) and tokens.text[i] not in _ENDS - {","}:
+        t = tokens.text[i]
+        if t == "?":
+            depth += 1
+        elif t == ":":
+            if depth == 0:
+                return i
+            depth -= 1
+        i = tokens.match[i] + 1 if t in "([{" else i + 1
+    return -1
+
+
+def _end(tokens: Tokens, i: int) -> int:
+    depth = 0
+    while i < len(tokens):
+        t = tokens.text[i]
+        if t in _ENDS or (t == ":" and depth == 0):
+            return i
+        depth += (t == "?") - (t == ":")
+        i = tokens.match[i] + 1 if t in "([{" else i + 1
+    return -1
