@@ -42,8 +42,8 @@ constexpr size_t kStackBytes = 128 << 10;
 StackBlock::StackBlock() {
   const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   stride_ = kStackBytes + guard;
-  void* memory = mmap(nullptr, stride_ * kLanes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                      -1, 0);
+  void* memory =
+      mmap(nullptr, stride_ * kLanes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) out_of_memory();
   base_ = static_cast<char*>(memory);
   // Endless recursion or a huge private array must fault, not run into a neighbour's stack.
@@ -99,7 +99,8 @@ void sanitizer_entered(Thread*) {
   const void* bottom;
   size_t bytes;
   __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
-  if (main_stack_bottom == nullptr) main_stack_bottom = bottom, main_stack_bytes = bytes; // the first switch is from main
+  if (main_stack_bottom == nullptr)
+    main_stack_bottom = bottom, main_stack_bytes = bytes; // the first switch is from main
 }
 
 namespace {

@@ -7,7 +7,8 @@
 
 #define MSL_EXPORT __attribute__((visibility("default")))
 
-// Kernels and runtime must agree in layout and in the way fibers are switched: builds of another kind have another number.
+// Kernels and runtime must agree in layout and in the way fibers are switched: builds of another kind have another
+// number.
 #define MSL_ABI_LAYOUT 1u
 #if defined(MSL_ASAN)
 #define MSL_ABI_FLAVOUR 1u
@@ -21,9 +22,9 @@
 #define MSL_ABI (MSL_ABI_LAYOUT << 8 | MSL_ABI_FLAVOUR)
 
 // Metal's limits, which the runtime enforces.
-#define MSL_MAX_THREADS 1024           // threads in a threadgroup
+#define MSL_MAX_THREADS 1024            // threads in a threadgroup
 #define MSL_MAX_THREADGROUP_BYTES 32768 // dynamic and static threadgroup memory together
-#define MSL_MAX_BUFFERS 31             // buffer indices 0..30, also threadgroup memory indices
+#define MSL_MAX_BUFFERS 31              // buffer indices 0..30, also threadgroup memory indices
 
 #ifdef __cplusplus
 namespace msl {

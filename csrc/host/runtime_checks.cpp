@@ -95,9 +95,9 @@ struct TypeMismatch {
 };
 
 void report_misaligned(const TypeMismatch* data, uintptr_t address) {
-  const std::string what = msl::format("%s:%u: misaligned access: address %p, the type needs %u bytes of alignment",
-                                       data->location.file, data->location.line, reinterpret_cast<void*>(address),
-                                       1u << data->log_alignment);
+  const std::string what =
+      msl::format("%s:%u: misaligned access: address %p, the type needs %u bytes of alignment", data->location.file,
+                  data->location.line, reinterpret_cast<void*>(address), 1u << data->log_alignment);
   if (msl::current != nullptr) {
     msl::LaunchState* state = msl::current->simdgroup->group->launch;
     state->fail(msl::format("kernel %s: %s", state->launch->kernel->name, what.c_str()));

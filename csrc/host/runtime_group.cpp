@@ -61,9 +61,7 @@ void happens_after([[maybe_unused]] void* token) {
 #endif
 }
 
-uint32_t all_lanes(const Simdgroup& simdgroup) {
-  return simdgroup.size == kLanes ? ~0u : (1u << simdgroup.size) - 1;
-}
+uint32_t all_lanes(const Simdgroup& simdgroup) { return simdgroup.size == kLanes ? ~0u : (1u << simdgroup.size) - 1; }
 
 Runner& runner_of(const Simdgroup* simdgroup) { return *static_cast<Runner*>(simdgroup->group); }
 
@@ -102,7 +100,7 @@ void Runner::bind(LaunchState& state) {
   }
   order_mode_ = state.lane_order;
   for (uint32_t i = 0; i < prepared_; i++) simdgroups_[i]->chain_is_full = false; // its order may have changed
-  size[0] = 0;                                                                     // laid out by the first threadgroup
+  size[0] = 0;                                                                    // laid out by the first threadgroup
   hide(dynamic_memory_, kDynamicBytes);
   size_t offset = kRedzone;
   for (uint32_t i = 0; i < request.nthreadgroup; i++) {

@@ -117,7 +117,9 @@ void Pool::serve() {
       order_before(job);
       // The launching thread may drop the job as soon as this is zero.
       if (job->running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        { std::lock_guard<std::mutex> lock(mutex_); }
+        {
+          std::lock_guard<std::mutex> lock(mutex_);
+        }
         helper_done_.notify_all();
       }
       continue;

@@ -52,18 +52,18 @@ constexpr uint32_t site_kind(uint32_t site) { return site & 255; }
 constexpr uint32_t site_line(uint32_t site) { return site >> 8; }
 
 struct Simdgroup {
-  Slots* in;          // lanes publish here ...
-  const Slots* out;   // ... and read the values of the operation that just completed here
-  Group* group;       // that it runs in
-  uint32_t active;    // lanes that take part in the operation that just completed
-  uint32_t size;      // lanes: 32, or fewer in the last simdgroup
-  bool reduced;       // some lane has put the common result into `result`
+  Slots* in;        // lanes publish here ...
+  const Slots* out; // ... and read the values of the operation that just completed here
+  Group* group;     // that it runs in
+  uint32_t active;  // lanes that take part in the operation that just completed
+  uint32_t size;    // lanes: 32, or fewer in the last simdgroup
+  bool reduced;     // some lane has put the common result into `result`
   alignas(64) uint32_t site[kLanes];
   alignas(64) unsigned char result[256];
-  Thread* threads;    // lane 0
-  Thread* first;      // head of the chain to run
-  uint32_t waiting;   // lanes at the threadgroup barrier
-  bool chain_is_full; // the chain links all lanes in a fixed order
+  Thread* threads;          // lane 0
+  Thread* first;            // head of the chain to run
+  uint32_t waiting;         // lanes at the threadgroup barrier
+  bool chain_is_full;       // the chain links all lanes in a fixed order
   const char* file[kLanes]; // of the barrier that a lane waits at
   Slots slots[2];
 };

@@ -17,9 +17,7 @@ typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 
 namespace detail {
-template <class T> MSL_INLINE T* address_of(const volatile atomic<T>* object) {
-  return const_cast<T*>(&object->value);
-}
+template <class T> MSL_INLINE T* address_of(const volatile atomic<T>* object) { return const_cast<T*>(&object->value); }
 template <class T> using operand = std::common_type_t<T>; // not deduced: converts to the atomic's type
 
 // Applies `next` until nobody has come in between. Returns the old value.
@@ -63,7 +61,7 @@ MSL_INLINE bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object
   }
 MSL_FETCH(add, x + y)
 MSL_FETCH(sub, x - y)
-MSL_FETCH(and, x & y)
+MSL_FETCH(and, x& y)
 MSL_FETCH(or, x | y)
 MSL_FETCH(xor, x ^ y)
 MSL_FETCH(min, y < x ? y : x)

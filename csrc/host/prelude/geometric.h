@@ -32,8 +32,7 @@ template <class A, class B, class C>
 MSL_INLINE vector_of<A> faceforward(const A& normal, const B& incident, const C& reference) {
   return dot(reference, incident) < element_of<A>(0) ? vector_of<A>(normal) : -normal;
 }
-template <class A, class B, class E>
-MSL_INLINE vector_of<A> refract(const A& incident, const B& normal, E ratio) {
+template <class A, class B, class E> MSL_INLINE vector_of<A> refract(const A& incident, const B& normal, E ratio) {
   using T = element_of<A>;
   const T eta = T(ratio), cosine = dot(normal, incident), k = T(1) - eta * eta * (T(1) - cosine * cosine);
   if (k < T(0)) return vector_of<A>(T(0));
@@ -90,8 +89,7 @@ template <class W, int N, class T> MSL_INLINE W pack_normalized(vec<T, N> v, int
 }
 template <class T, int N, class W> MSL_INLINE vec<T, N> unpack_unsigned(W word, int bits, float scale) {
   vec<T, N> r;
-  for (int i = 0; i < N; i++)
-    r.d[i] = T(static_cast<float>(word >> (i * bits) & ((ulong(1) << bits) - 1)) / scale);
+  for (int i = 0; i < N; i++) r.d[i] = T(static_cast<float>(word >> (i * bits) & ((ulong(1) << bits) - 1)) / scale);
   return r;
 }
 template <class T, int N, class S, class W> MSL_INLINE vec<T, N> unpack_signed(W word, float scale) {

@@ -146,7 +146,7 @@ MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
 #undef MSL_SCALAR_3
 
 // What is not elementwise in float: other results, out parameters, neighbours in the type's own precision.
-#define MSL_FLOAT_FUNCTIONS(T, TEMPLATE)                                                                                \
+#define MSL_FLOAT_FUNCTIONS(T, TEMPLATE)                                                                               \
   TEMPLATE MSL_INLINE T abs(T x) { return fabs(x); }                                                                   \
   TEMPLATE MSL_INLINE T ldexp(T x, int exponent) { return T(__builtin_ldexpf(static_cast<float>(x), exponent)); }      \
   TEMPLATE MSL_INLINE T frexp(T x, int& exponent) { return T(__builtin_frexpf(static_cast<float>(x), &exponent)); }    \

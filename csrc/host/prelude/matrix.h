@@ -30,14 +30,12 @@ template <class T, int C, int R> struct matrix {
   MSL_INLINE const vec<T, R>& operator[](int i) const { return columns[i]; }
 };
 
-template <class T, int C, int R>
-MSL_INLINE vec<T, R> operator*(const matrix<T, C, R>& m, const vec<T, C>& v) {
+template <class T, int C, int R> MSL_INLINE vec<T, R> operator*(const matrix<T, C, R>& m, const vec<T, C>& v) {
   vec<T, R> r = m.columns[0] * v.d[0];
   for (int c = 1; c < C; c++) r += m.columns[c] * v.d[c];
   return r;
 }
-template <class T, int C, int R>
-MSL_INLINE vec<T, C> operator*(const vec<T, R>& v, const matrix<T, C, R>& m) {
+template <class T, int C, int R> MSL_INLINE vec<T, C> operator*(const vec<T, R>& v, const matrix<T, C, R>& m) {
   vec<T, C> r;
   for (int c = 0; c < C; c++) r.d[c] = dot(v, m.columns[c]);
   return r;
@@ -93,9 +91,7 @@ template <class T, int C, int R> MSL_INLINE matrix<T, R, C> transpose(const matr
     for (int r = 0; r < R; r++) t.columns[r].d[c] = m.columns[c].d[r];
   return t;
 }
-template <class T> MSL_INLINE T determinant(const matrix<T, 2, 2>& m) {
-  return m[0][0] * m[1][1] - m[1][0] * m[0][1];
-}
+template <class T> MSL_INLINE T determinant(const matrix<T, 2, 2>& m) { return m[0][0] * m[1][1] - m[1][0] * m[0][1]; }
 template <class T> MSL_INLINE T determinant(const matrix<T, 3, 3>& m) { return dot(m[0], cross(m[1], m[2])); }
 template <class T> MSL_INLINE T determinant(const matrix<T, 4, 4>& m) {
   T sum = T(0);
@@ -108,11 +104,13 @@ template <class T> MSL_INLINE T determinant(const matrix<T, 4, 4>& m) {
   return sum;
 }
 
+// clang-format off
 #define MSL_MATRIX_TYPES(X)                                                                                            \
   X(float, 2, 2) X(float, 2, 3) X(float, 2, 4) X(float, 3, 2) X(float, 3, 3) X(float, 3, 4) X(float, 4, 2)             \
   X(float, 4, 3) X(float, 4, 4) X(half, 2, 2) X(half, 2, 3) X(half, 2, 4) X(half, 3, 2) X(half, 3, 3) X(half, 3, 4)    \
   X(half, 4, 2) X(half, 4, 3) X(half, 4, 4) X(bfloat, 2, 2) X(bfloat, 2, 3) X(bfloat, 2, 4) X(bfloat, 3, 2)            \
   X(bfloat, 3, 3) X(bfloat, 3, 4) X(bfloat, 4, 2) X(bfloat, 4, 3) X(bfloat, 4, 4)
+// clang-format on
 #define MSL_DECLARE(T, C, R) typedef matrix<T, C, R> T##C##x##R;
 MSL_MATRIX_TYPES(MSL_DECLARE)
 #undef MSL_DECLARE

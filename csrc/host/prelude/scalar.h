@@ -39,10 +39,11 @@ struct HalfFormat {
   static constexpr float decode(uint16_t bits) { return __builtin_bit_cast(__fp16, bits); }
 #else
   static constexpr uint16_t encode(float value) {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value), sign = bits >> 16 & 0x8000,
+                   magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
     if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00); // rounds to infinity
-    if (magnitude >= 0x38800000)                                             // normal
+    if (magnitude >= 0x38800000)                                              // normal
       return static_cast<uint16_t>(sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
     if (magnitude < 0x33000000) return static_cast<uint16_t>(sign); // rounds to zero
     const uint32_t mantissa = (magnitude & 0x7fffff) | 0x800000, shift = 126 - (magnitude >> 23);
@@ -134,6 +135,7 @@ template <class F> constexpr Float16<F> operator-(Float16<F> a) {
 }
 
 // Every operator has an exact match for each pair of operands, or the many conversions would make it ambiguous.
+// clang-format off
 #define MSL_ARITHMETIC(op)                                                                                             \
   template <class F> constexpr Float16<F> operator op(Float16<F> a, Float16<F> b) {                                    \
     return Float16<F>(F::decode(a.bits) op F::decode(b.bits));                                                         \
@@ -151,6 +153,7 @@ template <class F> constexpr Float16<F> operator-(Float16<F> a) {
   template <class F, class T> constexpr if_number<T, T&> operator op##=(T& a, Float16<F> b) {                          \
     return a = static_cast<T>(static_cast<float>(a) op F::decode(b.bits));                                             \
   }
+// clang-format on
 MSL_ARITHMETIC(+)
 MSL_ARITHMETIC(-)
 MSL_ARITHMETIC(*)

@@ -1,10 +1,11 @@
 // <metal_simdgroup> and <metal_quadgroup>: functions across the lanes of a simdgroup.
 //
 // A lane publishes its value, waits until all active lanes have, and reads what it needs. In divergent code only the
-// lanes that reach the same line take part, as the active lanes do on a GPU; reading an inactive lane gives an old value.
+// lanes that reach the same line take part, as the active lanes do on a GPU; reading an inactive lane gives an old
+// value.
 //
-// Order of reductions (simd_sum and the like): halves are folded, lane i with lane i+16, then i+8, +4, +2, +1, the order
-// of a butterfly of shuffles. Inactive lanes count as the neutral element. Prefix functions go lane by lane.
+// Order of reductions (simd_sum and the like): halves are folded, lane i with lane i+16, then i+8, +4, +2, +1, the
+// order of a butterfly of shuffles. Inactive lanes count as the neutral element. Prefix functions go lane by lane.
 #pragma once
 #include "barrier.h"
 #include "matrix.h"
@@ -14,7 +15,10 @@ namespace msl {
 template <class T> MSL_INLINE T* slot(const Slots* slots, uint32_t lane) {
   static_assert(sizeof(T) <= 64, "simd functions take values of at most 64 bytes");
   constexpr size_t stride = sizeof(T) <= 4 ? 4 : sizeof(T) <= 8 ? 8 : sizeof(T) <= 16 ? 16 : 64;
-  const unsigned char* base = stride == 4 ? slots->of4 : stride == 8 ? slots->of8 : stride == 16 ? slots->of16 : slots->of64;
+  const unsigned char* base = stride == 4    ? slots->of4
+                              : stride == 8  ? slots->of8
+                              : stride == 16 ? slots->of16
+                                             : slots->of64;
   return (T*)(base + lane * stride);
 }
 

@@ -1,8 +1,8 @@
 // <metal_simdgroup_matrix>: 8x8 matrices spread over the lanes of a simdgroup, two elements a lane.
 //
-// The layout is the one that Apple GPUs have and shaders rely on (thread_elements()): with quad = lane / 4, a lane holds
-// row (quad & 4) + (lane / 2) % 4, columns (quad & 2) * 2 + (lane % 2) * 2 and the next.
-// Products accumulate in float, in order of k, and round once to the type of the result.
+// The layout is the one that Apple GPUs have and shaders rely on (thread_elements()): with quad = lane / 4, a lane
+// holds row (quad & 4) + (lane / 2) % 4, columns (quad & 2) * 2 + (lane % 2) * 2 and the next. Products accumulate in
+// float, in order of k, and round once to the type of the result.
 #pragma once
 #include "simd.h"
 

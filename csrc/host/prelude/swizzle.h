@@ -4,6 +4,7 @@
 
 // V: the view, T: the element type, n: the name so far; the indices so far follow. One macro per position, because a
 // macro does not expand within itself.
+// clang-format off
 #define MSL_SWIZZLE_END(V, T, n, ...) V<T, __VA_ARGS__> n;
 
 #define MSL_XYZW_2_1(V, T, n, ...)                                                                                     \
@@ -81,3 +82,4 @@
   MSL_RGBA_4_2(V, T, r, 0) MSL_RGBA_4_2(V, T, g, 1) MSL_RGBA_4_2(V, T, b, 2) MSL_RGBA_4_2(V, T, a, 3)                  \
   MSL_RGBA_4_3(V, T, r, 0) MSL_RGBA_4_3(V, T, g, 1) MSL_RGBA_4_3(V, T, b, 2) MSL_RGBA_4_3(V, T, a, 3)
 #define MSL_SWIZZLES_4(V, T) MSL_XYZW_4(V, T) MSL_RGBA_4(V, T)
+// clang-format on

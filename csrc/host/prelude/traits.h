@@ -85,14 +85,12 @@ using std::true_type;
 template <class T> constexpr bool is_16bit_float = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
 
 template <class T>
-struct is_floating_point
-    : std::bool_constant<std::is_floating_point_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
+struct is_floating_point : std::bool_constant<std::is_floating_point_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_floating_point_v = is_floating_point<T>::value;
 template <class T>
 struct is_arithmetic : std::bool_constant<std::is_arithmetic_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_arithmetic_v = is_arithmetic<T>::value;
-template <class T>
-struct is_signed : std::bool_constant<std::is_signed_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
+template <class T> struct is_signed : std::bool_constant<std::is_signed_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_signed_v = is_signed<T>::value;
 template <class T> struct is_scalar : std::bool_constant<std::is_scalar_v<T> || is_arithmetic_v<T>> {};
 template <class T> constexpr bool is_scalar_v = is_scalar<T>::value;

@@ -81,6 +81,7 @@ template <class T, int... I> struct swizzle {
   MSL_INLINE T operator[](int i) const { return d[vector_index(*this, i)]; }
 };
 
+// clang-format off
 template <class T, int N> struct storage;
 template <class T> struct storage<T, 2> {
   union {
@@ -106,6 +107,7 @@ template <class T> struct storage<T, 4> {
     MSL_SWIZZLES_4(swizzle, T)
   };
 };
+// clang-format on
 
 // Writes the elements of one constructor argument from d[at] on; returns where the next argument goes.
 template <class T, class A> MSL_INLINE int append(T* d, int at, const A& argument) {
@@ -174,6 +176,7 @@ template <class T, int N> struct packed_vec : storage<T, N> {
   MSL_INLINE const T& operator[](int i) const { return d[i]; }
 };
 
+// clang-format off
 // Elementwise operators. As in MSL the result has the element type of the operands: no promotion.
 #define MSL_OPERATOR(op)                                                                                               \
   template <class A, class B, class = if_pair<A, B>> MSL_INLINE auto operator op(const A& a, const B& b) {             \
@@ -187,6 +190,7 @@ template <class T, int N> struct packed_vec : storage<T, N> {
   MSL_INLINE A& operator op##=(A& a, const B& b) {                                                                     \
     return a = a op b;                                                                                                 \
   }
+// clang-format on
 MSL_OPERATOR(+)
 MSL_OPERATOR(-)
 MSL_OPERATOR(*)
