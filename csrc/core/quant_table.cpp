@@ -22,8 +22,7 @@ template <typename Q> void pack_blocks(const float* weights, void* blocks, int64
   for (int64_t i = 0; i < n; i++, weights += Q::block_size) {
     typename Q::block& block = static_cast<typename Q::block*>(blocks)[i];
     bool finite = true;
-    for (int j = 0; j < Q::block_size; j++)
-      finite = finite && std::isfinite(weights[j]);
+    for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
     TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
     Q::pack(weights, block);
     float w[chunk];
@@ -36,8 +35,7 @@ template <typename Q> void unpack_blocks(const void* blocks, float* weights, int
     for (int c = 0; c < Q::block_size / chunk; c++) {
       float w[chunk];
       const float d = Q::unpack(static_cast<const typename Q::block*>(blocks)[i], static_cast<short>(c), w);
-      for (float v : w)
-        *weights++ = d * v;
+      for (float v : w) *weights++ = d * v;
     }
   }
 }
@@ -78,8 +76,7 @@ const QuantFormat& quant_format(std::string_view name) {
   for (const QuantFormat& f : table())
     if (name == f.name) return f;
   std::string known;
-  for (const QuantFormat& f : table())
-    known += (known.empty() ? "" : ", ") + std::string(f.name);
+  for (const QuantFormat& f : table()) known += (known.empty() ? "" : ", ") + std::string(f.name);
   TORCH_CHECK(false, "format: expected one of ", known, ", got '", name, "'");
 }
 
