@@ -99,10 +99,14 @@ template <class Format> struct Float16 {
   template <class F, class = std::enable_if_t<!std::is_same_v<F, Format>>>
   explicit constexpr Float16(Float16<F> value) : bits(Format::encode(F::decode(value.bits))) {}
 
-  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> constexpr operator T() const {
+  // Not to int: `condition ? value : 0` would have two ways, as C++ ranks nothing there. MSL has both; this is the
+  // rarer.
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T, int>>>
+  constexpr operator T() const {
     return static_cast<T>(Format::decode(bits));
   }
-  template <class T, class = std::enable_if_t<!std::is_arithmetic_v<T> && is_number<T>>, class = void>
+  template <class T, class = std::enable_if_t<is_number<T> && (!std::is_arithmetic_v<T> || std::is_same_v<T, int>)>,
+            class = void>
   explicit constexpr operator T() const {
     return static_cast<T>(Format::decode(bits));
   }

@@ -105,11 +105,11 @@ kernel void bfloat_type(device atomic_uint* failed [[buffer(0)]]) {
   CHECK(as_type<ushort>(a) == 0x3f80 && as_type<ushort>(bfloat(1.01171875f)) == 0x3f82 && float(b) == 3);
   CHECK(isnan(bfloat(NAN)) && isinf(bfloat(INFINITY)) && isinf(bfloat(3.4e38f)) && bfloat(1e-40f) > 0);
   float f = b;
-  int i = b;
+  int i = int(b);
   uint u = b;
   bool t = b;
   ushort s = b;
-  CHECK(f == 3 && i == 3 && u == 3 && t && s == 3);
+  CHECK(f == 3 && i == 3 && u == 3 && t && s == 3 && (t ? b : 0) == 3 && (t ? 1 : b) == 1);
   bfloat c = 7, d = true, e = 2u;
   c = i;
   c += 1;
