@@ -12,8 +12,7 @@ METAL_FUNC float threadgroup_sum(float v, threadgroup float* partial, uint lane,
     if (lane == 0) partial[simdgroup] = sum;
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     sum = 0.0f;
-    for (uint i = 0; i < simdgroups; ++i)
-      sum += partial[i];
+    for (uint i = 0; i < simdgroups; ++i) sum += partial[i];
   }
   return sum;
 }

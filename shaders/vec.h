@@ -26,24 +26,20 @@ template <typename T, int N> METAL_FUNC void load_wide(device const T* p, thread
   if (N % 4 == 0) {
     for (int i = 0; i < N / 4; ++i) {
       const metal::vec<T, 4> x = ((device const metal::vec<T, 4>*)p)[i];
-      for (int j = 0; j < 4; ++j)
-        v[4 * i + j] = float(x[j]);
+      for (int j = 0; j < 4; ++j) v[4 * i + j] = float(x[j]);
     }
   } else if (N % 2 == 0) {
     for (int i = 0; i < N / 2; ++i) {
       const metal::vec<T, 2> x = ((device const metal::vec<T, 2>*)p)[i];
-      for (int j = 0; j < 2; ++j)
-        v[2 * i + j] = float(x[j]);
+      for (int j = 0; j < 2; ++j) v[2 * i + j] = float(x[j]);
     }
   } else {
-    for (int i = 0; i < N; ++i)
-      v[i] = float(p[i]);
+    for (int i = 0; i < N; ++i) v[i] = float(p[i]);
   }
 }
 
 template <typename T, int N> METAL_FUNC void load_narrow(device const T* p, thread float (&v)[N]) {
-  for (int i = 0; i < N; ++i)
-    v[i] = float(p[i]);
+  for (int i = 0; i < N; ++i) v[i] = float(p[i]);
 }
 
 } // namespace foundry
