@@ -133,6 +133,9 @@ def _lint(options: argparse.Namespace) -> int:
             notes[f"address spaces: not checked, {report.skipped}"] = None
         elif report.gaps:
             notes[f"{file}: {len(report.gaps)} constructs unknown to the address-space check: {report.gaps[0]}"] = None
+        if report.unchecked:
+            names = ", ".join(report.unchecked)
+            notes[f"{file}: address spaces not checked in {names}: a comment can name an instance"] = None
     for finding in findings:
         print(finding)
     for note in notes:

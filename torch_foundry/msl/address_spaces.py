@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import threadgroup
@@ -23,7 +23,7 @@ from .integers import Integers
 from .lexer import Tokens
 from .lint import Finding, allowed_removed, given_text
 from .preprocess import Defines, preprocess
-from .reflect import attributes
+from .reflect import attributes, is_kernel
 
 _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__constant", "thread": "__private"}
 _OPENCL_WORDS = frozenset({"local", "global", "generic", "pipe", "read_only", "write_only", "read_write"})
@@ -48,6 +48,7 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     gaps: list[Finding] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)  # kernel templates without an instance
     skipped: str = ""
 
 
@@ -79,7 +80,8 @@ def check(
     tokens = Tokens(ready.text, ready.name)
     comments = Comments(given_text(ready.name, path_or_source))
     entries = [*entries, *comments.instances(ready.name)]
-    text = opencl_text(tokens, parse(tokens), ready.name, entries)
+    root = parse(tokens)
+    text = opencl_text(tokens, root, ready.name, entries)
     command = [
         clang,
         *_OPTIONS.split(),
@@ -90,7 +92,8 @@ def check(
         "-",
     ]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
-    return _report(result.stderr, result.returncode, entries, comments)
+    report = _report(result.stderr, result.returncode, entries, comments)
+    return replace(report, unchecked=_unchecked(tokens, root, entries))
 
 
 def opencl_text(tokens: Tokens, root: Scope, name: str, entries: Sequence[str]) -> str:
@@ -175,6 +178,17 @@ def _use_instance(editor: Editor, declaration: Declaration, serial: int) -> None
     name = editor.join(start, last + 1)
     editor.blank(declaration.start, declaration.end + 1)
     editor.before(declaration.start, f"inline void msl_use_{serial}() {{ (void)&{name}; }}")
+
+
+def _unchecked(tokens: Tokens, root: Scope, entries: Sequence[str]) -> list[str]:
+    used = {word for entry in entries for word in re.split(r"\W+", entry.partition("<")[0])}
+    templates: dict[str, None] = {}
+    for declaration in walk(root):
+        if declaration.kind == "instantiation":
+            used.update(tokens.text[declaration.start : declaration.end])
+        elif declaration.kind == "function" and declaration.template and is_kernel(tokens, declaration):
+            templates[declaration.name(tokens)] = None
+    return [name for name in templates if name not in used]
 
 
 def _report(stderr: str, returncode: int, entries: Sequence[str], comments: Comments) -> Report:

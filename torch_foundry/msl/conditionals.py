@@ -7,9 +7,12 @@ An integer literal takes the type of the other arm; beside a floating-point lite
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
+from .declarations import Scope
 from .editor import Editor
 from .lexer import Tokens
+from .threadgroup import function_bodies
 
 HELPERS = """\
 namespace msl {
@@ -38,12 +41,13 @@ template <class T> constexpr typename widened<T>::type widen(T&& v) {
 _ENDS = frozenset({";", ",", ")", "]", "}"})
 
 
-def settle(editor: Editor) -> bool:
-    """Rewrites conditionals with one literal arm; whether the text now needs HELPERS."""
+def settle(editor: Editor, root: Scope) -> bool:
+    """Rewrites conditionals with one literal arm in functions; whether the text now needs HELPERS."""
     tokens = editor.tokens
+    bodies = function_bodies(root)
     changed = False
     for i in reversed(range(len(tokens))):  # inner conditionals first: an outer one repeats them
-        if tokens.text[i] != "?":
+        if tokens.text[i] != "?" or not _computes(tokens, bodies, i):
             continue
         colon = _colon(tokens, i + 1)
         end = _end(tokens, colon + 1) if colon >= 0 else -1
@@ -57,6 +61,19 @@ def settle(editor: Editor) -> bool:
         _rewrite(editor, max(literals), *other)
         changed = True
     return changed
+
+
+def _computes(tokens: Tokens, bodies: list[int], i: int) -> bool:
+    """Whether token `i` stands in a function, outside constant expressions, which deal in integers."""
+    k = bisect_right(bodies, i) - 1
+    if k < 0 or i > tokens.match[bodies[k]]:
+        return False
+    while tokens.text[i] not in ";{}":
+        if tokens.text[i] in ("constexpr", "static_assert"):
+            return False
+        i = tokens.match[i] if tokens.text[i] in ")]" else i
+        i -= 1
+    return True
 
 
 def _rewrite(editor: Editor, literal: int, lo: int, hi: int) -> None:

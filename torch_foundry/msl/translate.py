@@ -64,7 +64,7 @@ class _Unit:
         erase(self.editor)
         vector_constants(self.editor)
         asked = function_constants.answer(self.editor)
-        self.needs_helpers = conditionals.settle(self.editor)
+        self.needs_helpers = conditionals.settle(self.editor, self.root)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
         overloads.collapse(self.editor, self.root)
