@@ -73,12 +73,13 @@ class HostTree:
         return tree_digest(self.prelude, *sorted(self.root.glob("*.h")), *sorted(self.root.glob("*.cpp")))
 
     def flags(self, kind: str) -> list[str]:
-        """Compiler flags of one kind (the lines `kind:` and `kind-<machine>:` of flags.txt)."""
+        """Compiler flags of one kind: the lines `kind:`, `kind-<system>:` and `kind-<machine>:` of flags.txt."""
         lines = dict(line.split(":", 1) for line in (self.root / "flags.txt").read_text().splitlines() if ":" in line)
         if kind not in lines:
             raise ValueError(f"{self.root / 'flags.txt'}: no line for {kind!r}")
+        system = lines.get(f"{kind}-{platform.system()}", "")
         machine = lines.get(f"{kind}-{platform.machine()}", "") if _has_avx2() else ""
-        return f"{lines[kind]} {machine}".split()
+        return f"{lines[kind]} {system} {machine}".split()
 
 
 def _has_avx2() -> bool:
