@@ -161,7 +161,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   Call call{q,        k_cache, v_cache, mask,
             kv_start, y,       args,    Variant{q.scalar_type(), D, 1, mask_kind(mask, q), softcap > 0, aligned},
             moved};
-  if (L.value() <= attention_decode_max_queries)
+  const int64_t partial = y.numel() * ceil_div(kv_len, attention_decode_split); // elements of decode's partial results
+  if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
     decode(call);
   else
     prefill(call);

@@ -1,7 +1,7 @@
 """What the tests of all ops share: cases, inputs laid out awkwardly, criteria of accuracy, seeded faults.
 
 Each `test_<op>.py` has at module level `CASES` (and `BENCH`, larger ones for the benchmark), `inputs(case, dtype)`,
-`reference` and `cost(case, dtype) -> (flops, bytes)`; the benchmark imports them.
+`run`, `reference`, `check(inputs)` and `cost(case, dtype) -> (flops, bytes)`; the benchmark imports them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ def assert_bound(got: Tensor, truth: Tensor, bound: Tensor) -> None:
             f"at {where}: got {value}, expected {expected} within {allowed:.3e}; "
             f"{int((excess > 1).sum())} of {excess.numel()} elements are out of bounds"
         )
+
+
+def assert_agrees(module: Any, given: dict[str, Any]) -> None:
+    """The op of a test module meets all criteria of its test on `given`."""
+    with poisoned_outputs():
+        module.check(given)
 
 
 def assert_equal(got: Tensor, expected: Tensor) -> None:

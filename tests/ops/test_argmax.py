@@ -53,15 +53,19 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     return torch.where(wins, index, logits.shape[-1]).amin(-1)
 
 
-def check(logits: torch.Tensor) -> None:
-    kit.assert_equal(ops.argmax(logits), first_largest(logits))
+def check(given: dict[str, Any]) -> None:
+    kit.assert_equal(ops.argmax(**given), first_largest(**given))
+
+
+def check_logits(logits: torch.Tensor) -> None:
+    check({"logits": logits})
 
 
 @kit.cases(*CASES)
 def test_random(case: Case, dtype: torch.dtype) -> None:
-    logits = inputs(case, dtype)["logits"]
-    check(logits)
-    kit.assert_equal(ops.argmax(logits), plain.argmax(logits))
+    given = inputs(case, dtype)
+    check(given)
+    kit.assert_equal(ops.argmax(**given), plain.argmax(**given))
 
 
 @pytest.mark.parametrize("n", [5, 64, 130, CHUNK + 40], ids=str)
@@ -77,11 +81,11 @@ def test_every_place_wins(n: int) -> None:
 @pytest.mark.parametrize("n", [200, 2 * CHUNK + 3], ids=str)
 def test_lowest_of_equals(n: int) -> None:
     g = kit.generator(n)
-    check(torch.zeros(3, n))
-    check(torch.full((1, n), float("-inf")))
-    check(torch.randint(0, 3, (8, n), generator=g).float())
+    check_logits(torch.zeros(3, n))
+    check_logits(torch.full((1, n), float("-inf")))
+    check_logits(torch.randint(0, 3, (8, n), generator=g).float())
     zeros = torch.where(torch.rand(4, n, generator=g) < 0.5, 0.0, -0.0)  # 0 and -0 are equal
-    check(zeros)
+    check_logits(zeros)
     tie = torch.zeros(1, n)
     tie[0, [7, n - 1, n // 2]] = 1.0
     assert ops.argmax(tie).item() == 7
@@ -94,7 +98,7 @@ def test_nan_and_infinity(n: int) -> None:
     logits[1, [n - 1, n - 2]] = float("nan")
     logits[2, 5], logits[2, n - 1] = float("inf"), float("nan")
     logits[3, n - 3] = -torch.tensor(float("nan"))
-    check(logits)
+    check_logits(logits)
     kit.assert_equal(ops.argmax(logits), torch.argmax(logits, -1))
 
 
@@ -125,6 +129,8 @@ def test_bad_inputs() -> None:
         ops.argmax(torch.zeros(2, 0))
     with kit.refuses(r"logits: expected a contiguous last dimension"):
         ops.argmax(torch.zeros(3, 2).t())
+    with kit.refuses(r"logits: expected at most 2\^31-1 elements"):
+        ops.argmax(torch.zeros(1, 8).expand(2**29, 8))
 
 
 FAULTS = [

@@ -287,4 +287,6 @@ def test_bad_inputs() -> None:
     refuse(r"mask: expected 4 dimensions", mask=torch.ones(1, 100))
     refuse(r"kv_start: expected dtype Int", kv_start=torch.zeros(2, dtype=torch.int64))
     refuse(r"kv_start: expected \[batch=2\]", kv_start=torch.zeros(3, dtype=torch.int32))
+    vast = k[:1, :, :1].expand(2, 2, 2**25, 64)
+    refuse(r"k_cache: expected at most 2\^31-1 elements", k_cache=vast)
     refuse(r"k_cache: expected a contiguous last dimension", k_cache=k.transpose(2, 3).contiguous().transpose(2, 3))

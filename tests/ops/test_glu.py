@@ -63,13 +63,16 @@ def bound(truth: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
     return (UNIT[dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()
 
 
-@kit.cases(*CASES)
-def test_accuracy(case: Case, dtype: torch.dtype) -> None:
-    given = inputs(case, dtype)
+def check(given: dict[str, Any]) -> None:
     wide = kit.double(given)
     truth, got = plain.glu(**wide), ops.glu(**given)
     kit.assert_norm(got, truth, plain.glu(**given))
-    kit.assert_bound(got, truth, bound(truth, wide["gate"], dtype))
+    kit.assert_bound(got, truth, bound(truth, wide["gate"], got.dtype))
+
+
+@kit.cases(*CASES)
+def test_accuracy(case: Case, dtype: torch.dtype) -> None:
+    check(inputs(case, dtype))
 
 
 @pytest.mark.parametrize("n, dtype", [(31, F32), (64, F16)], ids=str)
@@ -122,6 +125,8 @@ def test_bad_inputs() -> None:
         ops.glu(torch.randn(8, 2).t(), x)
     with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
         ops.glu(x, x, "relu")
+    with kit.refuses(r"gate: expected at most 2\^31-1 elements"):
+        ops.glu(x[:1].expand(2**29, 8), x[:1].expand(2**29, 8))
 
 
 FAULTS = [
