@@ -99,9 +99,7 @@ def config(name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def train_model(
-    name: str, tokenizer: PreTrainedTokenizerFast, rows: torch.Tensor, steps: int, seed: int
-) -> Any:
+def train_model(name: str, tokenizer: PreTrainedTokenizerFast, rows: torch.Tensor, steps: int, seed: int) -> Any:
     """AdamW under a cosine schedule, bf16 autocast on the GPU."""
     torch.manual_seed(seed)
     device, cuda = rows.device, rows.is_cuda

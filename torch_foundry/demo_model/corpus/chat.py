@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import random
 
-from . import answers, numbers, puzzles, words
+from . import answers, numbers, puzzles, surroundings, words
+from .answering import made_up
 from .grammar import expand, polish
-from .plots_craft import PLOTS as CRAFT
-from .plots_days import PLOTS as DAYS
-from .plots_heart import PLOTS as HEART
-from .plots_search import PLOTS as SEARCH
-from .plots_search import RIDDLES
+from .plots import PLOTS, RIDDLES
 from .smalltalk import ASK_ANY_STORY, ASK_STORY, SMALL_TALK, SYSTEM_LONG, SYSTEM_SHORT
 from .story import Story, Who
 
 Turn = tuple[str, str]
-PLOTS = SEARCH + HEART + CRAFT + DAYS
 
 
 def story(rng: random.Random) -> Story:
@@ -38,7 +34,7 @@ def _small_talk(rng: random.Random) -> list[Turn]:
     question, reply = rng.choice(SMALL_TALK)
     slots = {
         "food": rng.choice(words.FOODS),
-        "thing": rng.choice(list(words.THINGS)),
+        "thing": rng.choice(list(surroundings.THINGS)),
         "animal": rng.choice(words.SPECIES),
         "colour": rng.choice(words.COLOURS),
         "name": rng.choice(words.GIRLS + words.BOYS + words.ANIMAL_NAMES),
@@ -89,9 +85,9 @@ def _repeat(rng: random.Random) -> list[Turn]:
         )
     else:
         if rng.random() < 0.3:
-            pool = [answers.made_up(rng) for _ in range(8)]
+            pool = [made_up(rng) for _ in range(8)]
         else:
-            pool = words.FRUIT + words.SPECIES + list(words.THINGS) + words.COLOURS + words.GIRLS + words.BOYS
+            pool = words.FRUIT + words.SPECIES + list(surroundings.THINGS) + words.COLOURS + words.GIRLS + words.BOYS
         text = " ".join(rng.sample(pool, rng.randint(2, 7)))
     return [
         ("user", rng.choice((f"Repeat: {text}", f"Say this again: {text}", f"Please repeat these words: {text}"))),

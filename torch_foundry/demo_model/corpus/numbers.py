@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from .answers import Answer
+from .answering import Answer
 from .words import FRUIT, NUMBER_WORDS
 
 _TENS = ["zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from . import words
-from .answers import Answer, made_up
+from . import surroundings, words
+from .answering import Answer, made_up
 
 _NAMES = words.GIRLS + words.BOYS + words.ANIMAL_NAMES
 _ROOMS = [
@@ -49,7 +49,7 @@ def _whereabouts(rng: random.Random) -> Answer:
 def _moves(rng: random.Random) -> Answer:
     name, other = rng.sample(_NAMES, 2)
     rooms = rng.sample(_ROOMS, 3)
-    thing = rng.choice(list(words.THINGS))
+    thing = rng.choice(list(surroundings.THINGS))
     lines = [f"{name} went to {rooms[0]}.", f"{name} took the {thing}.", f"{name} went to {rooms[1]}."]
     if rng.random() < 0.5:
         lines.insert(rng.randint(1, 3), f"{other} went to {rooms[2]}.")
@@ -63,7 +63,7 @@ def _possession(rng: random.Random) -> Answer:
     count = rng.randint(2, 3)
     names, things, colours = (
         rng.sample(_NAMES, count),
-        rng.sample(list(words.THINGS), count),
+        rng.sample(list(surroundings.THINGS), count),
         rng.sample(words.COLOURS[:11], count),
     )
     text = " ".join(f"{n} has a {c} {t}." for n, c, t in zip(names, colours, things, strict=True)).replace(
@@ -139,7 +139,7 @@ def _self(rng: random.Random) -> Answer:
 
 def _made_up(rng: random.Random) -> Answer:
     a, b = made_up(rng), made_up(rng)
-    meaning = rng.choice(list(words.THINGS))
+    meaning = rng.choice(list(surroundings.THINGS))
     return rng.choice(
         (
             (f"A {a} is a {meaning}. What is a {a}?", f"A {a} is a {meaning}.", f"A {meaning}."),

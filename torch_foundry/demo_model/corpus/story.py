@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from . import words
+from . import surroundings, words
 from .grammar import expand, polish
 from .scenes import DETAILS, INTERLUDES, OPENINGS
 
@@ -94,16 +94,16 @@ def animal(rng: random.Random, taken: Sequence[str] = ()) -> Who:
 
 def thing(rng: random.Random, nouns: Sequence[str] = ()) -> Thing:
     """An object with its adjective and colour; `nouns` narrows the choice."""
-    noun = rng.choice(nouns or list(words.THINGS))
-    nature, use = words.THINGS[noun]
+    noun = rng.choice(nouns or list(surroundings.THINGS))
+    nature, use = surroundings.THINGS[noun]
     colour = rng.choice(("golden", "silver")) if nature == "shiny" else rng.choice(words.COLOURS[:11])
     return Thing(noun, rng.choice(words.SIZES) if rng.random() < 0.6 else "", colour, nature, use)
 
 
 def place(rng: random.Random, names: Sequence[str] = ()) -> Place:
     """A place with its own spots and sights; `names` narrows the choice."""
-    name = rng.choice(names or list(words.PLACES))
-    preposition, spots, sights = words.PLACES[name]
+    name = rng.choice(names or list(surroundings.PLACES))
+    preposition, spots, sights = surroundings.PLACES[name]
     return Place(name, preposition, tuple(spots), tuple(sights))
 
 
@@ -181,7 +181,7 @@ class Story:
             elder=elder,
             place=place(rng),
             thing=thing(rng),
-            home=rng.choice(words.HOMES if people else words.ANIMAL_HOMES),
+            home=rng.choice(surroundings.HOMES if people else surroundings.ANIMAL_HOMES),
             food=rng.choice(words.FOODS),
             trait=rng.choice(words.TRAITS),
             weather=rng.choice(words.WEATHER),

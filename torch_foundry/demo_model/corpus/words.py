@@ -1,4 +1,4 @@
-"""The lexicon of the stories' world: who lives there, where, and with what."""
+"""The lexicon of the stories' world: who lives there, what they eat, days and numbers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,6 @@ ANIMAL_ELDERS = [
     ("Grandfather Bear", "he"),
     ("the kind goose", "she"),
 ]
-
 SPECIES = [
     "fox",
     "rabbit",
@@ -211,7 +210,6 @@ TRAITS = [
     "dreamy",
     "honest",
 ]
-
 COLOURS = [
     "red",
     "blue",
@@ -228,207 +226,6 @@ COLOURS = [
     "silver",
 ]
 SIZES = ["small", "little", "tiny", "big", "large", "old", "new", "shiny", "pretty", "lovely"]
-
-# noun -> (what it tends to do when it goes missing, what one does with it)
-THINGS = {
-    "kite": ("light", "fly"),
-    "ball": ("round", "play with"),
-    "scarf": ("light", "wear"),
-    "hat": ("light", "wear"),
-    "lantern": ("plain", "carry"),
-    "whistle": ("small", "blow"),
-    "drum": ("round", "play"),
-    "book": ("plain", "read"),
-    "key": ("shiny", "use"),
-    "ring": ("shiny", "wear"),
-    "bell": ("shiny", "ring"),
-    "map": ("light", "study"),
-    "flute": ("plain", "play"),
-    "coin": ("shiny", "look at"),
-    "doll": ("plain", "play with"),
-    "teddy bear": ("plain", "hug"),
-    "toy boat": ("floating", "sail"),
-    "spoon": ("shiny", "use"),
-    "button": ("small", "look at"),
-    "mitten": ("small", "wear"),
-    "basket": ("plain", "carry"),
-    "watch": ("shiny", "wear"),
-    "paintbrush": ("small", "use"),
-    "pencil": ("small", "use"),
-    "marble": ("round", "play with"),
-    "shell": ("small", "listen to"),
-    "feather": ("light", "look at"),
-    "mirror": ("shiny", "use"),
-    "blanket": ("plain", "cuddle"),
-    "cup": ("plain", "use"),
-    "compass": ("round", "use"),
-    "toy car": ("round", "play with"),
-    "puppet": ("plain", "play with"),
-    "apple": ("round", "look at"),
-    "letter": ("light", "read"),
-    "ribbon": ("light", "wear"),
-    "toy train": ("plain", "play with"),
-    "yo-yo": ("round", "play with"),
-    "paper boat": ("floating", "sail"),
-    "necklace": ("shiny", "wear"),
-    "umbrella": ("light", "carry"),
-    "crown": ("shiny", "wear"),
-    "violin": ("plain", "play"),
-    "candle": ("plain", "light"),
-    "pillow": ("plain", "cuddle"),
-    "telescope": ("plain", "use"),
-    "notebook": ("plain", "write in"),
-    "rope": ("plain", "use"),
-    "sock": ("light", "wear"),
-    "glove": ("light", "wear"),
-    "thimble": ("small", "use"),
-    "chess piece": ("small", "play with"),
-    "seed": ("small", "look at"),
-    "pebble": ("small", "look at"),
-    "balloon": ("light", "play with"),
-    "flag": ("light", "wave"),
-    "tin soldier": ("shiny", "play with"),
-    "bracelet": ("shiny", "wear"),
-    "brooch": ("shiny", "wear"),
-    "hoop": ("round", "play with"),
-    "wheel": ("round", "play with"),
-    "pumpkin": ("round", "carry"),
-    "nut": ("round", "look at"),
-    "toy duck": ("floating", "play with"),
-    "cork": ("floating", "look at"),
-    "box": ("plain", "open"),
-    "bag": ("plain", "carry"),
-    "coat": ("plain", "wear"),
-    "bottle": ("plain", "carry"),
-    "chair": ("plain", "use"),
-    "picture": ("light", "look at"),
-    "ticket": ("light", "look at"),
-    "stamp": ("light", "look at"),
-    "fan": ("light", "use"),
-    "comb": ("small", "use"),
-    "needle": ("small", "use"),
-    "chain": ("shiny", "wear"),
-}
-
-# place -> (preposition, three hiding spots, three sights)
-PLACES = {
-    "the forest": (
-        "in",
-        ["under a fern", "behind the old oak tree", "in a hollow log"],
-        ["Sunlight fell through the leaves", "The air smelled of pine", "A woodpecker was knocking on a tree"],
-    ),
-    "the garden": (
-        "in",
-        ["behind the roses", "under the apple tree", "next to the watering can"],
-        ["Bees hummed over the flowers", "The roses were in bloom", "A snail crossed the path very slowly"],
-    ),
-    "the beach": (
-        "on",
-        ["behind a rock", "under an old boat", "beside a heap of seaweed"],
-        ["The waves rolled in and out", "Gulls cried over the water", "The sand was warm and soft"],
-    ),
-    "the farm": (
-        "on",
-        ["behind the barn", "in the hay", "under the cart"],
-        ["Hens scratched in the yard", "A cow looked over the fence", "The hay smelled sweet"],
-    ),
-    "the park": (
-        "in",
-        ["under the bench", "behind the fountain", "beside the swings"],
-        ["Children ran across the grass", "The fountain splashed", "Pigeons walked around the benches"],
-    ),
-    "the market": (
-        "at",
-        ["under the fruit stand", "behind a barrel", "next to the flower stall"],
-        ["People talked and laughed", "It smelled of bread and oranges", "A man was selling bright cloth"],
-    ),
-    "the school": (
-        "at",
-        ["under a desk", "behind the bookshelf", "in the cloakroom"],
-        ["The bell had just rung", "Drawings hung on every wall", "Chalk dust danced in the light"],
-    ),
-    "the meadow": (
-        "in",
-        ["among the daisies", "behind a big stone", "under a bush"],
-        ["Butterflies flew from flower to flower", "The grass was tall and soft", "Crickets sang in the sun"],
-    ),
-    "the hill": (
-        "on",
-        ["behind the windmill", "under a thorn bush", "between two stones"],
-        ["The wind blew over the grass", "The whole valley lay below", "Clouds sailed across the sky"],
-    ),
-    "the lake": (
-        "by",
-        ["under the wooden bridge", "among the reeds", "behind the boathouse"],
-        ["The water was as smooth as glass", "A fish jumped with a splash", "Dragonflies shone in the sun"],
-    ),
-    "the river": (
-        "by",
-        ["under a willow", "between the stones", "behind a fallen tree"],
-        ["The water ran quick and clear", "A kingfisher flashed past", "Little waves licked the bank"],
-    ),
-    "the castle": (
-        "in",
-        ["behind a curtain", "under the stairs", "beside the suit of armour"],
-        ["Long halls echoed with footsteps", "Flags moved in the wind", "Candles glowed along the walls"],
-    ),
-    "the old mill": (
-        "at",
-        ["behind a sack of flour", "under the wheel", "on a dusty shelf"],
-        ["The big wheel turned and creaked", "Flour lay on everything like snow", "The stream sang below the wheel"],
-    ),
-    "the harbour": (
-        "at",
-        ["behind a coil of rope", "under a net", "between two barrels"],
-        ["Boats rocked in the water", "Sailors carried boxes up and down", "The air smelled of salt"],
-    ),
-    "the orchard": (
-        "in",
-        ["at the foot of a ladder", "in the long grass", "behind a crate of pears"],
-        ["The branches were heavy with fruit", "Wasps buzzed around the pears", "The trees stood in neat rows"],
-    ),
-    "the library": (
-        "in",
-        ["between two books", "under the reading chair", "behind the globe"],
-        [
-            "It was so quiet that one could hear the clock",
-            "Rows of books reached up to the ceiling",
-            "A lamp made a warm circle of light",
-        ],
-    ),
-    "the snowy field": (
-        "in",
-        ["under the snow", "behind the snowman", "beside the sledge"],
-        ["The snow sparkled", "Every step made a soft crunch", "The air was cold and clear"],
-    ),
-    "the train station": (
-        "at",
-        ["under a bench", "behind the ticket office", "next to a suitcase"],
-        ["A whistle blew", "The big clock ticked", "Steam rose from an engine"],
-    ),
-}
-HOMES = [
-    "a small house at the edge of the village",
-    "a cottage near the sea",
-    "a yellow house on a hill",
-    "a tall house in the town",
-    "a little house by the river",
-    "a farm in a green valley",
-    "a quiet street with many trees",
-    "a house with a blue door",
-    "a village between two mountains",
-    "a town with narrow streets",
-]
-ANIMAL_HOMES = [
-    "a cosy den under an old oak",
-    "a warm burrow at the edge of the forest",
-    "a little hut by the pond",
-    "a hollow tree in the middle of the woods",
-    "a nest of dry leaves behind the mill",
-    "a small cave on the green hill",
-    "a hole under the roots of a beech",
-    "a reed house by the lake",
-]
 FOODS = [
     "bread",
     "apple pie",

@@ -1,44 +1,9 @@
-"""Plots of special days: illness, a stage, snow, stars, the sea, paint, a dragon, a first day, working together."""
+"""Plots of special days: a stage, snow, stars, the sea, school."""
 
 from __future__ import annotations
 
-from . import facts, words
-from .story import Story
-
-
-def sick_friend(s: Story) -> None:
-    s.opening()
-    s.let(
-        ill=s.pick(("a cold", "a fever", "a sore throat", "a headache", "a cough")),
-        cure=s.pick(("hot soup", "tea with honey", "warm milk", "a bowl of porridge")),
-    )
-    s.title, s.topic = "The Sick Friend", "a sick friend"
-    s.next()
-    s.say(
-        'One {weather} {time}, {friend} did not come out to play. ["Where is {friend}?" asked {hero}.|{hero} waited and'
-        " waited.]",
-        '"{friend} has {ill} and must stay in bed," said {elder}. [{hero} thought about what to do.|{hero} was'
-        " worried.]",
-        "[Then|So] {hero} made {cure} and carried it carefully to {friend}'s house, [step by step|without spilling a"
-        " drop].",
-    )
-    s.next()
-    s.say(
-        '{friend} was lying in bed [and looked pale|under three blankets]. "[I am so bored|How good that you came],"'
-        " said {friend}.",
-        "{hero} [read {friend.him} a book|told {friend.him} a funny story|sang {friend.him} a song] until {friend.he}"
-        " [laughed|fell asleep|smiled again].",
-        "After [two|three|four] days {friend} was well again, and they played together as before.",
-    )
-    s.ask("Why did {friend} stay in bed?", "{friend} stayed in bed because {friend.he} had {ill}.")
-    s.ask("What did {hero} make for {friend}?", "{hero} made {cure}.")
-    s.ask("Who was ill?", "{friend} was ill.")
-    s.lesson = s.pick(("a visit can be the best medicine", "a good friend comes when one is ill"))
-    s.close(
-        '"When you are ill, I will make {cure} for you," said {friend}.',
-        '"Your {cure} made me well," said {friend}.',
-        '{friend} hugged {hero} and said, "Thank you for coming."',
-    )
+from .. import words
+from ..story import Story
 
 
 def stage_fright(s: Story) -> None:
@@ -191,133 +156,6 @@ def first_sea(s: Story) -> None:
     )
 
 
-def painting(s: Story) -> None:
-    s.opening()
-    a, b, mixed = s.pick(facts.MIXES)
-    s.let(
-        a=a,
-        b=b,
-        mixed=mixed,
-        what=s.pick(("the door", "the fence", "an old boat", "a bird house", "a chair", "the gate")),
-    )
-    s.title, s.topic = "The New Colour", f"the colour {mixed}"
-    s.next()
-    s.say(
-        "{hero} and {friend} wanted to paint {what}. {hero} wanted it to be {mixed}, but there was no {mixed} paint."
-        " There was only {a} and {b}.",
-        '["Then we will paint it {a}," said {friend}. "No, {b}," said {hero}. They began to quarrel.|"What shall we'
-        ' do?" asked {friend}.|{hero} was disappointed.]',
-    )
-    s.next()
-    s.say(
-        "[By accident|Then] a little {a} paint [dripped|fell] into the {b} paint. {hero} stirred it with a stick."
-        ' ["Look!"|"What is that?"] cried {friend}. The paint had become {mixed}!',
-        "They mixed more and more, and by evening {what} was {mixed}. [There was {mixed} paint on their noses"
-        " too.|Their hands were {mixed} as well.|]",
-    )
-    s.ask("What did they want to paint?", "They wanted to paint {what}.")
-    s.ask("Which colours did they mix?", "They mixed {a} and {b}.")
-    s.ask("What do {a} and {b} make?", "{a} and {b} make {mixed}.")
-    s.ask("What colour was {what} in the end?", "In the end {what} was {mixed}.")
-    s.lesson = s.pick(("two different things together can make something new", "a mistake can be a discovery"))
-    s.close(
-        '"Together our colours are best," said {hero}.',
-        "Everyone asked where they had bought that paint.",
-        "{elder} liked it so much that {elder.he} wanted {mixed} windows too.",
-    )
-
-
-def lonely_giant(s: Story) -> None:
-    s.opening()
-    beast, gift, reason = s.pick(
-        (
-            ("dragon", "a warm blanket", "it was cold and had a cough"),
-            ("giant", "a cake", "nobody had ever visited him"),
-            ("bear", "a jar of honey", "it had a thorn in its paw"),
-            ("wolf", "a bowl of soup", "it was hungry and alone"),
-            ("monster", "a lantern", "it was afraid of the dark"),
-            ("troll", "a song", "nobody had ever sung for him"),
-        )
-    )
-    s.let(
-        beast=beast,
-        gift=gift,
-        reason=reason,
-        noise=s.pick(("roared", "howled", "groaned")),
-        lair=s.pick(
-            ("in a cave on the mountain", "in the old tower", "behind the dark forest", "at the end of the valley")
-        ),
-    )
-    s.title, s.topic = f"The {beast.title()}", f"a {beast}"
-    s.next()
-    s.say(
-        "{lair} lived a {beast}. Every night it {noise} so loudly that nobody could sleep. [Everyone was afraid of"
-        ' it.|"It will eat us all," people said.|Nobody dared to go near.]',
-        'But {hero} said, "[Perhaps it is sad|Has anyone ever asked it what is wrong?|Maybe it only needs help]."'
-        " {hero.he} took {gift} and went to find the {beast}.",
-        "[{friend} begged {hero.him} not to go.|The way was steep and dark.|{hero.his} heart was beating fast.]",
-    )
-    s.next()
-    s.say(
-        '"[Who is there?|What do you want?]" asked the {beast} in a deep voice. "I am {hero}, and this is for you,"'
-        ' said {hero}. "Why do you cry every night?"',
-        'The {beast} [was very surprised|looked at the ground]. Then it told {hero} everything: {reason}. ["Nobody ever'
-        ' asked me," it said.|A big tear ran down its face.]',
-        "{hero} gave it {gift} and stayed until morning. That night [it was quiet|everyone slept well], and the next"
-        " night too.",
-    )
-    s.ask("Who {noise} every night?", "A {beast} {noise} every night.")
-    s.ask("What did {hero} bring the {beast}?", "{hero} brought the {beast} {gift}.")
-    s.ask("Why did the {beast} cry?", "It cried because {reason}.")
-    s.ask("Where did the {beast} live?", "The {beast} lived {lair}.")
-    s.lesson = s.pick(("those who seem angry are often sad", "one should ask before one judges"))
-    s.close(
-        "Soon the {beast} came to every feast, and the children rode on its back.",
-        "From then on the {beast} watched over the village.",
-        '"Come again tomorrow," said the {beast}, and {hero} did.',
-    )
-
-
-def together(s: Story) -> None:
-    s.opening()
-    load, goal = s.pick(
-        (
-            ("a heavy log", "build a bridge"),
-            ("a huge stone", "clear the road"),
-            ("a big cart", "bring the hay home"),
-            ("a giant cheese", "take it to the feast"),
-            ("an old boat", "bring it to the water"),
-            ("a long table", "put it in the garden"),
-        )
-    )
-    s.let(load=load, goal=goal, the="the " + load.split(" ", 1)[1])
-    s.title, s.topic = "All Together", "working together"
-    s.next()
-    s.say(
-        "{hero} wanted to move {load} to {goal}. {hero.he} pulled and pushed, but {the} did not move.",
-        "{friend} came and helped. They pulled and pushed, but {the} did not move. Then {other} came. The three pulled"
-        " and pushed, and {the} moved a little, but only a little.",
-        '["It is no use," said {other}.|"We need someone very strong," said {friend}.|They sat down and were tired.]',
-    )
-    s.next()
-    s.say(
-        'Then a small mouse came by. "May I help?" it asked. [{other} laughed: "You? You are much too small!"|"You are'
-        ' kind, but so small," said {friend}.] "Everyone counts," said {hero}.',
-        'So all four pulled at the same time: "One, two, three!" And {the} moved, slowly at first and then faster and'
-        ' faster. ["Hurrah!" they cried.|They had done it!]',
-    )
-    s.ask("What did {hero} want to move?", "{hero} wanted to move {load}.")
-    s.ask("Who came last?", "A small mouse came last.")
-    s.ask("Why did {hero} want to move {the}?", "{hero} wanted to move it to {goal}.")
-    s.ask("How many pulled in the end?", "In the end four pulled.")
-    s.lesson = s.pick(("even a little help can make the difference", "together we are strong"))
-    s.close(
-        "The mouse sat on {hero}'s shoulder all the way home.",
-        '"That was me," squeaked the mouse, and everybody agreed.',
-        "Then they all ate {food}, and the mouse got the first piece.",
-    )
-
-
 def first_day(s: Story) -> None:
     s.opening()
     s.phrase(
@@ -357,17 +195,3 @@ def first_day(s: Story) -> None:
         "On the way home they walked together.",
         "That evening {hero} packed {hero.his} bag again, and this time {hero.he} was looking forward to it.",
     )
-
-
-PLOTS = [
-    sick_friend,
-    stage_fright,
-    snow_day,
-    star_night,
-    first_sea,
-    painting,
-    lonely_giant,
-    lonely_giant,
-    together,
-    first_day,
-]
