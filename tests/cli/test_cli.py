@@ -130,3 +130,10 @@ def test_unknown_options_are_refused_by_argparse(tiny_model: Path, capsys: pytes
         generate(tiny_model, "--dtype", "float8")
     assert exit_code.value.code == 2
     assert "float8" in capsys.readouterr().err
+
+
+def test_without_a_model_the_demo_model_answers(capsys: pytest.CaptureFixture) -> None:
+    assert main(["generate", "--prompt", "What is the opposite of hot?", "--max-new-tokens", "20"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("The opposite of hot is cold.\n") == 2  # stock and patched
+    assert "tokens equal: yes" in out

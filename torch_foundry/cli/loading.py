@@ -20,7 +20,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="DIR", type=Path, help="local Hugging Face directory (default: the demo model)"
     )
-    parser.add_argument("--prompt", default="Tell me a story about a fox.", help="what the model is asked")
+    parser.add_argument("--prompt", default="Tell me a story about a lost kite.", help="what the model is asked")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
