@@ -30,6 +30,7 @@ METAL_FUNC ArgmaxPartial threadgroup_best(uint key, uint index, threadgroup Argm
   return best;
 }
 
+// foundry-lint: instance(argmax_chunks<half>)
 template <typename T>
 [[kernel]] void argmax_chunks(
     device const T* logits [[buffer(0)]],

@@ -63,6 +63,7 @@ template <typename T, int N> METAL_FUNC void load_row(device const T* p, thread 
 
 // D: head_dim. R: query rows per threadgroup. M: element of the mask (uchar: keep; otherwise added to the score).
 // A lane scores one key of a tile for all rows, then owns D / 32 columns of the output.
+// foundry-lint: instance(attention_decode<half, uchar, 64, 1>)
 template <typename T, typename M, int D, int R>
 [[kernel]] void attention_decode(
     device const T* q [[buffer(0)]],
@@ -216,6 +217,7 @@ template <typename T, typename M, int D, int R>
 }
 
 // Joins the splits of one query row per simdgroup; a split that saw nothing adds exactly zero.
+// foundry-lint: instance(attention_merge<half, 64>)
 template <typename T, int D>
 [[kernel]] void attention_merge(
     device const float* partial_y [[buffer(0)]],
@@ -265,6 +267,7 @@ METAL_FUNC void stage_keys(device const T* head, uint token_stride, int tile, Ke
 
 // A simdgroup owns 8 query rows. Scores, weights and output live in 8x8 fragments, in which a lane holds two neighbouring
 // columns of one row: lanes of the same row differ in bits 0 and 3 only.
+// foundry-lint: instance(attention_prefill<half, float, 64>)
 template <typename T, typename M, int D>
 [[kernel]] void attention_prefill(
     device const T* q [[buffer(0)]],

@@ -7,6 +7,8 @@
 using namespace metal;
 using namespace foundry;
 
+// foundry-lint: instance(embedding<Q8_0, bfloat, int, 4>)
+// foundry-lint: instance(embedding<F16, float, long, 1>)
 template <typename Q, typename T, typename Id, int V>
 [[kernel]] void embedding(
     device const Id* ids [[buffer(0)]],

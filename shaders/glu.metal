@@ -7,6 +7,7 @@
 using namespace metal;
 using namespace foundry;
 
+// foundry-lint: instance(glu<half, Silu, 4>)
 template <typename T, typename Activation, int V>
 [[kernel]] void glu(
     device const T* gate [[buffer(0)]],

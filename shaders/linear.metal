@@ -21,6 +21,9 @@ METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chu
 // Matrix-vector product for M rows at once. A simdgroup makes linear_outputs neighbouring outputs; its lanes walk K a
 // chunk each, 256 elements a step, and every chunk of W is read and unpacked once for all rows. Rows beyond args.rows
 // and outputs beyond args.n repeat the last valid one and are not stored.
+// foundry-lint: instance(linear_rows<Q8_0, half, 4, 4>)
+// foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 4>)
+// foundry-lint: instance(linear_rows<F16, float, 8, 1>)
 template <typename Q, typename T, int M, int V>
 [[kernel]] void linear_rows(
     device const typename Q::block* weight [[buffer(0)]],
@@ -89,6 +92,8 @@ METAL_FUNC void stage(device const typename Q::block* row, uint k, uint end, thr
 
 // Matrix product in tiles of BM x BN: a slab of x and an unpacked slab of W lie in threadgroup memory. Tile rows beyond
 // the matrices repeat the last valid row; their products are never stored.
+// foundry-lint: instance(linear_tiles<Q8_0, half, 4>)
+// foundry-lint: instance(linear_tiles<BF16, bfloat, 1>)
 template <typename Q, typename T, int V>
 [[kernel]] void linear_tiles(
     device const typename Q::block* weight [[buffer(0)]],

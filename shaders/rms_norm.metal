@@ -25,6 +25,8 @@ METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormArgs& args) {
   return rsqrt(sum_of_squares / float(args.hidden) + args.eps);
 }
 
+// foundry-lint: instance(rms_norm<half, Llama, 4>)
+// foundry-lint: instance(rms_norm<float, Olmo, 1>)
 template <typename T, typename Kind, int V>
 [[kernel]] void rms_norm(
     device const T* x [[buffer(0)]],
@@ -67,6 +69,7 @@ template <typename T, typename Kind, int V>
 }
 
 // h = residual + scale * x, rounded to T; y = norm(h) * w, computed from the rounded h as a model does that stores it.
+// foundry-lint: instance(add_rms_norm<bfloat, Gemma, 1>)
 template <typename T, typename Kind, int V>
 [[kernel]] void add_rms_norm(
     device const T* x [[buffer(0)]],

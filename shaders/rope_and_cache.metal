@@ -10,6 +10,8 @@ using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 
+// foundry-lint: instance(rope_and_cache<half, float, 4>)
+// foundry-lint: instance(rope_and_cache<bfloat, bfloat, 1>)
 template <typename T, typename C, int V>
 [[kernel]] void rope_and_cache(
     device const T* q [[buffer(0)]],
