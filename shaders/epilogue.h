@@ -7,14 +7,10 @@ namespace foundry {
 
 METAL_FUNC float activate(uint activation, float v) {
   switch (activation) {
-  case activation_silu:
-    return Silu::apply(v);
-  case activation_gelu_tanh:
-    return GeluTanh::apply(v);
-  case activation_gelu:
-    return Gelu::apply(v);
-  default:
-    return v;
+  case activation_silu: return Silu::apply(v);
+  case activation_gelu_tanh: return GeluTanh::apply(v);
+  case activation_gelu: return Gelu::apply(v);
+  default: return v;
   }
 }
 

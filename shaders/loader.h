@@ -29,8 +29,7 @@ template <typename Q> struct Loader<Q, 4, false> {
 
 template <typename Q> struct Loader<Q, 1, false> {
   static METAL_FUNC float load(device const typename Q::block* row, uint k, uint end, thread float (&w)[chunk]) {
-    for (int j = 0; j < chunk; ++j)
-      w[j] = k + j < end ? float(row[k + j]) : 0.0f;
+    for (int j = 0; j < chunk; ++j) w[j] = k + j < end ? float(row[k + j]) : 0.0f;
     return 1.0f;
   }
 };

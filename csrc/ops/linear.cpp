@@ -31,8 +31,7 @@ constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);
 
 int route(int64_t m) {
   int i = 0;
-  while (m > kRoutes[i].limit)
-    i++;
+  while (m > kRoutes[i].limit) i++;
   return i;
 }
 

@@ -26,8 +26,7 @@ struct Q8_0 {
 #ifndef __METAL_VERSION__
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
-    for (int j = 0; j < block_size; ++j)
-      largest = std::fmax(largest, std::fabs(w[j]));
+    for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
     const float d = largest / 127.0f;
     const float inverse = reciprocal(d);
     b.d = narrow(d);
