@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PROMPT ?= Tell me a story about a fox.
+PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
