@@ -293,8 +293,11 @@ def test_no_backward() -> None:
 
 
 def test_no_kernel_or_op_knows_a_format() -> None:
-    """Formats are policies: none is named outside shaders/quant."""
+    """Formats are policies: none is named outside shaders/quant (but for instances that the lint is asked to check)."""
     names = [name for f in PACKED for name in (f, f.upper())]
     pattern = re.compile(rf"\b({'|'.join(names)}|block_q\w*)\b")
     files = [*(ROOT / "shaders").glob("*"), *(ROOT / "csrc/ops").glob("*")]
-    assert [path.name for path in files if path.is_file() and pattern.search(path.read_text())] == []
+    texts = {
+        path.name: re.sub(r"// foundry-lint: instance.*", "", path.read_text()) for path in files if path.is_file()
+    }
+    assert [name for name, text in texts.items() if pattern.search(text)] == []

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import nn
+from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
@@ -28,7 +29,7 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
         raise ValueError(f"quantize={fmt!r}: expected one of {', '.join(formats)}")
     if not layers:
         raise Unsupported(f"cannot quantize: {type(model).__name__} has no decoder layers of a known family")
-    for layer in layers:
+    for layer in tqdm(layers, desc=f"Packing as {fmt}", unit="layer", delay=2):
         for name, module in list(layer.named_modules()):
             if _is_dense(module) and _packable(module.in_features, fmt):
                 _replace(layer, name, FoundryLinear.from_linear(_stock(module), fmt))
