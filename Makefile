@@ -55,14 +55,16 @@ $(VENV)/.run: requirements.txt
 	.ci/system-packages python-venv=python3-venv c++=g++ python-headers=python3-dev
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -r requirements.txt
-	touch $@
+	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.run
 	$(PY) -m pip install -q --disable-pip-version-check -r requirements-dev.txt
-	touch $@
+	@touch $@
 
 # The second command only records the package and its console script; the first has built everything in place.
 $(VENV)/.built: $(VENV)/.run $(SOURCES)
-	$(PY) setup.py -q build_ext --inplace
-	TORCH_FOUNDRY_SKIP_EXTENSION=1 $(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	@mkdir -p build
+	@echo "building the extension and the common kernels (a minute or two; build/build.log has the details)"
+	@$(PY) setup.py -q build_ext --inplace >build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@TORCH_FOUNDRY_SKIP_EXTENSION=1 $(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
