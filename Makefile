@@ -28,7 +28,7 @@ lint: $(VENV)/.dev
 # The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them. libstdc++ is loaded
 # beside the sanitizer, which otherwise doesn't find its exception handling before torch brings it.
 LIBRARY = $(shell $${CXX:-c++} -print-file-name=$(1))
-KERNEL_TESTS := tests/ops tests/quant -k "not opcheck and not fault" -p no:cacheprovider
+KERNEL_TESTS := tests/ops tests/quant --ignore=tests/ops/test_faults.py -k "not opcheck" -p no:cacheprovider
 
 asan: $(VENV)/.built $(VENV)/.dev
 	TORCH_FOUNDRY_SANITIZE=address LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \

@@ -12,6 +12,7 @@ import torch
 
 from torch_foundry import _ext as _ext  # loads the ops used below
 from torch_foundry import msl, sources
+from torch_foundry.msl.usage import constants_used
 
 Size = int | Sequence[int]
 Value = bool | int | float
@@ -63,6 +64,7 @@ class ShaderLibrary:
 
     def __init__(self, translation: msl.Translation, constants: Mapping[str | int, Value]) -> None:
         self._kernels = {kernel.name: kernel for kernel in translation.kernels}
+        self._translation = translation
         self._function_constants = translation.function_constants
         self._label = f"shader:{sources.digest(translation.source.encode())[:16]}"
         self._constants = self._resolve(constants)
@@ -101,7 +103,11 @@ class ShaderLibrary:
 
     def _pipeline(self, kernel: msl.Kernel, constants: Mapping[str | int, Value], device: torch.device) -> int:
         values = self._constants | self._resolve(constants)
-        missing = [c for c in self._function_constants if c.required and c.index not in values]
+        if any(c.required and c.index not in values for c in self._function_constants):
+            used = constants_used(self._translation, kernel)
+            missing = [c for c in used if c.required and c.index not in values]
+        else:
+            missing = []
         if missing:
             names = ", ".join(f"{c.name} (index {c.index}, {c.type})" for c in missing)
             raise ValueError(f"{kernel.name}: function constants without a value: {names}")

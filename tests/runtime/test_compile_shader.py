@@ -186,3 +186,37 @@ def test_barrier_divergence_fails_the_launch_with_its_line(tmp_path: Path) -> No
     lib = torch_foundry.compile_shader(shader)
     with pytest.raises(RuntimeError, match=r"divergent\.metal:5"):
         lib.k(torch.zeros(64), threadgroups=1, group_size=64)
+
+
+USES = """
+#include <metal_stdlib>
+using namespace metal;
+constant short width [[function_constant(0)]];
+constant short height [[function_constant(1)]];
+constant float gain [[function_constant(2)]];
+constant float doubled = 2.0f * gain;
+struct Shape { short height; };
+static float scaled(float x) { return doubled * x; }
+template <typename T, short N = 4>
+kernel void by_width(device T* y, uint i [[thread_position_in_grid]]) { y[i] = T(width * N); }
+template [[host_name("wide")]] kernel decltype(by_width<float>) by_width<float>;
+kernel void tall(device float* y, uint i [[thread_position_in_grid]]) { y[i] = float(height); }
+kernel void loud(device float* y, uint i [[thread_position_in_grid]]) { y[i] = scaled(y[i]); }
+kernel void plain(device float* y, uint i [[thread_position_in_grid]]) { y[i] = 1.0f; }
+"""
+
+
+@pytest.mark.parametrize("name, constant", [("wide", "width"), ("tall", "height"), ("loud", "gain"), ("plain", None)])
+def test_a_kernel_needs_only_the_constants_that_it_reads(name: str, constant: str | None) -> None:
+    lib = torch_foundry.compile_shader(USES)
+    y = torch.full((2,), 1.5)
+    if constant is None:
+        lib.plain(y)
+        assert y.tolist() == [1.0, 1.0]
+        return
+    others = {"width": 3, "height": 5, "gain": 0.25}
+    value = others.pop(constant)
+    with pytest.raises(ValueError, match=rf"{name}: function constants without a value: {constant} \("):
+        getattr(lib, name)(y, constants=others)
+    getattr(lib, name)(y, constants={constant: value})
+    assert y.tolist() == [{"width": 12.0, "height": 5.0, "gain": 0.75}[constant]] * 2

@@ -1,0 +1,91 @@
+"""Which function constants a kernel reads, by name, directly or through what it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from .lexer import Tokens
+from .model import FunctionConstant, Kernel, Translation
+
+_NOT_NAMES = frozenset({"decltype", "static_assert", "alignas", "sizeof", "__attribute__", "operator"})
+
+
+def constants_used(translation: Translation, kernel: Kernel) -> list[FunctionConstant]:
+    """The function constants that `kernel` may read.
+
+    As Metal asks a value only for those that a pipeline's function uses. Names are followed without regard to scopes
+    and overloads, so the answer may hold one too many, never one too few.
+    """
+    references = _references(translation.source)
+    reached: set[str] = set()
+    open_names = [kernel.entry.partition("<")[0].rpartition("::")[2]]
+    while open_names:
+        name = open_names.pop()
+        if name not in reached:
+            reached.add(name)
+            open_names += references.get(name, ())
+    return [constant for constant in translation.function_constants if constant.name in reached]
+
+
+@lru_cache(maxsize=8)
+def _references(source: str) -> dict[str, set[str]]:
+    """For each name declared at namespace scope, all names in its declarations."""
+    tokens = Tokens(source)
+    references: dict[str, set[str]] = {}
+    for declared, lo, hi in _declarations(tokens):
+        names = {tokens.text[i] for i in range(lo, hi) if tokens.kind[i] == "id"}
+        for name in declared:
+            references.setdefault(name, set()).update(names)
+    return references
+
+
+def _declarations(tokens: Tokens) -> Iterator[tuple[set[str], int, int]]:
+    """Declarations at namespace scope: names, first token, one past the last."""
+    begin = i = 0
+    declared: set[str] = set()
+    initialiser = False  # what stands after "=" declares nothing
+    while i < len(tokens):
+        text = tokens.text[i]
+        following = tokens.text[i + 1] if i + 1 < len(tokens) else ""
+        end = False
+        if text == "namespace" or (text == "extern" and following.startswith('"')):
+            while i < len(tokens) and tokens.text[i] not in ("{", ";"):
+                i += 1
+            begin = i + 1
+        elif text == "template" and following == "<":
+            i = _after_angles(tokens, i + 1) - 1
+        elif text in ("(", "["):
+            i = tokens.match[i]
+        elif text == "{":
+            i = tokens.match[i]
+            end = i + 1 >= len(tokens) or tokens.text[i + 1] not in (";", ",")  # a function's body ends it
+        elif text in (";", "}"):  # "}": of a namespace
+            end = True
+        elif text in ("=", ","):
+            initialiser = text == "="
+        elif (
+            tokens.kind[i] == "id"
+            and not initialiser
+            and text not in _NOT_NAMES
+            and following in ("(", "=", ";", "[", "{", ":")
+        ):
+            declared.add(text)
+        i += 1
+        if end:
+            yield declared, begin, i
+            begin, declared, initialiser = i, set(), False
+
+
+def _after_angles(tokens: Tokens, i: int) -> int:
+    """One past the ">" that closes the "<" at `i`."""
+    depth = 0
+    while i < len(tokens):
+        text = tokens.text[i]
+        if text in ("(", "[", "{"):
+            i = tokens.match[i]
+        depth += {"<": 1, ">": -1, ">>": -2}.get(text, 0)
+        i += 1
+        if depth <= 0:
+            break
+    return i
