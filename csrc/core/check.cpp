@@ -105,22 +105,10 @@ Check& Check::like(const at::Tensor& other) {
   return device(other);
 }
 
-Check& Check::aligned(int64_t bytes) {
-  const int64_t offset = tensor_.storage_offset() * static_cast<int64_t>(tensor_.itemsize());
-  TORCH_CHECK(offset % bytes == 0, name_, ": expected a storage offset of a multiple of ", bytes, " bytes, got ",
-              offset);
-  return *this;
-}
-
 Check& Check::disjoint(const char* other_name, const at::Tensor& other) {
   const bool shared = tensor_.numel() && other.numel() && tensor_.is_alias_of(other) &&
                       at::get_overlap_status(tensor_, other) != at::MemOverlapStatus::No;
   TORCH_CHECK(!shared, name_, ": expected memory of its own, but it overlaps ", other_name);
-  return *this;
-}
-
-Check& Check::not_empty() {
-  TORCH_CHECK(tensor_.numel() > 0, name_, ": expected at least one element, got ", sizes(tensor_));
   return *this;
 }
 

@@ -49,9 +49,7 @@ public:
   Check& dtype(std::initializer_list<at::ScalarType> allowed);
   Check& device(const at::Tensor& other);
   Check& like(const at::Tensor& other);                             // same dtype and device
-  Check& aligned(int64_t bytes);                                    // data pointer
   Check& disjoint(const char* other_name, const at::Tensor& other); // no shared memory
-  Check& not_empty();
 
 private:
   const char* name_;

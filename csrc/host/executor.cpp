@@ -20,13 +20,6 @@ struct Runtime {
   uint32_t abi;
 };
 
-struct Settings {
-  int lane_order = 0;
-  int64_t seed = 0;
-  int threads = 0;
-  int strict = 1;
-};
-
 void* open_library(const std::string& path, int flags) {
   void* library = dlopen(path.c_str(), RTLD_NOW | flags);
   TORCH_CHECK(library, "torch_foundry: cannot load ", path, ": ", dlerror());
@@ -67,10 +60,10 @@ public:
 
   void launch(Pipeline& pipeline, const LaunchRecord& record) override {
     auto& host = static_cast<HostPipeline&>(pipeline);
-    void* buffers[kMaxBuffers];
-    uint64_t bytes[kMaxBuffers];
-    TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.kernel.entry(), ": ", record.bindings.size(),
-                " buffers, but Metal has ", kMaxBuffers);
+    void* buffers[MSL_MAX_BUFFERS];
+    uint64_t bytes[MSL_MAX_BUFFERS];
+    TORCH_CHECK(record.bindings.size() <= MSL_MAX_BUFFERS, pipeline.kernel.entry(), ": ", record.bindings.size(),
+                " buffers, but Metal has ", MSL_MAX_BUFFERS);
     for (size_t i = 0; i < record.bindings.size(); i++) {
       const Binding& b = record.bindings[i];
       buffers[i] = b.tensor ? b.tensor->data_ptr() : const_cast<void*>(b.bytes);
@@ -94,14 +87,11 @@ public:
 
   void set_toolchain(Toolchain toolchain) { toolchain_ = std::move(toolchain); }
 
-  void configure(Settings settings) {
-    settings_ = settings;
-    runtime().configure(settings.lane_order, static_cast<uint64_t>(settings.seed), settings.threads, settings.strict);
+  void configure(int lane_order, uint64_t seed, int threads, int strict) {
+    runtime().configure(lane_order, seed, threads, strict);
   }
 
 private:
-  static constexpr size_t kMaxBuffers = 31;
-
   const Runtime& runtime() {
     std::call_once(loaded_, [this] {
       TORCH_CHECK(!toolchain_.compiler.empty(), "torch_foundry: import torch_foundry before using its ops");
@@ -117,7 +107,6 @@ private:
   }
 
   Toolchain toolchain_;
-  Settings settings_;
   std::once_flag loaded_;
   Runtime runtime_{};
 };
@@ -141,7 +130,7 @@ void host_setup(std::string compiler, std::string identity, std::string include_
 }
 
 void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool strict) {
-  instance().configure({static_cast<int>(lane_order), seed, static_cast<int>(threads), strict});
+  instance().configure(static_cast<int>(lane_order), static_cast<uint64_t>(seed), static_cast<int>(threads), strict);
 }
 
 } // namespace

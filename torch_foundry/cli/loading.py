@@ -43,7 +43,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, args.dtype), local_files_only=True, output_loading_info=False
+            directory, dtype=getattr(torch, args.dtype), local_files_only=True
         )
         return model.to(device).eval(), tokenizer
     except Exception as error:  # whatever a broken directory makes transformers, tokenizers or safetensors raise
