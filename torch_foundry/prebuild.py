@@ -1,4 +1,4 @@
-"""Compiles, side by side, the kernels that common models use, so that a first token waits for none. Run by setup.py.
+"""The kernels that common models use: compiled side by side by setup.py, so that a first token waits for none.
 
 The list is what the demo model and the Llama and Qwen families launch: each op is called once per variant on tensors
 of a few elements, which compiles exactly the kernels that a model would ask for.
@@ -18,59 +18,83 @@ from torch_foundry import _ext, ops
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128)
 PACKED = ("q8_0", "q4_0")
+Device = torch.device | str
 
 
-def _attention(dtype: torch.dtype, head_dim: int, length: int) -> None:
-    cache = torch.zeros(1, 1, 64, head_dim, dtype=dtype)
-    ops.attention(torch.zeros(1, 2, length, head_dim, dtype=dtype), cache, cache.clone(), 48, scale=1.0)
+def _attention(device: Device, dtype: torch.dtype, head_dim: int, length: int) -> None:
+    cache = torch.zeros(1, 1, 64, head_dim, dtype=dtype, device=device)
+    q = torch.zeros(1, 2, length, head_dim, dtype=dtype, device=device)
+    ops.attention(q, cache, cache.clone(), 48, scale=1.0)
 
 
-def _rope(dtype: torch.dtype, angle: torch.dtype) -> None:
-    q, k = torch.zeros(1, 1, 128, dtype=dtype), torch.zeros(1, 1, 64, dtype=dtype)
-    cos = torch.ones(1, 1, 64, dtype=angle)
-    k_cache = torch.zeros(1, 1, 8, 64, dtype=dtype)
+def _rope(device: Device, dtype: torch.dtype) -> None:
+    q = torch.zeros(1, 1, 128, dtype=dtype, device=device)
+    k, cos = q[..., :64], torch.ones(1, 1, 64, dtype=dtype, device=device)
+    k_cache = torch.zeros(1, 1, 8, 64, dtype=dtype, device=device)
     ops.rope_and_cache(q, k, k.clone(), cos, cos.clone(), k_cache, k_cache.clone(), 0, head_dim=64)
 
 
-def _packed(rows: int, name: str) -> torch.Tensor:
+def _weight(device: Device, dtype: torch.dtype, name: str | None) -> torch.Tensor:
     from torch_foundry import quant
 
-    return quant.quantize(torch.zeros(rows, 256), name)
+    weight = torch.zeros(32, 256)
+    return (quant.quantize(weight, name) if name else weight.to(dtype)).to(device)
 
 
-def _linear(dtype: torch.dtype, rows: int, name: str | None) -> None:
-    weight = _packed(32, name) if name else torch.zeros(32, 256, dtype=dtype)
-    ops.linear(torch.zeros(rows, 256, dtype=dtype), weight, format=name)
+def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None) -> None:
+    ops.linear(torch.zeros(rows, 256, dtype=dtype, device=device), _weight(device, dtype, name), format=name)
 
 
-def _embedding(dtype: torch.dtype, name: str | None) -> None:
-    weight = _packed(32, name) if name else torch.zeros(32, 256, dtype=dtype)
-    ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
+def _embedding(device: Device, dtype: torch.dtype, name: str | None) -> None:
+    ids = torch.zeros(1, dtype=torch.int64, device=device)
+    ops.embedding(ids, _weight(device, dtype, name), format=name, dtype=dtype)
 
 
-def _calls() -> Iterator[Callable[[], object]]:
+def _norm(device: Device, dtype: torch.dtype, kind: str) -> None:
+    x, w = torch.zeros(1, 64, dtype=dtype, device=device), torch.ones(64, dtype=dtype, device=device)
+    ops.rms_norm(x, w, 1e-6, kind=kind)
+
+
+def _add_norm(device: Device, dtype: torch.dtype) -> None:
+    x, w = torch.zeros(1, 64, dtype=dtype, device=device), torch.ones(64, dtype=dtype, device=device)
+    ops.add_rms_norm(x, x.clone(), w, 1e-6)
+
+
+def _glu(device: Device, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 64, dtype=dtype, device=device)
+    ops.glu(x, x.clone(), "silu")
+
+
+def _argmax(device: Device, dtype: torch.dtype) -> None:
+    ops.argmax(torch.zeros(1, 64, dtype=dtype, device=device))
+
+
+def calls(device: Device = "cpu") -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and call of every variant; a call compiles the kernels of one on `device`, if need be, and launches them."""
     for dtype in DTYPES:
-        x, w = torch.zeros(1, 64, dtype=dtype), torch.ones(64, dtype=dtype)
-        yield partial(ops.rms_norm, x, w, 1e-6)
-        yield partial(ops.rms_norm, x, w, 1e-6, kind="gemma")
-        yield partial(ops.add_rms_norm, x, x.clone(), w, 1e-6)
-        yield partial(ops.glu, x, x.clone(), "silu")
-        yield partial(ops.argmax, x)
-        yield partial(_rope, dtype, dtype)
+        short = str(dtype).removeprefix("torch.")
+        for kind in ("llama", "gemma"):
+            yield f"rms_norm {kind} {short}", partial(_norm, device, dtype, kind)
+        yield f"add_rms_norm {short}", partial(_add_norm, device, dtype)
+        yield f"glu silu {short}", partial(_glu, device, dtype)
+        yield f"argmax {short}", partial(_argmax, device, dtype)
+        yield f"rope_and_cache {short}", partial(_rope, device, dtype)
         for head_dim in HEAD_DIMS:
             for length in (1, 16):
-                yield partial(_attention, dtype, head_dim, length)
-        for name in (None, *PACKED):
+                name = f"attention head_dim {head_dim}, {length} queries, {short}"
+                yield name, partial(_attention, device, dtype, head_dim, length)
+        for packed in (None, *PACKED):
+            weights = packed or short
             for rows in (1, 2, 4, 8, 32):
-                yield partial(_linear, dtype, rows, name)
-            yield partial(_embedding, dtype, name)
+                yield f"linear {weights}, {rows} rows of {short}", partial(_linear, device, dtype, rows, packed)
+            yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
 
 
 def main() -> None:
     """Fill the package's own kernel cache."""
     _ext.setup_host(cache=_ext.BUILT / "kernels")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for job in [pool.submit(call) for call in _calls()]:
+        for job in [pool.submit(call) for _, call in calls()]:
             job.result()
 
 
