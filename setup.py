@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from setuptools import find_packages, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
-from torch_foundry import sources  # noqa: E402  (needs the path above; imports no torch)
+from torch_foundry import sources, support  # noqa: E402  (needs the path above; neither imports torch)
 
 # runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
 CXX_SOURCES = ["csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/host/executor.cpp", "csrc/host/toolchain.cpp"]
@@ -24,6 +25,7 @@ class Build(BuildExtension):
         super().run()
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
+        support.record_torch(package / "_built", torch.__version__)
         subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torch_foundry import sources
+from torch_foundry import sources, support
 
 PACKAGE = Path(__file__).parent
 BUILT = PACKAGE / "_built"
@@ -94,11 +94,11 @@ def setup_host(cache: Path | None = None) -> None:
 
 
 def load() -> None:
-    """Load `_C` once, register the shaders and set the host executor up."""
+    """Load `_C` once, register the shaders and set the host executor up. ImportError says what is in the way."""
     library = next(iter(PACKAGE.glob("_C*.so")), None)
     if library is None:
         raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
-    torch.ops.load_library(library)
+    support.load_library(library, BUILT)
     setup_host()
     add_own_shaders()
 
