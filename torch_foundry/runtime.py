@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,6 +57,16 @@ def executor(device: torch.device | str) -> str:
     Raises RuntimeError if this build has none for it.
     """
     return str(torch.ops.torch_foundry._executor(str(device)))
+
+
+@functools.cache
+def has_executor(kind: str) -> bool:
+    """Whether this build has an executor for devices of type `kind`."""
+    try:
+        executor(kind)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What this package can run on, and one sentence for each thing that stands in the way.
 
-The sentences are functions of plain facts, so that every one can be tested anywhere. Imports no torch: setup.py uses it.
+The sentences are functions of plain facts, so that each can be tested anywhere. Imports no torch: setup.py uses it.
 """
 
 from __future__ import annotations

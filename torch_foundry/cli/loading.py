@@ -36,7 +36,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    device = _device(args.device)
+    device = find_device(args.device)
     transformers.logging.set_verbosity_error()
     if args.model is None:
         transformers.utils.logging.disable_progress_bar()  # a blink
@@ -80,16 +80,17 @@ def _check_directory(directory: Path) -> None:
         raise UserError(f"{directory}: no weights in it (*.safetensors)")
 
 
-def _device(name: str) -> Any:
+def find_device(name: str) -> Any:
+    """The torch device called `name`, on which kernels can run; UserError otherwise."""
     import torch
 
-    from torch_foundry import executor
+    from torch_foundry import runtime, support
 
     try:
         device = torch.device(name)
+        support.require_device(device, runtime.has_executor(device.type))
         torch.empty(0, device=device)
-        executor(device)
-    except Exception as error:  # an unknown name, a backend that this torch lacks, a device without an executor
+    except Exception as error:  # an unknown name, a device without an executor, an index that does not exist
         raise UserError(f"--device {name}: {_first_line(error)}") from error
     return device
 

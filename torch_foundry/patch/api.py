@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from torch_foundry import runtime, support
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
@@ -34,8 +35,12 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
 
     quantize: "q8_0", or another format of `torch_foundry.quant.FORMATS`: first pack the weights of the decoder layers,
         of the embeddings and of the output layer. That changes results, and stays after `unpatch`.
+
+    RuntimeError says why if this build can't run kernels on the model's device. A model on the meta device may be
+    patched (its weights can be loaded later), but not quantized.
     """
     _check_version()
+    _check_device(model, quantize)
     state = _state_of(model) or ModelState()
     plans, left = _plan_layers(model, state)
     if quantize is not None:
@@ -113,6 +118,17 @@ def _check_version() -> None:
             f"torch_foundry was tested with transformers up to {last[0]}.{last[1]}, this is {transformers.__version__}",
             stacklevel=3,
         )
+
+
+def _check_device(model: nn.Module, quantize: str | None) -> None:
+    """Refuse a model that has no weight where a kernel could run."""
+    kinds = dict.fromkeys(p.device.type for p in model.parameters())
+    if "meta" in kinds and quantize is not None:
+        raise RuntimeError(f"cannot quantize {type(model).__name__}: {support.device_problem('meta', False)}")
+    problems = {k: support.device_problem(k, runtime.has_executor(k)) for k in kinds if k != "meta"}
+    if problems and all(problems.values()):
+        kind, problem = next(iter(problems.items()))
+        raise RuntimeError(f"cannot patch {type(model).__name__} on {kind}: {problem}")
 
 
 def _state_of(model: nn.Module) -> ModelState | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,23 +9,13 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from transformers.utils import output_capturing
 
-from torch_foundry import runtime
 from torch_foundry.nn.packing import KERNEL_DTYPES
+from torch_foundry.runtime import has_executor
 
 # transformers' own recorders, installed for good by the first output_hidden_states=True
 RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
 # implementations whose masks are 4D tensors, or None for "causal"
 ATTENTION = frozenset({"sdpa", "eager"})
-
-
-@functools.cache
-def has_executor(kind: str) -> bool:
-    """Whether kernels run on devices of this kind."""
-    try:
-        runtime.executor(kind)
-    except RuntimeError:
-        return False
-    return True
 
 
 def tensor_reason(x: torch.Tensor) -> str | None:
