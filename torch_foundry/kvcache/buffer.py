@@ -18,12 +18,13 @@ class GrowingBuffer:
     bounded number of times.
     """
 
-    __slots__ = ("data", "first", "length")
+    __slots__ = ("appended", "data", "first", "length")
 
     def __init__(self) -> None:
         self.data: torch.Tensor | None = None
         self.first = 0
         self.length = 0
+        self.appended = 0  # tokens, ever
 
     @property
     def capacity(self) -> int:
@@ -103,14 +104,33 @@ class GrowingBuffer:
             stored = self.view()
             assert stored is not None
             self.set(torch.cat([stored, states], dim=2))
+            self.appended += states.shape[2]
             return
         if recorded:
             self.set(states)
+            self.appended += states.shape[2]
             return
         self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)
         assert self.data is not None
         self.data.narrow(2, self.first + self.length, states.shape[2]).copy_(states)
-        self.length += states.shape[2]
+        self.extend(states.shape[2])
+
+    def extend(self, tokens: int) -> None:
+        """Count `tokens` that were written behind what is there."""
+        self.length += tokens
+        self.appended += tokens
+
+    def rewind(self, appended: int, length: int) -> None:
+        """Back to what was stored when `appended` and `length` were these; valid while nothing else was assigned.
+
+        Appending never writes over what is stored, and forgetting only moves the window: the tokens are still there.
+        """
+        if length == 0:
+            self.set(None)
+        elif self.data is not None:
+            self.first = self.first + self.length - (self.appended - appended) - length
+            self.length = length
+        self.appended = appended
 
     def keep_last(self, tokens: int) -> None:
         """Forget all but the last `tokens`."""

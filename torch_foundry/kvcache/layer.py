@@ -103,6 +103,18 @@ class _Buffered(DynamicLayer):
         """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
         raise NotImplementedError
 
+    def mark(self) -> tuple[int, ...]:
+        """What `rewind` needs to undo whatever is appended from now on."""
+        keys, values = self._keys, self._values
+        return self.is_initialized, keys.appended, keys.length, values.appended, values.length
+
+    def rewind(self, mark: tuple[int, ...]) -> None:
+        """Back to what was stored at `mark()`."""
+        initialized, keys_appended, keys, values_appended, values = mark
+        self._keys.rewind(keys_appended, keys)
+        self._values.rewind(values_appended, values)
+        self.is_initialized = bool(initialized)
+
     def get_seq_length(self) -> int:
         """Number of tokens seen."""
         return self._keys.length
@@ -164,8 +176,8 @@ class FoundryLayer(_Buffered):
     def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """See the base class. Hands out whole buffers: the first token is at position 0 of them."""
         keys, values = self._keys, self._values
-        keys.length += tokens
-        values.length += tokens
+        keys.extend(tokens)
+        values.extend(tokens)
         assert keys.data is not None and values.data is not None
         if keys.first:
             return keys.last(keys.length), values.last(keys.length), keys.length
@@ -207,8 +219,8 @@ class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
 
     def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """See the base class."""
-        self._keys.length += tokens
-        self._values.length += tokens
+        self._keys.extend(tokens)
+        self._values.extend(tokens)
         keys, values = self._advanced(tokens)
         return keys, values, keys.shape[2]
 
@@ -220,6 +232,15 @@ class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
             self._keys.keep_last(window)
             self._values.keep_last(window)
         return visible
+
+    def mark(self) -> tuple[int, ...]:
+        """See the base class."""
+        return (*super().mark(), self.cumulative_length)
+
+    def rewind(self, mark: tuple[int, ...]) -> None:
+        """See the base class."""
+        *stored, self.cumulative_length = mark
+        super().rewind(tuple(stored))
 
     def visible(self, tokens: int) -> int:
         """How many keys a step of `tokens` queries attends to."""

@@ -11,6 +11,7 @@ from torch_foundry import ops
 from torch_foundry.kvcache.adopt import ForeignCache, adopt
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
+from torch_foundry.patch.memory import Described, explain, is_out_of_memory
 from torch_foundry.patch.spec import Unsupported, build_spec
 from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
@@ -80,12 +81,18 @@ class LayerMixin(FoundryModule):
         try:
             if plan.__class__ is not LayerPlan:
                 plan = self._make_plan()
-            slot = check(plan, self.training, hidden_states, args, kwargs)
+            slot, keys = check(plan, self.training, hidden_states, args, kwargs)
         except Blocked as blocked:
             plan.fell_back(self._foundry_base.__name__, str(blocked))
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
-        return run(plan, hidden_states, kwargs.get("attention_mask"), kwargs.get("position_embeddings"), slot)
+        try:
+            return run(plan, hidden_states, kwargs.get("attention_mask"), kwargs.get("position_embeddings"), slot)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
+                explain(error, name, tensors(plan, hidden_states, keys))
+            raise
 
     def _make_plan(self: Any) -> LayerPlan:
         try:
@@ -99,8 +106,9 @@ class LayerMixin(FoundryModule):
 
 def check(
     plan: LayerPlan, training: bool, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> CacheLayer | None:
-    """The cache layer to write to (None: no cache). Raises Blocked if stock code has to run."""
+) -> tuple[CacheLayer | None, int]:
+    """The cache layer to write to (None: no cache) and the number of keys to attend to. Raises Blocked if stock code
+    has to run."""
     if training:
         raise Blocked("training")
     if args:
@@ -132,7 +140,7 @@ def check(
         keys = slot.visible(queries)
     if mask is not None and (reason := mask_reason(mask, dtype, batch, spec.n_heads, queries, keys)):
         raise Blocked(reason)
-    return slot
+    return slot, keys
 
 
 def run(
@@ -147,6 +155,14 @@ def run(
     gate_up = [linear(h) for linear in plan.gate_up]
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
     return project(plan.down, ops.glu(gate, up, spec.activation), x, plan.post_ffn, spec.residual_scale)
+
+
+def tensors(plan: LayerPlan, x: torch.Tensor, keys: int) -> dict[str, Described]:
+    """The tensors of a layer that grow with the prompt, by name."""
+    spec, (batch, queries, hidden) = plan.spec, x.shape
+    cache = ([batch, spec.n_kv_heads, keys, spec.head_dim], x.dtype)
+    shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * plan.config.intermediate_size]}
+    return {name: (shape, x.dtype) for name, shape in shapes.items()} | {"keys": cache, "values": cache}
 
 
 def project(linear: Linear, h: torch.Tensor, x: torch.Tensor, post_norm: Norm | None, scale: float) -> torch.Tensor:

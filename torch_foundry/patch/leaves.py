@@ -14,6 +14,7 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.patch.families import SCALED_EMBEDDINGS, class_key
 from torch_foundry.patch.guard import device_reason, tensor_reason
+from torch_foundry.patch.memory import Described, described, explain, is_out_of_memory
 from torch_foundry.patch.spec import norm_kind
 from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule, base_class
@@ -48,6 +49,7 @@ class LeafMixin(FoundryModule):
     """`forward` of a swapped leaf: `_fused` unless it raises Blocked."""
 
     plan_class: Callable[[Any, ModelState], Plan]
+    weight: Any
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The fused op, or stock code."""
@@ -63,11 +65,18 @@ class LeafMixin(FoundryModule):
         except Blocked as blocked:
             plan.fell_back(self._foundry_base.__name__, str(blocked))
             return super().forward(input)  # type: ignore[misc]
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                explain(error, self._foundry_base.__name__, self._tensors(input, self.weight))
+            raise
         plan.fused += 1
         return result
 
     def _fused(self, plan: Any, input: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return {"input": described(input), "weight": described(weight)}
 
 
 class LinearPlan(Plan):
@@ -90,6 +99,9 @@ class LinearMixin(LeafMixin):
             raise Blocked(reason)
         check_weights(plan.linear.parameters, input.dtype, input)
         return plan.linear(input.contiguous())
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input, weight) | {"result": ([*input.shape[:-1], weight.shape[0]], input.dtype)}
 
 
 class NormPlan(Plan):
@@ -152,3 +164,6 @@ class EmbeddingMixin(LeafMixin):
             raise Blocked("ids are on another device")
         check_weights(plan.parameters, weight.dtype, None)
         return ops.embedding(input.contiguous(), weight, scale=plan.scale())
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input, weight) | {"result": ([*input.shape, weight.shape[1]], weight.dtype)}

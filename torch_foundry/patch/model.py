@@ -7,13 +7,32 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicCache
 
+from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
 from torch_foundry.patch.swap import FoundryModule
 
 
 class ModelMixin(FoundryModule):
     """Methods of a swapped `PreTrainedModel`, usually an `...ForCausalLM`."""
+
+    # not `forward`, whose signature transformers reads
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; but a call that fails half way leaves a cache that was passed in as it was."""
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        cache = kwargs.get("past_key_values")
+        undo = Undo(cache) if type(cache) is DynamicCache else None
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        except BaseException as error:  # an interrupt too
+            undone = undo is not None and undo.run()
+            if is_out_of_memory(error):
+                explain(error, self._foundry_base.__name__, _tensors(self, args, kwargs))
+                conclude(error, cache.get_seq_length() if undone else None)  # type: ignore[union-attr]
+            raise
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # .to(device) copies buffers one by one; a packed weight that two modules share has to stay one
@@ -41,6 +60,18 @@ class ModelMixin(FoundryModule):
         if self._foundry.state.quantized and kwargs.get("state_dict") is None:
             kwargs["state_dict"] = dense_state_dict(self)  # type: ignore[arg-type]
         return super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+
+
+def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Described]:
+    """The large tensors of a forward pass of a whole model, by name."""
+    given = {"input_ids": args[0], **kwargs} if args else kwargs
+    tensors = {n: described(given[n]) for n in ("input_ids", "inputs_embeds") if isinstance(given.get(n), torch.Tensor)}
+    if tensors and model.get_output_embeddings() is not None:
+        (batch, tokens, *_), _ = next(iter(tensors.values()))
+        keep = kwargs.get("logits_to_keep")
+        rows = keep if isinstance(keep, int) and keep else tokens
+        tensors["logits"] = ([batch, rows, model.config.get_text_config().vocab_size], model.dtype)
+    return tensors
 
 
 def shared_packed(model: nn.Module) -> list[list[nn.Module]]:

@@ -1,0 +1,55 @@
+"""Undoing a forward pass that did not come to its end: without it, some layers hold tokens that others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+
+
+class Undo:
+    """The lengths of a `DynamicCache` as they were; `run()` brings them back.
+
+    Holds no tensors, so memory that a growing cache gives up is free at once.
+    """
+
+    __slots__ = ("_cache", "_marks")
+
+    def __init__(self, cache: DynamicCache) -> None:
+        self._cache = cache
+        self._marks = [(layer, _mark(layer)) for layer in cache.layers]
+
+    def run(self) -> bool:
+        """Forget what was appended since. False, and nothing is changed, if a layer of a foreign kind cannot."""
+        layers = self._cache.layers
+        changed = [(i, layer, mark) for i, (layer, mark) in enumerate(self._marks) if mark is not None]
+        stuck = any(mark is None and layer is layers[i] for i, (layer, mark) in enumerate(self._marks))
+        if stuck:
+            return False
+        for i, layer, mark in changed:
+            if layer is layers[i]:
+                _rewind(layer, mark)
+        for i, (layer, _) in enumerate(self._marks):
+            layers[i] = layer  # what was adopted is as it was: adopting copies
+        del layers[len(self._marks) :]
+        return True
+
+
+def _mark(layer: Any) -> Any:
+    """What `_rewind` needs; None for a layer that forgets tokens as it gets new ones, or is not known."""
+    if type(layer) is FoundryLayer or type(layer) is FoundrySlidingLayer:
+        return layer.mark()
+    if type(layer) is DynamicLayer or not getattr(layer, "is_initialized", True):
+        return layer.get_seq_length()
+    return None
+
+
+def _rewind(layer: Any, mark: Any) -> None:
+    if isinstance(layer, FoundryLayer | FoundrySlidingLayer):
+        layer.rewind(mark)
+    elif mark == 0:
+        layer.reset()
+    elif layer.get_seq_length() > mark:
+        layer.keys, layer.values = layer.keys[..., :mark, :], layer.values[..., :mark, :]
