@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {"compare", "patch", "runtime", "shader"},
     "compare": MODELS | {"patch"},
+    "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "shader", "support"},
 }
 
 

@@ -12,6 +12,7 @@ from kit import BF16, F16, F32, Fault
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 CHUNK = 4096  # argmax_chunk of shaders/argmax.h
 
@@ -45,16 +46,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return case.rows * case.n, case.rows * (case.n * dtype.itemsize + 8)
 
 
-def first_largest(logits: torch.Tensor) -> torch.Tensor:
-    """The definition, without argmax: lowest index of the maximum, where NaN is the maximum."""
-    top = torch.where(logits.isnan(), torch.inf, logits.double())
-    wins = torch.where(logits.isnan().any(-1, keepdim=True), logits.isnan(), top == top.amax(-1, keepdim=True))
-    index = torch.arange(logits.shape[-1]).expand_as(logits)
-    return torch.where(wins, index, logits.shape[-1]).amin(-1)
-
-
-def check(given: dict[str, Any]) -> None:
-    kit.assert_equal(ops.argmax(**given), first_largest(**given))
+check = opchecks.argmax
 
 
 def check_logits(logits: torch.Tensor) -> None:

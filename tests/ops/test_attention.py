@@ -8,11 +8,12 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, U32, UNIT
+from kit import BF16, F16, F32
 from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 DECODE = 16  # attention_decode_max_queries of shaders/attention.h
 
@@ -139,28 +140,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 4 * c.batch * c.heads * c.head_dim * pairs, 2 * (q + kv) * dtype.itemsize
 
 
-def finite(given: dict[str, Any]) -> dict[str, Any]:
-    """With zeros for what no query may read, as plain torch multiplies it by zero."""
-    return {**given, "k_cache": given["k_cache"].nan_to_num(0.0), "v_cache": given["v_cache"].nan_to_num(0.0)}
-
-
-def bound(given: dict[str, Any], truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """A score's rounding errors shift its weight by as much, relatively; then K sums of weight times value."""
-    sizes = {**given, "q": given["q"].abs(), "k_cache": given["k_cache"].abs(), "v_cache": given["v_cache"].abs()}
-    group = sizes["q"].shape[1] // sizes["k_cache"].shape[1]
-    k = sizes["k_cache"][:, :, : given["kv_len"]].repeat_interleave(group, 1)
-    products = (sizes["q"] @ k.transpose(2, 3)).amax(-1).transpose(1, 2) * given["scale"]  # [B, L, H]
-    score_error = U32 * (4 * sizes["q"].shape[-1] ** 0.5 + 8) * products.repeat_interleave(sizes["q"].shape[-1], -1)
-    values = plain.attention(**{**given, "v_cache": sizes["v_cache"]})  # sum of p |v|
-    sums = U32 * (16 + 4 * given["kv_len"] ** 0.5)
-    return UNIT[dtype] * truth.abs() + (2 * score_error + sums) * values
-
-
-def check(given: dict[str, Any]) -> None:
-    wide = kit.double(finite(given))
-    truth, got, stock = plain.attention(**wide), ops.attention(**given), plain.attention(**finite(given))
-    kit.assert_norm(got, truth, stock)
-    kit.assert_bound(got, truth, bound(wide, truth, got.dtype))
+check = opchecks.attention
 
 
 @kit.cases(*CASES)
@@ -264,7 +244,7 @@ def test_nan_is_not_hidden() -> None:
 
 
 def test_opcheck() -> None:
-    given = finite(inputs(Case(queries=2, head_dim=32, kv_len=20), F32))
+    given = opchecks.finite(inputs(Case(queries=2, head_dim=32, kv_len=20), F32))
     kit.opcheck("attention", *given.values())
 
 

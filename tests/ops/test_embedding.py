@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
 
@@ -60,9 +61,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return case.tokens * case.hidden, case.tokens * (row_bytes + case.hidden * dtype.itemsize + 8)
 
 
-def check(given: dict[str, Any]) -> None:
-    """Both roundings are those of torch, so every bit is."""
-    kit.assert_equal(ops.embedding(**given), plain.embedding(**given))
+check = opchecks.embedding  # bit for bit
 
 
 @kit.cases(*CASES)

@@ -8,11 +8,11 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, U32, UNIT, Fault
-from torch import Tensor
+from kit import BF16, F16, F32, Fault
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 6 * case.rows * case.n, 3 * case.rows * case.n * dtype.itemsize
 
 
-def bound(truth: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp's argument carries relative roundings, which it multiplies by the argument; Phi's fit adds 3e-7."""
-    argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
-    return (UNIT[dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()
-
-
-def check(given: dict[str, Any]) -> None:
-    wide = kit.double(given)
-    truth, got = plain.glu(**wide), ops.glu(**given)
-    kit.assert_norm(got, truth, plain.glu(**given))
-    kit.assert_bound(got, truth, bound(truth, wide["gate"], got.dtype))
+check = opchecks.glu
 
 
 @kit.cases(*CASES)

@@ -10,11 +10,12 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, U32, UNIT
+from kit import BF16, F16, F32
 from torch import Tensor
 
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 ROOT = Path(__file__).parents[2]
 PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
@@ -106,26 +107,8 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 2 * case.m * case.n * case.k, case.n * row_bytes + others * dtype.itemsize
 
 
-def dense_of(given: dict[str, Any]) -> Tensor:
-    """The weights that `given` stands for, in float64."""
-    weight, name = given["weight"], given["format"]
-    return (weight if name is None else quant.dequantize(weight, name)).double()
-
-
-def bound(given: dict[str, Any], truth: Tensor) -> Tensor:
-    """One rounding to dtype; about sqrt(k) of f32 in the sum; a few in the epilogue, whose slope is below 1.13."""
-    x, weight, scale = given["x"].double(), dense_of(given), abs(given["scale"])
-    terms = x.abs() @ weight.abs().T
-    sums = x @ weight.T + (0.0 if given["bias"] is None else given["bias"].double())
-    residual = 0.0 if given["residual"] is None else given["residual"].double().abs()
-    accumulated = (4 * x.shape[-1] ** 0.5 * terms + 12 * sums.abs()) * U32
-    return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + 1.13 * scale * accumulated + 2 * U32 * residual)
-
-
-def check(given: dict[str, Any]) -> None:
-    truth, stock, got = plain.linear(**kit.double(given)), plain.linear(**given), ops.linear(**given)
-    kit.assert_norm(got, truth, stock)
-    kit.assert_bound(got, truth, bound(given, truth))
+check = opchecks.linear
+dense_of = opchecks.dense_of
 
 
 @kit.cases(*CASES)

@@ -8,11 +8,11 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, U32, UNIT, Fault
-from torch import Tensor
+from kit import BF16, F16, F32, Fault
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 4 * case.rows * case.hidden, (2 * case.rows + 1) * case.hidden * dtype.itemsize
 
 
-def bound(truth: Tensor, dtype: torch.dtype, hidden: int, kind: str, residual: Tensor | None = None) -> Tensor:
-    """Sum of squares and its root: about sqrt(n) roundings of f32; then one or two roundings to dtype."""
-    normed = (truth if residual is None else truth - residual).abs()
-    cast = UNIT[dtype] if kind == "llama" else 0.0
-    return 1.01 * (UNIT[dtype] * truth.abs() + (cast + (8 + 2 * hidden**0.5) * U32) * normed)
-
-
-def check(given: dict[str, Any]) -> None:
-    wide = kit.double(given)
-    truth, stock, got = plain.rms_norm(**wide), plain.rms_norm(**given), ops.rms_norm(**given)
-    kit.assert_norm(got, truth, stock)
-    kit.assert_bound(got, truth, bound(truth, got.dtype, got.shape[-1], given["kind"], wide["residual"]))
+check = opchecks.rms_norm
 
 
 @kit.cases(*CASES)
@@ -89,18 +78,7 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
 def test_add_rms_norm(case: Case, dtype: torch.dtype) -> None:
     given = {**inputs(case, dtype), "scale": 0.22}
     given["residual"] = kit.normal(kit.generator(case, 1), case.rows, case.hidden, dtype=dtype)
-    wide = kit.double(given)
-    (y, h), (y_truth, h_truth), (_, h_stock) = (
-        ops.add_rms_norm(**given),
-        plain.add_rms_norm(**wide),
-        plain.add_rms_norm(**given),
-    )
-    kit.assert_norm(h, h_truth, h_stock)
-    magnitude = wide["residual"].abs() + (0.22 * wide["x"]).abs()
-    kit.assert_bound(h, h_truth, UNIT[dtype] * h_truth.abs() + 3 * U32 * magnitude)
-    # y comes from the rounded h, bit for bit
-    kit.assert_equal(y, ops.rms_norm(h, given["weight"], case.eps, kind=case.kind))
-    assert kit.relative_error(y, y_truth) < 4 * UNIT[dtype] + 1e-6
+    opchecks.add_rms_norm(given)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, U32, UNIT, Fault
+from kit import BF16, F16, F32, Fault
 from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
 
 
 @dataclass(frozen=True)
@@ -85,34 +86,8 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 3 * case.batch * case.tokens * (case.heads + case.kv_heads) * case.head_dim, moved
 
 
-def own(given: dict[str, Any]) -> dict[str, Any]:
-    """With caches of its own."""
-    return {**given, "k_cache": given["k_cache"].clone(), "v_cache": given["v_cache"].clone()}
-
-
-def magnitude(given: dict[str, Any], x: Tensor) -> Tensor:
-    """|x cos| + |y sin| for x[B, L, H*D], as [B, H, L, D]."""
-    sizes = {**kit.double(given), "q": x.double().abs()}
-    if sizes["cos"] is not None:
-        sizes["cos"], sizes["sin"] = sizes["cos"].abs(), sizes["sin"].abs()
-        half = sizes["sin"].shape[-1] // 2  # the reference subtracts in the first half
-        sizes["sin"][..., :half] *= -1
-    return plain.rope_and_cache(**own(sizes))
-
-
-def check(given: dict[str, Any]) -> None:
-    dtype, start = given["q"].dtype, given["start"]
-    mine, stock, truth = own(given), own(given), own(kit.double(given))
-    got, got_stock, expected = ops.rope_and_cache(**mine), plain.rope_and_cache(**stock), plain.rope_and_cache(**truth)
-    kit.assert_norm(got, expected, got_stock)
-    kit.assert_bound(got, expected, UNIT[dtype] * expected.abs() + 3 * U32 * magnitude(given, given["q"]))
-    new = slice(start, start + given["q"].shape[1])
-    written, written_truth = mine["k_cache"][:, :, new], truth["k_cache"][:, :, new]
-    bound = UNIT[dtype] * written_truth.abs() + 3 * U32 * magnitude(given, given["k"])
-    kit.assert_bound(written.contiguous(), written_truth, bound)
-    kit.assert_equal(mine["v_cache"], stock["v_cache"])
-    for old in (slice(0, new.start), slice(new.stop, None)):
-        kit.assert_equal(mine["k_cache"][:, :, old], given["k_cache"][:, :, old])
+own = opchecks.own
+check = opchecks.rope_and_cache
 
 
 @kit.cases(*CASES)
