@@ -46,13 +46,14 @@ def add_shaders(directory: Path) -> None:
     """Translate the `.metal` files of `directory` and put them in the place of the registered ones."""
     for shader in sorted(directory.glob("*.metal")):
         text = sources.translate_cached(shader, cache_dir() / "translated")
-        torch.ops.torch_foundry._add_source(shader.name, text)
+        torch.ops.torch_foundry._add_source(shader.name, shader.read_text(), text)
 
 
 def add_built_shaders() -> None:
     """Register the shaders in the form that setup.py gave them."""
     for path in sorted((BUILT / "translated").glob("*.metal.cpp")):
-        torch.ops.torch_foundry._add_source(path.name.removesuffix(".cpp"), path.read_text())
+        name = path.name.removesuffix(".cpp")
+        torch.ops.torch_foundry._add_source(name, (BUILT / "shaders" / name).read_text(), path.read_text())
 
 
 def add_own_shaders() -> None:

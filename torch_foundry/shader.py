@@ -69,7 +69,7 @@ class ShaderLibrary:
         self._label = f"shader:{sources.digest(translation.source.encode())[:16]}"
         self._constants = self._resolve(constants)
         self._pipelines: dict[tuple[Any, ...], int] = {}
-        torch.ops.torch_foundry._add_source(self._label, translation.source)
+        torch.ops.torch_foundry._add_source(self._label, "", translation.source)
 
     @property
     def names(self) -> list[str]:
@@ -113,8 +113,16 @@ class ShaderLibrary:
             raise ValueError(f"{kernel.name}: function constants without a value: {names}")
         key = (kernel.name, str(device), tuple(sorted(values.items())))
         if key not in self._pipelines:
+            types = {c.index: c.type for c in self._function_constants}
             self._pipelines[key] = torch.ops.torch_foundry._shader_pipeline(
-                str(device), self._label, kernel.entry, kernel.signature, list(values), list(values.values())
+                str(device),
+                self._label,
+                kernel.entry,
+                kernel.signature,
+                kernel.name,
+                list(values),
+                [types[index] for index in values],
+                list(values.values()),
             )
         return self._pipelines[key]
 

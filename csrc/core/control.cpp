@@ -18,11 +18,12 @@ std::deque<Pipeline*>& handles() {
 }
 
 int64_t shader_pipeline(const std::string& device, const std::string& file, const std::string& function,
-                        const std::string& signature, const std::vector<int64_t>& indices,
-                        const std::vector<std::string>& values) {
-  TORCH_CHECK(indices.size() == values.size(), "one value per function constant");
-  Kernel kernel{file, function, {}, {}, signature};
-  for (size_t i = 0; i < indices.size(); i++) kernel.constants.emplace_back(static_cast<int>(indices[i]), values[i]);
+                        const std::string& signature, const std::string& host_name, const std::vector<int64_t>& indices,
+                        const std::vector<std::string>& types, const std::vector<std::string>& values) {
+  TORCH_CHECK(indices.size() == values.size() && indices.size() == types.size(), "one value per function constant");
+  Kernel kernel{file, function, {}, {}, signature, host_name};
+  for (size_t i = 0; i < indices.size(); i++)
+    kernel.constants.emplace_back(static_cast<int>(indices[i]), types[i], values[i]);
   Pipeline& found = pipeline(c10::Device(device), kernel);
   std::lock_guard<std::mutex> lock(mutex);
   handles().push_back(&found);
@@ -72,10 +73,13 @@ c10::Dict<std::string, std::vector<int64_t>> counts_by_scope() {
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def("_add_source(str file, str translated) -> ()", &add_source);
+  m.def("_add_source(str file, str text, str translated) -> ()", &add_source);
   m.def("_executor(str device) -> str",
         [](const std::string& device) -> std::string { return executor(c10::Device(device)).name(); });
-  m.def("_shader_pipeline(str device, str file, str function, str signature, int[] indices, str[] values) -> int",
+  m.def("_family(str device) -> str",
+        [](const std::string& device) -> std::string { return executor(c10::Device(device)).family(); });
+  m.def("_shader_pipeline(str device, str file, str function, str signature, str host_name, int[] indices, "
+        "str[] types, str[] values) -> int",
         &shader_pipeline);
   m.def("_shader_launch(int handle, Tensor?[] buffers, bool[] inline_bytes, int[] grid, int[] group, "
         "bool grid_is_threads, int[] memory) -> ()",

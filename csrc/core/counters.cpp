@@ -16,8 +16,8 @@ std::map<std::string, Counts>& scopes() {
 }
 thread_local std::vector<std::string> stack;
 
-void add(Counts& counts, int64_t bytes, int64_t ns) {
-  counts.launches++;
+void add(Counts& counts, int64_t launches, int64_t bytes, int64_t ns) {
+  counts.launches += launches;
   counts.bytes += bytes;
   counts.host_ns += ns;
 }
@@ -28,8 +28,8 @@ CountedLaunch::~CountedLaunch() {
   const auto elapsed = std::chrono::steady_clock::now() - start_;
   const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
   std::lock_guard<std::mutex> lock(mutex);
-  add(total, bytes_, ns);
-  for (const std::string& name : stack) add(scopes()[name], bytes_, ns);
+  add(total, launches_, bytes_, ns);
+  for (const std::string& name : stack) add(scopes()[name], launches_, bytes_, ns);
 }
 
 void push_scope(const std::string& name) { stack.push_back(stack.empty() ? name : stack.back() + "." + name); }

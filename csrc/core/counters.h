@@ -14,14 +14,16 @@ struct Counts {
   int64_t host_ns = 0; // spent in launching; on the host executor that includes running
 };
 
-// Counts one launch, with the time until it goes out of scope.
+// Counts one launch (or a tape's), with the time until it goes out of scope.
 class CountedLaunch {
 public:
-  explicit CountedLaunch(int64_t bytes) : bytes_(bytes), start_(std::chrono::steady_clock::now()) {}
+  explicit CountedLaunch(int64_t bytes, int64_t launches = 1)
+      : bytes_(bytes), launches_(launches), start_(std::chrono::steady_clock::now()) {}
   ~CountedLaunch();
 
 private:
   int64_t bytes_;
+  int64_t launches_;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -30,13 +30,26 @@ struct LaunchRecord {
   Grid grid;
 };
 
+struct RecordedLaunch;
+
+// Launches of a tape in the form that an executor repeats fastest.
+class Replayer {
+public:
+  virtual ~Replayer() = default;
+  virtual void replay() = 0;
+};
+
 class Executor {
 public:
   virtual ~Executor() = default;
   virtual const char* name() const = 0;
+  // The kind of device that tuning tables are keyed by: "host", "sm_90", "apple8".
+  virtual const std::string& family() const = 0;
   virtual std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) = 0;
   // Stream-ordered on devices that have streams; never waits there.
   virtual void launch(Pipeline& pipeline, const LaunchRecord& record) = 0;
+  // `launches` outlive the replayer and stay as they are. By default they are launched one by one.
+  virtual std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches);
 };
 
 // The executor for tensors on `device`. Throws if this build has none for it.

@@ -18,7 +18,8 @@ std::map<c10::DeviceType, Executor*>& executors() {
 
 // Identity within a process: content of the source, entry and constants. The executor adds compiler, flags and device.
 std::string cache_key(const Executor& executor, const Source& source, const Kernel& kernel) {
-  std::string key = std::string(executor.name()) + '\n' + source.hash + '\n' + kernel.entry() + '\n' + kernel.signature;
+  std::string key = std::string(executor.name()) + '\n' + source.hash + '\n' + kernel.entry() + '\n' +
+                    kernel.signature + '\n' + kernel.host_name;
   for (const Constant& c : kernel.constants) key += '\n' + std::to_string(c.index) + '=' + c.value;
   return key;
 }

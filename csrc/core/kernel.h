@@ -18,10 +18,12 @@ class Executor;
 // A value of a function constant, as MSL source text ("true", "4", "0.5f"). Text keeps identity and compilation exact.
 struct Constant {
   int index;
+  std::string type; // MSL scalar type, as the source declares it: "bool", "int", "float", ...
   std::string value;
-  Constant(int index, bool value) : index(index), value(value ? "true" : "false") {}
-  Constant(int index, int value) : index(index), value(std::to_string(value)) {}
-  Constant(int index, std::string value) : index(index), value(std::move(value)) {}
+  Constant(int index, bool value) : index(index), type("bool"), value(value ? "true" : "false") {}
+  Constant(int index, int value) : index(index), type("int"), value(std::to_string(value)) {}
+  Constant(int index, std::string type, std::string value)
+      : index(index), type(std::move(type)), value(std::move(value)) {}
 };
 
 // The name of a kernel: a source file, a function in it and, for a template, its arguments. Nothing here is compiled.
@@ -31,6 +33,7 @@ struct Kernel {
   std::vector<std::string> arguments; // {"half", "float"}
   std::vector<Constant> constants;
   std::string signature; // alias of its argument list; default: function + "_msl_args"
+  std::string host_name; // what the source itself names the kernel (compile_shader); empty: named by instantiation
 
   std::string entry() const; // "rms_norm<half, float>"
 };

@@ -1,6 +1,7 @@
 #include "core/launch.h"
 
 #include "core/counters.h"
+#include "core/tape.h"
 
 namespace foundry {
 
@@ -20,7 +21,9 @@ void Launch::run(const Grid& grid) {
     for (const Binding& b : bindings_) moved_ += b.tensor ? b.tensor->nbytes() : 0;
   }
   CountedLaunch counted(moved_);
-  pipeline_.executor.launch(pipeline_, {bindings_, threadgroup_memory_, grid});
+  const LaunchRecord record{bindings_, threadgroup_memory_, grid};
+  pipeline_.executor.launch(pipeline_, record);
+  if (Tape* tape = Tape::recording()) tape->append(pipeline_, record, moved_);
 }
 
 } // namespace foundry

@@ -26,8 +26,8 @@ std::atomic<uint32_t>& source_generation() {
 
 void new_generation() { source_generation().fetch_add(1, std::memory_order_acq_rel); }
 
-void add_source(const std::string& file, const std::string& translated) {
-  auto source = std::make_shared<Source>(Source{file, translated, content_hash(translated)});
+void add_source(const std::string& file, const std::string& text, const std::string& translated) {
+  auto source = std::make_shared<Source>(Source{file, text, translated, content_hash(text + '\0' + translated)});
   std::lock_guard<std::mutex> lock(mutex);
   auto& slot = sources()[file];
   const bool changed = slot && slot->hash != source->hash;

@@ -1,4 +1,4 @@
-// Where kernel text comes from: translated shaders, by file name. Filled at import and by compile_shader.
+// Where kernel text comes from: shaders by file name, as MSL and translated. Filled at import and by compile_shader.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,13 @@ namespace foundry {
 
 struct Source {
   std::string file;
-  std::string translated; // C++ text for the host and CUDA executors (torch_foundry/msl writes it)
-  std::string hash;       // of `translated`
+  std::string text;       // MSL with its includes resolved: what Apple's compiler gets
+  std::string translated; // the same as C++ text for the host and CUDA executors (torch_foundry/msl writes both)
+  std::string hash;       // of both
 };
 
-// Registers `translated` under `file`; replacing it with other text starts a new source generation.
-void add_source(const std::string& file, const std::string& translated);
+// Registers a source under `file`; replacing it with other text starts a new source generation.
+void add_source(const std::string& file, const std::string& text, const std::string& translated);
 
 std::shared_ptr<const Source> find_source(const std::string& file); // throws if unknown
 

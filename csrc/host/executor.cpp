@@ -42,6 +42,7 @@ public:
 class HostExecutor : public Executor {
 public:
   const char* name() const override { return "host"; }
+  const std::string& family() const override { return family_; }
 
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
     runtime(); // kernels resolve its symbols when they are loaded
@@ -106,6 +107,7 @@ private:
     return runtime_;
   }
 
+  const std::string family_ = "host";
   Toolchain toolchain_;
   std::once_flag loaded_;
   Runtime runtime_{};

@@ -1,0 +1,119 @@
+#include "core/tape.h"
+
+#include <torch/library.h>
+
+#include "core/counters.h"
+
+namespace foundry {
+namespace {
+
+thread_local Tape* current = nullptr;
+
+class ListReplayer : public Replayer {
+public:
+  explicit ListReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
+  void replay() override {
+    for (const RecordedLaunch& launch : launches_) launch.pipeline->executor.launch(*launch.pipeline, launch.record());
+  }
+
+private:
+  c10::ArrayRef<RecordedLaunch> launches_;
+};
+
+const void* data_of(const at::TensorBase& tensor) { return tensor.storage().data(); }
+
+} // namespace
+
+std::unique_ptr<Replayer> Executor::prepare(c10::ArrayRef<RecordedLaunch> launches) {
+  return std::make_unique<ListReplayer>(launches);
+}
+
+RecordedLaunch::RecordedLaunch(Pipeline& pipeline, const LaunchRecord& record, int64_t moved)
+    : pipeline(&pipeline), bindings(record.bindings.begin(), record.bindings.end()), tensors(record.bindings.size()),
+      threadgroup_memory(record.threadgroup_memory.begin(), record.threadgroup_memory.end()), grid(record.grid),
+      moved(moved) {
+  constexpr size_t kAlign = 16; // of an argument struct, as Launch aligns them
+  size_t total = 0;
+  for (const Binding& b : bindings) total += (b.size + kAlign - 1) / kAlign * kAlign;
+  bytes.resize(total);
+  size_t used = 0;
+  for (size_t i = 0; i < bindings.size(); i++) {
+    Binding& b = bindings[i];
+    if (b.tensor) {
+      tensors[i] = *b.tensor;
+      b.tensor = &tensors[i];
+    } else if (b.bytes) {
+      b.bytes = std::memcpy(bytes.data() + used, b.bytes, b.size);
+      used += (b.size + kAlign - 1) / kAlign * kAlign;
+    }
+  }
+}
+
+Tape* Tape::recording() { return current; }
+
+Tape::~Tape() {
+  if (current == this) current = nullptr;
+}
+
+void Tape::start() {
+  TORCH_CHECK(!current, "torch_foundry: a tape is already recording in this thread");
+  TORCH_CHECK(launches_.empty(), "torch_foundry: this tape has recorded already; make a new one");
+  generation_ = source_generation().load();
+  current = this;
+}
+
+void Tape::stop() {
+  TORCH_CHECK(current == this, "torch_foundry: this tape isn't recording in this thread");
+  current = nullptr;
+}
+
+void Tape::append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved) {
+  TORCH_CHECK(launches_.empty() || &launches_[0].pipeline->executor == &pipeline.executor,
+              "torch_foundry: a tape holds launches of one device, got ", pipeline.executor.name(), " after ",
+              launches_[0].pipeline->executor.name());
+  RecordedLaunch& launch = launches_.emplace_back(pipeline, record, moved);
+  std::vector<Memory>& memory = memory_.emplace_back();
+  for (const at::TensorBase& t : launch.tensors)
+    memory.push_back(t.defined() ? Memory{data_of(t), t.storage_offset(), static_cast<int64_t>(t.nbytes())} : Memory{});
+  bytes_ += moved;
+}
+
+void Tape::check_unchanged() const {
+  TORCH_CHECK(generation_ == source_generation().load(),
+              "torch_foundry: shaders were replaced since this tape was recorded; record it again");
+  for (size_t i = 0; i < launches_.size(); i++) {
+    const std::vector<at::TensorBase>& tensors = launches_[i].tensors;
+    for (size_t b = 0; b < tensors.size(); b++) {
+      if (!tensors[b].defined()) continue;
+      const Memory& was = memory_[i][b];
+      TORCH_CHECK(data_of(tensors[b]) == was.data && tensors[b].storage_offset() == was.offset &&
+                      static_cast<int64_t>(tensors[b].nbytes()) == was.bytes,
+                  "torch_foundry: launch ", i, " of the tape (", launches_[i].pipeline->kernel.entry(), "): buffer ", b,
+                  " has other memory than when it was recorded; record the tape again");
+    }
+  }
+}
+
+void Tape::replay() {
+  TORCH_CHECK(!current, "torch_foundry: a tape can't be replayed while one is recording in this thread");
+  if (launches_.empty()) return;
+  check_unchanged();
+  if (!replayer_) replayer_ = launches_[0].pipeline->executor.prepare(launches_);
+  CountedLaunch counted(bytes_, size());
+  replayer_->replay();
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.class_<Tape>("Tape")
+      .def(torch::init<>())
+      .def("start", &Tape::start)
+      .def("stop", &Tape::stop)
+      .def("replay", &Tape::replay)
+      .def("size", &Tape::size)
+      .def("bytes", &Tape::bytes);
+}
+
+} // namespace
+} // namespace foundry

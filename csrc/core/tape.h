@@ -1,0 +1,57 @@
+// Record and replay: while a tape records, every launch of its thread is appended to it; replay repeats the list with
+// no Python, no checks of shapes and no allocation. What changes from one replay to the next lies in tensors.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/custom_class.h>
+
+#include "core/executor.h"
+
+namespace foundry {
+
+// One launch as it was made, owning all that it refers to.
+struct RecordedLaunch {
+  RecordedLaunch(Pipeline& pipeline, const LaunchRecord& record, int64_t moved);
+  RecordedLaunch(RecordedLaunch&&) = default;
+  LaunchRecord record() const { return {bindings, threadgroup_memory, grid}; }
+
+  Pipeline* pipeline;
+  std::vector<Binding> bindings;       // point into `tensors` and `bytes`
+  std::vector<at::TensorBase> tensors; // by buffer index; undefined where none is bound
+  std::vector<char> bytes;
+  std::vector<uint32_t> threadgroup_memory;
+  Grid grid;
+  int64_t moved; // bytes declared to the counters
+};
+
+class Tape : public torch::CustomClassHolder {
+public:
+  // The tape that the calling thread records on, or null.
+  static Tape* recording();
+
+  ~Tape() override;
+  void start(); // from here on launches of this thread are appended; throws if a tape records already
+  void stop();
+  void replay(); // throws if a tensor changed its memory, or shaders were replaced, since it was recorded
+
+  void append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved);
+  int64_t size() const { return static_cast<int64_t>(launches_.size()); }
+  int64_t bytes() const { return bytes_; }
+
+private:
+  void check_unchanged() const;
+
+  struct Memory { // where a recorded tensor lay
+    const void* data;
+    int64_t offset, bytes;
+  };
+  std::vector<RecordedLaunch> launches_;
+  std::vector<std::vector<Memory>> memory_; // by launch and buffer index
+  std::unique_ptr<Replayer> replayer_;      // made by the first replay
+  int64_t bytes_ = 0;
+  uint32_t generation_ = 0;
+};
+
+} // namespace foundry
