@@ -56,13 +56,13 @@ def translate_cached(shader: Path, cache: Path) -> str:
 
 @dataclass(frozen=True)
 class HostTree:
-    """Where the host executor's text lies: the prelude, the runtime's sources and the compiler flags."""
+    """Where the host executor's text lies: its half of the prelude, the runtime's sources and the compiler flags."""
 
     root: Path
 
-    @property
-    def prelude(self) -> Path:
-        return self.root / "prelude"
+    def include_dirs(self) -> list[Path]:
+        """Where a kernel's includes are looked for: the host's half of the prelude, the shared half, the runtime."""
+        return [self.root / "prelude", self.root.parent / "prelude", self.root]
 
     def runtime_sources(self) -> list[str]:
         """Files of the fiber runtime, compiled as one."""
@@ -70,7 +70,8 @@ class HostTree:
 
     def text_digest(self) -> str:
         """Digest of all that a kernel or the runtime is compiled with."""
-        return tree_digest(self.prelude, *sorted(self.root.glob("*.h")), *sorted(self.root.glob("*.cpp")))
+        *preludes, root = self.include_dirs()
+        return tree_digest(*preludes, *sorted(root.glob("*.h")), *sorted(root.glob("*.cpp")))
 
     def flags(self, kind: str) -> list[str]:
         """Compiler flags of one kind: the lines `kind:`, `kind-<system>:` and `kind-<machine>:` of flags.txt."""
@@ -104,11 +105,12 @@ def compiler_identity(command: str) -> str:
 
 def build_tree(root: Path, built: Path) -> None:
     """Fill `built` from a checkout: translated shaders, their source, the host tree and the compiler's identity."""
-    host, shaders = built / "host", built / "shaders"
-    for directory in (host, shaders, built / "translated"):
-        shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(root / "shaders", shaders)
-    shutil.copytree(root / "csrc" / "host", host, ignore=shutil.ignore_patterns("executor.cpp", "toolchain.*"))
+    for name in ("host", "prelude", "shaders", "translated"):
+        shutil.rmtree(built / name, ignore_errors=True)
+    shutil.copytree(root / "shaders", built / "shaders")
+    ignored = shutil.ignore_patterns("executor.cpp", "toolchain.*")
+    for name in ("host", "prelude"):
+        shutil.copytree(root / "csrc" / name, built / name, ignore=ignored)
     cache = Path(os.environ.get("TORCH_FOUNDRY_CACHE") or root / "build") / "translated"
     (built / "translated").mkdir(parents=True)
     for shader in sorted((root / "shaders").glob("*.metal")):

@@ -3,7 +3,7 @@
 // A kernel library is one translated .metal file. It exports msl_get_module() and refers to the msl_rt_* symbols of
 // the runtime library, which the process has loaded before it with global visibility.
 #pragma once
-#include <stdint.h>
+#include "../prelude/argument_info.h"
 
 #define MSL_EXPORT __attribute__((visibility("default")))
 
@@ -21,11 +21,6 @@
 #endif
 #define MSL_ABI (MSL_ABI_LAYOUT << 8 | MSL_ABI_FLAVOUR)
 
-// Metal's limits, which the runtime enforces.
-#define MSL_MAX_THREADS 1024            // threads in a threadgroup
-#define MSL_MAX_THREADGROUP_BYTES 32768 // dynamic and static threadgroup memory together
-#define MSL_MAX_BUFFERS 31              // buffer indices 0..30, also threadgroup memory indices
-
 #ifdef __cplusplus
 namespace msl {
 struct Thread;
@@ -36,18 +31,6 @@ extern "C" {
 #else
 typedef void (*msl_thunk)(const void*, void*);
 #endif
-
-enum { MSL_ARG_BUFFER = 0, MSL_ARG_THREADGROUP = 1, MSL_ARG_BUILTIN = 2 };
-
-typedef struct {
-  uint8_t kind;         // MSL_ARG_*
-  uint8_t by_reference; // `constant T&`: the buffer must hold at least one T
-  uint8_t optional;     // may be left unbound (a function constant switches it off)
-  uint8_t reserved;
-  uint32_t index;     // of the buffer or of the threadgroup memory
-  uint32_t size;      // bytes of the pointee
-  uint32_t alignment; // of the pointee
-} msl_arg_info;
 
 typedef struct {
   const char* name;

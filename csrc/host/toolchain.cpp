@@ -94,8 +94,8 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
   std::ofstream(source) << text;
   std::vector<std::string> command{toolchain.compiler};
   command.insert(command.end(), flags.begin(), flags.end());
-  command.insert(command.end(),
-                 {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", source, "-o", object});
+  command.insert(command.end(), {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", "-I",
+                                 toolchain.include_dir + "/../prelude", source, "-o", object});
   const int status = run(command, log);
   const std::string messages = read_file(log);
   unlink(source.c_str());

@@ -7,10 +7,10 @@
 namespace foundry::host {
 
 struct Toolchain {
-  std::string compiler;           // path or name of the C++ compiler
-  std::string identity;           // its version line: part of every key
-  std::string include_dir;        // csrc/host: the prelude, runtime.h and its sources
-  std::string prelude_hash;       // of the prelude's text: part of every key
+  std::string compiler;     // path or name of the C++ compiler
+  std::string identity;     // its version line: part of every key
+  std::string include_dir;  // csrc/host: its half of the prelude, runtime.h and its sources; ../prelude is beside it
+  std::string prelude_hash; // of the prelude's text: part of every key
   std::vector<std::string> flags; // for kernels
   std::vector<std::string> runtime_flags;
   std::vector<std::string> runtime_sources;  // files of the fiber runtime, in include_dir

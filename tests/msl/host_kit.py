@@ -87,7 +87,7 @@ def build(command: Sequence[str], text: str, suffix: str = ".so") -> Path:
         temporary = output.with_suffix(f".{os.getpid()}{suffix}")
         source = temporary.with_suffix(".cpp")
         source.write_text(text)
-        includes = ["-I", str(HOST), "-I", str(HOST / "prelude")]
+        includes = [f"-I{directory}" for directory in HostTree(HOST).include_dirs()]
         result = subprocess.run([*command, *includes, source, "-o", temporary], capture_output=True, text=True)
         source.unlink()
         if result.returncode != 0:

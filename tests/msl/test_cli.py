@@ -58,7 +58,7 @@ def test_defines_and_include_dirs(capsys, write, tmp_path):
 
 def test_emit(capsys, write):
     assert main([write("kernel void f(device int* x) {}\n"), "--emit"]) == 0
-    assert '#include "metal_host.h"' in capsys.readouterr().out
+    assert '#include "metal_prelude.h"' in capsys.readouterr().out
 
 
 def test_check(capsys, write):

@@ -59,9 +59,8 @@ def test_function_constants_are_macros():
 
 def test_threadgroup_variables():
     text = body("kernel void f() { threadgroup float a[4][2], b; threadgroup float* p = a[0]; }")
-    assert "static char a_msl_key; static char b_msl_key; typedef float a_msl_t[4][2], b_msl_t;" in text
-    assert "a_msl_t& a = msl::threadgroup_local<a_msl_t>(&a_msl_key);" in text
-    assert "float* p = a[0];" in text and "p_msl_key" not in text
+    assert "typedef float a_msl_t[4][2], b_msl_t; MSL_THREADGROUP(a); MSL_THREADGROUP(b);" in text
+    assert "float* p = a[0];" in text and "MSL_THREADGROUP(p)" not in text
 
 
 def test_range_initialisers():

@@ -95,7 +95,7 @@ def _arguments(kernel: Kernel) -> str:
 def _check(file: str, translation: Translation) -> int:
     prelude = find_prelude()
     if prelude is None:
-        print("the host prelude (csrc/host/prelude/metal_host.h) was not found", file=sys.stderr)
+        print("the host prelude (csrc/host/prelude/metal_prelude.h) was not found", file=sys.stderr)
         return 2
     if not translation.kernels:
         errors = check_text(translation, prelude)

@@ -14,38 +14,13 @@ from .editor import Editor
 from .lexer import Tokens
 from .threadgroup import function_bodies
 
-HELPERS = """\
-namespace msl {
-template <class T> struct bare { using type = T; };
-template <class T> struct bare<const T> { using type = T; };
-template <class T> struct bare<T&> : bare<T> {};
-template <class T> struct bare<T&&> : bare<T> {};
-template <class T, class Literal> struct arm_ { using type = Literal; };
-template <class T, class Literal> struct arm_<T*, Literal> { using type = T*; };
-template <class Literal> struct arm_<half, Literal> { using type = half; };
-template <class Literal> struct arm_<bfloat, Literal> { using type = bfloat; };
-template <class T, class Literal> using arm = typename arm_<typename bare<T>::type, Literal>::type;
-template <class T> struct widened { using type = T&&; };
-template <> struct widened<half> { using type = float; };
-template <> struct widened<bfloat> { using type = float; };
-template <> struct widened<half&> { using type = float; };
-template <> struct widened<bfloat&> { using type = float; };
-template <> struct widened<const half&> { using type = float; };
-template <> struct widened<const bfloat&> { using type = float; };
-template <class T> constexpr typename widened<T>::type widen(T&& v) {
-  return static_cast<typename widened<T>::type>(v);
-}
-}  // namespace msl
-"""
-
 _ENDS = frozenset({";", ",", ")", "]", "}"})
 
 
-def settle(editor: Editor, root: Scope) -> bool:
-    """Rewrites conditionals with one literal arm in functions; whether the text now needs HELPERS."""
+def settle(editor: Editor, root: Scope) -> None:
+    """Rewrites conditionals with one literal arm in functions, with the prelude's help (conditional.h)."""
     tokens = editor.tokens
     bodies = function_bodies(root)
-    changed = False
     for i in reversed(range(len(tokens))):  # inner conditionals first: an outer one repeats them
         if tokens.text[i] != "?" or not _computes(tokens, bodies, i):
             continue
@@ -59,8 +34,6 @@ def settle(editor: Editor, root: Scope) -> bool:
             continue
         other = arms[0] if literals[1] >= 0 else arms[1]
         _rewrite(editor, max(literals), *other)
-        changed = True
-    return changed
 
 
 def _computes(tokens: Tokens, bodies: list[int], i: int) -> bool:

@@ -52,9 +52,14 @@ def find_prelude() -> Path | None:
     """The directory of the host prelude: in a checkout, or as the package was built."""
     package = Path(__file__).resolve().parent.parent
     for candidate in (package.parent / "csrc" / "host" / "prelude", package / "_built" / "host" / "prelude"):
-        if (candidate / "metal_host.h").is_file():
+        if (candidate / "metal_prelude.h").is_file():
             return candidate
     return None
+
+
+def _includes(prelude: Path) -> list[str]:
+    """The host's half of the prelude, and the half that all platforms share."""
+    return [f"-I{prelude}", f"-I{prelude.parent.parent / 'prelude'}"]
 
 
 def with_instances(translation: Translation, entries: Sequence[str]) -> Translation:
@@ -71,7 +76,7 @@ def with_instances(translation: Translation, entries: Sequence[str]) -> Translat
 
 def check(translation: Translation, prelude: Path, flags: Sequence[str] = ()) -> list[Verdict]:
     """A verdict on every kernel of the translation, in its order."""
-    compiler = _Compiler(translation, [f"-I{prelude}", *flags])
+    compiler = _Compiler(translation, [*_includes(prelude), *flags])
     verdicts = [Verdict(kernel) for kernel in translation.kernels]
     remaining = list(range(len(verdicts)))
     for _ in range(_ROUNDS):
@@ -91,7 +96,7 @@ def check(translation: Translation, prelude: Path, flags: Sequence[str] = ()) ->
 
 def check_text(translation: Translation, prelude: Path, flags: Sequence[str] = ()) -> list[str]:
     """Errors of the text itself, no kernel template instantiated."""
-    return [str(f) for f in _Compiler(translation, [f"-I{prelude}", *flags]).run([])]
+    return [str(f) for f in _Compiler(translation, [*_includes(prelude), *flags]).run([])]
 
 
 class _Compiler:

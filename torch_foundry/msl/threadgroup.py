@@ -1,4 +1,4 @@
-"""Variables in threadgroup memory: each becomes a reference into the threadgroup's arena."""
+"""Variables in threadgroup memory: each becomes what the platform's MSL_THREADGROUP makes of its type."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def declarators(tokens: Tokens, lo: int, end: int) -> list[int]:
 
 
 def place(editor: Editor, root: Scope) -> None:
-    """Rewrites the declarations, one arena key per variable and template instantiation."""
+    """Rewrites the declarations: `threadgroup T a[4];` to `typedef T a_msl_t[4]; MSL_THREADGROUP(a);`."""
     tokens = editor.tokens
     for start, qualifier, end in variables(tokens, root):
         names = declarators(tokens, qualifier + 1, end)
@@ -70,12 +70,11 @@ def place(editor: Editor, root: Scope) -> None:
                 editor.blank(i, tokens.match[i + 1] + 1)
                 i = tokens.match[i + 1]
             i += 1
-        keys = "".join(f"static char {tokens.text[i]}_msl_key; " for i in names)
-        editor.before(start, f"{keys}typedef ")
+        editor.before(start, "typedef ")
         for i in names:
             name = tokens.text[i]
             editor.replace(i, f"{name}_msl_t")
-            editor.after(end, f" {name}_msl_t& {name} = msl::threadgroup_local<{name}_msl_t>(&{name}_msl_key);")
+            editor.after(end, f" MSL_THREADGROUP({name});")
 
 
 def drop_initialisers(editor: Editor, lo: int, end: int) -> None:

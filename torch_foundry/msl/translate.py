@@ -18,7 +18,7 @@ from .model import FunctionConstant, Kernel, Translation
 from .preprocess import Defines, preprocess
 from .reflect import KernelFunction, is_kernel, kernel_function
 
-PRELUDE = "metal_host.h"
+PRELUDE = "metal_prelude.h"
 
 
 def translate(
@@ -40,8 +40,7 @@ def translate(
     tokens = Tokens(ready.text, ready.name)
     unit = _Unit(Editor(tokens), parse(tokens))
     constants = unit.rewrite()
-    helpers = conditionals.HELPERS if unit.needs_helpers else ""
-    source = f'#include "{PRELUDE}"\n{helpers}# 1 "{ready.name}"\n{unit.editor.render()}'
+    source = f'#include "{PRELUDE}"\n# 1 "{ready.name}"\n{unit.editor.render()}'
     return Translation(source, unit.kernels, unit.templates, constants, ready.files)
 
 
@@ -56,7 +55,6 @@ class _Unit:
         self.functions: dict[str, list[KernelFunction]] = {}
         self.kernels: list[Kernel] = []
         self.templates: list[Kernel] = []
-        self.needs_helpers = False
         self._aliases: set[str] = set()
         self._names: dict[str, Kernel] = {}
 
@@ -64,7 +62,7 @@ class _Unit:
         erase(self.editor)
         vector_constants(self.editor)
         asked = function_constants.answer(self.editor)
-        self.needs_helpers = conditionals.settle(self.editor, self.root)
+        conditionals.settle(self.editor, self.root)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
         overloads.collapse(self.editor, self.root)

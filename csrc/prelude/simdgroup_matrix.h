@@ -1,17 +1,11 @@
 // <metal_simdgroup_matrix>: 8x8 matrices spread over the lanes of a simdgroup, two elements a lane.
 //
-// The layout is the one that Apple GPUs have and shaders rely on (thread_elements()): with quad = lane / 4, a lane
-// holds row (quad & 4) + (lane / 2) % 4, columns (quad & 2) * 2 + (lane % 2) * 2 and the next. Products accumulate in
-// float, in order of k, and round once to the type of the result.
+// Products accumulate in float and round once to the type of the result; how, is in the platform's matrix_product.h.
 #pragma once
+#include "matrix_product.h"
 #include "simd.h"
 
 namespace metal {
-
-namespace detail {
-constexpr uint matrix_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
-constexpr uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
-} // namespace detail
 
 template <class T, int Cols = 8, int Rows = 8> struct simdgroup_matrix {
   static_assert(Cols == 8 && Rows == 8, "simdgroup_matrix is 8x8");
@@ -21,7 +15,7 @@ template <class T, int Cols = 8, int Rows = 8> struct simdgroup_matrix {
 
   simdgroup_matrix() = default;
   explicit MSL_INLINE simdgroup_matrix(T diagonal) {
-    const uint lane = msl::own_lane(), row = detail::matrix_row(lane), column = detail::matrix_column(lane);
+    const uint lane = msl::own_lane(), row = msl::matrix_row(lane), column = msl::matrix_column(lane);
     elements.d[0] = row == column ? diagonal : T(0.0f);
     elements.d[1] = row == column + 1 ? diagonal : T(0.0f);
   }
@@ -55,7 +49,7 @@ MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(U valu
 namespace detail {
 // Where the lane's two elements lie in memory: origin.x counts columns of memory, origin.y its rows.
 MSL_INLINE void matrix_offsets(ulong (&offsets)[2], ulong stride, ulong2 origin, bool transposed) {
-  const uint lane = msl::own_lane(), row = matrix_row(lane), column = matrix_column(lane);
+  const uint lane = msl::own_lane(), row = msl::matrix_row(lane), column = msl::matrix_column(lane);
   for (uint k = 0; k < 2; k++) {
     const ulong r = transposed ? column + k : row, c = transposed ? row : column + k;
     offsets[k] = (origin.d[1] + r) * stride + origin.d[0] + c;
@@ -85,61 +79,17 @@ MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const volatile T* s
   simdgroup_load(m, const_cast<const T*>(source), elements_per_row, origin, transpose_matrix);
 }
 
-namespace detail {
-typedef float Row __attribute__((vector_size(32), aligned(4)));
-
-// D = A B + C of row-major 8x8 operands that lie one after another.
-MSL_INLINE void multiply_8x8(float* d, const float* operands) {
-  const float *a = operands, *b = operands + 64, *c = operands + 128;
-  Row rows_of_b[8];
-  for (int k = 0; k < 8; k++) rows_of_b[k] = *(const Row*)(b + 8 * k);
-  for (int i = 0; i < 8; i++) {
-    Row sum = *(const Row*)(c + 8 * i);
-    for (int k = 0; k < 8; k++) sum += a[8 * i + k] * rows_of_b[k];
-    *(Row*)(d + 8 * i) = sum;
-  }
-}
-
-struct Pair {
-  float x, y;
-};
-template <class T> MSL_INLINE Pair to_pair(const vec<T, 2>& v) {
-  return {static_cast<float>(v.d[0]), static_cast<float>(v.d[1])};
-}
-
-MSL_LANE_CODE Pair multiply_accumulate(Pair a, Pair b, Pair c, int line) {
-  msl::Thread* me = msl::current;
-  msl::Simdgroup* simdgroup = me->simdgroup;
-  const uint offset = matrix_row(me->lane) * 8 + matrix_column(me->lane);
-  float* to = simdgroup->in->matrices + offset;
-  __builtin_memcpy(to, &a, sizeof a);
-  __builtin_memcpy(to + 64, &b, sizeof b);
-  __builtin_memcpy(to + 128, &c, sizeof c);
-  msl::wait_at(me, simdgroup, msl::site(msl::kMatrixProduct, line));
-  auto* product = (float*)simdgroup->result;
-  if (!simdgroup->reduced) {
-    multiply_8x8(product, simdgroup->out->matrices);
-    simdgroup->reduced = true;
-  }
-  Pair d;
-  __builtin_memcpy(&d, product + offset, sizeof d);
-  return d;
-}
-} // namespace detail
-
 template <class D, class A, class B, class C>
 MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                               const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
                                               MSL_LINE) {
-  const detail::Pair r = detail::multiply_accumulate(detail::to_pair(a.elements), detail::to_pair(b.elements),
-                                                     detail::to_pair(c.elements), line);
+  const msl::Pair r = msl::multiply_accumulate(a.elements, b.elements, msl::to_pair(c.elements), line);
   d.elements = vec<D, 2>(r.x, r.y);
 }
 template <class D, class A, class B>
 MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                    const simdgroup_matrix<B, 8, 8>& b, MSL_LINE) {
-  const detail::Pair r = detail::multiply_accumulate(detail::to_pair(a.elements), detail::to_pair(b.elements),
-                                                     detail::Pair{0.0f, 0.0f}, line);
+  const msl::Pair r = msl::multiply_accumulate(a.elements, b.elements, msl::Pair{0.0f, 0.0f}, line);
   d.elements = vec<D, 2>(r.x, r.y);
 }
 template <class T>

@@ -6,6 +6,7 @@
 #include "arguments.h"
 #include "atomic.h"
 #include "barrier.h"
+#include "conditional.h"
 #include "geometric.h"
 #include "integer.h"
 #include "internals.h"

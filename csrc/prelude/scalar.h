@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <type_traits>
 
-#include "../fiber.h"
+#include "platform.h"
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -24,8 +24,17 @@ template <class F> struct is_float16<Float16<F>> : std::true_type {};
 template <class T>
 constexpr bool is_number_like = std::is_class_v<T> && !is_float16<T>::value && std::is_convertible_v<const T&, float>;
 
+// Where the platform converts in hardware (MSL_HARDWARE_FORMATS), the text below serves constant expressions.
+#if defined(MSL_HARDWARE_FORMATS)
+#define MSL_IN_HARDWARE(call)                                                                                          \
+  if (!__builtin_is_constant_evaluated()) return call;
+#else
+#define MSL_IN_HARDWARE(call)
+#endif
+
 struct BrainFormat {
   static constexpr uint16_t encode(float value) { // round to nearest even; NaN stays NaN
+    MSL_IN_HARDWARE(encode_bfloat(value))
     const uint32_t bits = __builtin_bit_cast(uint32_t, value);
     if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -39,6 +48,7 @@ struct HalfFormat {
   static constexpr float decode(uint16_t bits) { return __builtin_bit_cast(__fp16, bits); }
 #else
   static constexpr uint16_t encode(float value) {
+    MSL_IN_HARDWARE(encode_half(value))
     const uint32_t bits = __builtin_bit_cast(uint32_t, value), sign = bits >> 16 & 0x8000,
                    magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
@@ -51,6 +61,7 @@ struct HalfFormat {
     return static_cast<uint16_t>(sign | (kept + (rest > tie || (rest == tie && (kept & 1)))));
   }
   static constexpr float decode(uint16_t bits) {
+    MSL_IN_HARDWARE(decode_half(bits))
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
     if (rest >= 0x7c00) return __builtin_bit_cast(float, sign | 0x7f800000 | (rest & 0x3ff) << 13);
     if (rest >= 0x400) return __builtin_bit_cast(float, sign | ((rest << 13) + 0x38000000));
@@ -59,15 +70,10 @@ struct HalfFormat {
   }
 #endif
 };
+#undef MSL_IN_HARDWARE
 
 } // namespace msl
 
-// C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang.
-#if defined(__clang__)
-#define MSL_NATIVE_HALF (__clang_major__ >= 15 || defined(__aarch64__))
-#else
-#define MSL_NATIVE_HALF (__GNUC__ >= 13 || (__GNUC__ == 12 && defined(__x86_64__)))
-#endif
 #if MSL_NATIVE_HALF
 typedef _Float16 half;
 #else

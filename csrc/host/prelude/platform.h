@@ -1,0 +1,11 @@
+// What the shared prelude asks of the platform that it is compiled for: here the host's C++ compiler and the fiber
+// runtime.
+#pragma once
+#include "../runtime_state.h"
+
+// C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang.
+#if defined(__clang__)
+#define MSL_NATIVE_HALF (__clang_major__ >= 15 || defined(__aarch64__))
+#else
+#define MSL_NATIVE_HALF (__GNUC__ >= 13 || (__GNUC__ == 12 && defined(__x86_64__)))
+#endif

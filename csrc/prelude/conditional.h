@@ -1,0 +1,51 @@
+// Helpers of rewritten conditionals: `c ? x : 0` where x is half or bfloat (torch_foundry/msl/conditionals.py).
+#pragma once
+#include "scalar.h"
+
+namespace msl {
+template <class T> struct bare {
+  using type = T;
+};
+template <class T> struct bare<const T> {
+  using type = T;
+};
+template <class T> struct bare<T&> : bare<T> {};
+template <class T> struct bare<T&&> : bare<T> {};
+template <class T, class Literal> struct arm_ {
+  using type = Literal;
+};
+template <class T, class Literal> struct arm_<T*, Literal> {
+  using type = T*;
+};
+template <class Literal> struct arm_<half, Literal> {
+  using type = half;
+};
+template <class Literal> struct arm_<bfloat, Literal> {
+  using type = bfloat;
+};
+template <class T, class Literal> using arm = typename arm_<typename bare<T>::type, Literal>::type;
+template <class T> struct widened {
+  using type = T&&;
+};
+template <> struct widened<half> {
+  using type = float;
+};
+template <> struct widened<bfloat> {
+  using type = float;
+};
+template <> struct widened<half&> {
+  using type = float;
+};
+template <> struct widened<bfloat&> {
+  using type = float;
+};
+template <> struct widened<const half&> {
+  using type = float;
+};
+template <> struct widened<const bfloat&> {
+  using type = float;
+};
+template <class T> constexpr typename widened<T>::type widen(T&& v) {
+  return static_cast<typename widened<T>::type>(v);
+}
+} // namespace msl
