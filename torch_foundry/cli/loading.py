@@ -47,7 +47,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         )
         return model.to(device).eval(), tokenizer
     except Exception as error:  # whatever a broken directory makes transformers, tokenizers or safetensors raise
-        raise UserError(f"{directory}: cannot load the model: {_first_line(error)}") from error
+        raise UserError(f"{directory}: cannot load the model: {first_line(error)}") from error
 
 
 def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _check_directory(directory: Path) -> None:
     try:
         described = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{config}: cannot be read: {_first_line(error)}") from error
+        raise UserError(f"{config}: cannot be read: {first_line(error)}") from error
     if not isinstance(described, dict) or "model_type" not in described:
         raise UserError(f"{config}: not the config of a model (it has no model_type)")
     if not any(directory.glob("*.safetensors")):
@@ -91,10 +91,11 @@ def find_device(name: str) -> Any:
         support.require_device(device, runtime.has_executor(device.type))
         torch.empty(0, device=device)
     except Exception as error:  # an unknown name, a device without an executor, an index that does not exist
-        raise UserError(f"--device {name}: {_first_line(error)}") from error
+        raise UserError(f"--device {name}: {first_line(error)}") from error
     return device
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says anything."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,0 +1,126 @@
+"""Runs the sections of a report one after the other, with a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from torch_foundry import _ext, prebuild, runtime, support
+from torch_foundry.doctor import machine, measure, selfcheck
+from torch_foundry.doctor.advice import advice
+from torch_foundry.doctor.privacy import describe
+from torch_foundry.doctor.report import Report
+from torch_foundry.doctor.timing import synchronize
+from torch_foundry.doctor.truth import Disagreement, poisoned_outputs
+
+Item = TypeVar("Item")
+
+
+def pick_device() -> torch.device:
+    """The device that a user would want: MPS, else CUDA, else the CPU."""
+    known = support.facts()
+    for kind, there in (("mps", known.mps_available), ("cuda", known.cuda_available)):
+        if there and support.device_problem(kind, runtime.has_executor(kind), known) is None:
+            return torch.device(kind)
+    return torch.device("cpu")
+
+
+def examine(device: torch.device, report: Report, quick: bool) -> None:
+    """Fill `report`. A section that breaks is a failure of its own; the others run all the same."""
+    data = report.data
+    data["emulated"] = emulated = machine.emulated(device)
+    data["device"] = describe_device(device)
+    data["cache_bytes"] = machine.directory_size(_ext.cache_dir())
+    scale = measure.Scale.of(device, emulated, quick)
+    _kernels(device, report)
+    _checks(device, report, quick)
+    for name, measured in (("bandwidth", measure.bandwidth), ("dispatch", measure.dispatch)):
+        report.step(name)
+        try:
+            data[name] = measured(device, scale)
+        except Exception as error:  # of a compiler, a driver, an allocator
+            report.fail(f"{name}: {describe(error)}")
+    _gemv(device, report, quick, scale)
+    data["advice"] = advice(data)
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """The device, its executor, and which code stock torch and this package run on it."""
+    executor = runtime.executor(device)
+    family = str(torch.ops.torch_foundry._family(str(device)))
+    row = {"name": str(device), "executor": executor, "family": family, **machine.device_facts(device)}
+    row["stock"] = machine.stock_path(device.type, torch.__version__)
+    return {**row, "ours": our_path(executor)}
+
+
+def our_path(executor: str) -> str:
+    """How this package runs a model on `executor`."""
+    how = {
+        "host": "kernels translated to C++, one fiber per GPU thread",
+        "cuda": "kernels translated to CUDA C++ and compiled by NVRTC, on torch's stream",
+        "metal": "Metal kernels on torch's MPS stream",
+    }
+    return how.get(executor, executor)
+
+
+def _bar(items: Iterable[Item], title: str) -> Iterable[Item]:
+    from tqdm import tqdm
+
+    return tqdm(list(items), desc=title, leave=False, disable=None)  # None: only on a terminal
+
+
+def _kernels(device: torch.device, report: Report) -> None:
+    calls = list(prebuild.calls(device))
+    row: dict[str, Any] = {"all": len(calls), "compiled": 0, "seconds": 0.0, "failed": [], "slowest_s": 0.0}
+    report.data["kernels"] = row
+    for name, call in _bar(calls, "kernels"):
+        report.step(f"compile {name}")
+        start = time.perf_counter()
+        try:
+            call()
+            synchronize(device)
+            row["compiled"] += 1
+        except Exception as error:
+            row["failed"].append({"name": name, "error": describe(error)})
+            report.fail(f"compile {name}: {describe(error)}")
+        took = time.perf_counter() - start
+        row["seconds"] += took
+        if took > row["slowest_s"]:
+            row["slowest"], row["slowest_s"] = name, took
+
+
+def _checks(device: torch.device, report: Report, quick: bool) -> None:
+    suite = selfcheck.suite(quick)
+    names = [check.name for check in suite]
+    row: dict[str, Any] = {"all": len(suite), "passed": 0, "seconds": 0.0, "failed": [], "names": names}
+    report.data["checks"] = row
+    start = time.perf_counter()
+    with poisoned_outputs():
+        for check in _bar(suite, "checks"):
+            report.step(f"check {check.name}")
+            try:
+                check.run(device)
+                row["passed"] += 1
+            except Exception as error:
+                words = str(error) if isinstance(error, Disagreement) else describe(error)
+                row["failed"].append({"name": check.name, "error": words})
+                report.fail(f"check {check.name}: {words}")
+            row["seconds"] = time.perf_counter() - start
+
+
+def _gemv(device: torch.device, report: Report, quick: bool, scale: measure.Scale) -> None:
+    rows = report.data["gemv"] = []
+    for job in _bar(measure.gemv_jobs(quick, report.data["emulated"]), "GEMV"):
+        name, n, k, fmt = job
+        title = f"GEMV {name} [{n}, {k}] {fmt}"
+        report.step(title)
+        try:
+            rows.append(measure.gemv(device, scale, job))
+        except Exception as error:
+            report.fail(f"{title}: {describe(error)}")
+            continue
+        if not rows[-1]["valid"]:
+            report.fail(f"{title}: {rows[-1]['error']}")

@@ -1,0 +1,185 @@
+"""What the device can do: memory bandwidth, the cost of a launch, GEMV. No figure without a right result beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_foundry import ops, quant, runtime
+from torch_foundry.doctor import opchecks, truth
+from torch_foundry.doctor.timing import seconds, synchronize
+from torch_foundry.shader import compile_shader
+
+Row = dict[str, Any]
+
+# Every thread reads (or copies) every n-th vector, so that neighbours read neighbours: as wide as memory gets.
+STREAM = """
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void read_all(device const float4* x [[buffer(0)]], device float* sums [[buffer(1)]],
+                     constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]],
+                     uint threads [[threads_per_grid]]) {
+  float4 sum = float4(0.0f);
+  for (uint k = i; k < n; k += threads) sum += x[k];
+  sums[i] = sum.x + sum.y + sum.z + sum.w;
+}
+
+kernel void copy_all(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],
+                     constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]],
+                     uint threads [[threads_per_grid]]) {
+  for (uint k = i; k < n; k += threads) y[k] = x[k];
+}
+"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much work a measurement is: a GPU needs more than its caches hold, a CPU that plays one gets less."""
+
+    stream_bytes: int
+    weight_bytes: int  # of the copies of a weight that a GEMV goes through
+    launches: int
+    rounds: int
+
+    @classmethod
+    def of(cls, device: torch.device, emulated: bool, quick: bool) -> Scale:
+        """The scale for `device`."""
+        rounds = 3 if quick else 5
+        return cls(4 << 20, 0, 200, 3) if emulated else cls(256 << 20, 256 << 20, 1000, rounds)
+
+
+# ------------------------------------------------------------------------------------------------------------ bandwidth
+
+
+def bandwidth(device: torch.device, scale: Scale) -> Row:
+    """GB/s of reading and of copying (bytes read plus bytes written), by kernels and by torch's own copy."""
+    library = compile_shader(STREAM)
+    x = torch.ones(scale.stream_bytes // 4, device=device)
+    y, vectors = torch.empty_like(x), x.numel() // 4
+    threads = min(vectors, 256 * 1024)
+    sums = torch.empty(threads, device=device)
+    nbytes = x.nbytes
+
+    def rate(moved: int, call: Callable[[], object]) -> float:
+        return moved / seconds(device, call, rounds=scale.rounds) / 1e9
+
+    row = {
+        "bytes": nbytes,
+        "read_gb_s": rate(nbytes, lambda: library.read_all(x, sums, vectors, threads=threads)),
+        "copy_gb_s": rate(2 * nbytes, lambda: library.copy_all(x, y, vectors, threads=threads)),
+    }
+    truth.assert_equal(sums.cpu().double().sum(), torch.tensor(float(x.numel()), dtype=torch.float64))
+    truth.assert_equal(y.cpu(), x.cpu())
+    return {**row, "torch_copy_gb_s": rate(2 * nbytes, lambda: y.copy_(x))}
+
+
+# ------------------------------------------------------------------------------------------------------------- dispatch
+
+
+def dispatch(device: torch.device, scale: Scale) -> Row:
+    """Microseconds for a launch whose work is nothing, each dependent on the one before.
+
+    one_by_one_us: launch and wait (a command buffer each). from_python_us: many, then wait. encode_us: the part of that
+    in the launch path below Python (with the host executor, the kernel too). replayed_us: from a tape.
+    """
+    x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
+
+    def chain(n: int) -> Tensor:
+        y = x
+        for _ in range(n):
+            y = ops.rms_norm(y, weight, 0.0)
+        return y
+
+    n = scale.launches
+
+    def alone() -> None:
+        chain(1)
+        synchronize(device)
+
+    one = seconds(device, alone, rounds=scale.rounds)
+    many = seconds(device, lambda: chain(n), round_s=0.0, rounds=scale.rounds) / n
+    runtime.reset_counters()
+    truth.assert_equal(chain(n).cpu(), x.cpu())
+    counts = runtime.counters()
+    return {
+        "launches": n,
+        "one_by_one_us": one * 1e6,
+        "from_python_us": many * 1e6,
+        "encode_us": counts.host_ns / counts.launches / 1e3,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------- gemv
+
+SHAPES = [  # out_features, in_features
+    ("o_proj, 0.5 B", 896, 896),
+    ("gate_proj, 0.5 B", 4864, 896),
+    ("down_proj, 0.5 B", 896, 4864),
+    ("q_proj, 7 B", 4096, 4096),
+    ("lm_head, 0.5 B", 151936, 896),
+]
+QUICK_FORMATS = ("f16", "q8_0", "q4_0")
+CHUNK = 1 << 22  # weights that are held in float64 at a time
+
+
+def gemv_jobs(quick: bool, emulated: bool) -> list[tuple[str, int, int, str]]:
+    """(name, N, K, format) of what `gemv` measures. The largest shape is shortened where a CPU plays the GPU."""
+    shapes = [(name, min(n, 16384) if emulated else n, k) for name, n, k in (SHAPES[:4] if quick else SHAPES)]
+    formats = QUICK_FORMATS if quick else tuple(quant.FORMATS)
+    return [(name, n, k, fmt) for name, n, k in shapes for fmt in formats]
+
+
+def gemv(device: torch.device, scale: Scale, job: tuple[str, int, int, str]) -> Row:
+    """One row of float16 times a weight [N, K]: GB/s of what must be moved, for us and (dense weights) for stock torch.
+
+    Goes through several copies of the weight, which together don't fit into any cache, as a decoder does with its
+    layers. Every output of the timed calls is then checked; `valid` says whether the figures may be believed.
+    """
+    name, n, k, fmt = job
+    g = truth.generator(n, k)
+    dense = torch.randn(n, k, generator=g) * k**-0.5
+    weight = quant.quantize(dense, fmt)
+    del dense
+    x = truth.normal(g, 1, k, dtype=torch.float16)
+    copies = max(1, min(64, scale.weight_bytes // weight.nbytes))
+    weights, placed = [weight.to(device, copy=True) for _ in range(copies)], x.to(device)
+    outputs: list[Tensor] = []
+
+    def sweep() -> None:
+        outputs[:] = [ops.linear(placed, w, format=fmt) for w in weights]
+
+    moved = (weight.nbytes + x.nbytes + 2 * n) * copies
+    row = {"name": name, "n": n, "k": k, "format": fmt, "copies": copies, "bytes": moved // copies}
+    row["gb_s"] = moved / seconds(device, sweep, rounds=scale.rounds) / 1e9
+    row["stock_gb_s"] = None
+    if not quant.FORMATS[fmt].packed:
+        cast = placed.to(weight.dtype)
+        stock = seconds(device, lambda: [F.linear(cast, w) for w in weights], rounds=scale.rounds)
+        row["stock_gb_s"] = moved / stock / 1e9
+    try:
+        for chunk in _row_chunks(n, k):
+            _check_gemv(x, weight[chunk], fmt, outputs[0].cpu()[:, chunk])
+        for other in outputs[1:]:
+            truth.assert_equal(other.cpu(), outputs[0].cpu())
+    except truth.Disagreement as wrong:
+        return {**row, "valid": False, "error": str(wrong)}
+    return {**row, "valid": True}
+
+
+def _row_chunks(n: int, k: int) -> Iterator[slice]:
+    step = max(1, CHUNK // k)
+    return (slice(first, min(first + step, n)) for first in range(0, n, step))
+
+
+def _check_gemv(x: Tensor, weight: Tensor, fmt: str, got: Tensor) -> None:
+    given = {"x": x, "weight": weight, "format": fmt, "bias": None, "residual": None, "scale": 1.0}
+    wide = opchecks.dense_of(given)
+    expected, stock = x.double() @ wide.T, F.linear(x.float(), wide.float()).to(got.dtype)
+    truth.assert_norm(got, expected, stock)
+    truth.assert_bound(got, expected, opchecks.linear_bound(given, expected))

@@ -1,0 +1,40 @@
+"""Waiting for a device, and timing what runs on it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all that was launched on `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps" and torch.backends.mps.is_available():
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.zeros(1, device=device).cpu()  # a stand-in: reading waits
+
+
+def seconds(device: torch.device, call: Callable[[], object], *, round_s: float = 0.02, rounds: int = 5) -> float:
+    """Median time of one `call` on an otherwise idle device, in seconds.
+
+    Calls are launched back to back for about `round_s` seconds, then waited for; so the time is that of the device
+    where it is the slower one, and that of launching where Python is.
+    """
+    call()
+    synchronize(device)
+    once = _round(device, call, 1)
+    calls = max(1, min(1000, int(round_s / max(once, 1e-9))))
+    return statistics.median(_round(device, call, calls) for _ in range(rounds)) / calls
+
+
+def _round(device: torch.device, call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return time.perf_counter() - start
