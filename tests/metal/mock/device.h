@@ -1,0 +1,57 @@
+// What a device makes: libraries, functions, pipelines, binary archives.
+#pragma once
+
+#include <set>
+
+#include "objects.h"
+#include "program.h"
+
+using MockConstants = std::map<unsigned, foundry::Constant>;
+
+@interface MockLibrary : MockObject <MTLLibrary> {
+@public
+  std::shared_ptr<const mock::Program>* program;
+  NSString* label;
+}
+@end
+
+@interface MockFunction : MockObject <MTLFunction> {
+@public
+  std::shared_ptr<const mock::Program>* program;
+  const mock::ProgramKernel* kernel; // in the program
+  MockConstants* constants;
+  NSString* label;
+}
+@end
+
+@interface MockPipeline : MockObject <MTLComputePipelineState> {
+@public
+  std::shared_ptr<const mock::Program>* program;
+  const mock::ProgramKernel* kernel;
+  MockConstants* constants;
+  foundry::Pipeline* compiled; // by the host executor
+  NSUInteger maxThreads;
+  BOOL indirect;
+  NSString* label;
+}
+@end
+
+@interface MockArchive : MockObject <MTLBinaryArchive> {
+@public
+  std::set<std::string>* kernels; // identities
+  NSString* label;
+}
+@end
+
+@interface MockDevice : MockObject <MTLDevice>
+@end
+
+namespace mock {
+
+MockDevice* device();
+std::string identity(MockFunction* function); // of the pipeline that it becomes
+// Whether `constants` switch the parameter on; every parameter without a switch is on.
+bool is_on(const ProgramKernel& kernel, const Program& program, const MockConstants& constants,
+           const Parameter& parameter);
+
+} // namespace mock

@@ -1,0 +1,199 @@
+#include "program.h"
+
+#import <Foundation/Foundation.h>
+
+#include <dlfcn.h>
+#include <fstream>
+#include <mutex>
+#include <regex>
+#include <sstream>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <c10/core/Device.h>
+
+#include "objects.h"
+
+namespace mock {
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Where translations are kept: beside this library, apart for each state of the front end (build.py writes the file).
+const std::string& directory() {
+  static const std::string* path = [] {
+    Dl_info info;
+    dladdr(reinterpret_cast<void*>(&compile_program), &info);
+    const std::string library = info.dli_fname, here = library.substr(0, library.rfind('/'));
+    std::string front_end = read_file(here + "/front_end");
+    auto* made = new std::string(here + "/translated-" + front_end);
+    mkdir(made->c_str(), 0755);
+    return made;
+  }();
+  return *path;
+}
+
+std::vector<std::string> strings(NSArray* array) {
+  std::vector<std::string> out;
+  for (NSUInteger i = 0; i < [array count]; i++) out.push_back(text([array objectAtIndex:i]));
+  return out;
+}
+
+bool is_true(NSDictionary* entry, NSString* key) { return [[entry objectForKey:key] boolValue]; }
+
+std::string string_at(NSDictionary* entry, NSString* key) {
+  id value = [entry objectForKey:key];
+  return [value isKindOfClass:[NSString class]] ? text(value) : std::string();
+}
+
+ProgramKernel kernel_of(NSDictionary* entry) {
+  ProgramKernel kernel{string_at(entry, @"name"), string_at(entry, @"entry"), string_at(entry, @"signature"), {}, {}};
+  for (NSDictionary* argument in [entry objectForKey:@"args"]) {
+    id index = [argument objectForKey:@"index"];
+    kernel.parameters.push_back({string_at(argument, @"name"), string_at(argument, @"kind"),
+                                 [index isKindOfClass:[NSNumber class]] ? [index unsignedIntValue] : 0,
+                                 string_at(argument, @"address_space") == "constant",
+                                 string_at(argument, @"optional_on")});
+  }
+  kernel.reads = strings([entry objectForKey:@"reads"]);
+  return kernel;
+}
+
+struct Translation {
+  Program program;
+  std::vector<ProgramKernel> templates;
+};
+
+Translation parse_translation(const std::string& json) {
+  NSData* data = [NSData dataWithBytes:json.data() length:json.size()];
+  NSDictionary* root = [NSJSONSerialization JSONObjectWithData:data options:0 error:nil];
+  TORCH_CHECK(root, "the mock's translation is no JSON");
+  Translation out;
+  out.program.translated = string_at(root, @"source");
+  for (NSDictionary* entry in [root objectForKey:@"kernels"]) {
+    ProgramKernel kernel = kernel_of(entry);
+    out.program.kernels.emplace(kernel.name, kernel);
+  }
+  for (NSDictionary* entry in [root objectForKey:@"templates"]) out.templates.push_back(kernel_of(entry));
+  for (NSDictionary* entry in [root objectForKey:@"function_constants"])
+    out.program.constants[[[entry objectForKey:@"index"] unsignedIntValue]] = {
+        string_at(entry, @"name"), string_at(entry, @"type"), is_true(entry, @"required")};
+  return out;
+}
+
+// The text's first name for itself, which a #line directive gives; else Apple's.
+std::string main_file(const std::string& source) {
+  std::smatch found;
+  static const std::regex first_line("^\\s*#(?:line)? *1 \"([^\"\n]*)\"");
+  return std::regex_search(source, found, first_line, std::regex_constants::match_continuous) ? found[1].str()
+                                                                                              : "program_source";
+}
+
+// "file:3: message" and "file:3:5: error: message" in Apple's form.
+std::string apple_style(const std::string& messages) {
+  std::istringstream lines(messages);
+  std::string line, out;
+  static const std::regex place("^\\s*([^:]+):(\\d+):(?:(\\d+):)? *(?:(?:fatal )?error: *)?(.*)$");
+  std::smatch found;
+  while (std::getline(lines, line))
+    if (std::regex_match(line, found, place))
+      out += found[1].str() + ":" + found[2].str() + ":" + (found[3].matched ? found[3].str() : "1") +
+             ": error: " + found[4].str() + "\n";
+  return out.empty() ? messages : out;
+}
+
+std::string translate(const std::string& source, int metal_version) {
+  const std::string name = main_file(source);
+  const std::string key = foundry::content_hash(std::to_string(metal_version) + name + '\0' + source);
+  const std::string stem = directory() + "/" + key, result = stem + ".json";
+  if (access(result.c_str(), R_OK) == 0) return read_file(result);
+  const std::string own = stem + "." + std::to_string(getpid());
+  std::ofstream(own + ".metal") << source;
+  // the compiler must not inherit a sanitizer that is preloaded into this process
+  const std::string command = "LD_PRELOAD= '" MOCK_PYTHON "' '" MOCK_DIRECTORY "/translate.py' '" + own + ".metal' '" +
+                              own + ".json' '" + name + "' " + std::to_string(metal_version);
+  const int status = system(command.c_str());
+  unlink((own + ".metal").c_str());
+  const std::string text = read_file(own + ".json");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 1 && !text.empty()) {
+    unlink((own + ".json").c_str());
+    throw CompileError(apple_style(text));
+  }
+  TORCH_CHECK(status == 0, "the mock's translator failed: ", command);
+  rename((own + ".json").c_str(), result.c_str());
+  return text;
+}
+
+const Translation& translation(const std::string& source, int metal_version) {
+  static std::mutex mutex;
+  static auto* known = new std::map<std::pair<int, std::string>, Translation>;
+  std::lock_guard<std::mutex> lock(mutex);
+  const std::pair<int, std::string> key{metal_version, source};
+  auto found = known->find(key);
+  if (found == known->end()) found = known->emplace(key, parse_translation(translate(source, metal_version))).first;
+  return found->second;
+}
+
+// `template [[host_name("NAME")]] [[kernel]] decltype(ENTRY) ENTRY;` as the last line of a text: the kernel that it
+// makes, from the templates of the text before it. No name: the text ends otherwise.
+ProgramKernel last_instance(const std::string& line, const std::vector<ProgramKernel>& templates) {
+  static const std::regex form("template *\\[\\[ *host_name\\(\"([^\"]+)\"\\) *\\]\\] *(?:\\[\\[kernel\\]\\]|kernel) "
+                               "*decltype\\((.+)\\) *([^;]+);\\s*");
+  std::smatch found;
+  if (!std::regex_match(line, found, form) || found[2].str() != found[3].str()) return {};
+  const std::string entry = found[2].str(), function = entry.substr(0, entry.find('<'));
+  for (const ProgramKernel& kernel : templates) {
+    if (kernel.name != function && kernel.signature != function + "_msl_args") continue;
+    ProgramKernel instance = kernel;
+    instance.name = found[1].str();
+    instance.entry = entry;
+    return instance;
+  }
+  return {};
+}
+
+} // namespace
+
+std::shared_ptr<const Program> compile_program(const std::string& text, int metal_version) {
+  @autoreleasepool {
+    const size_t end = text.find_last_not_of(" \n\t");
+    const size_t start = end == std::string::npos ? 0 : text.rfind('\n', end) + 1;
+    const std::string line = text.substr(start);
+    if (line.rfind("template", 0) == 0) {
+      const Translation& base = translation(text.substr(0, start), metal_version);
+      if (ProgramKernel kernel = last_instance(line, base.templates); !kernel.name.empty()) {
+        auto program = std::make_shared<Program>(base.program);
+        MOCK_RULE("kernel-name", !program->kernels.count(kernel.name), "two kernels are named ", kernel.name);
+        program->kernels.emplace(kernel.name, kernel);
+        return program;
+      }
+    }
+    auto program = std::make_shared<Program>(translation(text, metal_version).program);
+    // Errors of the text belong here, as Apple's compiler reports them now. One kernel shows those of all functions
+    // that aren't templates.
+    if (!program->kernels.empty()) compile_kernel(*program, program->kernels.begin()->second, {});
+    return program;
+  }
+}
+
+std::unique_ptr<foundry::Pipeline> compile_kernel(const Program& program, const ProgramKernel& kernel,
+                                                  const std::vector<foundry::Constant>& constants) {
+  const foundry::Source source{"program_source", "", program.translated, foundry::content_hash(program.translated)};
+  foundry::Kernel host{"program_source", kernel.entry, {}, constants, kernel.signature, ""};
+  try {
+    return foundry::executor(c10::Device(c10::kCPU)).compile(source, host);
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    const size_t messages = what.find("does not compile:\n");
+    if (messages == std::string::npos) throw;
+    throw CompileError(apple_style(what.substr(messages + 18)));
+  }
+}
+
+} // namespace mock

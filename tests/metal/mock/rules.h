@@ -1,0 +1,47 @@
+// The rules of Metal and of torch's MPS stream. A broken one has a name, stops the call with an exception, and is kept:
+// code that swallows the exception doesn't get away with it (`torch.ops.mock_metal.violations()`).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <c10/util/StringUtil.h>
+
+namespace mock {
+
+// Keeps the violation and throws `MockMetal: RULE: what`.
+[[noreturn]] void fail(const char* rule, const std::string& what);
+
+// Keeps a violation where nothing may be thrown (release, destructors). The next synchronisation throws it.
+void note(const char* rule, const std::string& what);
+
+// Throws what was noted since the last call.
+void throw_noted();
+
+// A line of the record of what was asked of the GPU: "dispatch rms_norm<half>", "commit", "icb x12".
+void trace(const std::string& event);
+
+// What a test may set; see control.cpp for the names.
+struct Settings {
+  std::atomic<int64_t> max_threads{1024};            // of a threadgroup, for every pipeline
+  std::atomic<int64_t> memory{int64_t{8} << 30};     // bytes that tensors may take
+  std::atomic<int64_t> max_buffer{int64_t{4} << 30}; // bytes of one buffer
+  std::atomic<int64_t> family{1009};                 // the highest GPU family: 1007 M1, 1008 M2, 1009 M3 and M4
+  std::atomic<int64_t> icb{1};                       // 0: the driver refuses indirect command buffers
+  std::atomic<int64_t> archives{1};                  // 0: the system can't make binary archives
+  std::atomic<int64_t> fail_command_buffer{0};       // the n-th next command buffer fails on the GPU
+};
+Settings& settings();
+
+// Objects of the mock that are alive, by class; a class counts from its first object on.
+void count_object(const char* kind, int change);
+
+} // namespace mock
+
+#define MOCK_RULE(rule, condition, ...)                                                                                \
+  do {                                                                                                                 \
+    if (!(condition)) ::mock::fail(rule, ::c10::str(__VA_ARGS__));                                                     \
+  } while (0)
