@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_foundry import support
-from torch_foundry.doctor.machine import APPLE_GB_S
+from torch_foundry.doctor.machine import APPLE_GB_S, STOCK_KERNELS
 
 LARGE_CACHE = 2**30  # bytes
 MODEL_GB = 0.99  # of a model of 0.5 B parameters in float16: what each token reads
@@ -51,9 +51,9 @@ def _device(data: dict[str, Any]) -> Iterator[str]:
             "Kernels are compiled from source when first used; with Xcode installed, building torch_foundry again "
             "compiles them ahead of time."
         )
-    newest = support.NEWEST_TORCH
+    newest = max(STOCK_KERNELS)
     if device.get("name") == "mps" and support.version_pair(machine["torch"]) < newest:
-        yield f"Stock torch {newest[0]}.{newest[1]} has faster MPS kernels: comparisons hold for this torch only."
+        yield f"Stock torch is faster from {newest[0]}.{newest[1]} on: what is compared with it here is this version."
     if (size := data.get("cache_bytes", 0)) > LARGE_CACHE:
         yield f"The kernel cache holds {size / 2**30:.1f} GiB; it can be deleted at any time."
 

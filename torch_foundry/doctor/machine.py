@@ -66,12 +66,20 @@ def device_facts(device: Any) -> dict[str, Any]:
     return {}
 
 
+# What stock torch has Metal kernels for since which version, by the kernels' names in its macOS builds; the rest is
+# MPSGraph's work.
+STOCK_KERNELS = {
+    (2, 11): "norms and attention of a few queries",
+    (2, 13): "attention of whole prompts",
+    (2, 14): "linear layers of one row",
+}
+
+
 def stock_path(kind: str, torch_version: str) -> str:
-    """How stock torch runs a model on devices of type `kind`: by version, from what its builds hold; not measured."""
+    """How stock torch runs a model on devices of type `kind`: by version; not measured."""
     if kind == "mps":
-        if support.version_pair(torch_version) >= (2, 15):
-            return "Metal kernels for one-row linear layers, decode and prefill attention; MPSGraph for the rest"
-        return "MPSGraph for linear layers; Metal kernels for attention of one query and for norms"
+        known = [what for since, what in STOCK_KERNELS.items() if since <= support.version_pair(torch_version)]
+        return f"Metal kernels for {', '.join(known)}; MPSGraph for the rest"
     return {"cuda": "cuBLAS and its own attention kernels", "cpu": "its CPU kernels"}.get(kind, "unknown")
 
 

@@ -1,0 +1,63 @@
+"""doctor's checks are tested: the mistakes that the ops' tests are tested with make them fail as well."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from test_faults import FAULTS, faulty_shaders
+
+from torch_foundry import quant, runtime
+from torch_foundry.doctor import selfcheck, truth
+
+# Fault -> words in the names of the checks that are there for it: one for each kernel file, and those that the first
+# version of the checks did not notice.
+SEEDED = {
+    "argmax-highest-of-equals": "argmax",
+    "attention-kv-start-ignored": "attention padding",
+    "attention-mask-of-the-first-head": "attention mask, 2 queries",
+    "attention-prefill-unwritten-keys-staged": "attention prefill",
+    "embedding-row-of-id-0": "embedding dense",
+    "glu-tanh-constant": "glu gelu_tanh",
+    "linear-epilogue-scale-ignored": "linear [3, 256], scale",
+    "linear-last-output-not-stored": "linear dense [1, 264]",
+    "linear-sum-depends-on-the-number-of-rows": "linear q8_0: a row",
+    "q4_0-zero-point": "linear q4_0: one-hot",
+    "rms_norm-residual-read-with-the-strides-of-x": "rms_norm: rows",
+    "rope-cache-written-one-token-late": "rope_and_cache 3 tokens",
+}
+CHECKS = selfcheck.suite(quick=False)
+
+
+def test_every_fault_is_one_of_the_ops_tests() -> None:
+    assert {fault.name for fault in FAULTS} >= set(SEEDED)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in SEEDED], ids=str)
+def test_a_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
+    directory = faulty_shaders(fault, tmp_path)
+    checks = [check for check in CHECKS if SEEDED[fault.name] in check.name]
+    assert checks
+    checks[0].run("cpu")
+    with runtime.use_shaders(directory), truth.poisoned_outputs():
+        for check in checks:
+            try:
+                check.run("cpu")
+            except truth.Disagreement:
+                return
+    pytest.fail(f"none of {len(checks)} checks notices it")
+
+
+def test_names_tell_checks_apart() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    for name, known in quant.FORMATS.items():
+        assert not known.packed or any(name in check for check in names), f"{name} is not checked"
+
+
+def test_quick_is_a_part() -> None:
+    quick = {check.name for check in selfcheck.suite(quick=True)}
+    assert quick < {check.name for check in CHECKS}
