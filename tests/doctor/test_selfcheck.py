@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from kit import Fault
 from test_faults import FAULTS, faulty_shaders
 
 from torch_foundry import quant, runtime
