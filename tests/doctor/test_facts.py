@@ -148,7 +148,7 @@ def test_a_good_machine_gets_one_fact() -> None:
         ("machine.low_power", True, "Low power mode is on"),
         ("machine.virtual", True, "This is a virtual machine"),
         ("device.gpu", "Apple Paravirtual device", "This is a virtual machine"),
-        ("device.library", "jit", "with Xcode installed"),
+        ("device.metal", {"library": "jit"}, "with Xcode installed"),
         ("machine.environment", {"MTL_DEBUG_LAYER": "1"}, "Metal's validation is on"),
         ("machine.environment", {"TORCH_FOUNDRY_SANITIZE": "address"}, "under a sanitizer"),
         ("cache_bytes", 3 << 30, "The kernel cache holds 3.0 GiB"),

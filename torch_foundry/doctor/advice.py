@@ -46,7 +46,7 @@ def _device(data: dict[str, Any]) -> Iterator[str]:
         yield "This is an NVIDIA GPU: its figures are its own and say nothing about an Apple GPU."
     if machine.get("virtual") or "paravirtual" in str(device.get("gpu", "")).lower():
         yield "This is a virtual machine: its GPU is slower than the chip's, and indirect command buffers are off."
-    if device.get("library") == "jit":
+    if device.get("metal", {}).get("library") == "jit":
         yield (
             "Kernels are compiled from source when first used; with Xcode installed, building torch_foundry again "
             "compiles them ahead of time."

@@ -53,17 +53,22 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     family = str(torch.ops.torch_foundry._family(str(device)))
     row = {"name": str(device), "executor": executor, "family": family, **machine.device_facts(device)}
     row["stock"] = machine.stock_path(device.type, torch.__version__)
-    return {**row, "ours": our_path(executor)}
+    if executor == "metal":
+        row["metal"] = dict(torch.ops.torch_foundry._metal_info())
+    return {**row, "ours": our_path(executor, row.get("metal", {}))}
 
 
-def our_path(executor: str) -> str:
-    """How this package runs a model on `executor`."""
-    how = {
+def our_path(executor: str, metal: dict[str, str]) -> str:
+    """How this package runs a model on `executor`. metal: what the Metal executor says about itself."""
+    if executor == "metal":
+        library = {"metallib": "compiled ahead of time", "jit": "compiled from source at first use"}
+        how = [library.get(metal.get("library", ""), ""), f"Metal {metal['language']}" if "language" in metal else ""]
+        return f"Metal kernels on torch's MPS stream ({', '.join(part for part in how if part)})"
+    others = {
         "host": "kernels translated to C++, one fiber per GPU thread",
         "cuda": "kernels translated to CUDA C++ and compiled by NVRTC, on torch's stream",
-        "metal": "Metal kernels on torch's MPS stream",
     }
-    return how.get(executor, executor)
+    return others.get(executor, executor)
 
 
 def _bar(items: Iterable[Item], title: str) -> Iterable[Item]:
