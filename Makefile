@@ -7,7 +7,7 @@ PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
+SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
 
 .PHONY: demo test lint asan tsan bench build format clean
 

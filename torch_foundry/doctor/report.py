@@ -116,8 +116,15 @@ def _header(data: Row) -> list[str]:
 
 def _kernels(row: Row) -> list[str]:
     failed = f"{len(row['failed'])} FAILED" if row["failed"] else None
-    slowest = f"slowest {row['slowest_s']:.2f} s ({row['slowest']})" if row.get("slowest") else None
-    return [_line("kernels", f"{row['compiled']} of {row['all']} compiled in {row['seconds']:.1f} s", failed, slowest)]
+    slowest = f"slowest {row['slowest_s']:.2f} s ({row['slowest']})" if row["slowest_s"] > 0.1 else None
+    return [
+        _line(
+            "kernels",
+            f"{row['compiled']} of {row['all']} compiled or loaded in {row['seconds']:.1f} s",
+            failed,
+            slowest,
+        )
+    ]
 
 
 def _checks(row: Row) -> list[str]:
