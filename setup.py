@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 from setuptools import find_packages, setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
 from torch_foundry import sources, support  # noqa: E402  (needs the path above; neither imports torch)
+
+support.use_installed_torch()
+import torch  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 # runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
 CXX_SOURCES = ["csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/host/executor.cpp", "csrc/host/toolchain.cpp"]

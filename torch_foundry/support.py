@@ -5,8 +5,12 @@ The sentences are functions of plain facts, so that each can be tested anywhere.
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import subprocess
+import sys
+import sysconfig
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +107,19 @@ def torch_warning(version: str) -> str | None:
         f"torch_foundry was tested with torch {_text(OLDEST_TORCH)} to {_text(NEWEST_TORCH)} and this is torch "
         f"{version}: `torch-foundry doctor` says whether its results are right"
     )
+
+
+def use_installed_torch() -> None:
+    """For setup.py: build with the torch that is installed, if it will do, instead of the newest, which is what pip
+    puts into an isolated build: the extension would not load under the installed one."""
+    place = sysconfig.get_path("platlib")
+    version = Path(place, "torch", "version.py")
+    if place in sys.path or not version.is_file():
+        return
+    found = re.search(r"__version__ = ['\"]([^'\"]+)", version.read_text())
+    if found and version_pair(found[1]) >= OLDEST_TORCH:
+        sys.path.insert(0, place)
+        os.environ["PYTHONPATH"] = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def record_torch(built: Path, version: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from torch_foundry import prebuild
 from torch_foundry.cli import main
-from torch_foundry.doctor import measure, privacy, selfcheck
+from torch_foundry.doctor import examine, measure, privacy, selfcheck
 
 PRIVATE = ("gwendolyn", "gwens-macbook", "/Users/", "SecretProject", "/Volumes/Work")
 
@@ -86,6 +86,16 @@ def test_a_report_full_of_private_words(
         assert word not in text, word
     printed = capsys.readouterr().out.replace(str(path), "")
     assert not any(word in printed for word in PRIVATE)
+
+
+def test_the_reason_why_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise ImportError("does not load (dlopen(/Users/gwendolyn/SecretProject/_C.abi3.so): no such symbol)")
+
+    monkeypatch.setattr(examine, "examine", fails)
+    path = tmp_path / "report.json"
+    assert main(["doctor", "--device", "cpu", "--json", str(path)]) == 2
+    assert "dlopen(~/.../_C.abi3.so): no such symbol" in path.read_text()
 
 
 def test_the_home_directory_is_taken_out_of_everything_at_last() -> None:

@@ -38,13 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace, report: Any) -> int:
+    from torch_foundry.doctor.privacy import scrub
+
     try:
         from torch_foundry.doctor.examine import examine, pick_device
 
         device = find_device(args.device) if args.device else pick_device()
         examine(device, report, args.quick)
     except (UserError, ImportError) as error:
-        report.fail(f"cannot run: {first_line(error)}")
+        report.fail(f"cannot run: {scrub(first_line(error))}")
         report.save()
         return 2
     except KeyboardInterrupt:
