@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import platform
 import subprocess
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_foundry.doctor import machine, timing
+from torch_foundry import runtime, support
+from torch_foundry.doctor import examine, machine, timing
 from torch_foundry.doctor.advice import advice
 from torch_foundry.doctor.report import Report, table
 
@@ -86,6 +88,23 @@ def test_emulated(system: str, kind: str, expected: bool, monkeypatch: pytest.Mo
     assert machine.emulated(torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"machine": "x86_64", "rosetta": True}, "under Rosetta"),
+        ({"machine": "x86_64"}, "an Intel Mac"),
+        ({"macos": (13, 6)}, "need macOS 14"),
+        ({"mps_available": False}, "torch sees no MPS device"),
+    ],
+)
+def test_a_device_that_a_mac_should_have(changes: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = dataclasses.replace(support.Facts("Darwin", "arm64", (15, 0), False, True, True, False, False), **changes)
+    monkeypatch.setattr(support, "facts", lambda: facts)
+    monkeypatch.setattr(runtime, "has_executor", lambda kind: True)
+    assert words in examine.unusable()["mps"]
+    assert examine.pick_device().type == "cpu"
+
+
 def test_directory_size(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_bytes(b"12345")
@@ -143,8 +162,7 @@ def test_a_good_machine_gets_one_fact() -> None:
         ("failures", ["check x"], "please open an issue and attach this report"),
         ("machine.torch", "2.17.0", "Torch_foundry was tested with torch 2.11 to 2.15"),
         ("machine.torch", "2.12.1", "Stock torch is faster from 2.14 on"),
-        ("machine.rosetta", True, "under Rosetta"),
-        ("machine.machine", "x86_64", "This is an Intel Mac"),
+        ("unusable", {"mps": "an Intel Mac has no MPS device"}, "Not used: mps: an Intel Mac has no MPS device."),
         ("machine.low_power", True, "Low power mode is on"),
         ("machine.virtual", True, "This is a virtual machine"),
         ("device.gpu", "Apple Paravirtual device", "This is a virtual machine"),

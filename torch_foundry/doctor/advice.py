@@ -14,7 +14,12 @@ MODEL_GB = 0.99  # of a model of 0.5 B parameters in float16: what each token re
 
 def advice(data: dict[str, Any]) -> list[str]:
     """Sentences about `data`, the more important ones first."""
-    return [*_results(data), *_machine(data["machine"]), *_device(data), *_figures(data)]
+    devices = [_sentence(f"not used: {kind}: {problem}") for kind, problem in data.get("unusable", {}).items()]
+    return [*_results(data), *devices, *_machine(data["machine"]), *_device(data), *_figures(data)]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _results(data: dict[str, Any]) -> Iterator[str]:
@@ -24,11 +29,7 @@ def _results(data: dict[str, Any]) -> Iterator[str]:
 
 def _machine(machine: dict[str, Any]) -> Iterator[str]:
     if warning := support.torch_warning(machine["torch"]):
-        yield warning[0].upper() + warning[1:] + "."
-    if machine.get("rosetta"):
-        yield "This Python is an x86_64 program under Rosetta: with Python for arm64 there would be an MPS device."
-    elif machine["system"].startswith("macOS") and machine["machine"] == "x86_64":
-        yield "This is an Intel Mac: torch_foundry has no kernels for its GPU, they run on the CPU."
+        yield _sentence(warning)
     if machine.get("low_power"):
         yield "Low power mode is on: figures are lower than this Mac's best (System Settings, Battery)."
     for name, value in machine["environment"].items():

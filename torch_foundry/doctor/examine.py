@@ -28,11 +28,20 @@ def pick_device() -> torch.device:
     return torch.device("cpu")
 
 
+def unusable() -> dict[str, str]:
+    """Devices that this machine has, or should have, and why they can't be used."""
+    known = support.facts()
+    expected = {"mps": known.system == "Darwin", "cuda": known.cuda_available}
+    found = {k: support.device_problem(k, runtime.has_executor(k), known) for k, there in expected.items() if there}
+    return {kind: problem for kind, problem in found.items() if problem}
+
+
 def examine(device: torch.device, report: Report, quick: bool) -> None:
     """Fill `report`. A section that breaks is a failure of its own; the others run all the same."""
     data = report.data
     data["emulated"] = emulated = machine.emulated(device)
     data["device"] = describe_device(device)
+    data["unusable"] = unusable()
     data["cache_bytes"] = machine.directory_size(_ext.cache_dir())
     scale = measure.Scale.of(device, emulated, quick)
     _kernels(device, report)
