@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
-from torch_foundry import sources, support  # noqa: E402  (needs the path above; neither imports torch)
+from torch_foundry import nvrtc, sources, support  # noqa: E402  (needs the path above; neither imports torch)
 
 support.use_installed_torch()
 import torch  # noqa: E402
@@ -18,6 +18,12 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 # runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
 CXX_SOURCES = ["csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/host/executor.cpp", "csrc/host/toolchain.cpp"]
+INCLUDE_DIRS = [str(ROOT / "csrc"), str(ROOT / "shaders")]
+LIBRARIES = []
+if torch.version.cuda:  # the driver and NVRTC are loaded when the first kernel is compiled
+    CXX_SOURCES.append("csrc/cuda/*.cpp")
+    INCLUDE_DIRS += nvrtc.include_dirs()
+    LIBRARIES.append("c10_cuda")
 
 
 class Build(BuildExtension):
@@ -34,7 +40,8 @@ class Build(BuildExtension):
 extension = CppExtension(
     "torch_foundry._C",
     sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
-    include_dirs=[str(ROOT / "csrc"), str(ROOT / "shaders")],
+    include_dirs=INCLUDE_DIRS,
+    libraries=LIBRARIES,
     extra_compile_args=["-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"],
     extra_link_args=["-ldl"] if platform.system() == "Linux" else [],
     py_limited_api=True,

@@ -17,8 +17,9 @@ MODELS = OPS | {"nn", "kvcache"}
 ALLOWED: dict[str, set[str]] = {
     "msl": set(),
     "sources": {"msl"},
+    "nvrtc": set(),
     "support": set(),
-    "_ext": {"sources", "support"},
+    "_ext": {"nvrtc", "sources", "support"},
     "runtime": {"_ext"},
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},

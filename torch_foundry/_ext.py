@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torch_foundry import sources, support
+from torch_foundry import nvrtc, sources, support
 
 PACKAGE = Path(__file__).parent
 BUILT = PACKAGE / "_built"
@@ -94,8 +94,24 @@ def setup_host(cache: Path | None = None) -> None:
     )
 
 
+def setup_cuda() -> None:
+    """Tell the CUDA executor its compiler, its prelude and its cache, in builds that have one."""
+    if not hasattr(torch.ops.torch_foundry, "_cuda_setup"):
+        return
+    checkout = CHECKOUT / "csrc"
+    root = checkout if kernels_from() == "src" and (checkout / "cuda").is_dir() else BUILT
+    torch.ops.torch_foundry._cuda_setup(
+        nvrtc.libraries(torch.version.cuda),
+        str(root),
+        sources.tree_digest(root / "prelude", root / "cuda" / "prelude"),
+        environment("TORCH_FOUNDRY_CHECKED", ("0", "1")) == "1",
+        [str(BUILT / "kernels")],
+        str(cache_dir() / "kernels"),
+    )
+
+
 def load() -> None:
-    """Load `_C` once, register the shaders and set the host executor up. ImportError says what is in the way."""
+    """Load `_C` once, register the shaders and set the executors up. ImportError says what is in the way."""
     # another library in place of _C, which it brings along: tests/metal runs the Metal executor on a mock that way
     given = os.environ.get("TORCH_FOUNDRY_EXTENSION")
     library = Path(given) if given else next(iter(PACKAGE.glob("_C*.so")), None)
@@ -103,6 +119,7 @@ def load() -> None:
         raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
     support.load_library(library, BUILT)
     setup_host()
+    setup_cuda()
     add_own_shaders()
 
 

@@ -105,12 +105,13 @@ def compiler_identity(command: str) -> str:
 
 def build_tree(root: Path, built: Path) -> None:
     """Fill `built` from a checkout: translated shaders, their source, the host tree and the compiler's identity."""
-    for name in ("host", "prelude", "shaders", "translated"):
+    for name in ("cuda", "host", "prelude", "shaders", "translated"):
         shutil.rmtree(built / name, ignore_errors=True)
     shutil.copytree(root / "shaders", built / "shaders")
     ignored = shutil.ignore_patterns("executor.cpp", "toolchain.*")
     for name in ("host", "prelude"):
         shutil.copytree(root / "csrc" / name, built / name, ignore=ignored)
+    shutil.copytree(root / "csrc" / "cuda" / "prelude", built / "cuda" / "prelude")
     cache = Path(os.environ.get("TORCH_FOUNDRY_CACHE") or root / "build") / "translated"
     (built / "translated").mkdir(parents=True)
     for shader in sorted((root / "shaders").glob("*.metal")):

@@ -39,23 +39,18 @@ MSL_INLINE bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object
   return msl::atomic_compare_exchange(detail::address_of(object), expected, desired);
 }
 
-#define MSL_FETCH(name, Name, expression)                                                                              \
-  namespace detail {                                                                                                   \
-  struct Name {                                                                                                        \
-    template <class T> static MSL_INLINE T combine(T x, T y) { return T(expression); }                                 \
-  };                                                                                                                   \
-  }                                                                                                                    \
+#define MSL_FETCH(name, Op)                                                                                            \
   template <class T>                                                                                                   \
   MSL_INLINE T atomic_fetch_##name##_explicit(volatile atomic<T>* object, detail::operand<T> y, memory_order) {        \
-    return msl::atomic_update<detail::Name>(detail::address_of(object), y);                                            \
+    return msl::atomic_update<msl::Op>(detail::address_of(object), y);                                                 \
   }
-MSL_FETCH(add, FetchAdd, x + y)
-MSL_FETCH(sub, FetchSub, x - y)
-MSL_FETCH(and, FetchAnd, x& y)
-MSL_FETCH(or, FetchOr, x | y)
-MSL_FETCH(xor, FetchXor, x ^ y)
-MSL_FETCH(min, FetchMin, y < x ? y : x)
-MSL_FETCH(max, FetchMax, x < y ? y : x)
+MSL_FETCH(add, Sum)
+MSL_FETCH(sub, Difference)
+MSL_FETCH(and, And)
+MSL_FETCH(or, Or)
+MSL_FETCH(xor, Xor)
+MSL_FETCH(min, Min)
+MSL_FETCH(max, Max)
 #undef MSL_FETCH
 
 // The 64-bit ones give nothing back.

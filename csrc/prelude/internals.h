@@ -1,97 +1,18 @@
 // fast:: and precise::, and internals of Apple's headers that libraries call.
 #pragma once
 #include "atomic.h"
+#include "math_names.h"
 #include "simdgroup_matrix.h"
 
 namespace metal {
 
 // Declarations rather than a directive, so that shaders may add overloads in these namespaces.
-#define MSL_MATH_NAMES                                                                                                 \
-  using metal::abs;                                                                                                    \
-  using metal::acos;                                                                                                   \
-  using metal::acosh;                                                                                                  \
-  using metal::asin;                                                                                                   \
-  using metal::asinh;                                                                                                  \
-  using metal::atan;                                                                                                   \
-  using metal::atan2;                                                                                                  \
-  using metal::atanh;                                                                                                  \
-  using metal::ceil;                                                                                                   \
-  using metal::clamp;                                                                                                  \
-  using metal::copysign;                                                                                               \
-  using metal::cos;                                                                                                    \
-  using metal::cosh;                                                                                                   \
-  using metal::cospi;                                                                                                  \
-  using metal::cross;                                                                                                  \
-  using metal::distance;                                                                                               \
-  using metal::distance_squared;                                                                                       \
-  using metal::divide;                                                                                                 \
-  using metal::dot;                                                                                                    \
-  using metal::exp;                                                                                                    \
-  using metal::exp10;                                                                                                  \
-  using metal::exp2;                                                                                                   \
-  using metal::fabs;                                                                                                   \
-  using metal::faceforward;                                                                                            \
-  using metal::fdim;                                                                                                   \
-  using metal::floor;                                                                                                  \
-  using metal::fma;                                                                                                    \
-  using metal::fmax;                                                                                                   \
-  using metal::fmax3;                                                                                                  \
-  using metal::fmedian3;                                                                                               \
-  using metal::fmin;                                                                                                   \
-  using metal::fmin3;                                                                                                  \
-  using metal::fmod;                                                                                                   \
-  using metal::fract;                                                                                                  \
-  using metal::frexp;                                                                                                  \
-  using metal::ilogb;                                                                                                  \
-  using metal::isfinite;                                                                                               \
-  using metal::isinf;                                                                                                  \
-  using metal::isnan;                                                                                                  \
-  using metal::isnormal;                                                                                               \
-  using metal::isordered;                                                                                              \
-  using metal::isunordered;                                                                                            \
-  using metal::ldexp;                                                                                                  \
-  using metal::length;                                                                                                 \
-  using metal::length_squared;                                                                                         \
-  using metal::log;                                                                                                    \
-  using metal::log10;                                                                                                  \
-  using metal::log2;                                                                                                   \
-  using metal::max;                                                                                                    \
-  using metal::max3;                                                                                                   \
-  using metal::median3;                                                                                                \
-  using metal::min;                                                                                                    \
-  using metal::min3;                                                                                                   \
-  using metal::mix;                                                                                                    \
-  using metal::modf;                                                                                                   \
-  using metal::nextafter;                                                                                              \
-  using metal::normalize;                                                                                              \
-  using metal::pow;                                                                                                    \
-  using metal::powr;                                                                                                   \
-  using metal::reflect;                                                                                                \
-  using metal::refract;                                                                                                \
-  using metal::rint;                                                                                                   \
-  using metal::round;                                                                                                  \
-  using metal::rsqrt;                                                                                                  \
-  using metal::saturate;                                                                                               \
-  using metal::sign;                                                                                                   \
-  using metal::signbit;                                                                                                \
-  using metal::sin;                                                                                                    \
-  using metal::sincos;                                                                                                 \
-  using metal::sinh;                                                                                                   \
-  using metal::sinpi;                                                                                                  \
-  using metal::smoothstep;                                                                                             \
-  using metal::sqrt;                                                                                                   \
-  using metal::step;                                                                                                   \
-  using metal::tan;                                                                                                    \
-  using metal::tanh;                                                                                                   \
-  using metal::tanpi;                                                                                                  \
-  using metal::trunc;
 namespace fast {
 MSL_MATH_NAMES
 }
 namespace precise {
 MSL_MATH_NAMES
 }
-#undef MSL_MATH_NAMES
 
 // The last argument of Apple's builtins tells fast from precise.
 #define MSL_INTERNAL_1(name)                                                                                           \

@@ -132,6 +132,8 @@ template <class T, size_t N> struct array {
 
 } // namespace metal
 
+MSL_SHADER_SCOPE_BEGIN
 #define MSL_EXPOSE(T, C, R) using metal::T##C##x##R;
 MSL_MATRIX_TYPES(MSL_EXPOSE)
 #undef MSL_EXPOSE
+MSL_SHADER_SCOPE_END

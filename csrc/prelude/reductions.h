@@ -1,5 +1,6 @@
-// What lanes pass to each other, and the operations that combine the values of lanes.
+// What lanes pass to each other, and the operations that combine values: of lanes, and of atomics with what is there.
 #pragma once
+#include "integer.h"
 #include "matrix.h"
 
 namespace msl {
@@ -17,6 +18,9 @@ struct Sum {
   static constexpr bool has_neutral = true;
   template <class T> static MSL_INLINE T neutral() { return T(0); }
   template <class T> static MSL_INLINE T combine(T a, T b) { return T(a + b); }
+};
+struct Difference { // of atomics only
+  template <class T> static MSL_INLINE T combine(T a, T b) { return T(a - b); }
 };
 struct Product {
   static constexpr bool has_neutral = true;

@@ -265,6 +265,7 @@ MSL_VECTOR_TYPES(MSL_DECLARE)
 } // namespace metal
 
 // The vector types are visible without `metal::`.
+MSL_SHADER_SCOPE_BEGIN
 #define MSL_EXPOSE(T)                                                                                                  \
   using metal::T##2;                                                                                                   \
   using metal::T##3;                                                                                                   \
@@ -274,6 +275,7 @@ MSL_VECTOR_TYPES(MSL_DECLARE)
   using metal::packed_##T##4;
 MSL_VECTOR_TYPES(MSL_EXPOSE)
 #undef MSL_EXPOSE
+MSL_SHADER_SCOPE_END
 using metal::packed_vec;
 using metal::vec;
 

@@ -1,6 +1,6 @@
 // Atomic access to memory, by the compiler's builtins.
 #pragma once
-#include "platform.h"
+#include "reductions.h"
 
 namespace msl {
 

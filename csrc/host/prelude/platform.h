@@ -3,6 +3,10 @@
 #pragma once
 #include "../runtime_state.h"
 
+// Where a shader's text lies: on the host in the global namespace.
+#define MSL_SHADER_SCOPE_BEGIN
+#define MSL_SHADER_SCOPE_END
+
 // C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang.
 #if defined(__clang__)
 #define MSL_NATIVE_HALF (__clang_major__ >= 15 || defined(__aarch64__))

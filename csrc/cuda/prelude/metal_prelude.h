@@ -1,0 +1,27 @@
+// Metal Shading Language for NVRTC: included first by every translated kernel source.
+#pragma once
+#include "arguments.h"
+#include "atomic.h"
+#include "barrier.h"
+#include "conditional.h"
+#include "geometric.h"
+#include "integer.h"
+#include "internals.h"
+#include "math.h"
+#include "math_names.h"
+#include "matrix.h"
+#include "scalar.h"
+#include "simd.h"
+#include "simdgroup_matrix.h"
+#include "traits.h"
+#include "vector.h"
+
+// In a shader Metal's functions hide CUDA's; both see what the shader adds.
+MSL_SHADER_SCOPE_BEGIN
+using namespace metal;
+MSL_MATH_NAMES
+MSL_SHADER_SCOPE_END
+
+namespace metal {
+using namespace msl_shader;
+}

@@ -1,0 +1,2 @@
+// NVRTC has size_t and ptrdiff_t built in.
+#pragma once
