@@ -86,7 +86,7 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     """Microseconds for a launch whose work is nothing, each dependent on the one before.
 
     one_by_one_us: launch and wait (a command buffer each). from_python_us: many, then wait. encode_us: the part of that
-    in the launch path below Python (with the host executor, the kernel too). replayed_us: from a tape.
+    in the launch path below Python (with the host executor, the kernel too). replayed_us: many, from a tape.
     """
     x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
 
@@ -107,12 +107,27 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     runtime.reset_counters()
     truth.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
+    tape, last = record(lambda: chain(n))
+    last.zero_()
+    replayed = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / n
+    truth.assert_equal(last.cpu(), x.cpu())
     return {
         "launches": n,
         "one_by_one_us": one * 1e6,
         "from_python_us": many * 1e6,
         "encode_us": counts.host_ns / counts.launches / 1e3,
+        "replayed_us": replayed * 1e6,
     }
+
+
+def record(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A tape of what `call` launches, and what it returned."""
+    tape = torch.classes.torch_foundry.Tape()
+    tape.start()
+    try:
+        return tape, call()
+    finally:
+        tape.stop()
 
 
 # ----------------------------------------------------------------------------------------------------------------- gemv
@@ -138,8 +153,9 @@ def gemv_jobs(quick: bool, emulated: bool) -> list[tuple[str, int, int, str]]:
 def gemv(device: torch.device, scale: Scale, job: tuple[str, int, int, str]) -> Row:
     """One row of float16 times a weight [N, K]: GB/s of what must be moved, for us and (dense weights) for stock torch.
 
-    Goes through several copies of the weight, which together don't fit into any cache, as a decoder does with its
-    layers. Every output of the timed calls is then checked; `valid` says whether the figures may be believed.
+    Replays a tape that goes through several copies of the weight, which together don't fit into any cache, as a decoder
+    does with its layers. Every output of the timed calls is then checked; `valid` says whether the figures may be
+    believed.
     """
     name, n, k, fmt = job
     g = truth.generator(n, k)
@@ -149,14 +165,10 @@ def gemv(device: torch.device, scale: Scale, job: tuple[str, int, int, str]) -> 
     x = truth.normal(g, 1, k, dtype=torch.float16)
     copies = max(1, min(64, scale.weight_bytes // weight.nbytes))
     weights, placed = [weight.to(device, copy=True) for _ in range(copies)], x.to(device)
-    outputs: list[Tensor] = []
-
-    def sweep() -> None:
-        outputs[:] = [ops.linear(placed, w, format=fmt) for w in weights]
-
+    tape, outputs = record(lambda: [ops.linear(placed, w, format=fmt) for w in weights])
     moved = (weight.nbytes + x.nbytes + 2 * n) * copies
     row = {"name": name, "n": n, "k": k, "format": fmt, "copies": copies, "bytes": moved // copies}
-    row["gb_s"] = moved / seconds(device, sweep, rounds=scale.rounds) / 1e9
+    row["gb_s"] = moved / seconds(device, tape.replay, rounds=scale.rounds) / 1e9
     row["stock_gb_s"] = None
     if not quant.FORMATS[fmt].packed:
         cast = placed.to(weight.dtype)

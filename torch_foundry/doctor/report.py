@@ -72,8 +72,6 @@ def table(data: Row) -> str:
     for name, show in (("kernels", _kernels), ("checks", _checks), ("bandwidth", _bandwidth), ("dispatch", _dispatch)):
         if name in data:
             lines += show(data[name])
-    if data.get("tape"):
-        lines += _tape(data["tape"])
     if data.get("gemv"):
         read = None if data["emulated"] else data.get("bandwidth", {}).get("read_gb_s")
         lines += ["", *_gemv(data["gemv"], read)]
@@ -138,13 +136,8 @@ def _bandwidth(row: Row) -> list[str]:
 
 
 def _dispatch(row: Row) -> list[str]:
-    many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}"
+    many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}, {row['replayed_us']:.1f} us replayed"
     return [_line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode")]
-
-
-def _tape(row: Row) -> list[str]:
-    timed = [f"{name} {us:.2f} us a launch" for name, us in row["us"].items()]
-    return [_line("replay", *timed, row.get("note"))]
 
 
 def _gemv(rows: list[Row], read_gb_s: float | None) -> list[str]:
