@@ -3,8 +3,10 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -14,7 +16,28 @@
 namespace mock {
 namespace {
 
-C10_REGISTER_GUARD_IMPL(MPS, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::MPS>);
+// One device and one stream; an event is its recording, and waiting for it means waiting for all that was encoded.
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::MPS> {
+  using Device = c10::Device;
+  using Stream = c10::Stream;
+  static Stream stream() { return Stream(Stream::DEFAULT, Device(c10::kMPS, 0)); }
+  Device getDevice() const override { return Device(c10::kMPS, 0); }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  Stream getStream(Device) const noexcept override { return stream(); }
+  Stream exchangeStream(Stream) const noexcept override { return stream(); }
+  void record(void** event, const Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    static char recorded;
+    *event = &recorded;
+  }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return false; } // a GPU as slow as can be
+  void synchronizeEvent(void* event) const override {
+    if (event) synchronize();
+  }
+  void synchronizeStream(const Stream&) const override { synchronize(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(); }
+};
+C10_REGISTER_GUARD_IMPL(MPS, Guard);
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::MPS);
 
@@ -100,6 +123,14 @@ at::Scalar local_scalar(const at::Tensor& tensor) {
   return on_host(tensor).item();
 }
 
+// The composite op asks a table of kernels that has no entry for this device.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                     bool enable_gqa) {
+  return std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, {}, scale, enable_gqa));
+}
+
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 } // namespace
@@ -117,7 +148,12 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("_local_scalar_dense", &local_scalar);
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
+  m.impl("scaled_dot_product_attention", &attention);
+  m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  m.impl("unfold", TORCH_FN(at::native::unfold));
 }
+
+TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { m.impl("scaled_dot_product_attention", &attention); }
 
 TORCH_LIBRARY_IMPL(_, MPS, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 
