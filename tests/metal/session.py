@@ -1,20 +1,17 @@
 """pytest plugin of a session with the mock (`-p tests.metal.session`): rules are looked at after every test.
 
-With --on-mps, calls of torch_foundry's ops on CPU tensors run on copies on the `mps` device, with the same strides and
-offsets, and what they write is copied back: the suites of the ops then test the Metal executor as they are.
+With --on-mps, the suites of the ops test the Metal executor as they are (tests/on_device.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_foundry._ext  # noqa: F401  (loads the mock, which TORCH_FOUNDRY_EXTENSION names)
+from tests.on_device import OnDevice
 
 mock = torch.ops.mock_metal
 KEPT = {
@@ -40,7 +37,7 @@ def _rules(request: pytest.FixtureRequest) -> Iterator[None]:
     """No rule was broken, not even by code that swallows exceptions, and no object of a launch is left."""
     mock.violations()
     if request.config.getoption("--on-mps"):
-        with OnMps():
+        with OnDevice("mps"):
             yield
     else:
         yield
@@ -48,73 +45,3 @@ def _rules(request: pytest.FixtureRequest) -> Iterator[None]:
     assert mock.violations() == []
     left = {kind: count for kind, count in mock.alive().items() if count and kind not in KEPT}
     assert not left, f"objects that a launch left behind: {left}"
-
-
-class OnMps(TorchDispatchMode):
-    """Moves calls of torch_foundry's ops from the CPU to the `mps` device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace != "torch_foundry":
-            return func(*args, **kwargs)
-        name = func._schema.name.removeprefix("torch_foundry::")
-        if name == "_shader_pipeline":
-            return func(args[0].replace("cpu", "mps"), *args[1:], **kwargs)
-        call = _Call()
-        if name == "_shader_launch":
-            buffers = [b if i else call.move(b) for b, i in zip(args[1], args[2], strict=True)]
-            result = func(args[0], buffers, *args[2:], **kwargs)
-            written = [b for b, i in zip(args[1], args[2], strict=True) if b is not None and not i]
-        elif not any(_is_plain(a) for a in [*args, *kwargs.values()]):
-            return func(*args, **kwargs)
-        else:
-            result = func(*[call.move(a) for a in args], **{k: call.move(v) for k, v in kwargs.items()})
-            written = [
-                value
-                for argument, value in _bound(func, args, kwargs)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-        call.copy_back(written)
-        return torch.utils._pytree.tree_map_only(Tensor, call.back, result)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu"
-
-
-def _bound(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args):
-            yield argument, args[position]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-class _Call:
-    """The storages of one call on both devices."""
-
-    def __init__(self) -> None:
-        self.storages: dict[int, tuple[Tensor, Tensor]] = {}  # by address: the bytes on the CPU and on mps
-        self.tensors: dict[int, Tensor] = {}  # by id of the mps tensor: the CPU tensor
-
-    def move(self, value: Any) -> Any:
-        if not _is_plain(value):
-            return value
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in self.storages:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self.storages[storage.data_ptr()] = whole, whole.to("mps")
-        bytes_ = self.storages[storage.data_ptr()][1]
-        moved = torch.empty(0, dtype=value.dtype, device="mps")
-        moved.set_(bytes_.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-        self.tensors[id(moved)] = value
-        self._keep = [*getattr(self, "_keep", []), moved]
-        return moved
-
-    def copy_back(self, written: list[Any]) -> None:
-        for address in {tensor.untyped_storage().data_ptr() for tensor in written if _is_plain(tensor)}:
-            host, device = self.storages[address]
-            host.copy_(device)
-
-    def back(self, result: Tensor) -> Tensor:
-        return self.tensors.get(id(result), result.cpu() if result.is_mps else result)
