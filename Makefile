@@ -15,6 +15,7 @@ demo: $(VENV)/.built
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
 
 test: $(VENV)/.built $(VENV)/.dev
+	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 # The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.

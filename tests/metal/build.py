@@ -1,6 +1,7 @@
 """Builds the mock of Metal: csrc/metal and tests/metal/mock in one library, which stands in for a Mac's `_C`.
 
     python tests/metal/build.py            prints the library's path, or (exit code 3) why there can be none here
+    python tests/metal/build.py --missing  only prints the packages that are missing for it
 
 It is linked to torch_foundry/_C, so ops and host executor are the ones that every other test runs. Only what changed
 is compiled. Use it as `TORCH_FOUNDRY_EXTENSION=<path> python ...`: then torch has a device "mps".
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "metal"
 BUILD = ROOT / "build" / "metal_mock"
-PACKAGES = "clang gobjc libgnustep-base-dev libblocksruntime-dev"
+PACKAGES = "clang gobjc libgnustep-base-dev gnustep-base-runtime libblocksruntime-dev"
 
 # GNUstep's Foundation with gcc's Objective-C runtime; blocks from libBlocksRuntime.
 OBJC = (
@@ -142,7 +143,11 @@ def build() -> Path:
 
 
 def main() -> int:
-    if reason := unavailable():
+    reason = unavailable()
+    if "--missing" in sys.argv:
+        print(PACKAGES if reason and platform.system() == "Linux" else "")
+        return 0
+    if reason:
         print(reason, file=sys.stderr)
         return 3
     print(build())
