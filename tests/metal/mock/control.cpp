@@ -90,7 +90,7 @@ void count_object(const char* kind, int change) {
   kept().alive[kind] += change;
 }
 
-void synchronize();  // stream.mm
+void settle();       // stream.mm
 int64_t allocated(); // allocator.mm
 
 TORCH_LIBRARY(mock_metal, m) {
@@ -101,7 +101,7 @@ TORCH_LIBRARY(mock_metal, m) {
   });
   m.def("trace() -> str[]", [] { return take(&Kept::trace); });
   m.def("alive() -> Dict(str, int)", &alive);
-  m.def("synchronize() -> ()", &synchronize);
+  m.def("synchronize() -> ()", &settle);
   m.def("allocated() -> int", &allocated);
 }
 

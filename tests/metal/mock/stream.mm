@@ -149,6 +149,13 @@ void synchronize() {
   });
 }
 
+// For callers from Python, whose threads have no pool of their own: an exception leaves the pool of its @autoreleasepool
+// behind, here as on a Mac, and what is in there would look like a leak.
+void settle() {
+  synchronize();
+  while (NSAutoreleasePool* left = [NSAutoreleasePool currentPool]) [left release];
+}
+
 // Work of the mock's own aten kernels, in the stream's order.
 void enqueue(std::function<void()> work) {
   auto* stream = at::mps::getDefaultMPSStream();
