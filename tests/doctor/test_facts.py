@@ -243,3 +243,10 @@ def test_a_stand_in_for_mps_is_waited_for_by_reading(monkeypatch: pytest.MonkeyP
 def test_nothing_heavy_is_imported_for_the_command_line() -> None:
     code = "import sys, torch_foundry.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_our_path() -> None:
+    assert examine.our_path("metal", {}) == "kernels on torch's MPS stream"
+    full = examine.our_path("metal", {"language": "3.2", "library": "jit"})
+    assert full == "kernels in Metal 3.2 on torch's MPS stream, compiled from source at first use"
+    assert "fiber" in examine.our_path("host", {}) and "NVRTC" in examine.our_path("cuda", {})

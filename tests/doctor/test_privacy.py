@@ -18,7 +18,7 @@ PRIVATE = ("gwendolyn", "gwens-macbook", "/Users/", "SecretProject", "/Volumes/W
 
 
 @pytest.fixture(autouse=True)
-def _somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+def _somebody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "gwendolyn")
     monkeypatch.setattr(platform, "node", lambda: "gwens-macbook.local")
     monkeypatch.setattr(Path, "home", lambda: Path("/Users/gwendolyn"))

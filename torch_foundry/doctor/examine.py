@@ -62,7 +62,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     family = str(torch.ops.torch_foundry._family(str(device)))
     row = {"name": str(device), "executor": executor, "family": family, **machine.device_facts(device)}
     row["stock"] = machine.stock_path(device.type, torch.__version__)
-    if executor == "metal":
+    if executor == "metal" and hasattr(torch.ops.torch_foundry, "_metal_info"):
         row["metal"] = dict(torch.ops.torch_foundry._metal_info())
     return {**row, "ours": our_path(executor, row.get("metal", {}))}
 
@@ -70,9 +70,9 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 def our_path(executor: str, metal: dict[str, str]) -> str:
     """How this package runs a model on `executor`. metal: what the Metal executor says about itself."""
     if executor == "metal":
-        library = {"metallib": "compiled ahead of time", "jit": "compiled from source at first use"}
-        how = [library.get(metal.get("library", ""), ""), f"Metal {metal['language']}" if "language" in metal else ""]
-        return f"Metal kernels on torch's MPS stream ({', '.join(part for part in how if part)})"
+        library = {"metallib": ", compiled ahead of time", "jit": ", compiled from source at first use"}
+        language = f" in Metal {metal['language']}" if "language" in metal else ""
+        return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}"
     others = {
         "host": "kernels translated to C++, one fiber per GPU thread",
         "cuda": "kernels translated to CUDA C++ and compiled by NVRTC, on torch's stream",
