@@ -1,21 +1,23 @@
-"""The suites of the ops and of compile_shader, run on the `mps` device of the mock."""
+"""Suites of the ordinary tests, run on the `mps` device of the mock: ops, formats, compile_shader, models."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.metal.conftest import ROOT, run_on_mock
+from tests.metal.conftest import run_on_mock
 
-# Not here: faults, which are in the shaders' text and not in what runs it; opcheck, which the CPU has passed.
+# Not here: faults, which are in the shaders' text and not in what runs it; opcheck, which knows no device; what only
+# ids on the CPU are checked for.
+CPU_ONLY = "--deselect=tests/ops/test_embedding.py::test_bad_inputs"
 SUITES = {
-    **{path.stem: [f"tests/ops/{path.name}"] for path in sorted((ROOT / "tests" / "ops").glob("test_*.py"))},
-    "test_formats": ["tests/quant/test_formats.py"],
-    "test_compile_shader": ["tests/runtime/test_compile_shader.py"],
+    "ops": ["tests/ops", "--ignore=tests/ops/test_faults.py", "-k", "not opcheck", CPU_ONLY],
+    "formats": ["tests/quant/test_formats.py", "-k", "not opcheck"],
+    "shaders": ["tests/runtime/test_compile_shader.py"],
+    "models": ["tests/patch/test_lifecycle.py", "tests/kvcache"],
 }
-SUITES.pop("test_faults")
 
 
 @pytest.mark.parametrize("suite", list(SUITES))
 def test_suite_on_mps(suite: str, request: pytest.FixtureRequest) -> None:
-    options = ["--on-mps", "-k", "not opcheck"]
-    request.node.add_report_section("call", "mock", run_on_mock(request.config, [*options, *SUITES[suite]]))
+    last_line = run_on_mock(request.config, ["--on-mps", *SUITES[suite]])
+    request.node.add_report_section("call", "mock", last_line)
