@@ -29,6 +29,9 @@ def _on_device(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
+HOST_ONLY = ("pack_weight", "unpack_weight")
+
+
 class OnDevice(TorchDispatchMode):
     """Moves calls of torch_foundry's ops from the CPU to another device."""
 
@@ -43,6 +46,8 @@ class OnDevice(TorchDispatchMode):
         name = func._schema.name.removeprefix("torch_foundry::")
         if name == "_shader_pipeline":
             return func(args[0].replace("cpu", self.device), *args[1:], **kwargs)
+        if name in HOST_ONLY:
+            return func(*args, **kwargs)
         call = _Call(self.device)
         if name == "_shader_launch":
             buffers = [b if i else call.move(b) for b, i in zip(args[1], args[2], strict=True)]

@@ -83,7 +83,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
         &shader_pipeline);
   m.def("_shader_launch(int handle, Tensor?[] buffers, bool[] inline_bytes, int[] grid, int[] group, "
         "bool grid_is_threads, int[] memory) -> ()",
-        &shader_launch);
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &shader_launch)); // dispatch modes see it whole
   m.def("_counts() -> int[]", [] { return as_list(total_counts()); });
   m.def("_scope_counts() -> Dict(str, int[])", &counts_by_scope);
   m.def("_reset_counts() -> ()", &reset_counts);
