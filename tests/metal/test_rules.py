@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 mock = torch.ops.mock_metal
-MISTAKES = [name for name in mock.mistakes() if not name.startswith("right/") and name != "missing-barrier"]
+MISTAKES = [name for name in mock.mistakes() if not name.startswith(("right/", "missing-barrier"))]
 
 
 def in_a_child(work: Callable[[], Any]) -> Any:
@@ -51,10 +53,22 @@ def test_mistake_is_caught_by_name(name: str) -> None:
     assert f"MockMetal: {rule}: " in " ".join([error, *violations]), (error, violations)
 
 
-@pytest.mark.parametrize("name, factor", [("right/direct", 2), ("right/indirect", 4)])
+@pytest.mark.parametrize("name, factor", [("direct", 2), ("indirect", 4), ("handler", 2), ("concurrent", 4)])
 def test_right_client(name: str, factor: int) -> None:
     x = torch.arange(8.0)
-    assert torch.equal(mock.mistake(name, x.to("mps")).cpu(), factor * x)
+    mock.trace()
+    assert torch.equal(mock.mistake(f"right/{name}", x.to("mps")).cpu(), factor * x)
+    assert ("handler" in mock.trace()) == (name == "handler")
+
+
+def test_every_rule_has_its_mistake() -> None:
+    """But those for which there are other tests, or that the mock's own tests would have to break."""
+    here = Path(__file__).parent / "mock"
+    text = "".join(path.read_text() for path in here.iterdir())
+    rules = set(re.findall(r'(?:MOCK_RULE|fail|note)\(\s*"([a-z-]+)"', text))
+    caught = {name.removeprefix("off:").partition("/")[0] for name in MISTAKES}
+    assert rules - caught == {"kernel-name", "out-of-memory"}
+    assert caught - rules == {"command-buffer-error"}, "raised by hand"
 
 
 def test_leak_is_counted() -> None:
@@ -66,9 +80,10 @@ def test_leak_is_counted() -> None:
     assert in_a_child(lambda: functions("right/but-leaks")) == 1
 
 
-def test_missing_barrier_changes_the_numbers() -> None:
+@pytest.mark.parametrize("name", ["missing-barrier", "missing-barrier/concurrent"])
+def test_missing_barrier_changes_the_numbers(name: str) -> None:
     x = torch.arange(8.0)
-    assert not torch.equal(mock.mistake("missing-barrier", x.to("mps")).cpu(), 4 * x)
+    assert not torch.equal(mock.mistake(name, x.to("mps")).cpu(), 4 * x)
 
 
 def test_memory_of_a_freed_tensor_is_poisoned() -> None:

@@ -1,6 +1,6 @@
 #include "commands.h"
 
-#include <mutex>
+#include <Block.h>
 
 namespace mock {
 
@@ -120,7 +120,7 @@ MPSCommandBuffer* make_mps_buffer(MockQueue* queue) {
 }
 - (void)addCompletedHandler:(MTLCommandBufferHandler)handler {
   MOCK_RULE("committed-buffer", status == MTLCommandBufferStatusNotEnqueued, "addCompletedHandler after commit");
-  handlers->push_back([handler copy]);
+  handlers->push_back(Block_copy(handler));
 }
 - (void)commit {
   MOCK_RULE("open-encoder", encoder == nil, "commit while an encoder is open");
@@ -161,7 +161,7 @@ MPSCommandBuffer* make_mps_buffer(MockQueue* queue) {
     }
     for (MTLCommandBufferHandler handler : *handlers) {
       handler(self);
-      [handler release];
+      Block_release(handler);
     }
     handlers->clear();
   }

@@ -8,6 +8,22 @@ void run_indirect(Client& c, MTLResourceUsage of_y, bool barrier) {
   work.finish();
 }
 
+// y = 2 x, then y = 2 y, on an encoder of the client's own, and a blit that copies nothing new.
+void run_concurrent(Client& c, bool barrier) {
+  c.stream->endKernelCoalescing();
+  MPSCommandBuffer* buffer = c.stream->commandBuffer();
+  c.encoder = [buffer computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+  c.bind();
+  c.launch();
+  if (barrier) [c.encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
+  [c.encoder setBuffer:buffer_of(c.y) offset:0 atIndex:0];
+  c.launch();
+  [c.encoder endEncoding];
+  id<MTLBlitCommandEncoder> blit = [buffer blitCommandEncoder];
+  [blit copyFromBuffer:buffer_of(c.y) sourceOffset:0 toBuffer:buffer_of(c.y) destinationOffset:0 size:16];
+  [blit endEncoding];
+}
+
 void leak_nothing(Client& c) {
   c.bind();
   c.launch();
@@ -18,6 +34,18 @@ const std::map<std::string, Mistake>& mistakes() {
   static const auto* list = new std::map<std::string, Mistake>{
       {"right/direct", leak_nothing},
       {"right/indirect", [](Client& c) { run_indirect(c, kBoth, true); }},
+      {"right/handler",
+       [](Client& c) {
+         c.bind();
+         c.launch();
+         c.stream->endKernelCoalescing();
+         [c.stream->commandBuffer() addCompletedHandler:^(id<MTLCommandBuffer> done) {
+           TORCH_CHECK(done.status == MTLCommandBufferStatusCompleted);
+           trace("handler");
+         }];
+       }},
+      {"right/concurrent", [](Client& c) { run_concurrent(c, true); }},
+      {"missing-barrier/concurrent", [](Client& c) { run_concurrent(c, false); }},
       {"missing-barrier", [](Client& c) { run_indirect(c, kBoth, false); }}, // told by the numbers
 
       // queue and stream

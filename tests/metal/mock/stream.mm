@@ -149,8 +149,8 @@ void synchronize() {
   });
 }
 
-// For callers from Python, whose threads have no pool of their own: an exception leaves the pool of its @autoreleasepool
-// behind, here as on a Mac, and what is in there would look like a leak.
+// For callers from Python, whose threads have no pool of their own: an exception leaves the pool of its
+// @autoreleasepool behind, here as on a Mac, and what is in there would look like a leak.
 void settle() {
   synchronize();
   while (NSAutoreleasePool* left = [NSAutoreleasePool currentPool]) [left release];
