@@ -47,9 +47,8 @@ def unavailable() -> str | None:
     """Why the mock can't be built here; None if it can."""
     if platform.system() != "Linux":
         return f"the mock of Metal runs on Linux, not on {platform.system()}"
-    blocks = any(Path("/usr/include").rglob("Block.h"))
-    headers = Path("/usr/include/GNUstep/Foundation/Foundation.h").exists() and objc_headers() is not None
-    if clang() and headers and blocks:
+    headers = [Path("/usr/include/GNUstep/Foundation/Foundation.h"), Path("/usr/include/Block.h")]
+    if clang() and objc_headers() and all(header.exists() for header in headers):
         return None
     return f"the mock of Metal needs clang and GNUstep (Debian: apt-get install {PACKAGES})"
 

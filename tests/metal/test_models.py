@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,16 @@ def test_memory_is_given_back() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- encoding
+
+
+def test_threads_share_the_stream() -> None:
+    cpu, mps = on_both()
+    prompts = [ids(1, 6, seed=seed) for seed in range(4)]
+    expected = [run(cpu, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for got, right in zip(pool.map(lambda prompt: run(mps, prompt), prompts), expected, strict=True):
+                assert torch.equal(got, right)
 
 
 def test_launches_share_encoders_and_nothing_is_compiled_twice() -> None:
