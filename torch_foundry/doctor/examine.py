@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -106,13 +107,24 @@ def _kernels(device: torch.device, report: Report) -> None:
             row["slowest"], row["slowest_s"] = name, took
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The tensors of the checks are small: on a busy machine, torch's threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _checks(device: torch.device, report: Report, quick: bool) -> None:
     suite = selfcheck.suite(quick)
     names = [check.name for check in suite]
     row: dict[str, Any] = {"all": len(suite), "passed": 0, "seconds": 0.0, "failed": [], "names": names}
     report.data["checks"] = row
     start = time.perf_counter()
-    with poisoned_outputs():
+    with poisoned_outputs(), _one_thread():
         for check in _bar(suite, "checks"):
             report.step(f"check {check.name}")
             try:
