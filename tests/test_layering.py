@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "support": set(),
     "_ext": {"nvrtc", "sources", "support"},
     "runtime": {"_ext"},
+    "tape": {"_ext"},
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},
     "ops": BASE | {"quant"},
@@ -32,9 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "demo_model": set(),
     "cli": MODELS | {"patch", "compare", "demo_model", "doctor", "support", "__init__"},
     "__main__": {"cli"},
-    "__init__": {"compare", "patch", "runtime", "shader"},
+    "__init__": {"compare", "patch", "runtime", "shader", "tape"},
     "compare": MODELS | {"patch"},
-    "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "shader", "support"},
+    "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "shader", "support", "tape"},
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch_foundry.patch import patch, patched, report, unpatch
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
     from torch_foundry.shader import compile_shader
+    from torch_foundry.tape import record
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "host_options": "runtime",
     "patch": "patch",
     "patched": "patch",
+    "record": "tape",
     "report": "patch",
     "reset_counters": "runtime",
     "scope": "runtime",
@@ -42,6 +44,7 @@ __all__ = [
     "host_options",
     "patch",
     "patched",
+    "record",
     "report",
     "reset_counters",
     "scope",

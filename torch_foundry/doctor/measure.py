@@ -14,6 +14,7 @@ from torch_foundry import ops, quant, runtime
 from torch_foundry.doctor import opchecks, truth
 from torch_foundry.doctor.timing import seconds, synchronize
 from torch_foundry.shader import compile_shader
+from torch_foundry.tape import record
 
 Row = dict[str, Any]
 
@@ -107,7 +108,8 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     runtime.reset_counters()
     truth.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
-    tape, last = record(lambda: chain(n))
+    with record() as tape:
+        last = chain(n)
     last.zero_()
     replayed = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / n
     truth.assert_equal(last.cpu(), x.cpu())
@@ -118,16 +120,6 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
         "encode_us": counts.host_ns / counts.launches / 1e3,
         "replayed_us": replayed * 1e6,
     }
-
-
-def record(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A tape of what `call` launches, and what it returned."""
-    tape = torch.classes.torch_foundry.Tape()
-    tape.start()
-    try:
-        return tape, call()
-    finally:
-        tape.stop()
 
 
 # ----------------------------------------------------------------------------------------------------------------- gemv
@@ -165,7 +157,8 @@ def gemv(device: torch.device, scale: Scale, job: tuple[str, int, int, str]) -> 
     x = truth.normal(g, 1, k, dtype=torch.float16)
     copies = max(1, min(64, scale.weight_bytes // weight.nbytes))
     weights, placed = [weight.to(device, copy=True) for _ in range(copies)], x.to(device)
-    tape, outputs = record(lambda: [ops.linear(placed, w, format=fmt) for w in weights])
+    with record() as tape:
+        outputs = [ops.linear(placed, w, format=fmt) for w in weights]
     moved = (weight.nbytes + x.nbytes + 2 * n) * copies
     row = {"name": name, "n": n, "k": k, "format": fmt, "copies": copies, "bytes": moved // copies}
     row["gb_s"] = moved / seconds(device, tape.replay, rounds=scale.rounds) / 1e9

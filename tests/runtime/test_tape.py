@@ -1,0 +1,188 @@
+"""Tapes: a replay does what the recorded code did, on what the tensors hold by then, or says why it can't."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import torch_foundry
+from torch_foundry import ops, runtime
+
+
+def block(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """Two launches with a view between them."""
+    h = ops.rms_norm(x, norm, 1e-6)
+    return ops.linear(h.view(-1, x.shape[-1]), weight, activation="silu").view(*x.shape[:-1], -1)
+
+
+@pytest.fixture
+def given() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 64), torch.randn(48, 64), torch.randn(64)
+
+
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def test_a_replay_equals_the_code_on_new_inputs(given: Given) -> None:
+    x, weight, norm = given
+    first = block(*given)
+    with torch_foundry.record() as tape:
+        y = block(*given)
+    assert torch.equal(y, first) and len(tape) == 2
+    for seed in range(3):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        tape.replay()
+        assert torch.equal(y, block(*given))
+    weight.mul_(-2)
+    tape.replay()
+    assert torch.equal(y, block(x, weight, norm))
+
+
+def test_replays_are_counted_as_launches(given: Given) -> None:
+    block(*given)
+    runtime.reset_counters()
+    with torch_foundry.record() as tape:
+        block(*given)
+    recorded = runtime.counters()
+    assert recorded.launches == 2 and recorded.bytes == tape.bytes > 0
+    runtime.reset_counters()
+    with runtime.scope("again"):
+        tape.replay()
+        tape.replay()
+    assert runtime.counters().launches == 4 and runtime.counters().bytes == 2 * tape.bytes
+    assert runtime.scope_counters()["again"].launches == 4
+
+
+def test_what_the_launches_touch_stays_alive(given: Given) -> None:
+    x, weight, norm = (tensor.clone() for tensor in given)
+    with torch_foundry.record() as tape:
+        y = block(x, weight, norm)
+    expected = y.clone()
+    del x, weight, norm
+    gc.collect()
+    noise = [torch.full((64,), 7.0) for _ in range(100)]  # would take the memory, were it free
+    y.zero_()
+    tape.replay()
+    assert torch.equal(y, expected) and len(noise) == 100
+
+
+def test_a_tape_lets_go(given: Given) -> None:
+    x = given[0].clone()
+    with torch_foundry.record() as tape:
+        block(x, *given[1:])
+    gone = weakref.ref(x.untyped_storage())
+    del x, tape
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_cache_is_written_again(given: Given) -> None:
+    q, k, v = torch.randn(1, 1, 128), torch.randn(1, 1, 64), torch.randn(1, 1, 64)
+    k_cache, v_cache = torch.zeros(1, 1, 8, 64), torch.zeros(1, 1, 8, 64)
+    with torch_foundry.record() as tape:
+        ops.rope_and_cache(q, k, v, None, None, k_cache, v_cache, 3, head_dim=64)
+    k.mul_(2)
+    k_cache.zero_()
+    tape.replay()
+    assert torch.equal(k_cache[0, 0, 3], k[0, 0]) and not k_cache[0, 0, 4:].any()
+
+
+@pytest.mark.parametrize(
+    "compute, name",
+    [
+        (lambda x: x + 1, "aten::add.Tensor"),
+        (lambda x: x.add_(1), "aten::add_.Tensor"),
+        (lambda x: x.clone(), "aten::clone"),
+        (lambda x: x.sum().item(), "aten::sum"),
+        (lambda x: x[0, 0, 0].item(), "aten::_local_scalar_dense"),
+        (lambda x: torch.zeros_like(x), "aten::zeros_like"),
+        (lambda x: x.transpose(0, 1).reshape(-1), "aten::clone"),
+        (lambda x: x.copy_(x), "aten::copy_"),
+        (lambda x: x.to(torch.float16), "aten::_to_copy"),
+    ],
+)
+def test_what_a_replay_would_not_repeat_is_refused(compute: object, name: str, given: Given) -> None:
+    x = given[0]
+    with pytest.raises(RuntimeError, match=f"{name}.* can't be recorded"), torch_foundry.record():
+        compute(x)  # type: ignore[operator]
+    with torch_foundry.record() as tape:  # the thread can record again
+        ops.glu(x, x)
+    assert len(tape) == 1
+
+
+def test_views_and_allocations_are_allowed(given: Given) -> None:
+    x = given[0]
+    with torch_foundry.record() as tape:
+        torch.empty_like(x)
+        x.new_empty(3)
+        a, b = x.transpose(0, 1).chunk(2, -1)
+        y = ops.glu(a[:, :1].detach(), b.unsqueeze(0).squeeze(0)[:, :1])
+    expected = y.clone()
+    y.zero_()
+    tape.replay()
+    assert torch.equal(y, expected)
+
+
+def test_other_memory_is_noticed(given: Given) -> None:
+    x = given[0].clone()
+    with torch_foundry.record() as tape:
+        block(x, *given[1:])
+    storage = x.untyped_storage()
+    x.set_(given[0].clone())
+    with pytest.raises(RuntimeError, match=r"launch 0 of the tape \(rms_norm.*\): buffer 0 has other memory"):
+        tape.replay()
+    x.set_(storage, 0, x.shape, x.stride())
+    tape.replay()
+    storage.resize_(1 << 20)
+    with pytest.raises(RuntimeError, match="other memory"):
+        tape.replay()
+
+
+def test_replaced_shaders_are_noticed(given: Given) -> None:
+    torch.ops.torch_foundry._add_source("something.metal", "x", "x")
+    with torch_foundry.record() as tape:
+        block(*given)
+    torch.ops.torch_foundry._add_source("something.metal", "x", "x")  # nothing new
+    tape.replay()
+    torch.ops.torch_foundry._add_source("something.metal", "y", "y")
+    with pytest.raises(RuntimeError, match="shaders were replaced since this tape was recorded"):
+        tape.replay()
+
+
+def test_tapes_do_not_nest_or_replay_while_recording(given: Given) -> None:
+    with torch_foundry.record() as tape:
+        block(*given)
+    with torch_foundry.record():
+        with pytest.raises(RuntimeError, match="already recording"), torch_foundry.record():
+            pass
+        with pytest.raises(RuntimeError, match="can't be replayed while one is recording"):
+            tape.replay()
+    tape.replay()
+
+
+def test_only_the_recording_thread_is_recorded(given: Given) -> None:
+    def other() -> None:
+        ops.glu(given[0], given[0])
+        with torch_foundry.record() as theirs:
+            ops.glu(given[0], given[0])
+        lengths.append(len(theirs))
+
+    lengths: list[int] = []
+    with torch_foundry.record() as tape:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        ops.glu(given[0], given[0])
+    assert len(tape) == 1 and lengths == [1]
+
+
+def test_an_empty_tape_replays_nothing() -> None:
+    with torch_foundry.record() as tape:
+        pass
+    assert len(tape) == 0 and tape.bytes == 0
+    tape.replay()

@@ -1,0 +1,86 @@
+"""Tapes: record the launches of a piece of code once, then repeat them with no Python in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_foundry import _ext  # noqa: F401  (loads the extension)
+
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+class Tape:
+    """Launches in the order in which they were made, with all tensors that they touch.
+
+    A replay repeats them on the same memory: it reads what the inputs hold by then and writes where the recorded code
+    wrote. What is to change from one replay to the next has to lie in tensors.
+    """
+
+    def __init__(self) -> None:
+        self._tape: Any = torch.classes.torch_foundry.Tape()
+
+    def replay(self) -> None:
+        """Launch everything again; stream-ordered, like the launches themselves.
+
+        RuntimeError if a recorded tensor has other memory than it had (a cache that has grown), naming kernel and
+        buffer, or if shaders were replaced since.
+        """
+        self._tape.replay()
+
+    def __len__(self) -> int:
+        """Number of launches."""
+        return int(self._tape.size())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the launches declared they must move."""
+        return int(self._tape.bytes())
+
+
+class _OnlyLaunches(TorchDispatchMode):
+    """Refuses ops whose effect a replay would not repeat."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _repeats(func):
+            raise RuntimeError(
+                f"{func.name()} can't be recorded: a tape repeats torch_foundry's ops only. Compute it before the tape "
+                "starts, or in a kernel."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _repeats(func: Any) -> bool:
+    """Whether `func` launches our kernels, or only allocates or views memory."""
+    if func.namespace == "torch_foundry":
+        return func._schema.name.removeprefix("torch_foundry::") not in ("pack_weight", "unpack_weight")
+    name = func._schema.name.removeprefix("aten::")
+    return name in _ALLOCATIONS or _is_view(func)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether every tensor that `func` returns is a view of an argument, which it leaves as it is."""
+    schema = func._schema
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return not written and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Tape]:
+    """`with record() as tape:` runs the block and keeps the launches that this thread makes in it.
+
+    Ops run as always while they are recorded. An op of torch that computes something raises RuntimeError with its name:
+    a replay would not repeat it. Views and allocations may happen; a tensor allocated inside lives as long as the tape.
+    If the block raises, the tape is of no use.
+    """
+    tape = Tape()
+    tape._tape.start()
+    try:
+        with _OnlyLaunches():
+            yield tape
+    finally:
+        tape._tape.stop()
