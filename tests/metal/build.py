@@ -54,9 +54,9 @@ def unavailable() -> str | None:
 
 
 def _sources() -> list[Path]:
-    return sorted([*(ROOT / "csrc" / "metal").glob("*.mm"), *(ROOT / "csrc" / "metal").glob("*.cpp")]) + sorted(
-        [*(HERE / "mock").glob("*.mm"), *(HERE / "mock").glob("*.cpp")]
-    )
+    product, client = ROOT / "csrc" / "metal", HERE / "mock" / "client"  # a client of the mock until there is a product
+    folders = [product if any(product.glob("executor*")) else client, HERE / "mock"]
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".mm", ".cpp")]
 
 
 def _ninja_file(extension: Path) -> str:

@@ -109,7 +109,8 @@ typedef void (^MTLCommandBufferHandler)(id<MTLCommandBuffer>);
 @protocol MTLSharedEvent <NSObject> @end
 @class MTLCaptureManager, MTLSharedEventListener;
 @protocol MTLDevice <NSObject>
-@property (readonly) NSString* name; @property (readonly) NSUInteger maxBufferLength;
+@property (readonly) NSString* name; @property (readonly) NSUInteger maxBufferLength, maxThreadgroupMemoryLength;
+@property (readonly) uint64_t recommendedMaxWorkingSetSize, registryID; @property (readonly) BOOL hasUnifiedMemory;
 - (BOOL)supportsFamily:(MTLGPUFamily)f;
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)s options:(MTLCompileOptions*)o error:(NSError**)e;
 - (id<MTLLibrary>)newLibraryWithData:(dispatch_data_t)d error:(NSError**)e;

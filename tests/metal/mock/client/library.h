@@ -1,0 +1,18 @@
+// From MSL text to a pipeline, by Apple's compiler.
+#pragma once
+
+#import <Metal/Metal.h>
+
+#include "core/executor.h"
+#include "objc.h"
+
+namespace foundry::metal {
+
+// The highest MSL version that this system's compiler knows, from 3.1 (bfloat) on: 310, 320 or 400.
+int language_version();
+
+// The pipeline for `kernel` of `source`, with its function constants. Throws with the compiler's messages, which name
+// the .metal line. `indirect`: for use in indirect command buffers, which drivers may refuse: then it is empty.
+Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, bool indirect = false);
+
+} // namespace foundry::metal

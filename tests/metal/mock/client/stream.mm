@@ -1,0 +1,58 @@
+#include "stream.h"
+
+#include <atomic>
+
+#include <ATen/mps/MPSDevice.h>
+#include <ATen/mps/MPSProfiler.h>
+#include <ATen/mps/MPSStream.h>
+
+namespace foundry::metal {
+namespace {
+
+// About what a decoding step of a small model launches: one hand-over costs the GPU some 20 us.
+std::atomic<int> interval{100};
+std::atomic<int> encoded{0}; // launches since the last commit; a race costs one commit more or less
+
+} // namespace
+
+id<MTLDevice> device() {
+  id<MTLDevice> found = at::mps::MPSDevice::getInstance()->device();
+  TORCH_CHECK(found != nil, "torch_foundry: there is no Metal device");
+  return found;
+}
+
+Place place(const at::TensorBase& tensor) {
+  // On MPS a storage's data is the buffer object. An empty tensor may lie behind its end.
+  id<MTLBuffer> buffer = static_cast<id<MTLBuffer>>(const_cast<void*>(tensor.storage().data()));
+  const auto offset = static_cast<NSUInteger>(tensor.storage_offset()) * tensor.itemsize();
+  return {buffer, tensor.numel() == 0 ? 0 : offset};
+}
+
+void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
+                      const void* profiled, const char* name) {
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  const auto* work = &encode; // blocks copy what they capture
+  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+    @autoreleasepool {
+      auto& profiler = at::mps::getMPSProfiler();
+      const bool profile = profiled && profiler.isOperationProfilingEnabled();
+      id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
+      if (profile) profiler.beginProfileKernel(profiled, name, at::TensorList());
+      (*work)(encoder);
+      if (profile) profiler.endProfileKernel(profiled);
+      const int every = interval.load(std::memory_order_relaxed);
+      if (every > 0 && encoded.fetch_add(launches, std::memory_order_relaxed) + launches >= every) {
+        encoded.store(0, std::memory_order_relaxed);
+        stream->synchronize(at::mps::SyncType::COMMIT); // does not wait
+      }
+    }
+  });
+}
+
+void set_commit_interval(int launches) {
+  TORCH_CHECK_VALUE(launches >= 0, "expected 0 or a number of launches, got ", launches);
+  interval.store(launches);
+}
+int commit_interval() { return interval; }
+
+} // namespace foundry::metal
