@@ -1,70 +1,17 @@
 // Attention over a KV cache with f32 scores and an online softmax. One family for decode (few queries) and prefill.
 // Visible keys of a query are a range (causal, window, left padding) and, where bound, a mask; a query that sees nothing
 // gives zeros. Grouped-query heads share every read of K and V.
-#include "attention.h"
+#include "attention_scores.h"
 
 #include <metal_simdgroup_matrix>
 
-#include "vec.h"
-
-using namespace metal;
-using namespace foundry;
-
-constant bool has_mask [[function_constant(FC_ATTENTION_MASK)]];
-constant bool has_softcap [[function_constant(FC_ATTENTION_SOFTCAP)]];
-constant bool aligned [[function_constant(FC_ATTENTION_ALIGNED)]];
-
-// Scores at or below this are invisible keys; finite, so that no difference of two of them is NaN.
-constant constexpr float invisible = -1.0e38f;
-
-struct KeyRange {
-  int begin, end;
-};
-
-METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, int query, int kv_start) {
-  const int position = int(args.kv_len) - int(args.q_len) + query;  // the last query is at the last key
-  KeyRange range;
-  range.begin = kv_start;
-  range.end = int(args.kv_len);
-  if (args.causal) {
-    range.end = position + 1;
-    if (args.window)
-      range.begin = max(range.begin, position - int(args.window) + 1);
-  }
-  return range;
-}
-
-METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
-template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return score + float(bias); }
-
-// A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
-template <typename M>
-METAL_FUNC float finish_score(float score, int key, KeyRange range, device const M* mask, constant AttentionArgs& args) {
-  if (has_softcap)
-    score = args.softcap * precise::tanh(score / args.softcap);
-  const bool in_range = key >= range.begin && key < range.end;
-  if (has_mask && in_range)
-    score = apply_mask(score, mask[key]);
-  return in_range ? score : invisible;
-}
-
-METAL_FUNC float weight_of(float score, float largest) {  // NaN stays NaN
-  return score <= invisible ? 0.0f : exp(score - largest);
-}
-
-template <typename T, int N> METAL_FUNC void load_row(device const T* p, thread float (&v)[N]) {
-  if (aligned)
-    load_wide(p, v);
-  else
-    load_narrow(p, v);
-}
-
 // ------------------------------------------------------------------------------------------------------------- decode
 
-// D: head_dim. R: query rows per threadgroup. M: element of the mask (uchar: keep; otherwise added to the score).
-// A lane scores one key of a tile for all rows, then owns D / 32 columns of the output.
-// foundry-lint: instance(attention_decode<half, uchar, 64, 1>)
-template <typename T, typename M, int D, int R>
+// D: head_dim. R: query rows per threadgroup. S: simdgroups. L: lanes that read a key. M: element of the mask (uchar:
+// keep; otherwise added to the score). A lane owns a key of each tile, and D / 32 columns of the output.
+// foundry-lint: instance(attention_decode<half, uchar, 64, 1, 4, 8>)
+// foundry-lint: instance(attention_decode<float, float, 96, 2, 8, 1>)
+template <typename T, typename M, int D, int R, int S, int L>
 [[kernel]] void attention_decode(
     device const T* q [[buffer(0)]],
     device const T* k_cache [[buffer(1)]],
@@ -79,7 +26,6 @@ template <typename T, typename M, int D, int R>
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int S = attention_decode_simdgroups;
   constexpr int threads = S * 32;
   constexpr int C = D / 32;  // columns per lane
   constexpr int q_floats = R * D, p_floats = S * 2 * R * 32, merge_floats = S * R * D;
@@ -114,8 +60,8 @@ template <typename T, typename M, int D, int R>
     all.begin = min(all.begin, range[r].begin);
     all.end = max(all.end, range[r].end);
   }
-  all.begin = max(all.begin, int(split * attention_decode_split));
-  all.end = min(all.end, int((split + 1) * attention_decode_split));
+  all.begin = max(all.begin, int(split * args.keys));
+  all.end = min(all.end, int((split + 1) * args.keys));
 
   device const T* k_head = k_cache + batch * args.k_batch + kv_head * args.k_head;
   device const T* v_head = v_cache + batch * args.v_batch + kv_head * args.v_head + lane * C;
@@ -130,26 +76,19 @@ template <typename T, typename M, int D, int R>
   int turn = 0;
   for (int tile = all.begin / 32; tile * 32 < all.end; ++tile) {
     if (tile % S == int(simdgroup)) {
-      const int key = tile * 32 + int(lane);
-      device const T* k_row = k_head + uint(min(key, int(args.kv_len) - 1)) * args.k_token;
-      float4 score[R];
+      const int owned = Scores<T, D, R, L>::own_key(lane), key = tile * 32 + owned;
+      float score[R];
       for (int r = 0; r < R; ++r)
-        score[r] = float4(0.0f);
-      for (int i = 0; i < D / 4; ++i) {
-        float k[4];
-        load_row(k_row + 4 * i, k);
-        for (int r = 0; r < R; ++r)
-          score[r] = fma(float4(k[0], k[1], k[2], k[3]), shared[r * (D / 4) + i], score[r]);
-      }
+        score[r] = 0.0f;
+      Scores<T, D, R, L>::dot(k_head, args.k_token, tile * 32, int(args.kv_len) - 1, shared, lane, score);
       threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: one barrier a tile is enough
       for (int r = 0; r < R; ++r) {
-        const float dot = (score[r].x + score[r].y) + (score[r].z + score[r].w);
-        const float s = finish_score(dot, key, range[r], mask_row[r], args);
+        const float s = finish_score(score[r], key, range[r], mask_row[r], args);
         const float m = max(largest[r], simd_max(s));
         const float rescale = exp(largest[r] - m), p = weight_of(s, m);
         largest[r] = m;
         sum[r] = fma(sum[r], rescale, p);
-        weights[r * 32 + lane] = p;
+        weights[r * 32 + owned] = p;
         for (int c = 0; c < C; ++c)
           acc[r][c] *= rescale;
       }
@@ -216,7 +155,8 @@ template <typename T, typename M, int D, int R>
   }
 }
 
-// Joins the splits of one query row per simdgroup; a split that saw nothing adds exactly zero.
+// Joins the splits of a query row: each simdgroup those that are its turn, then all of them. A split that saw nothing
+// adds exactly zero, so splits of unseen keys don't change a result.
 // foundry-lint: instance(attention_merge<half, 64>)
 template <typename T, int D>
 [[kernel]] void attention_merge(
@@ -225,15 +165,19 @@ template <typename T, int D>
     device T* y [[buffer(2)]],
     constant AttentionArgs& args [[buffer(3)]],
     uint row [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_threadgroup]]) {
-  constexpr int C = D / 32;
+    uint tid [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int C = D / 32, S = attention_merge_simdgroups;
+  threadgroup AttentionPartial gathered[S];
+  threadgroup float values[S][D];
   device const AttentionPartial* row_partials = partials + row * args.splits;
   float m = invisible, total = 0.0f, value[C];
-  for (uint s = 0; s < args.splits; ++s)
+  for (uint s = simdgroup; s < args.splits; s += S)
     m = max(m, row_partials[s].largest);
   for (int c = 0; c < C; ++c)
     value[c] = 0.0f;
-  for (uint s = 0; s < args.splits; ++s) {
+  for (uint s = simdgroup; s < args.splits; s += S) {
     const float w = exp(row_partials[s].largest - m);
     total = fma(w, row_partials[s].sum, total);
     float v[C];
@@ -242,7 +186,24 @@ template <typename T, int D>
       value[c] = fma(w, v[c], value[c]);
   }
   for (int c = 0; c < C; ++c)
-    y[row * D + lane * C + c] = T(total == 0.0f ? 0.0f : value[c] / total);
+    values[simdgroup][lane * C + c] = value[c];
+  if (lane == 0) {
+    gathered[simdgroup].largest = m;
+    gathered[simdgroup].sum = total;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  for (int s = 0; s < S; ++s)
+    m = max(m, gathered[s].largest);
+  for (uint column = tid; column < D; column += S * 32) {
+    float sum = 0.0f, out = 0.0f;
+    for (int s = 0; s < S; ++s) {
+      const float w = exp(gathered[s].largest - m);
+      sum = fma(w, gathered[s].sum, sum);
+      out = fma(w, values[s][column], out);
+    }
+    y[row * D + column] = T(sum == 0.0f ? 0.0f : out / sum);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------ prefill

@@ -7,7 +7,7 @@
 using namespace metal;
 using namespace foundry;
 
-// foundry-lint: instance(embedding<Q8_0, bfloat, int, 4>)
+// foundry-lint: instance(embedding<Q8_0, bfloat, int, 8>)
 // foundry-lint: instance(embedding<F16, float, long, 1>)
 template <typename Q, typename T, typename Id, int V>
 [[kernel]] void embedding(
@@ -23,7 +23,7 @@ template <typename Q, typename T, typename Id, int V>
   device const typename Q::block* row = weight + (known ? ulong(id) : 0ul) * args.row_blocks;
 
   float w[chunk];
-  const float d = known ? Loader<Q, V>::load(row, k, args.hidden, w) : NAN;
+  const float d = known ? load_chunk<Q, V>(row, k, args.hidden, w) : NAN;
   device T* out = y + i * args.hidden + k;
   for (uint j = 0; j < chunk && k + j < args.hidden; ++j)
     out[j] = T(args.scale * float(T(known ? d * w[j] : NAN)));

@@ -4,11 +4,11 @@
 
 namespace foundry {
 
-FOUNDRY_CONST uint32_t glu_vectors_per_thread = 2; // 16 bytes of half per operand in flight
+FOUNDRY_CONST uint32_t glu_per_thread = 8; // elements: one 16-byte load of half an operand
 
 struct GluArgs {
   uint32_t n;               // elements of a row
-  uint32_t threads_per_row; // ceil(n / (vector width * glu_vectors_per_thread))
+  uint32_t threads_per_row; // ceil(n / glu_per_thread)
   Rows gate;
   Rows up;
 };

@@ -7,7 +7,7 @@
 using namespace metal;
 using namespace foundry;
 
-// foundry-lint: instance(glu<half, Silu, 4>)
+// foundry-lint: instance(glu<half, Silu, 8>)
 template <typename T, typename Activation, int V>
 [[kernel]] void glu(
     device const T* gate [[buffer(0)]],
@@ -16,10 +16,10 @@ template <typename T, typename Activation, int V>
     constant GluArgs& args [[buffer(3)]],
     uint gid [[thread_position_in_grid]]) {
   const uint row = gid / args.threads_per_row;
-  const uint first = (gid % args.threads_per_row) * (V * glu_vectors_per_thread);
+  const uint first = (gid % args.threads_per_row) * glu_per_thread;
   device const T* gate_row = gate + row_offset(args.gate, row);
   device const T* up_row = up + row_offset(args.up, row);
-  for (uint k = 0; k < glu_vectors_per_thread; ++k) {
+  for (uint k = 0; k < glu_per_thread / V; ++k) {
     const uint i = first + k * V;
     if (i < args.n) {
       float g[V], u[V];

@@ -4,11 +4,6 @@
 
 namespace foundry {
 
-// Rows kernel: outputs that one simdgroup makes, so that each chunk of x is loaded once for four weight rows and a lane
-// has four independent sums in flight. Eight would leave too few simdgroups on a GPU where N is small.
-FOUNDRY_CONST uint32_t linear_outputs = 4;
-FOUNDRY_CONST uint32_t linear_simdgroups = 2; // per threadgroup: small groups balance best when N is small
-
 // Tile kernel: BM tokens x BN outputs by 2 x 2 simdgroups, K in slabs of BK. Two f32 slabs fill 13.5 KiB, so two
 // threadgroups fit a core; 2 x 4 accumulators a simdgroup keep the matrix unit busy.
 FOUNDRY_CONST uint32_t linear_bm = 32;
@@ -29,6 +24,7 @@ struct LinearArgs {
   uint32_t n;          // outputs
   uint32_t k;          // inputs
   uint32_t row_blocks; // blocks in a row of W
+  uint32_t split;      // rows kernel: simdgroups that share K
   uint32_t activation;
   uint32_t has_bias; // when 0, the buffer is not read
   uint32_t has_residual;
@@ -36,6 +32,6 @@ struct LinearArgs {
   Rows x;
   Rows residual;
 };
-static_assert(sizeof(LinearArgs) == 72, "shared with the host");
+static_assert(sizeof(LinearArgs) == 76, "shared with the host");
 
 } // namespace foundry

@@ -10,21 +10,74 @@
 using namespace metal;
 using namespace foundry;
 
-// Explicit fma, and one order for every template instance: a row's result must not depend on how many rows go together.
-METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+// The sum of w[j] * x[j] by P chains of fma: one is the fewest instructions, four are what a CPU makes vectors of.
+template <int P> METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+  static_assert(P == 4 && chunk == 8, "two links a chain");
   float s[4];
   for (int j = 0; j < 4; ++j)
     s[j] = fma(w[j + 4], x[j + 4], w[j] * x[j]);
   return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-// Matrix-vector product for M rows at once. A simdgroup makes linear_outputs neighbouring outputs; its lanes walk K a
-// chunk each, 256 elements a step, and every chunk of W is read and unpacked once for all rows. Rows beyond args.rows
-// and outputs beyond args.n repeat the last valid one and are not stored.
-// foundry-lint: instance(linear_rows<Q8_0, half, 4, 4>)
-// foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 4>)
-// foundry-lint: instance(linear_rows<F16, float, 8, 1>)
-template <typename Q, typename T, int M, int V>
+template <> METAL_FUNC float dot<1>(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+  float s = w[0] * x[0];
+  for (int j = 1; j < chunk; ++j)
+    s = fma(w[j], x[j], s);
+  return s;
+}
+
+// Adds the products of U steps of K to the sums of M rows and N outputs. All loads of W stand before the first use, so
+// that they are in flight together. Explicit fma, and one order for every M, N, U and V.
+template <typename Q, typename T, int M, int V, int N, int U, int P>
+METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[N], device const T* x,
+                           thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N]) {
+  constexpr int C = Unit<Q>::chunks;
+  float w[U][N][C][chunk], d[U][N];
+  for (int u = 0; u < U; ++u)
+    for (int n = 0; n < N; ++n)
+      for (int c = 0; c < C; ++c)
+        d[u][n] = Loader<Q, V>::load(w_row[n], k + u * step, c, end, w[u][n][c]);
+  for (int u = 0; u < U; ++u) {
+    for (int m = 0; m < M; ++m) {
+      float v[C][chunk];
+      for (int c = 0; c < C; ++c)
+        load_chunk<Dense<T>, V>(x + x_row[m], k + u * step + c * Unit<Q>::gap, end, v[c]);
+      for (int n = 0; n < N; ++n) {
+        float products = dot<P>(w[u][n][0], v[0]);
+        for (int c = 1; c < C; ++c)
+          products += dot<P>(w[u][n][c], v[c]);
+        sum[m * N + n] = fma(d[u][n], products, sum[m * N + n]);
+      }
+    }
+  }
+}
+
+// The sums over the simdgroup of C values; lane i gets that of value i.
+template <int C> METAL_FUNC float simd_sums(thread const float (&v)[C], ushort lane) {
+  static_assert(C <= simd_width, "a lane for each value");
+  float mine = 0.0f;
+  if (C % 4 == 0) {
+    for (int i = 0; i + 3 < C; i += 4) {
+      const float4 total = simd_sum(float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
+      mine = lane == i ? total.x : lane == i + 1 ? total.y : lane == i + 2 ? total.z : lane == i + 3 ? total.w : mine;
+    }
+  } else {
+    for (int i = 0; i < C; ++i) {
+      const float total = simd_sum(v[i]);
+      mine = lane == i ? total : mine;
+    }
+  }
+  return mine;
+}
+
+// Matrix-vector product for M rows at once. A team of args.split simdgroups makes N neighbouring outputs: its lanes walk
+// K a chunk each, U steps of 256 * split elements at a time, and every chunk of W is read and unpacked once for all rows.
+// A chunk's lane depends on k and the split alone, so M, N, U and V do not change a bit of the result. Rows beyond
+// args.rows and outputs beyond args.n repeat the last valid one and are not stored.
+// foundry-lint: instance(linear_rows<Q8_0, half, 4, 8, 4, 1, 1>)
+// foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 8, 2, 2, 4>)
+// foundry-lint: instance(linear_rows<F16, float, 8, 1, 4, 1, 1>)
+template <typename Q, typename T, int M, int V, int N, int U, int P>
 [[kernel]] void linear_rows(
     device const typename Q::block* weight [[buffer(0)]],
     device const T* x [[buffer(1)]],
@@ -32,11 +85,13 @@ template <typename Q, typename T, int M, int V>
     device const T* residual [[buffer(3)]],
     device T* y [[buffer(4)]],
     constant LinearArgs& args [[buffer(5)]],
+    threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
-    ushort simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int N = linear_outputs;
-  const uint n0 = (group.x * linear_simdgroups + simdgroup) * N;
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const uint team = simdgroup / args.split, part = simdgroup % args.split;
+  const uint n0 = (group.x * (simdgroups / args.split) + team) * N;
   const uint m0 = group.y * M;
 
   device const typename Q::block* w_row[N];
@@ -45,29 +100,31 @@ template <typename Q, typename T, int M, int V>
   uint x_row[M];
   for (int m = 0; m < M; ++m)
     x_row[m] = row_offset(args.x, min(m0 + m, args.rows - 1));
-  float sum[M][N];
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n)
-      sum[m][n] = 0.0f;
+  float sum[M * N];
+  for (int i = 0; i < M * N; ++i)
+    sum[i] = 0.0f;
 
-  const uint end = n0 < args.n ? args.k : 0;  // a simdgroup past the last output has nothing to read
-  for (uint k = lane * chunk; k < end; k += simd_width * chunk) {
-    float w[N][chunk], d[N];
-    for (int n = 0; n < N; ++n)
-      d[n] = Loader<Q, V>::load(w_row[n], k, end, w[n]);
-    for (int m = 0; m < M; ++m) {
-      float v[chunk];
-      Loader<Dense<T>, V>::load(x + x_row[m], k, end, v);
-      for (int n = 0; n < N; ++n)
-        sum[m][n] = fma(d[n], dot(w[n], v), sum[m][n]);
+  const uint end = n0 < args.n ? args.k : 0;  // a team past the last output has nothing to read
+  const uint step = args.split * simd_width * Unit<Q>::elements;
+  uint k = Unit<Q>::first(part * simd_width + lane);
+  for (; k + (U - 1) * step < end; k += U * step)
+    accumulate<Q, T, M, V, N, U, P>(w_row, x, x_row, k, step, end, sum);
+  for (; U > 1 && k < end; k += step)
+    accumulate<Q, T, M, V, N, 1, P>(w_row, x, x_row, k, step, end, sum);
+
+  float total = simd_sums(sum, lane);
+  if (args.split > 1) {  // uniform; the parts are added in the order of K
+    if (lane < M * N)
+      partial[simdgroup * (M * N) + lane] = total;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (part == 0 && lane < M * N) {
+      for (uint p = 1; p < args.split; ++p)
+        total += partial[(simdgroup + p) * (M * N) + lane];
     }
   }
-
-  for (int m = 0; m < M; ++m) {
-    const float4 total = simd_sum(float4(sum[m][0], sum[m][1], sum[m][2], sum[m][3]));
-    if (lane < N && m0 + m < args.rows && n0 + lane < args.n)
-      store_output(total[lane], m0 + m, n0 + lane, bias, residual, y, args);
-  }
+  const uint m = m0 + lane / N, n = n0 + lane % N;
+  if (part == 0 && lane < M * N && m < args.rows && n < args.n)
+    store_output(total, m, n, bias, residual, y, args);
 }
 
 // The element type of a tile: the dense type itself when both operands have it, else f32, so that staging never rounds.
@@ -85,14 +142,14 @@ METAL_FUNC void stage(device const typename Q::block* row, uint k, uint end, thr
   float d = 0.0f;
   for (int j = 0; j < chunk; ++j)
     w[j] = 0.0f;
-  if (k < end) d = Loader<Q, V>::load(row, k, end, w);
+  if (k < end) d = load_chunk<Q, V>(row, k, end, w);
   for (int j = 0; j < chunk; ++j)
     to[j] = S(d * w[j]);
 }
 
 // Matrix product in tiles of BM x BN: a slab of x and an unpacked slab of W lie in threadgroup memory. Tile rows beyond
 // the matrices repeat the last valid row; their products are never stored.
-// foundry-lint: instance(linear_tiles<Q8_0, half, 4>)
+// foundry-lint: instance(linear_tiles<Q8_0, half, 8>)
 // foundry-lint: instance(linear_tiles<BF16, bfloat, 1>)
 template <typename Q, typename T, int V>
 [[kernel]] void linear_tiles(

@@ -6,8 +6,10 @@
 
 namespace foundry {
 
-// Elements of a row per thread: two four-wide loads. One thread per 4 leaves Apple GPUs waiting on the reduction.
-FOUNDRY_CONST uint32_t rms_norm_per_thread = 8;
+// Elements of a row per thread; they stay in registers between the sum and the result. Short rows take fewer a thread,
+// so that one row, at decode, still has several simdgroups.
+FOUNDRY_CONST uint32_t rms_norm_per_thread = 8, rms_norm_per_thread_long = 16;
+FOUNDRY_CONST uint32_t rms_norm_long = 2048;
 FOUNDRY_CONST uint32_t rms_norm_max_threads = 1024;
 
 struct RmsNormArgs {

@@ -21,11 +21,44 @@ struct Gemma {
   template <typename T> static float apply(float normed, float w) { return (1.0f + w) * normed; }
 };
 
+// v becomes the normed and weighted values.
+template <typename T, typename Kind, int V>
+METAL_FUNC void weigh(thread float (&v)[V], float inverse, device const T* weight) {
+  float w[V];
+  load(weight, w);
+  for (int j = 0; j < V; ++j)
+    v[j] = Kind::template apply<T>(v[j] * inverse, w[j]);
+}
+
+template <typename T, int V> METAL_FUNC void add_to(thread float (&v)[V], device const T* residual) {
+  float r[V];
+  load(residual, r);
+  for (int j = 0; j < V; ++j)
+    v[j] += r[j];
+}
+
+// h = r + scale * x as T; v are its values, and their squares are added to `sum`.
+template <typename T, int V>
+METAL_FUNC float add(device const T* x, device const T* r, float scale, device T* h, thread float (&v)[V], float sum) {
+  float other[V];
+  load(x, v);
+  load(r, other);
+  for (int j = 0; j < V; ++j) {
+    v[j] = float(T(fma(scale, v[j], other[j])));
+    sum = fma(v[j], v[j], sum);
+  }
+  store(h, v);
+  return sum;
+}
+
 METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormArgs& args) {
   return rsqrt(sum_of_squares / float(args.hidden) + args.eps);
 }
 
-// foundry-lint: instance(rms_norm<half, Llama, 4>)
+// Vectors of a row that a thread keeps in registers; of longer rows it reads the others again.
+constant constexpr int kept = rms_norm_per_thread_long / 8;
+
+// foundry-lint: instance(rms_norm<half, Llama, 8>)
 // foundry-lint: instance(rms_norm<float, Olmo, 1>)
 template <typename T, typename Kind, int V>
 [[kernel]] void rms_norm(
@@ -42,29 +75,43 @@ template <typename T, typename Kind, int V>
     uint simdgroups [[simdgroups_per_threadgroup]]) {
   threadgroup float partial[32];
   device const T* x_row = x + row_offset(args.x, row);
+  const uint step = threads * V;
 
-  float sum = 0.0f;
-  for (uint i = tid * V; i < args.hidden; i += threads * V) {
-    float v[V];
-    load(x_row + i, v);
+  float v[kept][V], sum = 0.0f;
+  for (int n = 0; n < kept; ++n) {
+    const uint i = tid * V + n * step;
+    if (i < args.hidden) {
+      load(x_row + i, v[n]);
+      for (int j = 0; j < V; ++j)
+        sum = fma(v[n][j], v[n][j], sum);
+    }
+  }
+  for (uint i = tid * V + kept * step; i < args.hidden; i += step) {
+    float more[V];
+    load(x_row + i, more);
     for (int j = 0; j < V; ++j)
-      sum = fma(v[j], v[j], sum);
+      sum = fma(more[j], more[j], sum);
   }
   const float inverse = inverse_rms(threadgroup_sum(sum, partial, lane, simdgroup, simdgroups), args);
 
   device T* y_row = y + row * args.hidden;
-  for (uint i = tid * V; i < args.hidden; i += threads * V) {
-    float v[V], w[V], r[V];
-    load(x_row + i, v);
-    load(weight + i, w);
-    for (int j = 0; j < V; ++j)
-      v[j] = Kind::template apply<T>(v[j] * inverse, w[j]);
-    if (has_residual) {
-      load(residual + row_offset(args.residual, row) + i, r);
-      for (int j = 0; j < V; ++j)
-        v[j] += r[j];
+  device const T* r_row = has_residual ? residual + row_offset(args.residual, row) : nullptr;
+  for (int n = 0; n < kept; ++n) {
+    const uint i = tid * V + n * step;
+    if (i < args.hidden) {
+      weigh<T, Kind>(v[n], inverse, weight + i);
+      if (has_residual)
+        add_to<T>(v[n], r_row + i);
+      store(y_row + i, v[n]);
     }
-    store(y_row + i, v);
+  }
+  for (uint i = tid * V + kept * step; i < args.hidden; i += step) {
+    float more[V];
+    load(x_row + i, more);
+    weigh<T, Kind>(more, inverse, weight + i);
+    if (has_residual)
+      add_to<T>(more, r_row + i);
+    store(y_row + i, more);
   }
 }
 
@@ -86,29 +133,34 @@ template <typename T, typename Kind, int V>
     uint simdgroups [[simdgroups_per_threadgroup]]) {
   threadgroup float partial[32];
   device const T* x_row = x + row_offset(args.x, row);
-  device const T* residual_row = residual + row_offset(args.residual, row);
+  device const T* r_row = residual + row_offset(args.residual, row);
   device T* h_row = h + row * args.hidden;
+  const uint step = threads * V;
 
-  float sum = 0.0f;
-  for (uint i = tid * V; i < args.hidden; i += threads * V) {
-    float v[V], r[V];
-    load(x_row + i, v);
-    load(residual_row + i, r);
-    for (int j = 0; j < V; ++j) {
-      v[j] = float(T(fma(args.scale, v[j], r[j])));
-      sum = fma(v[j], v[j], sum);
-    }
-    store(h_row + i, v);
+  float v[kept][V], sum = 0.0f;
+  for (int n = 0; n < kept; ++n) {
+    const uint i = tid * V + n * step;
+    if (i < args.hidden)
+      sum = add<T>(x_row + i, r_row + i, args.scale, h_row + i, v[n], sum);
+  }
+  for (uint i = tid * V + kept * step; i < args.hidden; i += step) {
+    float more[V];
+    sum = add<T>(x_row + i, r_row + i, args.scale, h_row + i, more, sum);
   }
   const float inverse = inverse_rms(threadgroup_sum(sum, partial, lane, simdgroup, simdgroups), args);
 
   device T* y_row = y + row * args.hidden;
-  for (uint i = tid * V; i < args.hidden; i += threads * V) {  // each thread reads back what it wrote itself
-    float v[V], w[V];
-    load((device const T*)h_row + i, v);
-    load(weight + i, w);
-    for (int j = 0; j < V; ++j)
-      v[j] = Kind::template apply<T>(v[j] * inverse, w[j]);
-    store(y_row + i, v);
+  for (int n = 0; n < kept; ++n) {
+    const uint i = tid * V + n * step;
+    if (i < args.hidden) {
+      weigh<T, Kind>(v[n], inverse, weight + i);
+      store(y_row + i, v[n]);
+    }
+  }
+  for (uint i = tid * V + kept * step; i < args.hidden; i += step) {  // each thread reads back what it wrote itself
+    float more[V];
+    load((device const T*)h_row + i, more);
+    weigh<T, Kind>(more, inverse, weight + i);
+    store(y_row + i, more);
   }
 }

@@ -10,7 +10,7 @@ using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 
-// foundry-lint: instance(rope_and_cache<half, float, 4>)
+// foundry-lint: instance(rope_and_cache<half, float, 8>)
 // foundry-lint: instance(rope_and_cache<bfloat, bfloat, 1>)
 template <typename T, typename C, int V>
 [[kernel]] void rope_and_cache(

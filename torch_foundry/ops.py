@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_foundry import _ext  # noqa: F401  (loads the extension)
+from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
 from torch_foundry.quant import get_format
 
 _ops = torch.ops.torch_foundry

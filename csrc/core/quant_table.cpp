@@ -26,15 +26,17 @@ template <typename Q> void pack_blocks(const float* weights, void* blocks, int64
     TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
     Q::pack(weights, block);
     float w[chunk];
-    TORCH_CHECK(std::isfinite(Q::unpack(block, 0, w)), "weight: values too large for the scale of the format");
+    TORCH_CHECK(std::isfinite(Q::unpack(block, 0, 0, w)), "weight: values too large for the scale of the format");
   }
 }
 
 template <typename Q> void unpack_blocks(const void* blocks, float* weights, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
-    for (int c = 0; c < Q::block_size / chunk; c++) {
+    constexpr int units = Q::block_size / chunk / Q::shared;
+    for (int n = 0; n < Q::block_size / chunk; n++) {
       float w[chunk];
-      const float d = Q::unpack(static_cast<const typename Q::block*>(blocks)[i], static_cast<short>(c), w);
+      const typename Q::block& block = static_cast<const typename Q::block*>(blocks)[i];
+      const float d = Q::unpack(block, static_cast<short>(n % units), n / units, w);
       for (float v : w) *weights++ = d * v;
     }
   }

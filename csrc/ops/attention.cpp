@@ -1,5 +1,7 @@
 #include "attention.h"
 #include "core/op.h"
+#include "core/quant_table.h"
+#include "core/tuning.h"
 #include "ops/layout.h"
 
 namespace foundry {
@@ -31,21 +33,25 @@ struct Variant {
   at::ScalarType dtype;
   int64_t head_dim;
   int rows; // per threadgroup: 1, 2, 4, 8
+  AttentionChoice choice;
   MaskKind mask;
   bool softcap, aligned;
 
   int index() const {
     const int log_rows = rows == 1 ? 0 : rows == 2 ? 1 : rows == 4 ? 2 : 3;
-    const int shape = (dtype_index(dtype) * 8 + static_cast<int>(head_dim / 32 - 1)) * 4 + log_rows;
+    const int layout = (log_rows * 2 + (choice.simdgroups > 4)) * 2 + (choice.lanes > 1);
+    const int shape = (dtype_index(dtype) * 8 + static_cast<int>(head_dim / 32 - 1)) * 16 + layout;
     return ((shape * 4 + static_cast<int>(mask)) * 2 + softcap) * 2 + aligned;
   }
-  static constexpr int count = 3 * 8 * 4 * 4 * 2 * 2;
+  static constexpr int count = 3 * 8 * 16 * 4 * 2 * 2;
 
-  Kernel kernel(const char* function, bool with_rows) const {
+  Kernel kernel(const char* function, bool decode) const {
     const char* type = metal_type(dtype);
     const char* element = mask == MaskKind::float_bias ? "float" : mask == MaskKind::same_bias ? type : "uchar";
     Kernel k{"attention.metal", function, {type, element, std::to_string(head_dim)}, {}, ""};
-    if (with_rows) k.arguments.push_back(std::to_string(rows));
+    if (decode) {
+      for (int n : {rows, int(choice.simdgroups), int(choice.lanes)}) k.arguments.push_back(std::to_string(n));
+    }
     k.constants = {
         {FC_ATTENTION_MASK, mask != MaskKind::none}, {FC_ATTENTION_SOFTCAP, softcap}, {FC_ATTENTION_ALIGNED, aligned}};
     return k;
@@ -85,9 +91,11 @@ void prefill(const Call& call) {
 
 void decode(Call& call) {
   Variant& variant = call.variant;
-  const int most = variant.head_dim <= 128 ? 8 : 4; // registers: rows * head_dim / 32 sums per lane
-  while (variant.rows < most && variant.rows < call.rows()) variant.rows *= 2;
-  call.args.splits = ceil_div(call.args.kv_len, attention_decode_split);
+  // Registers: rows * head_dim / 32 sums per lane. Threadgroup memory: 16 KiB for the simdgroups' results.
+  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
+  while (variant.rows < call.rows() && variant.rows < 8 && variant.rows * 2 <= most) variant.rows *= 2;
+  call.args.keys = variant.choice.keys;
+  call.args.splits = ceil_div(call.args.kv_len, variant.choice.keys);
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / variant.head_dim;
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split
@@ -103,7 +111,7 @@ void decode(Call& call) {
   call.bind(launch);
   launch.out(partial_y).out(partials).args(call.args).moves(call.moved);
   const Grid grid = {{ceil_div(call.rows(), variant.rows), u32(splits), u32(call.heads())},
-                     {kSimdWidth * attention_decode_simdgroups, 1, 1},
+                     {kSimdWidth * variant.choice.simdgroups, 1, 1},
                      false};
   launch.run(grid);
   if (splits == 1) return;
@@ -114,7 +122,8 @@ void decode(Call& call) {
     return Kernel{
         "attention.metal", "attention_merge", {metal_type(variant.dtype), std::to_string(variant.head_dim)}, {}, ""};
   });
-  Launch(merge).in(partial_y).in(partials).out(call.y).args(call.args).run(per_row(out_rows, kSimdWidth));
+  Launch(merge).in(partial_y).in(partials).out(call.y).args(call.args).run(
+      per_row(out_rows, kSimdWidth * attention_merge_simdgroups));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,
@@ -158,10 +167,13 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
 
   const bool aligned = wide(q) && wide(k_cache) && wide(v_cache);
   const int64_t moved = (2 * q.numel() + 2 * B.value() * K.value() * kv_len * D.value()) * q.itemsize();
-  Call call{q,        k_cache, v_cache, mask,
-            kv_start, y,       args,    Variant{q.scalar_type(), D, 1, mask_kind(mask, q), softcap > 0, aligned},
-            moved};
-  const int64_t partial = y.numel() * ceil_div(kv_len, attention_decode_split); // elements of decode's partial results
+  const int format = dense_format(q.scalar_type()).index;
+  const AttentionChoice choice = attention_choice(q.device(), format, D);
+  Call call{
+      q,        k_cache, v_cache, mask,
+      kv_start, y,       args,    Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
+      moved};
+  const int64_t partial = y.numel() * ceil_div(kv_len, choice.keys); // elements of decode's partial results
   if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
     decode(call);
   else

@@ -40,13 +40,13 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optio
 
   const bool wide_ids = ids.scalar_type() == at::kLong;
   if (ids.is_cpu()) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
-  const bool four = w.format.packed() || (w.k % chunk == 0 && wide(weight));
+  const bool aligned = w.format.packed() || (w.k % chunk == 0 && aligned_rows(weight));
   static PipelineTable<kMaxFormats * 3 * 2 * 2> table;
-  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + four;
+  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + aligned;
   Pipeline& p = table.get(weight.device(), variant, [&] {
     return Kernel{"embedding.metal",
                   "embedding",
-                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", four ? "4" : "1"}};
+                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", aligned ? "8" : "1"}};
   });
   const uint32_t row_threads = ceil_div(w.k, chunk);
   const EmbeddingArgs args{

@@ -15,17 +15,17 @@ at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view ac
   at::Tensor y = at::empty(gate.sizes(), gate.options());
   if (gate.numel() == 0) return y;
 
-  const bool four = wide(gate) && wide(up);
+  const bool aligned = gate.size(-1) % 8 == 0 && aligned_rows(gate) && aligned_rows(up);
   GluArgs args{};
   args.n = static_cast<uint32_t>(gate.size(-1));
-  args.threads_per_row = ceil_div(args.n, (four ? 4 : 1) * glu_vectors_per_thread);
+  args.threads_per_row = ceil_div(args.n, glu_per_thread);
   args.gate = rows_of("gate", gate);
   args.up = rows_of("up", up);
   static PipelineTable<18> table;
-  const int variant = (dtype_index(gate.scalar_type()) * 3 + activation) * 2 + four;
+  const int variant = (dtype_index(gate.scalar_type()) * 3 + activation) * 2 + aligned;
   Pipeline& pipeline = table.get(gate.device(), variant, [&] {
     return Kernel{
-        "glu.metal", "glu", {metal_type(gate.scalar_type()), kActivations[activation], four ? "4" : "1"}, {}, ""};
+        "glu.metal", "glu", {metal_type(gate.scalar_type()), kActivations[activation], aligned ? "8" : "1"}, {}, ""};
   });
   Launch(pipeline).in(gate).in(up).out(y).args(args).run(per_element(row_count(gate) * args.threads_per_row));
   return y;

@@ -48,6 +48,15 @@ inline bool wide(const at::Tensor& x) {
   return true;
 }
 
+// Whether every row begins at a multiple of 16 bytes.
+inline bool aligned_rows(const at::Tensor& x) {
+  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16) return false;
+  for (int64_t d = 0; d + 1 < x.dim(); d++) {
+    if (x.size(d) > 1 && x.stride(d) * x.itemsize() % 16) return false;
+  }
+  return true;
+}
+
 // Stride of a dimension that may be broadcast.
 inline uint32_t stride_of(const at::Tensor& x, int64_t dim) {
   return x.size(dim) == 1 ? 0 : static_cast<uint32_t>(x.stride(dim));

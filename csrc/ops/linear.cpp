@@ -5,6 +5,7 @@
 
 #include "core/op.h"
 #include "core/quant_table.h"
+#include "core/tuning.h"
 #include "ops/layout.h"
 #include "quant/format.h"
 
@@ -35,6 +36,8 @@ int route(int64_t m) {
   return i;
 }
 
+int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
+
 // Values of LinearArgs::activation.
 uint32_t activation_code(Name name) {
   return name ? activation_silu + choose("activation", *name, {"silu", "gelu_tanh", "gelu"}) : activation_none;
@@ -62,13 +65,24 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
 
   const int r = route(m);
   const int rows = kRoutes[r].rows;
-  const bool four = w.k % chunk == 0 && wide(x) && (w.format.packed() || wide(weight));
-  static PipelineTable<kMaxFormats * 3 * kRouteCount * 2> table;
-  const int variant = ((w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r) * 2 + four;
+  const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
+  const LinearChoice choice =
+      rows ? linear_choice(x.device(), w.format.index, rows, w.n, w.k) : LinearChoice{1, 1, 1, 1, 1};
+  constexpr int kLayouts = 4 * 3 * 2; // outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
+  const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
+  static PipelineTable<kMaxFormats * 3 * kRouteCount * 2 * kLayouts> table;
+  const int kind = (w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r;
+  const int variant = (kind * 2 + aligned) * kLayouts + layout;
   Pipeline& p = table.get(x.device(), variant, [&] {
     Kernel kernel{"linear.metal", kRoutes[r].function, {w.format.policy, metal_type(x.scalar_type())}};
-    if (rows) kernel.arguments.push_back(std::to_string(rows));
-    kernel.arguments.push_back(four ? "4" : "1");
+    const char* width = aligned ? "8" : "1";
+    if (!rows) {
+      kernel.arguments.emplace_back(width);
+      return kernel;
+    }
+    for (const std::string& argument : {std::to_string(rows), std::string(width), std::to_string(choice.outputs),
+                                        std::to_string(choice.steps), std::to_string(choice.chains)})
+      kernel.arguments.push_back(argument);
     return kernel;
   });
   LinearArgs args{};
@@ -76,6 +90,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   args.n = static_cast<uint32_t>(w.n);
   args.k = static_cast<uint32_t>(w.k);
   args.row_blocks = static_cast<uint32_t>(w.row_blocks);
+  args.split = choice.split;
   args.activation = activation_code(activation);
   args.has_bias = bias.has_value();
   args.has_residual = residual.has_value();
@@ -84,17 +99,22 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   if (residual) args.residual = rows_of("residual", *residual);
   const int64_t moved =
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
-  const Grid grid = rows ? simdgroup_per_row(ceil_div(w.n, linear_outputs), linear_simdgroups, ceil_div(m, rows))
-                         : tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads);
-  Launch(p)
-      .in(weight)
+  Launch launch(p);
+  launch.in(weight)
       .in(x)
       .in(bias ? *bias : x) // bound but not read when absent: LinearArgs says so
       .in(residual ? *residual : x)
       .out(y)
       .args(args)
-      .moves(moved)
-      .run(grid);
+      .moves(moved);
+  if (!rows) {
+    launch.run(tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads));
+    return y;
+  }
+  const uint32_t teams = choice.simdgroups / choice.split;
+  const size_t partials = choice.split > 1 ? choice.simdgroups * choice.outputs * rows : 1; // no length 0 in Metal
+  launch.tgmem(partials * sizeof(float));
+  launch.run({{ceil_div(w.n, choice.outputs * teams), ceil_div(m, rows), 1}, {kSimdWidth * choice.simdgroups, 1, 1}});
   return y;
 }
 

@@ -26,12 +26,17 @@ void check_residual(const at::Tensor& residual, const at::Tensor& x) {
 }
 
 Grid grid(const at::Tensor& x) {
-  const uint32_t simdgroups = ceil_div(x.size(-1), rms_norm_per_thread * kSimdWidth);
+  const uint32_t per_thread = x.size(-1) < rms_norm_long ? rms_norm_per_thread : rms_norm_per_thread_long;
+  const uint32_t simdgroups = ceil_div(x.size(-1), per_thread * kSimdWidth);
   return per_row(row_count(x), kSimdWidth * std::min(simdgroups, rms_norm_max_threads / kSimdWidth));
 }
 
-Kernel kernel(const char* function, const at::Tensor& x, int kind, bool four) {
-  return {"rms_norm.metal", function, {metal_type(x.scalar_type()), kKinds[kind], four ? "4" : "1"}, {}, ""};
+bool is_aligned(const at::Tensor& x, const at::Tensor& weight) {
+  return x.size(-1) % 8 == 0 && aligned_rows(x) && aligned_rows(weight);
+}
+
+Kernel kernel(const char* function, const at::Tensor& x, int kind, bool aligned) {
+  return {"rms_norm.metal", function, {metal_type(x.scalar_type()), kKinds[kind], aligned ? "8" : "1"}, {}, ""};
 }
 
 RmsNormArgs arguments(const at::Tensor& x, double eps) {
@@ -52,11 +57,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
 
   RmsNormArgs args = arguments(x, eps);
   if (residual) args.residual = rows_of("residual", *residual);
-  const bool four = wide(x) && wide(weight) && (!residual || wide(*residual));
+  const bool aligned = is_aligned(x, weight) && (!residual || aligned_rows(*residual));
   static PipelineTable<36> table;
-  const int variant = ((dtype_index(x.scalar_type()) * 3 + kind) * 2 + four) * 2 + residual.has_value();
+  const int variant = ((dtype_index(x.scalar_type()) * 3 + kind) * 2 + aligned) * 2 + residual.has_value();
   Pipeline& pipeline = table.get(x.device(), variant, [&] {
-    Kernel k = kernel("rms_norm", x, kind, four);
+    Kernel k = kernel("rms_norm", x, kind, aligned);
     k.constants = {{FC_RMS_NORM_RESIDUAL, residual.has_value()}};
     return k;
   });
@@ -79,10 +84,10 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::T
   RmsNormArgs args = arguments(x, eps);
   args.scale = static_cast<float>(scale);
   args.residual = rows_of("residual", residual);
-  const bool four = wide(x) && wide(weight) && wide(residual);
+  const bool aligned = is_aligned(x, weight) && aligned_rows(residual);
   static PipelineTable<18> table;
-  const int variant = (dtype_index(x.scalar_type()) * 3 + kind) * 2 + four;
-  Pipeline& pipeline = table.get(x.device(), variant, [&] { return kernel("add_rms_norm", x, kind, four); });
+  const int variant = (dtype_index(x.scalar_type()) * 3 + kind) * 2 + aligned;
+  Pipeline& pipeline = table.get(x.device(), variant, [&] { return kernel("add_rms_norm", x, kind, aligned); });
   Launch(pipeline).in(x).in(residual).in(weight).out(y).out(h).args(args).run(grid(x));
   return {y, h};
 }

@@ -79,17 +79,18 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.v_cache_batch = u32(v_cache.stride(0)), args.v_cache_head = u32(v_cache.stride(1));
   args.v_cache_token = u32(v_cache.stride(2));
 
-  const bool four = wide(q) && wide(k) && wide(v) && wide(k_cache) && wide(v_cache) && head_dim % 8 == 0 &&
-                    VD.value() % 8 == 0 && (!cos || (wide(*cos) && wide(*sin) && R.value() % 8 == 0));
-  args.units = u32(std::max<int64_t>(head_dim, VD) / (four ? 8 : 2));
+  const auto fits = [](const at::Tensor& x, int64_t dim) { return dim % 16 == 0 && aligned_rows(x); };
+  const bool aligned = fits(q, head_dim) && fits(k, head_dim) && fits(v, VD) && fits(k_cache, head_dim) &&
+                       fits(v_cache, VD) && (!cos || (fits(*cos, R) && fits(*sin, R)));
+  args.units = u32(std::max<int64_t>(head_dim, VD) / (aligned ? 16 : 2));
   const bool float_table = cos && cos->scalar_type() == at::kFloat;
   static PipelineTable<24> table;
-  const int variant = ((dtype_index(q.scalar_type()) * 2 + float_table) * 2 + four) * 2 + cos.has_value();
+  const int variant = ((dtype_index(q.scalar_type()) * 2 + float_table) * 2 + aligned) * 2 + cos.has_value();
   Pipeline& pipeline = table.get(q.device(), variant, [&] {
     const char* type = metal_type(q.scalar_type());
     return Kernel{"rope_and_cache.metal",
                   "rope_and_cache",
-                  {type, float_table ? "float" : type, four ? "4" : "1"},
+                  {type, float_table ? "float" : type, aligned ? "8" : "1"},
                   {{FC_ROPE_ROTATE, cos.has_value()}},
                   ""};
   });

@@ -7,6 +7,7 @@ namespace foundry {
 template <typename T> struct Dense {
   using block = T;
   FOUNDRY_CONST int block_size = 1;
+  FOUNDRY_CONST int shared = 1;
 };
 
 using F32 = Dense<float>;

@@ -4,9 +4,11 @@
 //   struct Q {
 //     using block = ...;                              // as it lies in the file, checked by a static_assert on its size
 //     FOUNDRY_CONST int block_size = ...;             // weights in a block, a multiple of `chunk`
-//     // Weights chunk*i .. chunk*i + chunk-1 of the block are the returned scale times w[0..]. A format with an offset
-//     // returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
-//     static float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]);
+//     FOUNDRY_CONST int shared = ...;                 // chunks made of the same bytes: i, i + block_size/chunk/shared,
+//     ..
+//     // Chunk i + c * block_size/chunk/shared of the block, 0 <= c < shared: its weights are the returned scale times
+//     // w[0..]. A format with an offset returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
+//     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
 //     static void pack(const float* w, block& b);     // host only: byte for byte as the format's reference encoder
 //   };
 #pragma once
@@ -37,7 +39,14 @@ FOUNDRY_CONST int chunk = 8;
 
 #ifdef __METAL_VERSION__
 METAL_FUNC float widen(foundry_half h) { return float(h); }
+METAL_FUNC float float_of_bits(uint32_t bits) { return as_type<float>(bits); }
 #else
+inline float float_of_bits(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 inline float widen(foundry_half h) {
   _Float16 value;
   __builtin_memcpy(&value, &h, sizeof value);
@@ -54,5 +63,13 @@ inline foundry_half narrow(float f) { // to nearest, ties to even
 // 1/d for a block's scale; 0 for a scale so small that the block decodes to zeros anyway.
 inline float reciprocal(float d) { return std::isfinite(1.0f / d) ? 1.0f / d : 0.0f; }
 #endif
+
+// The code at bit `Shift` of `bits`, less `Zero`, exactly and without a conversion, of which GPUs do few at a time: in
+// the mantissa of 2^(23 - Shift) the code's bits have the value that they have alone. `Flip` inverts bits of the code
+// first (0x80 turns two's complement into a code around 128).
+template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(uint32_t bits) {
+  constexpr uint32_t base = uint32_t(127 + 23 - Shift) << 23;
+  return float_of_bits((bits & (Mask << Shift)) ^ (base | Flip << Shift)) - float((1 << (23 - Shift)) + Zero);
+}
 
 } // namespace foundry

@@ -13,14 +13,13 @@ static_assert(sizeof(block_q4_0) == 18, "GGUF Q4_0");
 struct Q4_0 {
   using block = block_q4_0;
   FOUNDRY_CONST int block_size = 32;
+  FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
 
-  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]) {
-    FOUNDRY_DEVICE const uint16_t* q = b.qs + i % 2 * 4;
-    const short shift = i / 2 * 4;
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* q = b.qs + i * 4;
     for (short j = 0; j < 4; ++j) {
-      const uint16_t codes = uint16_t(q[j] >> shift) & 0x0f0f;
-      w[2 * j] = float(codes & 0xff) - 8.0f;
-      w[2 * j + 1] = float(codes >> 8) - 8.0f;
+      w[2 * j] = c == 0 ? code<0, 0xf, 0, 8>(q[j]) : code<4, 0xf, 0, 8>(q[j]);
+      w[2 * j + 1] = c == 0 ? code<8, 0xf, 0, 8>(q[j]) : code<12, 0xf, 0, 8>(q[j]);
     }
     return widen(b.d);
   }

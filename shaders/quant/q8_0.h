@@ -13,12 +13,13 @@ static_assert(sizeof(block_q8_0) == 34, "GGUF Q8_0");
 struct Q8_0 {
   using block = block_q8_0;
   FOUNDRY_CONST int block_size = 32;
+  FOUNDRY_CONST int shared = 1;
 
-  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, FOUNDRY_THREAD float (&w)[chunk]) {
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + 4 * i;
     for (short j = 0; j < 4; ++j) {
-      w[2 * j] = float(int16_t(q[j] << 8) >> 8);
-      w[2 * j + 1] = float(int16_t(q[j]) >> 8);
+      w[2 * j] = code<0, 0xff, 0x80, 128>(q[j]);
+      w[2 * j + 1] = code<8, 0xff, 0x80, 128>(q[j]);
     }
     return widen(b.d);
   }

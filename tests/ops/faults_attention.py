@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import kit
 import test_attention as t
 from kit import F16, F32, Fault
 
-KERNEL = "attention.metal"
+KERNEL, SCORES = "attention.metal", "attention_scores.h"
+
+
+def _together(name: str, old: str, new: str) -> Fault:
+    """A mistake in what happens when eight lanes read a key together."""
+
+    def check() -> None:
+        with kit.choice("attention", lanes=8):
+            t.test_accuracy(t.Case(), F32)
+
+    return Fault(f"attention-lanes-{name}", KERNEL, old, new, check, SCORES)
+
 
 FAULTS = [
+    _together("exchange", "simd_shuffle_xor(odd ? pair.x : pair.y, 2)", "simd_shuffle_xor(odd ? pair.y : pair.x, 2)"),
+    _together("last-exchange-left-out", "one += simd_shuffle_xor(one, 1);", "one += one;"),
+    _together("key-of-the-other-half", "((lane & 1) * 4", "((lane + 1 & 1) * 4"),
+    _together("first-elements-read-twice", "d < D; d += 8 * E", "d < D - 8 * E; d += 8 * E"),
     Fault(
         "attention-mask-off-by-one",
         KERNEL,
         "range.end = position + 1;",
         "range.end = min(position + 2, int(args.kv_len));",
         lambda: t.test_exact_means(6, 0),
+        SCORES,
     ),
     Fault(
         "attention-causal-offset-upper-left",
@@ -21,6 +38,7 @@ FAULTS = [
         "int(args.kv_len) - int(args.q_len) + query;",
         "query;",
         lambda: t.test_exact_means(40, 0),
+        SCORES,
     ),
     Fault(
         "attention-window-off-by-one",
@@ -28,6 +46,7 @@ FAULTS = [
         "position - int(args.window) + 1",
         "position - int(args.window)",
         lambda: t.test_exact_means(6, 5),
+        SCORES,
     ),
     Fault(
         "attention-kv-start-ignored",
@@ -35,6 +54,7 @@ FAULTS = [
         "range.begin = kv_start;",
         "range.begin = 0 * kv_start;",
         lambda: t.test_accuracy(t.Case(batch=3, queries=2, start=(0, 40, 99)), F32),
+        SCORES,
     ),
     Fault(
         "attention-decode-no-rescale",
@@ -60,23 +80,24 @@ FAULTS = [
     Fault(
         "attention-merge-drops-a-split",
         KERNEL,
-        "for (uint s = 0; s < args.splits; ++s) {",
-        "for (uint s = 1; s < args.splits; ++s) {",
+        "s < args.splits; s += S) {",
+        "s + 1 < args.splits; s += S) {",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
         "attention-merge-forgets-the-weights",
         KERNEL,
-        "const float w = exp(row_partials[s].largest - m);",
-        "const float w = 1.0f;",
+        "const float w = exp(gathered[s].largest - m);\n      sum =",
+        "const float w = 1.0f;\n      sum =",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
         "attention-last-column-dropped",
         KERNEL,
-        "for (int i = 0; i < D / 4; ++i) {\n        float k[4];",
-        "for (int i = 0; i < D / 4 - 1; ++i) {\n        float k[4];",
+        "for (int i = 0; i < D / 4; ++i) {\n      float k[4];",
+        "for (int i = 0; i < D / 4 - 1; ++i) {\n      float k[4];",
         lambda: t.test_accuracy(t.Case(), F32),
+        SCORES,
     ),
     Fault(
         "attention-softcap-argument-shifted",
@@ -84,6 +105,7 @@ FAULTS = [
         "score = args.softcap * precise::tanh(score / args.softcap);",
         "score = args.softcap * precise::tanh(score / args.softcap + 1.0e-3f);",
         lambda: t.test_accuracy(t.Case(softcap=30.0, gain=8.0), F32),
+        SCORES,
     ),
     Fault(
         "attention-mask-of-the-first-head",

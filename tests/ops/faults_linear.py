@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import kit
 from kit import F16, F32, Fault
 from test_embedding import Case as EmbeddingCase
 from test_embedding import test_equals_the_table
@@ -37,27 +40,70 @@ def _embedding(name: str, old: str, new: str, case: EmbeddingCase) -> Fault:
     return Fault(f"embedding-{name}", "embedding.metal", old, new, lambda: test_equals_the_table(case, F16))
 
 
+STORED = "m < args.rows && n < args.n)"
 END_OF_SLAB = "b[j], sum[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
 
+
+def _split(name: str, old: str, new: str, check: Callable[[], None], **choice: int) -> Fault:
+    def with_choice() -> None:
+        with kit.choice("linear", **choice):
+            check()
+
+    return Fault(f"linear-split-{name}", "linear.metal", old, new, with_choice)
+
+
+SHARED = {"split": 4, "simdgroups": 8}
+BARRIER = "] = total;\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+
 FAULTS = [
-    _rows("last-chunk-dropped", "k < end; k += simd_width", "k + chunk < end; k += simd_width"),
+    _split(
+        "seam",
+        "Unit<Q>::first(part *",
+        "Unit<Q>::first(part + part *",
+        lambda: test_accuracy(Case(k=2048), F32),
+        **SHARED,
+    ),
+    _split(
+        "last-part-dropped",
+        "p = 1; p < args.split",
+        "p = 1; p + 1 < args.split",
+        lambda: test_accuracy(Case(k=2048), F32),
+        **SHARED,
+    ),
+    _split(
+        "teams-mixed-up",
+        "partial[simdgroup * (M",
+        "partial[part * (M",
+        lambda: test_accuracy(Case(k=2048), F32),
+        **SHARED,
+    ),
+    _split("barrier-missing", BARRIER, BARRIER.split("\n")[0], lambda: test_lane_orders(3, None), **SHARED),
+    _split(
+        "step-at-the-end-dropped",
+        "U > 1 && k < end;",
+        "U > 1 && k + chunk < end;",
+        lambda: test_accuracy(Case(1, 9, 1280), F32),
+        outputs=2,
+        steps=4,
+    ),
+    _rows("last-chunk-dropped", "k + (U - 1) * step < end;", "k + (U - 1) * step + chunk < end;"),
     _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
     _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
-    _rows("last-output-not-stored", "n0 + lane < args.n)", "n0 + lane + 1 < args.n)", Case(1, 9, 256)),
+    _rows("last-output-not-stored", f"{STORED}\n", f"{STORED.replace('n <', 'n + 1 <')}\n", Case(1, 9, 256)),
     _rows("rows-of-x-in-pairs", "min(m0 + m, args.rows - 1)", "min(m0 + m / 2 * 2, args.rows - 1)", Case(3)),
     _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
-    _rows("half-of-a-chunk-twice", "row + k + 4, hi", "row + k, hi", Case(1, 8, 256), "loader.h"),
+    _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),
     _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
     Fault(
         "linear-sum-depends-on-the-number-of-rows",
         "linear.metal",
-        "sum[m][n] = fma(d[n], dot(w[n], v), sum[m][n]);",
-        "sum[m][n] = M > 1 ? sum[m][n] + float(d[n] * dot(w[n], v)) : fma(d[n], dot(w[n], v), sum[m][n]);",
+        "sum[m * N + n] = fma(d[u][n], products, sum[m * N + n]);",
+        "sum[m * N + n] = M > 1 ? sum[m * N + n] + float(d[u][n] * products) : fma(d[u][n], products, sum[m * N + n]);",
         lambda: test_a_row_does_not_depend_on_its_company("q8_0", F32),
     ),
     _tiles("slab-of-w-stale", "stage<Q, V>(w_row[i], k0 + c", "stage<Q, V>(w_row[i], (k0 & ~63u) + c"),
     _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
-    _tiles("edge-guard-off-by-one", "m < args.rows && n < args.n)", "m < args.rows && n + 1 < args.n)"),
+    _tiles("edge-guard-off-by-one", f"{STORED} ", f"{STORED.replace('n <', 'n + 1 <')} "),
     _tiles("quarters-mixed-up", "sn = simdgroup % 2", "sn = simdgroup / 2", Case(33, 64, 40)),
     Fault(
         "linear-tiles-staging-rounds",
@@ -86,9 +132,11 @@ FAULTS = [
         "epilogue.h",
     ),
     _format("scale-of-one-chunk", "return widen(b.d);", "return widen(b.d) * (i == 3 ? 1.03f : 1.0f);", "quant/q8_0.h"),
-    _format("codes-exchanged", "w[2 * j + 1] = float(int16_t(q[j]) >> 8)", "w[2 * j + 1] = w[2 * j]", "quant/q8_0.h"),
-    _format("nibbles-exchanged", "shift = i / 2 * 4", "shift = 4 - i / 2 * 4", "quant/q4_0.h"),
-    _format("zero-point", "float(codes & 0xff) - 8.0f", "float(codes & 0xff) - 7.99f", "quant/q4_0.h"),
+    _format(
+        "codes-exchanged", "w[2 * j + 1] = code<8, 0xff, 0x80, 128>(q[j])", "w[2 * j + 1] = w[2 * j]", "quant/q8_0.h"
+    ),
+    _format("nibbles-exchanged", "c == 0 ? code<0", "c == 1 ? code<0", "quant/q4_0.h"),
+    _format("zero-point", "code<0, 0xf, 0, 8>", "code<0, 0xf, 0, 7>", "quant/q4_0.h"),
     _embedding(
         "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")
     ),

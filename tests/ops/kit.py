@@ -6,8 +6,9 @@ Each `test_<op>.py` has at module level `CASES` (and `BENCH`, larger ones for th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_foundry import runtime
+from torch_foundry import quant, runtime, tuning
 from torch_foundry.doctor.truth import (  # noqa: F401  (for the test modules)
     BF16,
     DTYPES,
@@ -130,3 +131,37 @@ class Fault:
     @property
     def edited(self) -> str:
         return self.file or self.kernel
+
+
+# --------------------------------------------------------------------------------------------------------------- tuning
+
+
+@contextlib.contextmanager
+def choice(op: str, **changes: int) -> Iterator[None]:
+    """The host executor's choices of kernel variants with `changes`, for all shapes and formats."""
+    with tuned("host", op, **changes):
+        yield
+
+
+@contextlib.contextmanager
+def tuned(family: str, op: str, **changes: int) -> Iterator[None]:
+    """The choices of `family` with `changes`, for all shapes and formats."""
+    try:
+        for key in every_key(op):
+            tuning.use(family, key, {**tuning.choice(family, key), **changes})
+        yield
+    finally:
+        tuning.forget()
+
+
+def every_key(op: str) -> Iterator[tuning.Key]:
+    """One key for each format and bucket of shapes."""
+    for name, fmt in quant.FORMATS.items():
+        if op == "linear":
+            for rows in (1, 2, 4, 8):
+                for n in range(8, 18):
+                    for k in range(9, 16):
+                        yield tuning.Key(op, name, rows, 1 << n, 1 << k)
+        elif not fmt.packed:
+            for head_dim in range(32, 257, 32):
+                yield tuning.Key(op, name, 1, head_dim, 1)

@@ -165,6 +165,7 @@ def test_no_backward() -> None:
         y.sum().backward()
 
 
+REREAD = "    float more[V];\n    load(x_row + i, more);\n    for"
 FAULTS = [
     Fault(
         "rms_norm-eps-outside-the-root",
@@ -176,8 +177,8 @@ FAULTS = [
     Fault(
         "rms_norm-weight-of-the-next-column",
         "rms_norm.metal",
-        "v[j] = Kind::template apply<T>(v[j] * inverse, w[j]);\n    if (has_residual)",
-        "v[j] = Kind::template apply<T>(v[j] * inverse, w[(j + 1) % V]);\n    if (has_residual)",
+        "* inverse, w[j]);",
+        "* inverse, w[(j + 1) % V]);",
         lambda: test_exact_on_one_hot(F32),
     ),
     Fault(
@@ -189,6 +190,13 @@ FAULTS = [
         file="reduce.h",
     ),
     Fault(
+        "rms_norm-what-is-not-kept-left-out",
+        "rms_norm.metal",
+        f"i += step) {{\n{REREAD}",
+        f"i += 2 * step) {{\n{REREAD}",
+        lambda: test_exact_on_plus_minus_one(4099, F32),
+    ),
+    Fault(
         "rms_norm-gemma-without-the-one",
         "rms_norm.metal",
         "(1.0f + w) * normed",
@@ -198,8 +206,8 @@ FAULTS = [
     Fault(
         "rms_norm-residual-read-with-the-strides-of-x",
         "rms_norm.metal",
-        "residual + row_offset(args.residual, row) + i",
-        "residual + row_offset(args.x, row) + i",
+        "residual + row_offset(args.residual, row) : nullptr",
+        "residual + row_offset(args.x, row) : nullptr",
         lambda: test_strided_rows_and_offsets(),
     ),
 ]

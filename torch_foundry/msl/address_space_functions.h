@@ -2,12 +2,13 @@
 // clang-format off: tables of declarations, one a line
 #pragma once
 
+template <class To, class From> To as_type(From); // keyword-like: not in namespace metal
+
 namespace metal {
 template <class T> struct msl_value_ { typedef T type; };
 template <class T, int N> struct msl_value_<packed_vec<T, N>> { typedef vec<T, N> type; };
 template <class T, int S, int... I> struct msl_value_<msl_swizzle<T, S, I...>> { typedef vec<T, sizeof...(I)> type; };
 template <class T> using msl_value = typename msl_value_<T>::type;
-template <class To, class From> To as_type(From);
 template <class T> bool is_function_constant_defined(T);
 
 #define MSL_FLOAT1(name)                                                                                               \

@@ -1,0 +1,299 @@
+#include "core/tuning.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <torch/library.h>
+
+#include "core/executor.h"
+#include "core/quant_table.h"
+#include "core/tuning_table.h"
+
+namespace foundry::tuning {
+namespace {
+
+constexpr int64_t kAny = INT64_MAX; // as in tuning_table.cpp
+
+// What a choice may be made of, in its order.
+struct Parameter {
+  const char* name;
+  std::vector<int64_t> allowed;
+};
+struct Space {
+  const char* op;
+  std::vector<Parameter> parameters;
+};
+const Space& space(Op op) {
+  static const Space spaces[kOps] = {
+      {"linear",
+       {{"outputs", {1, 2, 4, 8}},
+        {"steps", {1, 2, 4}},
+        {"split", {1, 2, 4, 8, 16}},
+        {"simdgroups", {1, 2, 4, 8, 16, 32}},
+        {"chains", {1, 4}}}},
+      {"attention", {{"keys", {128, 256, 512, 1024}}, {"simdgroups", {4, 8}}, {"lanes", {1, 8}}}},
+  };
+  return spaces[static_cast<int>(op)];
+}
+
+Op op_named(std::string_view name) {
+  for (Op op : {Op::linear, Op::attention})
+    if (name == space(op).op) return op;
+  TORCH_CHECK(false, "tuning: expected the op linear or attention, got ", name);
+}
+
+// Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
+// sums a lane, beyond which they no longer stay in registers.
+const char* objection(Op op, int rows, const Choice& c) {
+  if (op == Op::attention) {
+    if (c[0] % (32 * c[1])) return "keys must be a multiple of 32 * simdgroups";
+    return nullptr; // the kernel's threadgroup memory is checked where it is declared
+  }
+  const auto [outputs, steps, split, simdgroups, chains] = c;
+  if (simdgroups % split) return "simdgroups must be a multiple of split";
+  if (simdgroups * kSimdWidth > 1024) return "more than 1024 threads";
+  if (outputs * rows > 32) return "outputs * rows must be at most 32";
+  if (outputs * steps > 8) return "outputs * steps must be at most 8";
+  if (simdgroups * outputs * rows * sizeof(float) > 32768) return "more than 32 KiB of threadgroup memory";
+  return nullptr;
+}
+
+void check_choice(Op op, int rows, const Choice& c) {
+  const Space& s = space(op);
+  for (size_t i = 0; i < s.parameters.size(); i++) {
+    const Parameter& p = s.parameters[i];
+    TORCH_CHECK(std::find(p.allowed.begin(), p.allowed.end(), c[i]) != p.allowed.end(), "tuning: ", s.op, ": ", p.name,
+                ": expected one of ", c10::Join(", ", p.allowed), ", got ", c[i]);
+  }
+  const char* wrong = objection(op, rows, c);
+  TORCH_CHECK(!wrong, "tuning: ", s.op, " for ", rows, " rows: ", wrong, ", got ", c10::ArrayRef<uint16_t>(c));
+}
+
+struct Found { // by `tune`, on this machine
+  std::string family;
+  Op op;
+  int row, bucket;
+  Choice choice;
+};
+
+std::mutex mutex;
+std::vector<Found>& found() {
+  static auto* list = new std::vector<Found>;
+  return *list;
+}
+std::map<std::string, int64_t>& overrides() { // as the environment has them
+  static auto* map = new std::map<std::string, int64_t>;
+  return *map;
+}
+
+struct Table {
+  std::vector<Choice> choices[kOps];
+};
+constexpr int buckets(Op op) { return op == Op::linear ? kLinearBuckets : kAttentionBuckets; }
+
+// The last shape of a bucket: kAny where it has no upper end.
+void last_shape(Op op, int bucket, int& rows, int64_t& n, int64_t& k) {
+  rows = 1, n = 32 * (bucket + 1), k = 1;
+  if (op == Op::attention) return;
+  const int k_bucket = bucket % kInputBuckets, n_bucket = bucket / kInputBuckets % kOutputBuckets;
+  rows = 1 << (bucket / kInputBuckets / kOutputBuckets);
+  n = n_bucket == kOutputBuckets - 1 ? kAny : int64_t(1) << (n_bucket + 8);
+  k = k_bucket == kInputBuckets - 1 ? kAny : int64_t(1) << (k_bucket + 9);
+}
+
+Choice built_in_choice(const std::string& family, Op op, const char* format, int bucket) {
+  int rows;
+  int64_t n, k;
+  last_shape(op, bucket, rows, n, k);
+  for (const Line& line : built_in()) {
+    const std::string_view name = line.format;
+    if (line.op == op && family.starts_with(line.families) && (name.empty() || name == format) && rows >= line.rows &&
+        n <= line.n && k <= line.k)
+      return line.choice;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no tuning entry for ", family, " ", format);
+}
+
+// TORCH_FOUNDRY_..: one number for all shapes. Columns are outputs of a threadgroup: outputs * simdgroups / split.
+void override_choice(Op op, int rows, Choice& c) {
+  const auto given = [](const char* name) {
+    auto i = overrides().find(name);
+    return static_cast<uint16_t>(i == overrides().end() ? 0 : i->second);
+  };
+  if (op == Op::attention) {
+    if (uint16_t keys = given("attention_keys")) c[0] = std::max<uint16_t>(keys, 32 * c[1]);
+    return;
+  }
+  auto& [outputs, steps, split, simdgroups, chains] = c;
+  uint16_t columns = outputs * simdgroups / split;
+  if (uint16_t v = given("gemv_cols_per_tg")) columns = v, outputs = std::min(outputs, v);
+  if (uint16_t v = given("gemv_split_k")) split = v;
+  while (columns / outputs * split > 32 && outputs < 8 && outputs * 2 <= columns && outputs * 2 * rows <= 32)
+    outputs *= 2;
+  columns = std::min<uint16_t>(columns, 32 / split * outputs);
+  simdgroups = columns / outputs * split;
+  if (uint16_t v = given("gemv_steps")) steps = v;
+  while (outputs * steps > 8) steps /= 2;
+}
+
+Table* make_table(const std::string& family) {
+  auto* table = new Table; // kept: a launch on another thread may be reading the one that it replaces
+  const auto formats = quant_formats();
+  for (Op op : {Op::linear, Op::attention}) {
+    auto& choices = table->choices[static_cast<int>(op)];
+    for (const QuantFormat& format : formats) {
+      for (int b = 0; b < buckets(op); b++) choices.push_back(built_in_choice(family, op, format.name, b));
+    }
+    for (const Found& f : found())
+      if (f.op == op && f.family == family) choices[f.row * buckets(op) + f.bucket] = f.choice;
+    for (size_t i = 0; i < choices.size(); i++) {
+      int rows;
+      int64_t n, k;
+      last_shape(op, static_cast<int>(i) % buckets(op), rows, n, k);
+      if (op == Op::linear) { // one order of sums for all numbers of rows
+        const int one = static_cast<int>(i) % (kLinearBuckets / kRowBuckets);
+        choices[i][2] = choices[i / kLinearBuckets * kLinearBuckets + one][2];
+        choices[i][3] = std::max(choices[i][3], choices[i][2]);
+        choices[i][4] = choices[i / kLinearBuckets * kLinearBuckets + one][4];
+      }
+      override_choice(op, rows, choices[i]);
+      check_choice(op, rows, choices[i]);
+    }
+  }
+  return table;
+}
+
+int slot(c10::Device device) { return device.is_cpu() ? 0 : device.is_mps() ? 1 : 2; }
+std::atomic<Table*> tables[3];
+
+const Table& table_of(c10::Device device) {
+  std::atomic<Table*>& current = tables[slot(device)];
+  if (Table* table = current.load(std::memory_order_acquire)) return *table;
+  const std::string family = executor(device).family();
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!current.load(std::memory_order_acquire)) current.store(make_table(family), std::memory_order_release);
+  return *current.load(std::memory_order_acquire);
+}
+
+void changed() {
+  for (auto& table : tables) table.store(nullptr, std::memory_order_release);
+}
+
+// ---------------------------------------------------------------------------------------------------- for Python
+
+int row_of(Op op, const std::string& format) {
+  const QuantFormat& f = quant_format(format);
+  TORCH_CHECK(op == Op::linear || !f.packed(), "tuning: attention: expected f32, f16 or bf16, got ", format);
+  return f.index;
+}
+
+int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
+  if (op == Op::linear) {
+    TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: linear: expected 1 to 8 rows and a shape, got ",
+                rows, " rows, ", n, "x", k);
+    return linear_bucket(static_cast<int>(rows), n, k);
+  }
+  TORCH_CHECK(n >= 32 && n <= 256 && n % 32 == 0, "tuning: attention: expected a head_dim of 32 to 256, got ", n);
+  return attention_bucket(n);
+}
+
+Found entry_of(const std::string& family, const std::string& op_name, const std::string& format, int64_t rows,
+               int64_t n, int64_t k, const std::vector<int64_t>& values) {
+  const Op op = op_named(op_name);
+  TORCH_CHECK(values.size() == space(op).parameters.size(), "tuning: ", op_name, ": expected ",
+              space(op).parameters.size(), " numbers, got ", values.size());
+  Found entry{family, op, row_of(op, format), bucket_of(op, rows, n, k), {}};
+  for (size_t i = 0; i < values.size(); i++)
+    entry.choice[i] = static_cast<uint16_t>(std::clamp<int64_t>(values[i], 0, UINT16_MAX));
+  int bucket_rows;
+  last_shape(op, entry.bucket, bucket_rows, n, k);
+  check_choice(op, bucket_rows, entry.choice);
+  return entry;
+}
+
+void check_entry(const std::string& op, const std::string& format, int64_t rows, int64_t n, int64_t k,
+                 const std::vector<int64_t>& values) {
+  entry_of("", op, format, rows, n, k, values);
+}
+
+void add(const std::string& family, const std::string& op, const std::string& format, int64_t rows, int64_t n,
+         int64_t k, const std::vector<int64_t>& values) {
+  Found entry = entry_of(family, op, format, rows, n, k, values);
+  std::lock_guard<std::mutex> lock(mutex);
+  std::erase_if(found(), [&](const Found& f) {
+    return f.family == entry.family && f.op == entry.op && f.row == entry.row && f.bucket == entry.bucket;
+  });
+  found().push_back(std::move(entry));
+  changed();
+}
+
+void clear() {
+  std::lock_guard<std::mutex> lock(mutex);
+  found().clear();
+  changed();
+}
+
+void set_override(const std::string& name, int64_t value) {
+  std::lock_guard<std::mutex> lock(mutex);
+  value ? void(overrides()[name] = value) : void(overrides().erase(name));
+  changed();
+}
+
+std::vector<int64_t> numbers(Op op, const Choice& c) {
+  return {c.begin(), c.begin() + static_cast<std::ptrdiff_t>(space(op).parameters.size())};
+}
+
+std::vector<int64_t> chosen(const std::string& family, const std::string& op_name, const std::string& format,
+                            int64_t rows, int64_t n, int64_t k) {
+  const Op op = op_named(op_name);
+  std::lock_guard<std::mutex> lock(mutex);
+  const std::unique_ptr<Table> table(make_table(family));
+  return numbers(op,
+                 table->choices[static_cast<int>(op)][row_of(op, format) * buckets(op) + bucket_of(op, rows, n, k)]);
+}
+
+// The largest n and k that share a bucket with these; where there is none, 2^63 - 1.
+std::vector<int64_t> bucket_end(const std::string& op_name, int64_t rows, int64_t n, int64_t k) {
+  const Op op = op_named(op_name);
+  int bucket_rows;
+  last_shape(op, bucket_of(op, rows, n, k), bucket_rows, n, k);
+  return {n, k};
+}
+
+// Those that have entries of their own.
+std::vector<std::string> families() {
+  std::vector<std::string> names;
+  for (const Line& line : built_in())
+    if (std::find(names.begin(), names.end(), line.families) == names.end()) names.emplace_back(line.families);
+  return names;
+}
+
+c10::Dict<std::string, std::vector<int64_t>> parameters(const std::string& op_name) {
+  c10::Dict<std::string, std::vector<int64_t>> dict; // keeps the order
+  for (const Parameter& p : space(op_named(op_name)).parameters) dict.insert(p.name, p.allowed);
+  return dict;
+}
+
+} // namespace
+
+Choice choose(c10::Device device, Op op, int row, int bucket) {
+  return table_of(device).choices[static_cast<int>(op)][row * buckets(op) + bucket];
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("_tuning_add(str family, str op, str format, int rows, int n, int k, int[] choice) -> ()", &add);
+  m.def("_tuning_check(str op, str format, int rows, int n, int k, int[] choice) -> ()", &check_entry);
+  m.def("_tuning_bucket(str op, int rows, int n, int k) -> int[]", &bucket_end);
+  m.def("_tuning_clear() -> ()", &clear);
+  m.def("_tuning_override(str name, int value) -> ()", &set_override);
+  m.def("_tuning_choice(str family, str op, str format, int rows, int n, int k) -> int[]", &chosen);
+  m.def("_tuning_parameters(str op) -> Dict(str, int[])", &parameters);
+  m.def("_tuning_families() -> str[]", &families);
+}
+
+} // namespace foundry::tuning

@@ -1,0 +1,69 @@
+// Which variant of a kernel runs: a table keyed by op, weight format, bucket of shapes and GPU family. Built-in entries
+// (tuning_table.cpp), then what `torch-foundry tune` found on this machine, then overrides from the environment.
+// A lookup is two loads and no string work.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include <c10/core/Device.h>
+
+namespace foundry {
+
+// linear with few rows. The order of a sum depends on `split` alone, and a shape has one for all numbers of rows: so
+// rows get the same bits however many come together.
+struct LinearChoice {
+  uint16_t outputs;    // per team of simdgroups: a chunk of x serves that many rows of W
+  uint16_t steps;      // of K in flight
+  uint16_t split;      // simdgroups that share K: a team
+  uint16_t simdgroups; // per threadgroup
+  uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 4, which a CPU makes vectors of
+};
+
+// attention with few queries, by dtype and head_dim.
+struct AttentionChoice {
+  uint16_t keys;       // per split: one threadgroup's
+  uint16_t simdgroups; // per threadgroup
+  uint16_t lanes;      // that read a key together: 1 or 8
+};
+
+namespace tuning {
+
+enum class Op { linear, attention };
+constexpr int kOps = 2;
+using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
+
+// Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
+constexpr int kRowBuckets = 4, kOutputBuckets = 10, kInputBuckets = 7;
+constexpr int kLinearBuckets = kRowBuckets * kOutputBuckets * kInputBuckets;
+constexpr int kAttentionBuckets = 8; // head_dim 32, 64, .. 256
+
+constexpr int log_bucket(int64_t size, int first, int count) { // ceil(log2(size)) - first, within the table
+  const int bucket = static_cast<int>(std::bit_width(static_cast<uint64_t>(size > 0 ? size - 1 : 0))) - first;
+  return bucket < 0 ? 0 : bucket < count ? bucket : count - 1;
+}
+constexpr int linear_bucket(int rows, int64_t n, int64_t k) {
+  const int row_bucket = log_bucket(rows, 0, kRowBuckets);
+  return (row_bucket * kOutputBuckets + log_bucket(n, 8, kOutputBuckets)) * kInputBuckets +
+         log_bucket(k, 9, kInputBuckets);
+}
+constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>(head_dim / 32) - 1; }
+
+// `row` of a table: the index of the weight's format for linear, of the dense format of q, k and v for attention.
+Choice choose(c10::Device device, Op op, int row, int bucket);
+
+} // namespace tuning
+
+// `rows`: of x that share one reading of W (1, 2, 4 or 8).
+inline LinearChoice linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
+  const tuning::Choice c = tuning::choose(device, tuning::Op::linear, format, tuning::linear_bucket(rows, n, k));
+  return {c[0], c[1], c[2], c[3], c[4]};
+}
+
+inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {
+  const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, tuning::attention_bucket(head_dim));
+  return {c[0], c[1], c[2]};
+}
+
+} // namespace foundry

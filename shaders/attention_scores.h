@@ -1,0 +1,114 @@
+// What a query sees, and how q and K become scores. Included by attention.metal alone.
+#pragma once
+#include "attention.h"
+#include "vec.h"
+
+using namespace metal;
+using namespace foundry;
+
+constant bool has_mask [[function_constant(FC_ATTENTION_MASK)]];
+constant bool has_softcap [[function_constant(FC_ATTENTION_SOFTCAP)]];
+constant bool aligned [[function_constant(FC_ATTENTION_ALIGNED)]];
+
+// Scores at or below this are invisible keys; finite, so that no difference of two of them is NaN.
+constant constexpr float invisible = -1.0e38f;
+
+struct KeyRange {
+  int begin, end;
+};
+
+METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, int query, int kv_start) {
+  const int position = int(args.kv_len) - int(args.q_len) + query; // the last query is at the last key
+  KeyRange range;
+  range.begin = kv_start;
+  range.end = int(args.kv_len);
+  if (args.causal) {
+    range.end = position + 1;
+    if (args.window) range.begin = max(range.begin, position - int(args.window) + 1);
+  }
+  return range;
+}
+
+METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
+template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return score + float(bias); }
+
+// A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
+template <typename M>
+METAL_FUNC float finish_score(float score, int key, KeyRange range, device const M* mask,
+                              constant AttentionArgs& args) {
+  if (has_softcap) score = args.softcap * precise::tanh(score / args.softcap);
+  const bool in_range = key >= range.begin && key < range.end;
+  if (has_mask && in_range) score = apply_mask(score, mask[key]);
+  return in_range ? score : invisible;
+}
+
+METAL_FUNC float weight_of(float score, float largest) { // NaN stays NaN
+  return score <= invisible ? 0.0f : exp(score - largest);
+}
+
+template <typename T, int N> METAL_FUNC void load_row(device const T* p, thread float (&v)[N]) {
+  if (aligned)
+    load_wide(p, v);
+  else
+    load_narrow(p, v);
+}
+
+// The scores of 32 keys, lane i that of key i: each lane reads a key alone. One chain of loads a lane; for CPUs.
+template <typename T, int D, int R, int L> struct Scores {
+  static_assert(L == 1, "one lane a key");
+  static METAL_FUNC int own_key(uint lane) { return int(lane); }
+  static METAL_FUNC void dot(device const T* k_head, uint stride, int tile, int last, threadgroup const float4* q,
+                             uint lane, thread float (&score)[R]) {
+    device const T* k_row = k_head + uint(min(tile + int(lane), last)) * stride;
+    float4 sum[R];
+    for (int r = 0; r < R; ++r) sum[r] = float4(0.0f);
+    for (int i = 0; i < D / 4; ++i) {
+      float k[4];
+      load_row(k_row + 4 * i, k);
+      for (int r = 0; r < R; ++r) sum[r] = fma(float4(k[0], k[1], k[2], k[3]), q[r * (D / 4) + i], sum[r]);
+    }
+    for (int r = 0; r < R; ++r) score[r] = (sum[r].x + sum[r].y) + (sum[r].z + sum[r].w);
+  }
+};
+
+// Eight lanes read a key together, so that loads of a simdgroup lie side by side. Four keys at a time, four times in
+// flight; then eight lanes hold parts of four sums each, which three exchanges bring together.
+template <typename T, int D, int R> struct Scores<T, D, R, 8> {
+  // Of the eight lanes, bits 1 and 2 say which of four sums a lane ends with, and bit 0 from which half of the tile.
+  static METAL_FUNC int own_key(uint lane) {
+    return int(((lane & 1) * 4 + (lane >> 2 & 1) * 2 + (lane >> 1 & 1)) * 4 + lane / 8);
+  }
+  static METAL_FUNC void dot(device const T* k_head, uint stride, int tile, int last, threadgroup const float4* q,
+                             uint lane, thread float (&score)[R]) {
+    constexpr int E = D % 64 == 0 ? 8 : 4; // elements of a load
+    const uint first = lane % 8 * E;
+    for (int h = 0; h < 2; ++h) {
+      device const T* k_row[4];
+      float sum[R][4];
+      for (int i = 0; i < 4; ++i) {
+        k_row[i] = k_head + uint(min(tile + (h * 4 + i) * 4 + int(lane / 8), last)) * stride + first;
+        for (int r = 0; r < R; ++r) sum[r][i] = 0.0f;
+      }
+      for (int d = 0; d < D; d += 8 * E) {
+        float k[4][E];
+        for (int i = 0; i < 4; ++i) load_row(k_row[i] + d, k[i]);
+        for (int r = 0; r < R; ++r) {
+          for (int e = 0; e < E; e += 4) {
+            const float4 x = q[(r * D + d + first + e) / 4];
+            for (int i = 0; i < 4; ++i)
+              sum[r][i] =
+                  fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][i]))));
+          }
+        }
+      }
+      const bool upper = lane & 4, odd = lane & 2, mine = (lane & 1) == uint(h);
+      for (int r = 0; r < R; ++r) {
+        const float2 lo = float2(sum[r][0], sum[r][1]), hi = float2(sum[r][2], sum[r][3]);
+        const float2 pair = (upper ? hi : lo) + simd_shuffle_xor(upper ? lo : hi, 4);
+        float one = (odd ? pair.y : pair.x) + simd_shuffle_xor(odd ? pair.x : pair.y, 2);
+        one += simd_shuffle_xor(one, 1);
+        score[r] = mine ? one : score[r];
+      }
+    }
+  }
+};

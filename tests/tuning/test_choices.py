@@ -1,0 +1,175 @@
+"""Every choice that may be made keeps Apple's limits and gives right results, and rows keep their bits in company."""
+
+from __future__ import annotations
+
+import itertools
+
+import kit
+import pytest
+import test_attention
+import test_linear
+import torch
+from kit import F32, every_key
+
+from torch_foundry import ops, quant, tuning
+
+FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_100"]
+PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+
+# Apple GPUs
+THREADS, THREADGROUP_BYTES, SUMS = 1024, 32768, 32
+
+
+def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
+    assert set(choice) == set(tuning.parameters(key.op))
+    assert 32 * choice["simdgroups"] <= THREADS
+    if key.op == "linear":
+        assert choice["simdgroups"] % choice["split"] == 0
+        assert choice["simdgroups"] * choice["outputs"] * key.rows * 4 <= THREADGROUP_BYTES
+        assert choice["outputs"] * key.rows <= SUMS
+    else:
+        assert choice["keys"] % (32 * choice["simdgroups"]) == 0
+        rows = min(8, min(1024, 4096 // choice["simdgroups"]) // key.n)  # as csrc/ops/attention.cpp
+        simdgroups = choice["simdgroups"]
+        staged = (rows * key.n + simdgroups * 2 * rows * 32) * 4
+        assert max(staged, simdgroups * rows * key.n * 4) + simdgroups * rows * 8 <= THREADGROUP_BYTES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_entry_keeps_the_limits(family: str) -> None:
+    for key in itertools.chain(every_key("linear"), every_key("attention")):
+        within_limits(key, tuning.choice(family, key))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_share_the_order_of_sums(family: str) -> None:
+    for key in every_key("linear"):
+        one = tuning.choice(family, tuning.Key("linear", key.format, 1, key.n, key.k))
+        here = tuning.choice(family, key)
+        assert (here["split"], here["chains"]) == (one["split"], one["chains"])
+
+
+@pytest.mark.parametrize("op", ["linear", "attention"])
+def test_what_is_accepted_keeps_the_limits(op: str) -> None:
+    space = tuning.parameters(op)
+    keys = [k for k in every_key(op) if k.format == "f16" and k.n in (32, 128, 256) and k.k in (1, 512)]
+    accepted = 0
+    for key in keys:
+        for values in itertools.product(*space.values()):
+            choice = dict(zip(space, values, strict=True))
+            try:
+                tuning.use("apple7", key, choice)
+            except RuntimeError:
+                continue
+            accepted += 1
+            within_limits(key, choice)
+    assert accepted > len(keys) * 5
+
+
+@pytest.mark.parametrize("variable", sorted(tuning.OVERRIDES))
+@pytest.mark.parametrize("family", ["host", "apple7", "sm_90"])
+def test_every_override_keeps_the_limits(family: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in tuning.OVERRIDES[variable][1]:
+        monkeypatch.setenv(variable, str(value))
+        tuning.load_environment()
+        for key in itertools.chain(every_key("linear"), every_key("attention")):
+            choice = tuning.choice(family, key)
+            within_limits(key, choice)
+            if key.op == "linear" and "COLS" in variable:
+                assert choice["outputs"] * choice["simdgroups"] // choice["split"] == value
+            if key.op == "linear" and "SPLIT" in variable:
+                assert choice["split"] == value
+    monkeypatch.delenv(variable)
+    tuning.load_environment()
+
+
+def test_overrides_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, (_, allowed) in tuning.OVERRIDES.items():
+        monkeypatch.setenv(variable, "3")
+        with pytest.raises(ValueError, match=f"{variable}='3': expected one of '', '{allowed[0]}', '{allowed[1]}'"):
+            tuning.load_environment()
+        monkeypatch.delenv(variable)
+    tuning.load_environment()
+
+
+@pytest.mark.parametrize(
+    "wanted, message",
+    [
+        ({"outputs": 3}, r"outputs: expected one of 1, 2, 4, 8, got 3"),
+        ({"split": 4, "simdgroups": 2}, r"simdgroups must be a multiple of split"),
+        ({"outputs": 8, "steps": 4}, r"outputs \* steps must be at most 8"),
+    ],
+)
+def test_impossible_choices_are_refused(wanted: dict[str, int], message: str) -> None:
+    key = tuning.Key("linear", "f16", 1, 4864, 896)
+    with pytest.raises(RuntimeError, match=message):
+        tuning.use("sm_90", key, {**tuning.choice("sm_90", key), **wanted})
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+VARIANTS = [
+    {"outputs": 1, "steps": 4, "split": 2, "simdgroups": 8, "chains": 1},
+    {"outputs": 2, "steps": 2, "split": 4, "simdgroups": 4, "chains": 1},
+    {"outputs": 4, "steps": 1, "split": 8, "simdgroups": 16, "chains": 4},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("name", [None, *PACKED])
+def test_linear_is_right(name: str | None, variant: dict[str, int]) -> None:
+    with kit.choice("linear", **variant):
+        for m, n, k in ((1, 9, 2336), (4, 13, 1056), (8, 5, 416)):
+            test_linear.check(test_linear.inputs(test_linear.Case(m, n, k, name, **test_linear.FULL), F32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("name", [None, *PACKED])
+def test_rows_keep_their_bits(name: str | None, variant: dict[str, int]) -> None:
+    with kit.choice("linear", **variant):
+        test_linear.test_a_row_does_not_depend_on_its_company(name, F32)
+
+
+@pytest.mark.parametrize("name", [None, *PACKED])
+def test_only_split_and_chains_change_bits(name: str | None) -> None:
+    """Rows in different files of a table agree because nothing but the order of sums decides."""
+    given = test_linear.inputs(test_linear.Case(2, 9, 1056, name, **test_linear.FULL), F32)  # type: ignore[arg-type]
+    results = []
+    for outputs, steps, simdgroups in ((1, 1, 4), (2, 4, 8), (4, 2, 16)):
+        with kit.choice("linear", outputs=outputs, steps=steps, split=4, simdgroups=simdgroups, chains=1):
+            results.append(ops.linear(**given))
+    for other in results[1:]:
+        kit.assert_equal(other, results[0])
+
+
+def test_split_has_no_race() -> None:
+    with kit.choice("linear", split=4, simdgroups=8):
+        test_linear.test_lane_orders(3, PACKED[0])
+
+
+@pytest.mark.parametrize("simdgroups, lanes, keys", [(4, 8, 128), (8, 8, 256), (8, 1, 512)])
+def test_attention_is_right(simdgroups: int, lanes: int, keys: int) -> None:
+    t = test_attention
+    with kit.choice("attention", keys=keys, simdgroups=simdgroups, lanes=lanes):
+        for case, dtype in t.CASES:
+            if case.queries <= 16 and case.kv_len <= 600 and case.head_dim in (32, 64, 96, 128):
+                t.check(t.inputs(case, dtype))
+
+
+def test_attention_with_lanes_has_no_race() -> None:
+    case = test_attention.Case(queries=2, kv_len=300, capacity=300)
+    given = test_attention.inputs(case, F32)
+    with kit.choice("attention", lanes=8):
+        kit.in_every_lane_order(lambda: ops.attention(**given))
+
+
+def test_a_key_nobody_sees_changes_no_bit() -> None:
+    """More splits, some of them unseen, give the same bits: what a decode at 5000 of 5000 and of 9000 keys gives."""
+    g = kit.generator("unseen")
+    q, k, v = (kit.normal(g, 1, 2, n, 64, dtype=F32) for n in (1, 3000, 3000))
+    start = torch.zeros(1, dtype=torch.int32)
+    with kit.choice("attention", keys=128, lanes=8):
+        few = ops.attention(q, k[:, :, :700], v[:, :, :700], 700, scale=0.1, kv_start=start)
+        mask = (torch.arange(3000) < 700).view(1, 1, 1, -1)
+        many = ops.attention(q, k, v, 3000, scale=0.1, mask=mask, causal=False)
+    kit.assert_equal(many, few)

@@ -1,0 +1,178 @@
+"""Tables as files: round trip, damage, foreign ones; and the command that makes them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import kit
+import pytest
+import test_linear
+import torch
+
+from torch_foundry import tuner, tuning
+from torch_foundry.cli import main
+from torch_foundry.doctor import timing, truth
+
+KEY = tuning.Key("linear", "q8_0", 1, 4864, 896)
+CHOICE = {"outputs": 2, "steps": 2, "split": 4, "simdgroups": 8, "chains": 1}
+
+
+def table() -> tuning.Table:
+    return tuning.new_table("host", "a machine").with_entry(tuning.Entry(KEY, CHOICE, 1.5, 2.5))
+
+
+def test_round_trip() -> None:
+    path = tuning.write(table())
+    assert tuning.read(path) == table()
+    assert tuning.choice("host", KEY) != CHOICE
+    tuning.load_files()
+    assert tuning.choice("host", KEY) == CHOICE
+    same_bucket = tuning.Key("linear", "q8_0", 1, 4200, 1000)
+    assert tuning.choice("host", same_bucket) == CHOICE
+    assert tuning.choice("host", tuning.Key("linear", "q8_0", 1, 9000, 896)) != CHOICE
+    assert tuning.choice("sm_90", KEY) != CHOICE
+
+
+DAMAGE = {
+    "cut off": lambda text: text[: len(text) // 2],
+    "no JSON": lambda text: "\0\1",
+    "no table": lambda text: "[]",
+    "another version": lambda text: text.replace('"version": 1', '"version": 99'),
+    "unknown op": lambda text: text.replace('"op": "linear"', '"op": "conv"'),
+    "unknown format": lambda text: text.replace("q8_0", "q9_9"),
+    "no such value": lambda text: text.replace('"outputs": 2', '"outputs": 5'),
+    "breaks a limit": lambda text: text.replace('"simdgroups": 8', '"simdgroups": 2'),
+    "a part is missing": lambda text: text.replace('"split": 4, ', ""),
+    "rows": lambda text: text.replace('"rows": 1', '"rows": 0'),
+    "text for a number": lambda text: text.replace('"n": 4864', '"n": "many"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_warns_and_changes_nothing(damage: str) -> None:
+    path = tuning.write(table())
+    before = path.read_text()
+    path.write_text(DAMAGE[damage](before))
+    assert path.read_text() != before
+    default = tuning.choice("host", KEY)
+    with pytest.warns(UserWarning, match=f"{path.name}.*the built-in choices are used"):
+        tuning.load_files()
+    assert tuning.choice("host", KEY) == default
+
+
+def test_files_of_other_kernels_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.write(table())
+    monkeypatch.setattr(tuning, "shaders_digest", lambda: "0" * 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuning.load_files()
+    assert tuning.choice("host", KEY) != CHOICE
+
+
+# ----------------------------------------------------------------------------------------------------------- the search
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is what the test says it is: more outputs, less time."""
+    monkeypatch.setattr(timing, "seconds", lambda *_, **__: 1.0 / tuning.choice("host", KEY_SMALL)["outputs"])
+
+
+KEY_SMALL = tuning.Key("linear", "q8_0", 1, 40, 256)
+
+
+def test_the_fastest_wins_and_is_used(quick: None) -> None:
+    entry = tuner.tune(KEY_SMALL, torch.device("cpu"))
+    assert entry.choice["outputs"] == 8 and entry.us == 1e6 / 8 and entry.default_us == 1e6 / 4
+    assert tuning.choice("host", KEY_SMALL) == entry.choice
+
+
+def test_a_wrong_candidate_never_wins(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tuner.Workload.check
+
+    def check(self: tuner.Workload) -> None:
+        if tuning.choice("host", KEY_SMALL)["outputs"] == 8:
+            raise truth.Disagreement("seeded")
+        right(self)
+
+    monkeypatch.setattr(tuner.Workload, "check", check)
+    assert tuner.tune(KEY_SMALL, torch.device("cpu")).choice["outputs"] == 4
+
+
+def test_a_wrong_result_is_noticed() -> None:
+    work = tuner.workload(KEY_SMALL, torch.device("cpu"))
+    work.check()
+    right = work.calls[0]
+    work.calls = [lambda: right() * 1.001]
+    with pytest.raises(truth.Disagreement):
+        work.check()
+
+
+def test_keys_are_one_a_bucket_and_one_row_first() -> None:
+    keys = tuner.keys(["f16"], [(4864, 896), (4200, 1000), (896, 4864)], [4])
+    linear = [(k.rows, k.n, k.k) for k in keys if k.op == "linear"]
+    assert linear == [(1, 4864, 896), (4, 4864, 896), (1, 896, 4864), (4, 896, 4864)]
+    assert [k.n for k in keys if k.op == "attention"] == list(tuner.HEAD_DIMS)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+ARGS = ["tune", "--device", "cpu", "--formats", "q8_0", "--shapes", "40x256", "--rows", "1"]
+
+
+def test_command(
+    quick: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["tune", "--device", "cpu", "--show"]) == 0
+    assert "nothing tuned for host yet" in capsys.readouterr().out
+    assert main(ARGS) == 0
+    out = capsys.readouterr().out
+    assert "1 x 256 -> 40" in out and "outputs=8" in out
+
+    tuned: list[tuning.Key] = []
+    monkeypatch.setattr(tuner, "tune", lambda key, device: tuned.append(key))
+    assert main(ARGS) == 0 and not tuned  # what is there is not measured again
+
+    exported = tmp_path / "table.json"
+    assert main(["tune", "--device", "cpu", "--export", str(exported)]) == 0
+    kept = tuning.path_of(tuning.new_table("host"))
+    before = kept.read_text()
+    kept.unlink()
+    assert main(["tune", "--device", "cpu", "--import", str(exported)]) == 0
+    assert kept.read_text() == before
+
+
+def test_command_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.json"
+    foreign.write_text(tuning.dumps(table()).replace('"family": "host"', '"family": "apple9"'))
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({**json.loads(tuning.dumps(table())), "shaders": "123"}))
+    for args, message in (
+        (["--import", str(foreign)], "made for family apple9, but this is family host: tune again"),
+        (["--import", str(old)], "made for shaders 123, but this is shaders"),
+        (["--import", str(tmp_path / "none.json")], "none.json: No such file"),
+        (["--formats", "q9_9"], "--formats: expected some of f32, f16, bf16, q8_0, q4_0, got 'q9_9'"),
+        (["--shapes", "12by4"], "--shapes: expected whole numbers above 0, got '12by4'"),
+        (["--rows", "3"], "--rows: expected some of 1, 2, 4, 8, got '3'"),
+    ):
+        assert main(["tune", "--device", "cpu", *args]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_damaged_table_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    path = tuning.write(table())
+    path.write_text("{")
+    assert main(["tune", "--device", "cpu", "--show"]) == 2
+    assert f"{path}: not a tuning table" in capsys.readouterr().err
+
+
+def test_env_is_seen_by_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FOUNDRY_GEMV_SPLIT_K", "2")
+    monkeypatch.setenv("TORCH_FOUNDRY_GEMV_COLS_PER_TG", "2")
+    tuning.load_environment()
+    assert tuning.choice("host", KEY)["split"] == 2
+    test_linear.check(test_linear.inputs(test_linear.Case(1, 9, 1024, "q8_0"), kit.F32))
+    monkeypatch.undo()
+    tuning.load_environment()

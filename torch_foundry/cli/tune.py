@@ -1,0 +1,174 @@
+"""`torch-foundry tune`: find the fastest variants of the kernels on this machine; the ops use them from then on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_foundry.cli.loading import UserError, find_device
+
+if TYPE_CHECKING:
+    from torch_foundry import tuning
+
+
+def add_parser(commands: Any) -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser("tune", help="find the fastest kernel variants on this machine", description=__doc__)
+    parser.add_argument("--device", help="torch device (default: mps, else cuda, else cpu)")
+    parser.add_argument(
+        "--formats", default="f16,q8_0,q4_0", metavar="A,B", help="weight formats (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--shapes", metavar="NxK,..", help="outputs x inputs (default: those of Qwen2.5-0.5B up to Llama-3-8B)"
+    )
+    parser.add_argument("--rows", default="1,2,4,8", metavar="1,2", help="rows of x (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="forget what was found before; without it a run goes on")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", action="store_true", help="print what was found on this machine, and stop")
+    what.add_argument("--export", metavar="FILE", type=Path, help="write what was found to a file, and stop")
+    what.add_argument("--import", metavar="FILE", type=Path, dest="take", help="use an exported file, and stop")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: done, 2: can't be done."""
+    from torch_foundry import tuning
+    from torch_foundry.doctor.examine import pick_device
+
+    device = find_device(args.device) if args.device else pick_device()
+    try:
+        family = tuning.family(device)
+        if args.take:
+            return _import(args.take, family)
+        table = _saved(family, device)
+        if args.show:
+            print(describe(table))
+            return 0
+        if args.export:
+            args.export.write_text(tuning.dumps(table))
+            print(f"{len(table.entries)} entries for {family} written to {args.export}")
+            return 0
+    except tuning.TuningError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from error
+    return _tune(args, device, table)
+
+
+def _import(path: Path, family: str) -> int:
+    from torch_foundry import tuning
+
+    table = tuning.read(path)
+    tuning.check_fits(table, str(path), family)
+    print(f"{len(table.entries)} entries for {family} are used from now on: {tuning.write(table)}")
+    return 0
+
+
+def _saved(family: str, device: Any) -> tuning.Table:
+    from torch_foundry import tuning
+
+    empty = tuning.new_table(family, _name(device))
+    path = tuning.path_of(empty)
+    return tuning.read(path) if path.is_file() else empty
+
+
+def _name(device: Any) -> str:
+    import platform
+
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.machine()}"
+
+
+def describe(table: tuning.Table) -> str:
+    """A table for the eye."""
+    if not table.entries:
+        return f"nothing tuned for {table.family} yet (shaders {table.shaders}, torch {table.torch})"
+    lines = [f"{table.family}, {table.device}, shaders {table.shaders}, torch {table.torch}"]
+    for e in table.entries:
+        k = e.key
+        shape = f"{k.rows} x {k.k} -> {k.n}" if k.op == "linear" else f"head_dim {k.n}"
+        chosen = " ".join(f"{name}={value}" for name, value in e.choice.items())
+        lines.append(f"{k.op:9} {k.format:5} {shape:22} {e.us:9.1f} us (before {e.default_us:9.1f})  {chosen}")
+    return "\n".join(lines)
+
+
+def _numbers(text: str, option: str, separator: str = ",") -> list[int]:
+    try:
+        values = [int(part) for part in text.split(separator)]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise UserError(f"{option}: expected whole numbers above 0, got {text!r}")
+    return values
+
+
+def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
+    from torch_foundry import quant, tuner
+
+    formats = args.formats.split(",")
+    for name in formats:
+        if name not in quant.FORMATS:
+            raise UserError(f"--formats: expected some of {', '.join(quant.FORMATS)}, got {name!r}")
+    rows = _numbers(args.rows, "--rows")
+    if not set(rows) <= set(tuner.ROWS):
+        raise UserError(f"--rows: expected some of 1, 2, 4, 8, got {args.rows!r}")
+    shapes = list(tuner.SHAPES)
+    if args.shapes:
+        pairs = [_numbers(text, "--shapes", "x") for text in args.shapes.split(",")]
+        if any(len(pair) != 2 for pair in pairs):
+            raise UserError(f"--shapes: expected NxK, got {args.shapes!r}")
+        shapes = [(n, k) for n, k in pairs]
+    for name in formats:
+        shapes = [(n, k) for n, k in shapes if k % quant.get_format(name).block_size == 0]
+    return tuner.keys(formats, shapes, rows)
+
+
+def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
+    from torch_foundry import tuner, tuning
+
+    if args.again:
+        table = tuning.new_table(table.family, table.device)
+        tuning.forget()
+    tuning.apply(table)
+    done = {(e.key.op, e.key.format, e.key.rows, *tuning.bucket(e.key)) for e in table.entries}
+    todo = [k for k in _wanted(args) if (k.op, k.format, k.rows, *tuning.bucket(k)) not in done]
+    bar = Bar(len(todo), sys.stderr)
+    for key in todo:
+        bar.show(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}")
+        table = table.with_entry(tuner.tune(key, device))
+        tuning.write(table)  # after each, so that a run that is interrupted goes on where it was
+        bar.step()
+    bar.close()
+    print(describe(table))
+    print(f"\nkept in {tuning.path_of(table)}")
+    return 0
+
+
+class Bar:
+    """A progress bar on a terminal; a line every ten seconds elsewhere."""
+
+    def __init__(self, total: int, stream: Any) -> None:
+        self.total, self.stream, self.done, self.said = total, stream, 0, time.monotonic()
+
+    def show(self, what: str) -> None:
+        """Say what is under way."""
+        if self.stream.isatty():
+            filled = 30 * self.done // max(self.total, 1)
+            self.stream.write(f"\r[{'#' * filled:30}] {self.done}/{self.total} {what:50.50}")
+            self.stream.flush()
+        elif time.monotonic() - self.said > 10:
+            print(f"{self.done}/{self.total} {what}", file=self.stream)
+            self.said = time.monotonic()
+
+    def step(self) -> None:
+        """One more is done."""
+        self.done += 1
+
+    def close(self) -> None:
+        """Clear the bar."""
+        if self.stream.isatty():
+            self.stream.write(f"\r{'':95}\r")

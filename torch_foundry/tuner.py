@@ -1,0 +1,148 @@
+"""Finds the fastest variant of a kernel for a shape on the present machine. A candidate that is wrong never wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops, quant, reference, tuning
+from torch_foundry.doctor import timing, truth
+
+ROWS = (1, 2, 4, 8)
+HEAD_DIMS = (64, 96, 128, 256)
+# Outputs and inputs of the linear layers of Qwen2.5-0.5B, Llama-3.2-1B, Qwen3-4B and Llama-3-8B.
+SHAPES = (
+    *((128, 896), (896, 896), (4864, 896), (9728, 896), (896, 4864), (151936, 896)),
+    *((512, 2048), (2048, 2048), (8192, 2048), (2048, 8192), (128256, 2048)),
+    *((1024, 2560), (4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)),
+    *((1024, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)),
+)
+CACHE_BYTES = 128 << 20  # weights are used in turn, so that they come from memory as in a model
+ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> list[tuning.Key]:
+    """All that is to tune: one row first, as the others take the order of sums from it; one key a bucket."""
+    found: dict[tuple[object, ...], tuning.Key] = {}
+    for name in formats:
+        for n, k in shapes:
+            for m in sorted({1, *rows}):
+                key = tuning.Key("linear", name, m, n, k)
+                found.setdefault((name, m, *tuning.bucket(key)), key)
+    for name in formats:
+        if name in DTYPES:
+            for d in HEAD_DIMS:
+                found[(name, d)] = tuning.Key("attention", name, 1, d, 1)
+    return list(found.values())
+
+
+@dataclass
+class Workload:
+    """Calls of an op on inputs of their own, and the result that the first of them must have."""
+
+    calls: list[Callable[[], Tensor]]
+    truth: Tensor
+    stock: Tensor
+
+    def check(self) -> None:
+        """Raise truth.Disagreement unless the first call's result is right, and the same when it is called again."""
+        got = self.calls[0]()
+        truth.assert_norm(got.cpu(), self.truth, self.stock)
+        if not torch.equal(got, self.calls[0]()):
+            raise truth.Disagreement("two calls gave different results")
+
+
+def workload(key: tuning.Key, device: torch.device) -> Workload:
+    """What `key` is timed and checked with."""
+    return _linear(key, device) if key.op == "linear" else _attention(key, device)
+
+
+def _linear(key: tuning.Key, device: torch.device) -> Workload:
+    g = truth.generator(key)
+    fmt = quant.get_format(key.format)
+    dtype = DTYPES.get(key.format, torch.float32 if device.type == "cpu" else torch.float16)
+    x = truth.normal(g, key.rows, key.k, dtype=dtype)
+    sample = min(key.n, 4096)  # rows of W that are drawn; the others repeat them
+    drawn = truth.normal(g, sample, key.k, dtype=torch.float32, scale=key.k**-0.5)
+    weight = quant.quantize(drawn, key.format) if fmt.packed else drawn.to(dtype)
+    dense = quant.dequantize(weight, key.format) if fmt.packed else weight
+    exact, stock = reference.linear(x.double(), dense.double()), reference.linear(x, dense.to(dtype))
+    whole = weight.repeat(-(-key.n // sample), 1)[: key.n].to(device)
+    copies = [whole] + [whole.clone() for _ in range(min(64, CACHE_BYTES // whole.nbytes))]
+    x = x.to(device)
+    name = key.format if fmt.packed else None
+    calls: list[Callable[[], Tensor]] = [partial(ops.linear, x, w, format=name) for w in copies]
+    repeats = -(-key.n // sample)
+    return Workload(calls, exact.repeat(1, repeats)[:, : key.n], stock.repeat(1, repeats)[:, : key.n])
+
+
+def _attention(key: tuning.Key, device: torch.device) -> Workload:
+    """Decode with grouped-query heads over a long cache, which is what the choice matters for."""
+    g, dtype, d = truth.generator(key), DTYPES[key.format], key.n
+    heads, kv_heads, length = 8, 2, 1024 if device.type == "cpu" else 16384
+    q = truth.normal(g, 1, heads, 1, d, dtype=dtype)
+    k, v = (truth.normal(g, 1, kv_heads, length, d, dtype=dtype) for _ in "kv")
+    scale = d**-0.5
+    exact = reference.attention(q.double(), k.double(), v.double(), length, scale=scale)
+    stock = reference.attention(q, k, v, length, scale=scale)
+    q, k, v = q.to(device), k.to(device), v.to(device)
+    copies = [(k, v)] + [(k.clone(), v.clone()) for _ in range(min(16, CACHE_BYTES // (2 * k.nbytes)))]
+    calls: list[Callable[[], Tensor]] = [
+        partial(ops.attention, q, keys, values, length, scale=scale) for keys, values in copies
+    ]
+    return Workload(calls, exact, stock)
+
+
+def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, int]]:
+    """The neighbours of a choice: one parameter changed, or the two that make a threadgroup's shape."""
+    space = tuning.parameters(key.op)
+    free = [name for name in space if key.rows == 1 or name not in ORDER]
+    for name in free:
+        for value in space[name]:
+            if value != current[name]:
+                yield {**current, name: value}
+    if "split" in free:
+        for split in space["split"]:
+            for simdgroups in space["simdgroups"]:
+                if split != current["split"] and simdgroups != current["simdgroups"]:
+                    yield {**current, "split": split, "simdgroups": simdgroups}
+
+
+def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning.Entry:
+    """Walk from the choice in use to faster neighbours until there is none; that one is in use afterwards."""
+    family, work = tuning.family(device), workload(key, device)
+    first = tuning.choice(family, key)
+    times: dict[tuple[int, ...], float] = {}
+
+    def measure(choice: dict[str, int]) -> float:
+        at = tuple(choice.values())
+        if at not in times:
+            times[at] = _time(key, family, device, work, choice, round_s)
+        return times[at]
+
+    best, default_us = first, measure(first)
+    while True:
+        better = min(candidates(key, best), key=measure, default=best)
+        if measure(better) >= 0.98 * measure(best):  # less is noise
+            break
+        best = better
+    tuning.use(family, key, best)
+    return tuning.Entry(key, best, measure(best), default_us)
+
+
+def _time(
+    key: tuning.Key, family: str, device: torch.device, work: Workload, choice: dict[str, int], s: float
+) -> float:
+    """Microseconds of a call; infinite for a choice that breaks a limit, cannot be launched or is wrong."""
+    try:
+        tuning.use(family, key, choice)
+        work.check()
+    except (RuntimeError, truth.Disagreement):
+        return float("inf")
+    turn = iter(range(1 << 62))
+    return 1e6 * timing.seconds(device, lambda: work.calls[next(turn) % len(work.calls)](), round_s=s)
