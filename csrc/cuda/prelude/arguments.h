@@ -102,7 +102,7 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
       if constexpr (value_bytes(Index) > 0)
         return bind<Q>((void*)(parameter.values + value_offset(Index)));
       else
-        return bind<Q>(__cvta_global_to_generic(parameter.buffers[Index]));
+        return bind<Q>((void*)parameter.buffers[Index]);
     }
   };
   template <int Index, bool Present> struct from<threadgroup<Index, Present>> {

@@ -72,18 +72,17 @@ MSL_HARDWARE_REDUCTION(Xor, int, __reduce_xor_sync(kAllLanes, static_cast<uint>(
 #undef MSL_HARDWARE_REDUCTION
 #endif
 
-template <class Op, class T> MSL_INLINE T fold(const T& value, uint32_t distance) {
-  return Op::combine(value, fetch(value, own_hardware_lane() ^ hardware_lane(distance)));
-}
-
 // Halves are folded, in the shader's numbering; if lanes are missing, those that are there go one by one.
 template <class Op, class T> MSL_INLINE T reduce(T value, int) {
   if constexpr (has_hardware_reduction<Op, T>) {
     return hardware_reduction(Op(), value);
   } else {
     const uint32_t live = live_hardware_lanes();
-    if (live == kAllLanes) // no loop: NVRTC 13.0 does not get to an end with one over vectors
-      return fold<Op>(fold<Op>(fold<Op>(fold<Op>(fold<Op>(value, 16), 8), 4), 2), 1);
+    if (live == kAllLanes) {
+      for (uint32_t half = kLanes / 2; half > 0; half /= 2)
+        value = Op::combine(value, fetch(value, own_hardware_lane() ^ hardware_lane(half)));
+      return value;
+    }
     const uint32_t first = static_cast<uint32_t>(__ffs(static_cast<int>(live)) - 1);
     T result = fetch(value, first);
 #pragma unroll 1
