@@ -45,15 +45,13 @@ def shader_dir() -> Path:
 def add_shaders(directory: Path) -> None:
     """Translate the `.metal` files of `directory` and put them in the place of the registered ones."""
     for shader in sorted(directory.glob("*.metal")):
-        text = sources.translate_cached(shader, cache_dir() / "translated")
-        torch.ops.torch_foundry._add_source(shader.name, shader.read_text(), text)
+        torch.ops.torch_foundry._add_source(shader.name, *sources.translate_cached(shader, cache_dir() / "translated"))
 
 
 def add_built_shaders() -> None:
     """Register the shaders in the form that setup.py gave them."""
-    for path in sorted((BUILT / "translated").glob("*.metal.cpp")):
-        name = path.name.removesuffix(".cpp")
-        torch.ops.torch_foundry._add_source(name, (BUILT / "shaders" / name).read_text(), path.read_text())
+    for path in sorted((BUILT / "translated").glob("*.metal")):
+        torch.ops.torch_foundry._add_source(path.name, path.read_text(), Path(f"{path}.cpp").read_text())
 
 
 def add_own_shaders() -> None:

@@ -69,7 +69,7 @@ class ShaderLibrary:
         self._label = f"shader:{sources.digest(translation.source.encode())[:16]}"
         self._constants = self._resolve(constants)
         self._pipelines: dict[tuple[Any, ...], int] = {}
-        torch.ops.torch_foundry._add_source(self._label, "", translation.source)
+        torch.ops.torch_foundry._add_source(self._label, translation.msl, translation.source)
 
     @property
     def names(self) -> list[str]:

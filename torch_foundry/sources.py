@@ -33,8 +33,8 @@ def tree_digest(*roots: Path) -> str:
     return digest(*parts)
 
 
-def translate_cached(shader: Path, cache: Path) -> str:
-    """C++ text of a `.metal` file, translated again only if a file of its include closure changed."""
+def translate_cached(shader: Path, cache: Path) -> tuple[str, str]:
+    """A `.metal` file with its includes in place, and as C++ text; made again only if a file of its closure changed."""
     import torch_foundry.msl as msl
 
     front_end = tree_digest(Path(msl.__file__).parent)
@@ -43,15 +43,16 @@ def translate_cached(shader: Path, cache: Path) -> str:
         entry = json.loads(manifest.read_text())
         closure = entry["files"]
         unchanged = all(Path(f).is_file() and digest(Path(f).read_bytes()) == sha for f, sha in closure.items())
-        if entry["front_end"] == front_end and unchanged:
-            return str(entry["source"])
+        if entry["front_end"] == front_end and unchanged and "msl" in entry:  # earlier versions kept the C++ text only
+            return str(entry["msl"]), str(entry["source"])
     translation = msl.translate(shader)
     closure = {f: digest(Path(f).read_bytes()) for f in translation.files}
     cache.mkdir(parents=True, exist_ok=True)
     temporary = manifest.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"front_end": front_end, "files": closure, "source": translation.source}))
+    texts = {"msl": translation.msl, "source": translation.source}
+    temporary.write_text(json.dumps({"front_end": front_end, "files": closure, **texts}))
     temporary.replace(manifest)
-    return translation.source
+    return translation.msl, translation.source
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def build_tree(root: Path, built: Path) -> None:
     cache = Path(os.environ.get("TORCH_FOUNDRY_CACHE") or root / "build") / "translated"
     (built / "translated").mkdir(parents=True)
     for shader in sorted((root / "shaders").glob("*.metal")):
-        (built / "translated" / f"{shader.name}.cpp").write_text(translate_cached(shader, cache))
+        msl, cpp = translate_cached(shader, cache)
+        (built / "translated" / shader.name).write_text(msl)
+        (built / "translated" / f"{shader.name}.cpp").write_text(cpp)
     command = compiler()
     identity = {"compiler": command, "identity": compiler_identity(command)}
     (built / "toolchain.json").write_text(json.dumps(identity))

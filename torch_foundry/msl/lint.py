@@ -13,7 +13,8 @@ from . import lint_declarations, lint_tokens, uniformity
 from .declarations import parse
 from .directives import Comments
 from .lexer import Tokens
-from .preprocess import Defines, is_source, preprocess
+from .preprocess import Defines, preprocess
+from .resolve import is_source
 from .source_unit import SourceUnit, Violation
 
 Rule = Callable[[SourceUnit], Iterator[Violation]]

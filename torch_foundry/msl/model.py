@@ -59,6 +59,7 @@ class Translation:
     templates: list[Kernel] = field(default_factory=list)
     function_constants: list[FunctionConstant] = field(default_factory=list)
     files: list[str] = field(default_factory=list)  # include closure, absolute, the file itself first
+    msl: str = ""  # the source with its includes in place: what Apple's compiler gets
 
     def to_json(self) -> str:
         """All of it as JSON text."""
@@ -78,4 +79,5 @@ class Translation:
             templates=kernels(data["templates"]),
             function_constants=[FunctionConstant(**c) for c in data["function_constants"]],
             files=data["files"],
+            msl=data["msl"],
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import MslError
+from .resolve import ERROR, resolve
 from .vocabulary import UNSUPPORTED_HEADERS
 
 Defines = Mapping[str, object]
@@ -18,16 +19,19 @@ STUB_HEADERS = Path(__file__).parent / "include"
 
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<message>.*)$", re.M)
 _MISSING_HEADER = re.compile(r"^'?([^':]+)'?(?: file not found|: No such file or directory)")
-_MARKER = re.compile(r'^# \d+ "((?:[^"\\]|\\.)*)"', re.M)
 
 
 @dataclass(frozen=True)
 class Preprocessed:
-    """Source after preprocessing; `name` is how messages call the main file, `files` its include closure."""
+    """Source after preprocessing; `name` is how messages call the main file, `files` its include closure.
+
+    `msl` is the source before, with `defines` and includes in place: what Apple's compiler gets.
+    """
 
     text: str
     name: str
     files: list[str]
+    msl: str
 
 
 def find_compiler() -> str:
@@ -36,11 +40,6 @@ def find_compiler() -> str:
         if candidate and shutil.which(candidate.split()[0]):
             return candidate
     raise RuntimeError("no C++ compiler found (looked for $CXX, c++, g++ and clang++)")
-
-
-def is_source(path_or_source: str | os.PathLike[str]) -> bool:
-    """Whether the argument is shader text and not a path: no path holds a newline or a brace."""
-    return isinstance(path_or_source, str) and any(c in path_or_source for c in "\n{;")
 
 
 def preprocess(
@@ -55,21 +54,13 @@ def preprocess(
     command = [*find_compiler().split(), "-E", "-x", "c++", "-undef", "-nostdinc", "-w"]
     command += ["-std=c++17" if metal_version >= 400 else "-std=c++14"]
     command += [f"-D{macro}" for macro in _predefined(metal_version)]
-    command += ["-D" + define for define in _definitions(defines or {})]
-    command += [part for directory in include_dirs for part in ("-I", os.fspath(directory))]
-    command += ["-isystem", str(STUB_HEADERS)]
-    if is_source(path_or_source):
-        text = f'# 1 "{name}"\n{path_or_source}'
-        result = subprocess.run([*command, "-"], input=text, capture_output=True, text=True)
-    else:
-        name = os.fspath(path_or_source)
-        if not os.path.isfile(name):
-            raise MslError(name, 0, "no such file")
-        result = subprocess.run([*command, name], capture_output=True, text=True)
+    command += ["-isystem", str(STUB_HEADERS), "-"]
+    resolved = resolve(path_or_source, include_dirs=include_dirs, name=name)
+    msl = "".join(f"#define {define}\n" for define in _definitions(defines or {})) + resolved.text
+    result = subprocess.run(command, input=msl, capture_output=True, text=True)
     if result.returncode:
-        raise _error(result.stderr, name)
-    main = [] if is_source(path_or_source) else [name]
-    return Preprocessed(result.stdout, name, _files(result.stdout, main, name))
+        raise _error(result.stderr, resolved.name)
+    return Preprocessed(result.stdout, resolved.name, resolved.files, msl)
 
 
 def _predefined(metal_version: int) -> list[str]:
@@ -98,21 +89,10 @@ def _definitions(defines: Defines) -> list[str]:
     out = []
     for key, value in defines.items():
         if value is None:
-            out.append(key)
+            out.append(f"{key} 1")
         else:
-            out.append(f"{key}={int(value) if isinstance(value, bool) else value}")
+            out.append(f"{key} {int(value) if isinstance(value, bool) else value}")
     return out
-
-
-def _files(text: str, main: list[str], name: str) -> list[str]:
-    """Absolute paths of the files that the line markers name, our stand-in headers left out."""
-    found = {os.path.abspath(file): None for file in main}
-    for file in dict.fromkeys(_MARKER.findall(text)):
-        if file.startswith("<") or file == name or Path(file).parent in (STUB_HEADERS, STUB_HEADERS / "simd"):
-            continue
-        if os.path.isfile(file):
-            found[os.path.abspath(file)] = None
-    return list(found)
 
 
 def _error(stderr: str, name: str) -> MslError:
@@ -120,7 +100,7 @@ def _error(stderr: str, name: str) -> MslError:
     if not m:
         lines = stderr.strip().splitlines()
         return MslError(name, 0, f"the preprocessor failed: {lines[-1] if lines else 'no message'}")
-    message = m["message"]
+    message = m["message"].removeprefix(f"#error {ERROR}").removeprefix(ERROR)
     missing = _MISSING_HEADER.match(message)
     if missing:
         header = missing[1]

@@ -41,7 +41,7 @@ def translate(
     unit = _Unit(Editor(tokens), parse(tokens))
     constants = unit.rewrite()
     source = f'#include "{PRELUDE}"\n# 1 "{ready.name}"\n{unit.editor.render()}'
-    return Translation(source, unit.kernels, unit.templates, constants, ready.files)
+    return Translation(source, unit.kernels, unit.templates, constants, ready.files, ready.msl)
 
 
 class _Unit:
