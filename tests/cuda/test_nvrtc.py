@@ -1,0 +1,126 @@
+"""Every shipped kernel compiles for CUDA, without a GPU, by the code and text that the CUDA executor uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import compile_only
+
+pytestmark = pytest.mark.skipif(compile_only.unavailable() is not None, reason=str(compile_only.unavailable()))
+
+# Each op's variants as prebuild lists them, then every format with every dtype; the kernels are printed.
+ALL = """
+import json, torch
+from concurrent.futures import ThreadPoolExecutor
+from torch_foundry import ops, prebuild, quant
+calls = [call for _, call in prebuild.calls()]
+def linear(dtype, name, rows):
+    weight = quant.quantize(torch.zeros(32, 256), name)
+    ops.linear(torch.zeros(rows, 256, dtype=dtype), weight, format=name)
+def embedding(dtype, name):
+    weight = quant.quantize(torch.zeros(32, 256), name)
+    ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
+for name, f in quant.FORMATS.items():
+    for dtype in prebuild.DTYPES if f.block_size > 1 else ():
+        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in (1, 3, 32)]
+        calls.append(lambda d=dtype, n=name: embedding(d, n))
+with ThreadPoolExecutor(4) as pool:
+    for job in [pool.submit(call) for call in calls]: job.result()
+print(json.dumps(dict(torch.ops.compile_only.compiled())))
+"""
+
+
+def test_every_shipped_kernel_compiles() -> None:
+    compiled = json.loads(compile_only.run(ALL))
+    files = {kernel.split()[0] for kernel in compiled}
+    shaders = {path.name for path in (compile_only.ROOT / "shaders").glob("*.metal")}
+    assert files == shaders, f"no kernel of {sorted(shaders - files)} was compiled"
+    assert len(compiled) > 60
+    assert all(size > 1000 for size in compiled.values())
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_100"])
+def test_other_architectures(arch: str) -> None:
+    """Matrix products have a way without the tensor core's bfloat, conversions one without the instruction."""
+    script = """
+import torch
+from torch_foundry import ops
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    ops.linear(torch.zeros(32, 256, dtype=dtype), torch.zeros(32, 256, dtype=dtype))
+print(len(torch.ops.compile_only.compiled()))
+"""
+    assert int(compile_only.run(script, arch=arch)) == 3
+
+
+STDLIB = """
+import torch
+from torch_foundry import msl
+for path in {files!r}:
+    translation = msl.translate(path)
+    torch.ops.torch_foundry._add_source(path, "", translation.source)
+    for kernel in translation.kernels:
+        torch.ops.torch_foundry._shader_pipeline(
+            "cpu", path, kernel.entry, kernel.signature, kernel.name, [], [], [])
+        print(kernel.name)
+"""
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_the_standard_library_compiles(checked: bool) -> None:
+    files = [str(compile_only.ROOT / "tests" / "msl" / "kernels" / f"stdlib_{part}.metal") for part in ("simd", "math")]
+    if not checked:
+        files.append(str(compile_only.ROOT / "tests" / "msl" / "kernels" / "stdlib_types.metal"))
+    printed = compile_only.run(STDLIB.format(files=files), checked=checked)
+    assert len(printed.split()) >= 10
+
+
+def shader(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "example.metal"
+    path.write_text("#include <metal_stdlib>\nusing namespace metal;\n" + text)
+    return [str(path)]
+
+
+def test_errors_name_the_metal_line(tmp_path: Path) -> None:
+    files = shader(tmp_path, "kernel void f(device float* y [[buffer(0)]]) {\n  y[0] = nothing;\n}\n")
+    with pytest.raises(RuntimeError, match=r"example\.metal\(4\): error: .*nothing"):
+        compile_only.run(STDLIB.format(files=files))
+
+
+def test_what_cuda_has_under_the_same_names(tmp_path: Path) -> None:
+    """Vector types, functions, threadgroup initialisers, constants in memory, a kernel in a namespace."""
+    text = """
+struct Args { float4 scale; int n; };
+constant float table[3] = {1.0f, 2.0f, 3.0f};
+template <typename T> T twice(T x) { return x + x; }
+namespace inner {
+kernel void f(device float4* y [[buffer(0)]], constant Args& a [[buffer(1)]], constant float* more [[buffer(2)]],
+              threadgroup float* t [[threadgroup(0)]], uint i [[thread_position_in_threadgroup]]) {
+  threadgroup float4 local[2] = {float4(0.0f), float4(1.0f)};
+  local[i % 2] = max(min(exp(y[i]), a.scale), fma(y[i], y[i], y[i])) + float4(uint4(i)) + abs(sin(y[i]));
+  t[i] = rsqrt(local[0].x) + twice(half(table[i % 3])) + (i > 2 ? 0 : half(1));
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[i] = local[1] * t[0] * more[a.n];
+}
+}
+"""
+    assert compile_only.run(STDLIB.format(files=shader(tmp_path, text))).split() == ["inner::f"]
+    script = STDLIB.format(files=shader(tmp_path, text)) + (
+        "print(torch.ops.compile_only.variant(path, 'inner::f', 2, [], 0))\n"
+        "print(torch.ops.compile_only.variant(path, 'inner::f', 0, [2, 64], 0))\n"
+        "print(torch.ops.compile_only.variant(path, 'inner::f', 2, [2, 64], 1024))\n"
+    )
+    assert all(int(size) > 1000 for size in compile_only.run(script).split()[1:])
+
+
+def test_the_cache_is_used(tmp_path: Path) -> None:
+    """A second process compiles nothing: it works without a compiler."""
+    files = shader(tmp_path, "kernel void f(device float* y [[buffer(0)]]) { y[0] = 41; }")
+    before = {path.name for path in (compile_only.BUILD / "kernels").glob("*.cubin")}
+    compile_only.run(STDLIB.format(files=files))
+    after = {path: path.stat().st_mtime_ns for path in (compile_only.BUILD / "kernels").glob("*.cubin")}
+    assert len(after) >= len(before)
+    compile_only.run(STDLIB.format(files=files))
+    assert {path: path.stat().st_mtime_ns for path in (compile_only.BUILD / "kernels").glob("*.cubin")} == after
