@@ -42,7 +42,7 @@ extension = CppExtension(
     sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
     include_dirs=INCLUDE_DIRS,
     libraries=LIBRARIES,
-    extra_compile_args=["-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"],
+    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"],
     extra_link_args=["-ldl"] if platform.system() == "Linux" else [],
     py_limited_api=True,
 )
