@@ -94,7 +94,8 @@ def _ninja_file(extension: Path) -> str:
         "  description = $in",
         "rule link",
         f"  command = $clang -shared $in -o $out {extension} -L{torch_root / 'lib'} -ltorch -ltorch_cpu -lc10 "
-        f"-lgnustep-base -L{objc_headers().parent if objc_headers() else ''} -lobjc -lBlocksRuntime -ldl "
+        # before GNUstep's own _Block_copy, which knows no C++ objects
+        f"-lBlocksRuntime -lgnustep-base -L{objc_headers().parent if objc_headers() else ''} -lobjc -ldl "
         f"-Wl,--no-undefined -Wl,-rpath,{torch_root / 'lib'} -Wl,-rpath,{extension.parent}",
         "  description = $out",
         f"build prefix.pch: pch {HERE / 'mock' / 'prefix.h'}",

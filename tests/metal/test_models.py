@@ -20,6 +20,7 @@ from torch_foundry.demo_model import demo_model_path
 from torch_foundry.patch import patch, report, unpatch
 
 mock = torch.ops.mock_metal
+foundry = torch.ops.torch_foundry
 FORMATS = [name for name, format_ in quant.FORMATS.items() if format_.block_size > 1]
 
 
@@ -27,6 +28,20 @@ FORMATS = [name for name, format_ in quant.FORMATS.items() if format_.block_size
 def _one_thread() -> Any:
     with runtime.host_options(threads=1):  # the models are tiny
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_variants() -> Any:
+    """The CPU runs the variants of kernels that the table has for the GPU: others sum in another order."""
+    gpu, cpu = foundry._family("mps"), foundry._family("cpu")
+    shapes = [("linear", rows, 2**n, 2**k) for rows in (1, 2, 4, 8) for n in range(8, 18) for k in range(9, 16)]
+    shapes += [("attention", 1, head_dim, 1) for head_dim in range(32, 257, 32)]
+    for op, rows, n, k in shapes:
+        for format_ in quant.FORMATS if op == "linear" else ("f32", "f16", "bf16"):
+            choice = foundry._tuning_choice(gpu, op, format_, rows, n, k)
+            foundry._tuning_add(cpu, op, format_, rows, n, k, choice)
+    yield
+    foundry._tuning_clear()
 
 
 def on_both(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, PreTrainedModel]:

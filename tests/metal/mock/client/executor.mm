@@ -4,46 +4,12 @@
 #include <torch/library.h>
 
 #include "core/tape.h"
-#include "library.h"
+#include "icb.h"
+#include "pipeline.h"
 #include "stream.h"
 
 namespace foundry::metal {
 namespace {
-
-constexpr uint32_t kMaxInlineBytes = 4096; // of setBytes
-constexpr size_t kMaxBuffers = 31;
-
-class MetalPipeline : public Pipeline {
-public:
-  MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state)
-      : Pipeline(executor, std::move(kernel)), state(std::move(state)), name(this->kernel.entry()),
-        max_threads([this->state.get() maxTotalThreadsPerThreadgroup]) {}
-  const Ref<id<MTLComputePipelineState>> state;
-  const std::string name;
-  const NSUInteger max_threads;
-};
-
-MTLSize size_of(const std::array<uint32_t, 3>& size) { return MTLSizeMake(size[0], size[1], size[2]); }
-
-// What Metal would abort the process for.
-void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
-  const auto& group = record.grid.group;
-  const uint64_t threads = uint64_t{group[0]} * group[1] * group[2];
-  TORCH_CHECK(threads > 0 && threads <= pipeline.max_threads, pipeline.name, ": a threadgroup of ", group[0], " x ",
-              group[1], " x ", group[2], " threads, this GPU runs the kernel with at most ", pipeline.max_threads);
-  TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.name, ": ", record.bindings.size(),
-              " buffers, but Metal has ", kMaxBuffers);
-  for (const Binding& b : record.bindings) {
-    TORCH_CHECK(b.tensor || b.size <= kMaxInlineBytes, pipeline.name, ": ", b.size, " bytes by value, but Metal takes ",
-                kMaxInlineBytes);
-    TORCH_CHECK(!b.tensor || b.tensor->is_mps(), pipeline.name, ": a tensor on ", b.tensor->device(),
-                " among tensors on mps");
-  }
-  uint64_t memory = 0;
-  for (uint32_t bytes : record.threadgroup_memory) memory += bytes;
-  const uint64_t limit = [device() maxThreadgroupMemoryLength];
-  TORCH_CHECK(memory <= limit, pipeline.name, ": ", memory, " bytes of threadgroup memory, this GPU has ", limit);
-}
 
 void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record) {
   [encoder setComputePipelineState:pipeline.state.get()];
@@ -65,8 +31,6 @@ void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline,
     [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
 }
 
-const MetalPipeline& metal(const Pipeline& pipeline) { return static_cast<const MetalPipeline&>(pipeline); }
-
 // Encodes all launches again, in one block of the queue.
 class EncodingReplayer : public Replayer {
 public:
@@ -83,19 +47,14 @@ private:
   c10::ArrayRef<RecordedLaunch> launches_;
 };
 
+// Whether tapes become indirect command buffers. Off by default: no measurement says that it is faster.
+std::atomic<bool> indirect{std::getenv("TORCH_FOUNDRY_ICB") && std::string(std::getenv("TORCH_FOUNDRY_ICB")) == "1"};
+
 class MetalExecutor : public Executor {
 public:
   const char* name() const override { return "metal"; }
 
-  const std::string& family() const override {
-    static const std::string name = [] {
-      int newest = 0; // asked by number: the SDK may be older than the GPU
-      for (int number = 7; number < 20; number++)
-        if ([device() supportsFamily:static_cast<MTLGPUFamily>(1000 + number)]) newest = number;
-      return newest ? "apple" + std::to_string(newest) : std::string("metal");
-    }();
-    return name;
-  }
+  const std::string& family() const override { return metal::family(); }
 
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
     return std::make_unique<MetalPipeline>(*this, kernel, make_pipeline(source, kernel));
@@ -109,7 +68,13 @@ public:
   }
 
   std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {
-    return std::make_unique<EncodingReplayer>(launches); // each launch was checked when it was recorded
+    // each launch was checked when it was recorded
+    if (indirect) {
+      std::string why_not;
+      if (auto replayer = indirect_replayer(launches, why_not)) return replayer;
+      TORCH_WARN_ONCE("torch_foundry: tapes are encoded again at each replay: ", why_not);
+    }
+    return std::make_unique<EncodingReplayer>(launches);
   }
 };
 
@@ -129,7 +94,7 @@ c10::Dict<std::string, std::string> info() {
     out.insert("working_set_bytes", std::to_string([device() recommendedMaxWorkingSetSize]));
     out.insert("max_buffer_bytes", std::to_string([device() maxBufferLength]));
     out.insert("unified_memory", [device() hasUnifiedMemory] ? "true" : "false");
-    out.insert("icb", "off");
+    out.insert("icb", indirect ? "on" : "off");
   }
   return out;
 }
@@ -138,6 +103,7 @@ c10::Dict<std::string, std::string> info() {
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_metal_info() -> Dict(str, str)", &info);
+  m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
   m.def("_metal_commit_interval(int launches) -> ()",
         [](int64_t launches) { set_commit_interval(static_cast<int>(launches)); });
 }

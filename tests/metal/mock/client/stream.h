@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #import <Metal/Metal.h>
 
@@ -23,6 +24,9 @@ Place place(const at::TensorBase& tensor);
 // for the policy of commits. `profiled`: a pipeline and its name, for torch's profiler; null without one.
 void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
                       const void* profiled = nullptr, const char* name = nullptr);
+
+// Lets go of `object` when the GPU is done with all that has been encoded. Not to be called while encoding.
+void keep_until_done(std::shared_ptr<const void> object);
 
 // Launches after which what was encoded is handed to the GPU, so that it works while the CPU encodes on. Torch itself
 // hands over only when somebody waits. 0: never.

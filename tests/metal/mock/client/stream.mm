@@ -49,6 +49,12 @@ void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& e
   });
 }
 
+void keep_until_done(std::shared_ptr<const void> object) {
+  at::mps::getCurrentMPSStream()->addCompletedHandler(^(id<MTLCommandBuffer>) {
+    (void)object; // the block's copy goes with the block
+  });
+}
+
 void set_commit_interval(int launches) {
   TORCH_CHECK_VALUE(launches >= 0, "expected 0 or a number of launches, got ", launches);
   interval.store(launches);
