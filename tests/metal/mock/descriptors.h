@@ -56,6 +56,13 @@ struct MTLFunctionConstantValuesState {
   MockConstants values;
 };
 
+struct MTLComputePipelineReflectionState {
+  Held<NSArray*> bindings;
+};
+
+// What a pipeline's kernel takes, without what function constants switch off. Autoreleased.
+MTLComputePipelineReflection* reflect(MockPipeline* pipeline);
+
 foundry::Constant constant_of(const void* value, MTLDataType type, NSUInteger index);
 
 } // namespace mock

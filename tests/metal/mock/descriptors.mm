@@ -73,6 +73,47 @@ foundry::Constant constant_of(const void* value, MTLDataType type, NSUInteger in
 
 } // namespace mock
 
+@interface MockBinding : MockObject <MTLBinding> {
+@public
+  const mock::Parameter* parameter; // of a program, which stays
+}
+@end
+@implementation MockBinding
+- (NSString*)name {
+  return mock::nsstring(parameter->name);
+}
+- (MTLBindingType)type {
+  return parameter->kind == "buffer" ? MTLBindingTypeBuffer : MTLBindingTypeThreadgroupMemory;
+}
+- (NSUInteger)index {
+  return parameter->index;
+}
+- (BOOL)isUsed {
+  return YES;
+}
+@end
+
+@implementation MTLComputePipelineReflection
+MOCK_STATE_METHODS(MTLComputePipelineReflection)
+- (NSArray<id<MTLBinding>>*)bindings {
+  return mock::state<mock::MTLComputePipelineReflectionState>(self).bindings.get();
+}
+@end
+
+MTLComputePipelineReflection* mock::reflect(MockPipeline* pipeline) {
+  NSMutableArray* bindings = [NSMutableArray array];
+  for (const Parameter& parameter : pipeline->kernel->parameters) {
+    if (parameter.kind == "builtin" || !is_on(*pipeline->kernel, **pipeline->program, *pipeline->constants, parameter))
+      continue;
+    MockBinding* binding = [[MockBinding alloc] autorelease];
+    binding->parameter = &parameter;
+    [bindings addObject:binding];
+  }
+  MTLComputePipelineReflection* reflection = [[[MTLComputePipelineReflection alloc] init] autorelease];
+  state<MTLComputePipelineReflectionState>(reflection).bindings.set(bindings);
+  return reflection;
+}
+
 @implementation MTLCompileOptions
 MOCK_STATE_METHODS(MTLCompileOptions)
 MOCK_OBJECT(MTLCompileOptions, NSDictionary*, preprocessorMacros, setPreprocessorMacros)

@@ -312,6 +312,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
     pipeline->maxThreads = wanted ? std::min(wanted, limit) : limit;
     pipeline->indirect = [descriptor supportIndirectCommandBuffers];
     pipeline->label = [[descriptor label] copy];
+    if (reflection && (options & 1)) *reflection = mock::reflect(pipeline); // MTLPipelineOptionBindingInfo
     mock::trace((archived ? "pipeline from archive " : "pipeline ") + name);
     return pipeline;
   } catch (const mock::CompileError& wrong) {

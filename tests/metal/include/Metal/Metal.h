@@ -1,6 +1,9 @@
 #pragma once
 #import <Foundation/Foundation.h>
 #include <dispatch/dispatch.h>
+#ifndef API_AVAILABLE // checked when compiling for macOS only
+#define API_AVAILABLE(...)
+#endif
 typedef double CFTimeInterval;
 typedef struct { NSUInteger width, height, depth; } MTLSize;
 static inline MTLSize MTLSizeMake(NSUInteger w, NSUInteger h, NSUInteger d) { MTLSize s = {w, h, d}; return s; }
@@ -10,7 +13,7 @@ typedef NS_ENUM(NSUInteger, MTLStorageMode) { MTLStorageModeShared = 0 };
 typedef NS_OPTIONS(NSUInteger, MTLResourceUsage) { MTLResourceUsageRead = 1, MTLResourceUsageWrite = 2 };
 typedef NS_OPTIONS(NSUInteger, MTLPipelineOption) { MTLPipelineOptionNone = 0, MTLPipelineOptionFailOnBinaryArchiveMiss = 1 << 2 };
 typedef NS_OPTIONS(NSUInteger, MTLBarrierScope) { MTLBarrierScopeBuffers = 1 };
-typedef NS_ENUM(NSUInteger, MTLLanguageVersion) { MTLLanguageVersion3_1 = (3 << 16) + 1, MTLLanguageVersion3_2 = (3 << 16) + 2, MTLLanguageVersion4_0 = 4 << 16 };
+typedef NS_ENUM(NSUInteger, MTLLanguageVersion) { MTLLanguageVersion3_1 = (3 << 16) + 1, MTLLanguageVersion3_2 API_AVAILABLE(macos(15.0)) = (3 << 16) + 2, MTLLanguageVersion4_0 API_AVAILABLE(macos(26.0)) = 4 << 16 };
 typedef NS_ENUM(NSInteger, MTLMathMode) { MTLMathModeSafe, MTLMathModeRelaxed, MTLMathModeFast };
 typedef NS_OPTIONS(NSUInteger, MTLIndirectCommandType) { MTLIndirectCommandTypeConcurrentDispatch = 1 << 5, MTLIndirectCommandTypeConcurrentDispatchThreads = 1 << 6 };
 typedef NS_ENUM(NSUInteger, MTLDispatchType) { MTLDispatchTypeSerial, MTLDispatchTypeConcurrent };
@@ -19,7 +22,17 @@ typedef NS_ENUM(NSUInteger, MTLCommandBufferStatus) { MTLCommandBufferStatusNotE
 typedef NS_ENUM(NSInteger, MTLGPUFamily) { MTLGPUFamilyApple1 = 1001, MTLGPUFamilyApple7 = 1007, MTLGPUFamilyMetal3 = 5001 };
 typedef struct { uint32_t location, length; } MTLIndirectCommandBufferExecutionRange;
 @protocol MTLDevice; @protocol MTLCommandBuffer; @protocol MTLCommandQueue;
-@class MTLComputePipelineReflection; typedef MTLComputePipelineReflection* MTLAutoreleasedComputePipelineReflection;
+typedef NS_ENUM(NSInteger, MTLBindingType) { MTLBindingTypeBuffer = 0, MTLBindingTypeThreadgroupMemory = 1 };
+@protocol MTLBinding <NSObject>
+@property (readonly) NSString* name;
+@property (readonly) MTLBindingType type;
+@property (readonly) NSUInteger index;
+@property (readonly, getter=isUsed) BOOL used;
+@end
+@interface MTLComputePipelineReflection : NSObject
+@property (readonly) NSArray<id<MTLBinding>>* bindings;
+@end
+typedef MTLComputePipelineReflection* MTLAutoreleasedComputePipelineReflection;
 @protocol MTLResource <NSObject>
 @property (nullable, copy, atomic) NSString* label;
 @property (readonly) MTLStorageMode storageMode;
@@ -38,7 +51,7 @@ typedef struct { uint32_t location, length; } MTLIndirectCommandBufferExecutionR
 @end
 @interface MTLCompileOptions : NSObject
 @property (readwrite, nonatomic) BOOL fastMathEnabled;
-@property (readwrite, nonatomic) MTLMathMode mathMode;
+@property (readwrite, nonatomic) MTLMathMode mathMode API_AVAILABLE(macos(15.0));
 @property (readwrite, nonatomic) MTLLanguageVersion languageVersion;
 @property (nonatomic, copy) NSDictionary* preprocessorMacros;
 @property (readwrite, nonatomic) BOOL preserveInvariance;

@@ -57,7 +57,9 @@ public:
   const std::string& family() const override { return metal::family(); }
 
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
-    return std::make_unique<MetalPipeline>(*this, kernel, make_pipeline(source, kernel));
+    uint32_t buffers = 0;
+    auto state = make_pipeline(source, kernel, buffers);
+    return std::make_unique<MetalPipeline>(*this, kernel, std::move(state), buffers);
   }
 
   void launch(Pipeline& pipeline, const LaunchRecord& record) override {

@@ -12,7 +12,9 @@ namespace foundry::metal {
 int language_version();
 
 // The pipeline for `kernel` of `source`, with its function constants. Throws with the compiler's messages, which name
-// the .metal line. `indirect`: for use in indirect command buffers, which drivers may refuse: then it is empty.
-Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, bool indirect = false);
+// the .metal line. `buffers`: gets a bit for each buffer index that the kernel uses. `indirect`: for use in indirect
+// command buffers, which drivers may refuse: then it is empty.
+Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
+                                               bool indirect = false);
 
 } // namespace foundry::metal

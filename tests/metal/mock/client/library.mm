@@ -77,6 +77,13 @@ void set_constant(MTLFunctionConstantValues* values, const Constant& c) {
   TORCH_CHECK(false, "torch_foundry: function constant ", c.index, " has type ", type, ", which can't be set");
 }
 
+uint32_t buffers_used(MTLComputePipelineReflection* reflection) {
+  uint32_t used = 0;
+  for (id<MTLBinding> binding in [reflection bindings])
+    if ([binding type] == MTLBindingTypeBuffer && [binding isUsed]) used |= 1u << [binding index];
+  return used;
+}
+
 } // namespace
 
 int language_version() {
@@ -85,7 +92,8 @@ int language_version() {
   return 310;
 }
 
-Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, bool indirect) {
+Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
+                                               bool indirect) {
   const std::string label = source.file + ": kernel " + kernel.entry();
   Ref<id<MTLComputePipelineState>> pipeline;
   std::string problem; // thrown outside of the pool, which an exception would leave full
@@ -106,12 +114,14 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
       descriptor.get().computeFunction = function.get();
       descriptor.get().label = name.get();
       descriptor.get().supportIndirectCommandBuffers = indirect;
+      MTLAutoreleasedComputePipelineReflection reflection = nil;
+      constexpr auto kBindingInfo = static_cast<MTLPipelineOption>(1); // the name differs between SDKs
       if (function)
-        pipeline =
-            Ref<id<MTLComputePipelineState>>([device() newComputePipelineStateWithDescriptor:descriptor.get()
-                                                                                     options:MTLPipelineOptionNone
-                                                                                  reflection:nil
-                                                                                       error:&error]);
+        pipeline = Ref<id<MTLComputePipelineState>>([device() newComputePipelineStateWithDescriptor:descriptor.get()
+                                                                                            options:kBindingInfo
+                                                                                         reflection:&reflection
+                                                                                              error:&error]);
+      if (pipeline) buffers = buffers_used(reflection);
       if (!pipeline && !indirect) problem = label + ": " + text(error);
     }
   }

@@ -9,7 +9,7 @@ namespace foundry::metal {
 
 class MetalPipeline : public Pipeline {
 public:
-  MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state);
+  MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state, uint32_t buffers);
 
   // The same kernel for indirect command buffers, made when it is first asked for; nil if the driver refuses it.
   id<MTLComputePipelineState> indirect();
@@ -17,6 +17,7 @@ public:
   const Ref<id<MTLComputePipelineState>> state;
   const std::string name;
   const NSUInteger max_threads;
+  const uint32_t buffers; // a bit for each index that has to be bound
 
 private:
   std::once_flag asked_;

@@ -1,5 +1,7 @@
 #include "pipeline.h"
 
+#include <bit>
+
 #include <c10/util/Exception.h>
 
 #include "stream.h"
@@ -12,12 +14,16 @@ constexpr size_t kMaxBuffers = 31;
 
 } // namespace
 
-MetalPipeline::MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state)
+MetalPipeline::MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state,
+                             uint32_t buffers)
     : Pipeline(executor, std::move(kernel)), state(std::move(state)), name(this->kernel.entry()),
-      max_threads([this->state.get() maxTotalThreadsPerThreadgroup]) {}
+      max_threads([this->state.get() maxTotalThreadsPerThreadgroup]), buffers(buffers) {}
 
 id<MTLComputePipelineState> MetalPipeline::indirect() {
-  std::call_once(asked_, [this] { indirect_ = make_pipeline(*find_source(kernel.file), kernel, true); });
+  std::call_once(asked_, [this] {
+    uint32_t same;
+    indirect_ = make_pipeline(*find_source(kernel.file), kernel, same, true);
+  });
   return indirect_.get();
 }
 
@@ -28,6 +34,10 @@ void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
               group[1], " x ", group[2], " threads, this GPU runs the kernel with at most ", pipeline.max_threads);
   TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.name, ": ", record.bindings.size(),
               " buffers, but Metal has ", kMaxBuffers);
+  uint32_t missing = pipeline.buffers;
+  for (size_t i = 0; i < record.bindings.size(); i++)
+    if (record.bindings[i].tensor || record.bindings[i].bytes) missing &= ~(1u << i);
+  TORCH_CHECK(missing == 0, pipeline.name, ": buffer ", std::countr_zero(missing), " is not bound");
   for (const Binding& b : record.bindings) {
     TORCH_CHECK(b.tensor || b.size <= kMaxInlineBytes, pipeline.name, ": ", b.size, " bytes by value, but Metal takes ",
                 kMaxInlineBytes);
