@@ -25,6 +25,13 @@ if torch.version.cuda:  # the driver and NVRTC are loaded when the first kernel 
     INCLUDE_DIRS += nvrtc.include_dirs()
     LIBRARIES.append("c10_cuda")
 
+METAL_FLAGS = []
+if platform.system() == "Darwin":  # manual retain and release, as in torch's own MPS sources
+    CXX_SOURCES.append("csrc/metal/*.mm")
+    METAL_FLAGS = ["-fno-objc-arc", "-Werror=objc-method-access", "-Werror=unguarded-availability-new"]
+    os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
+LINK_FLAGS = {"Linux": ["-ldl"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
+
 
 class Build(BuildExtension):
     """Extension, then the host tree, then the kernels that most models use, compiled side by side."""
@@ -42,8 +49,8 @@ extension = CppExtension(
     sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
     include_dirs=INCLUDE_DIRS,
     libraries=LIBRARIES,
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"],
-    extra_link_args=["-ldl"] if platform.system() == "Linux" else [],
+    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", *METAL_FLAGS],
+    extra_link_args=LINK_FLAGS.get(platform.system(), []),
     py_limited_api=True,
 )
 
