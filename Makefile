@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 
 SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
 
-.PHONY: demo test lint asan tsan bench build format clean
+.PHONY: demo test lint asan tsan check-macos bench build format clean
 
 demo: $(VENV)/.built
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
@@ -38,6 +38,11 @@ asan: $(VENV)/.built $(VENV)/.dev
 tsan: $(VENV)/.built $(VENV)/.dev
 	TORCH_FOUNDRY_SANITIZE=thread LD_PRELOAD="$(call LIBRARY,libtsan.so) $(call LIBRARY,libstdc++.so)" \
 	TSAN_OPTIONS=exitcode=66 setarch -R $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
+
+# Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each).
+check-macos: $(VENV)/.run
+	.ci/system-packages clang++-19=clang-19 ld64.lld-19=lld-19 llvm-nm-19=llvm-19 libcxx=libc++-19-dev
+	$(PY) tests/metal/macos/check.py $(MACOS_TORCH)
 
 bench: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)
