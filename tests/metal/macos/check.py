@@ -112,7 +112,7 @@ def compile_one(source: Path, target: Path, torch_root: Path, csrc: Path) -> str
         [clang, "-print-resource-dir"], capture_output=True, text=True, check=True
     ).stdout.strip()
     language = ["-x", "objective-c++", "-fno-objc-arc"] if source.suffix == ".mm" else ["-x", "c++"]
-    includes = [libcxx(), Path(resources) / "include", HERE, system(), HERE.parent / "include"]
+    includes = [libcxx(), Path(asked.stdout.strip()) / "include", HERE, system(), HERE.parent / "include"]
     includes += [torch_root / "include", torch_root / "include/torch/csrc/api/include"]
     flags = ["-target", TARGET, "-std=c++20", "-O1", "-fvisibility=hidden", "-fblocks", "-nostdinc", "-nostdinc++"]
     flags += [f"-isystem{path}" for path in includes]
