@@ -7,9 +7,9 @@ PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
+SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
 
-.PHONY: demo test lint asan tsan check-macos bench build format clean
+.PHONY: demo test test-gpu lint asan tsan check-macos bench build format clean
 
 demo: $(VENV)/.built
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
@@ -17,6 +17,11 @@ demo: $(VENV)/.built
 test: $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# On a machine with an NVIDIA GPU, CUDA's toolkit and a torch that has CUDA, whose interpreter is PYTHON: builds in place,
+# then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network.
+test-gpu:
+	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh
 
 # The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.
 lint: $(VENV)/.dev

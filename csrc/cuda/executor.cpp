@@ -115,23 +115,44 @@ int device_of(const std::string& kernel, const LaunchRecord& record) {
     const at::TensorBase* tensor = record.bindings[i].tensor;
     if (!tensor) continue;
     TORCH_CHECK(tensor->is_cuda() && (device < 0 || device == tensor->get_device()), "kernel ", kernel, ": buffer ", i,
-                " is on ", tensor->device().str(), ", expected ", device < 0 ? "cuda" : "cuda:" + std::to_string(device));
+                " is on ", tensor->device().str(), ", expected ",
+                device < 0 ? "cuda" : "cuda:" + std::to_string(device));
     device = tensor->get_device();
   }
   return device < 0 ? c10::cuda::current_device() : device;
 }
 
-// A tape as a CUDA graph: one kernel node after another.
+// A tape as a CUDA graph: one kernel node after another. While torch captures a graph of its own, in which no other can
+// be made or launched, the kernels go into that one.
 class GraphReplayer : public Replayer {
 public:
   GraphReplayer(int device, std::vector<PreparedLaunch> launches, std::vector<std::string> kernels)
       : device_(device), context_(context_of(device)), launches_(std::move(launches)), kernels_(std::move(kernels)) {
-    const Driver& api = driver();
+    for (PreparedLaunch& launch : launches_) launch.parameter = launch.owned.data();
+  }
+
+  ~GraphReplayer() override {
+    if (executable_) driver().cuGraphExecDestroy_(executable_);
+    if (graph_) driver().cuGraphDestroy_(graph_);
+  }
+
+  void replay() override {
     ContextGuard guard(context_);
+    const CUstream stream = current_stream(device_);
+    if (is_capturing(stream)) {
+      for (size_t i = 0; i < launches_.size(); i++) launch_prepared(launches_[i], stream, kernels_[i]);
+    } else {
+      if (!executable_) instantiate();
+      check(driver().cuGraphLaunch_(executable_, stream), "CUDA graph");
+    }
+  }
+
+private:
+  void instantiate() {
+    const Driver& api = driver();
     check(api.cuGraphCreate_(&graph_, 0), "CUDA graph");
     CUgraphNode last = nullptr;
-    for (PreparedLaunch& launch : launches_) {
-      launch.parameter = launch.owned.data();
+    for (const PreparedLaunch& launch : launches_) {
       void* parameters[] = {launch.parameter};
       CUDA_KERNEL_NODE_PARAMS node{};
       node.func = launch.module->function;
@@ -148,19 +169,6 @@ public:
     check(api.cuGraphInstantiateWithFlags_(&executable_, graph_, 0), "CUDA graph");
   }
 
-  ~GraphReplayer() override {
-    if (executable_) driver().cuGraphExecDestroy_(executable_);
-    if (graph_) driver().cuGraphDestroy_(graph_);
-  }
-
-  void replay() override {
-    ContextGuard guard(context_);
-    const CUstream stream = current_stream(device_);
-    if (!is_capturing(stream)) return check(driver().cuGraphLaunch_(executable_, stream), "CUDA graph");
-    for (size_t i = 0; i < launches_.size(); i++) launch_prepared(launches_[i], stream, kernels_[i]); // into torch's
-  }
-
-private:
   int device_;
   CUcontext context_;
   std::vector<PreparedLaunch> launches_;

@@ -41,7 +41,7 @@ Module load_module(const std::string& label, const std::string& cubin, CUcontext
 struct PreparedLaunch {
   const Module* module = nullptr;
   uint32_t groups[3] = {}, threads = 0, dynamic_memory = 0;
-  std::vector<char> owned;  // the parameter, where it must outlive the call
+  std::vector<char> owned; // the parameter, where it must outlive the call
   void* parameter = nullptr;
 };
 

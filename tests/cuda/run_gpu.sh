@@ -34,17 +34,20 @@ fi
 
 if wanted tests; then
   pytest=("$PYTHON" -m pytest -q --tb=short -p no:cacheprovider)
-  "$PYTHON" -c "import xdist" 2>/dev/null && pytest+=(-n 8) # the GPU waits for Python
+  "$PYTHON" -c "import xdist" 2>/dev/null && pytest+=(-n "$(nproc)") # the GPU waits for Python
   step gpu "${pytest[@]}" -s tests/cuda/on_gpu.py
   suites=(tests/ops tests/quant tests/runtime/test_compile_shader.py tests/patch/test_families.py tests/patch/test_running.py)
   for suite in "${suites[@]}"; do
-    # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime.
+    # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime
+    # (barrier divergence, ids out of range); assisted decoding of Gemma 2, with which transformers 5.17 fails unpatched.
     step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore=tests/ops/test_faults.py \
-      -k "not opcheck and not divergence and not compile_errors"
+      --deselect tests/ops/test_embedding.py::test_bad_inputs \
+      -k "not opcheck and not divergence and not compile_errors and not gemma2-assisted"
   done
 fi
 
-# compute-sanitizer over the kernel tests, all tools side by side; only our kernels are looked at.
+# compute-sanitizer over the kernel tests, all tools side by side; only our kernels are looked at. To synccheck threads
+# that have returned are no fault: barriers that not all threads reach are found by the checked build (on_gpu.py).
 sanitize() { # tool, case, pattern that must be found (empty: nothing may be)
   local tool=$1 case=$2 pattern=$3 log=$OUT/sanitizer_$1_${2// /_}.log
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --kernel-name kernel_name=msl_entry --print-limit 20 \
@@ -67,7 +70,6 @@ if wanted sanitizers; then
     run memcheck outside 'Invalid __global__ write of size 4'
     run racecheck race 'Race reported|[Hh]azard'
     run initcheck unwritten 'Uninitialized __global__ memory read'
-    run synccheck divergent 'Barrier error|Divergent thread'
     for name in "${!jobs[@]}"; do
       if wait "${jobs[$name]}"; then
         echo "ok    $name"

@@ -31,13 +31,6 @@ kernel void unwritten(device const float* x [[buffer(0)]], device float* y [[buf
                       uint i [[thread_position_in_grid]]) {
   y[i] = x[i] + 1.0f;
 }
-kernel void divergent(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]]) {
-  if (i % 2 == 0) {
-    y[i] = 1.0f;
-    threadgroup_barrier(mem_flags::mem_device);
-    y[i] += y[63 - i];
-  }
-}
 """
 
 

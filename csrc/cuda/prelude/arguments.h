@@ -1,9 +1,9 @@
 // Binds what a launch provides to a kernel's parameters, and makes a kernel the entry of a module.
 //
-// All arguments are one parameter of the entry, so that the constant bank holds them: `constant T&` by value, all else as
-// addresses. MSL_REFERENCES_IN_MEMORY has a bit for each buffer of the former kind that lies in device memory after all;
-// MSL_INLINE_POINTERS lists {index, bytes} of pointers to bytes that come by value. The executor compiles such variants
-// when a launch asks for them.
+// All arguments are one parameter of the entry, so that the constant bank holds them: `constant T&` by value, all else
+// as addresses. MSL_REFERENCES_IN_MEMORY has a bit for each buffer of the former kind that lies in device memory after
+// all; MSL_INLINE_POINTERS lists {index, bytes} of pointers to bytes that come by value. The executor compiles such
+// variants when a launch asks for them.
 #pragma once
 #include "attributes.h"
 #include "barrier.h"
@@ -80,8 +80,7 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
     return offset;
   }
 
-  using Parameter =
-      Parameters<indices(MSL_ARG_THREADGROUP), indices(MSL_ARG_BUFFER), value_offset(MSL_MAX_BUFFERS)>;
+  using Parameter = Parameters<indices(MSL_ARG_THREADGROUP), indices(MSL_ARG_BUFFER), value_offset(MSL_MAX_BUFFERS)>;
   static constexpr Description<count> description = {sizeof(Parameter), count, {Tags::template info<P>()...}};
 
   // What lies at `address`, as the parameter takes it.
@@ -156,6 +155,7 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
   using msl_entry_kernel = msl::kernel<&__VA_ARGS__, arguments>;                                                       \
   extern "C" __device__ const msl::Description<msl_entry_kernel::count> msl_description =                              \
       msl_entry_kernel::description;                                                                                   \
-  extern "C" __global__ void MSL_ENTRY_BOUNDS msl_entry(const __grid_constant__ msl_entry_kernel::Parameter parameter) { \
+  extern "C" __global__ void MSL_ENTRY_BOUNDS msl_entry(                                                               \
+      const __grid_constant__ msl_entry_kernel::Parameter parameter) {                                                 \
     msl_entry_kernel::run(parameter);                                                                                  \
   }

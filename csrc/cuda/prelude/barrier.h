@@ -16,8 +16,8 @@ MSL_INLINE void checked_barrier(int line, const char* file) {
   const bool same = __syncthreads_and(site == line) != 0;
   const bool speaks = (threadIdx.x & 31) == static_cast<unsigned>(__ffs(static_cast<int>(__activemask())) - 1);
   if (speaks && (arrived != static_cast<int>(group_threads) || site != line))
-    printf("torch_foundry: %s:%d: barrier divergence in threadgroup %u, %u, %u: %d of %u threads arrive%s\n", file, line,
-           blockIdx.x, blockIdx.y, blockIdx.z, arrived, group_threads, same ? "" : ", some at another barrier");
+    printf("torch_foundry: %s:%d: barrier divergence in threadgroup %u, %u, %u: %d of %u threads arrive%s\n", file,
+           line, blockIdx.x, blockIdx.y, blockIdx.z, arrived, group_threads, same ? "" : ", some at another barrier");
   __syncthreads();
 }
 

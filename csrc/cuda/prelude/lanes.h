@@ -1,8 +1,8 @@
-// How the lanes of a simdgroup exchange values: by shuffles in which every lane takes part that has not returned. A simd
-// function in divergent code whose other lanes go on to another simd function is therefore an error here.
+// How the lanes of a simdgroup exchange values: by shuffles in which every lane takes part that has not returned. A
+// simd function in divergent code whose other lanes go on to another simd function is therefore an error here.
 //
-// MSL_PERMUTED numbers the shader's lanes so that Apple's layout of an 8x8 matrix is the tensor core's: a permutation of
-// the bits of the lane's index. Shuffles and votes translate between the two numberings.
+// MSL_PERMUTED numbers the shader's lanes so that Apple's layout of an 8x8 matrix is the tensor core's: a permutation
+// of the bits of the lane's index. Shuffles and votes translate between the two numberings.
 #pragma once
 #include "barrier.h"
 #include "reductions.h"

@@ -1,7 +1,8 @@
-// The product of 8x8 matrices that lie spread over the lanes. 16-bit operands of one type go through the tensor core, of
-// whose 16 rows half are zero; all else is a chain of fused multiply-adds in order of k, as exact as the host's.
+// The product of 8x8 matrices that lie spread over the lanes. 16-bit operands of one type go through the tensor core,
+// of whose 16 rows half are zero; all else is a chain of fused multiply-adds in order of k, as exact as the host's.
 //
-// Lane p holds row p / 4, columns p % 4 * 2 and the next: kernels that multiply matrices are compiled with MSL_PERMUTED.
+// Lane p holds row p / 4, columns p % 4 * 2 and the next: kernels that multiply matrices are compiled with
+// MSL_PERMUTED.
 #pragma once
 #include "lanes.h"
 #include "matrix_layout.h"
