@@ -4,7 +4,7 @@
 
 #define FC_ATTENTION_MASK 0    // a mask is bound
 #define FC_ATTENTION_SOFTCAP 1 // scores pass through softcap * tanh(score / softcap)
-#define FC_ATTENTION_ALIGNED 2 // q, k and v rows are aligned to four elements
+#define FC_ATTENTION_ALIGNED 2 // q, k and v rows are aligned to 16 bytes
 
 namespace foundry {
 
@@ -13,7 +13,8 @@ namespace foundry {
 // query does not depend on the queries beside it nor on keys it cannot see. How many keys a split has, how many
 // simdgroups a threadgroup and how many lanes a key: core/tuning.h.
 FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
-FOUNDRY_CONST uint32_t attention_merge_simdgroups = 8;    // they take the splits in turn
+FOUNDRY_CONST uint32_t attention_near = 4096;          // short splits up to here, to fill the GPU; longer ones beyond
+FOUNDRY_CONST uint32_t attention_merge_simdgroups = 8; // they take the splits in turn
 
 // Prefill: a threadgroup takes 8 query rows per simdgroup.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;
@@ -24,9 +25,10 @@ FOUNDRY_CONST uint32_t attention_prefill_rows = 8 * attention_prefill_simdgroups
 struct AttentionArgs {
   uint32_t q_len, kv_len;
   uint32_t n_kv_heads, group; // group: query heads per KV head
-  uint32_t splits, keys;      // keys: per split, a multiple of 32 * simdgroups
-  uint32_t causal;            // 0 or 1
-  uint32_t window;            // 0: none
+  uint32_t splits;
+  uint32_t keys, far_keys; // per split, multiples of 32 * simdgroups: of the first attention_near keys, of the others
+  uint32_t causal;         // 0 or 1
+  uint32_t window;         // 0: none
   float scale, softcap;
   uint32_t q_batch, q_head, q_token;
   uint32_t k_batch, k_head, k_token;
@@ -34,7 +36,7 @@ struct AttentionArgs {
   uint32_t mask_batch, mask_head, mask_token;
   uint32_t has_kv_start; // 0 or 1
 };
-static_assert(sizeof(AttentionArgs) == 23 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 24 * 4, "shared with the host");
 
 // Of one split: the largest score and the sum of exp(score - largest).
 struct AttentionPartial {

@@ -60,8 +60,9 @@ template <typename T, typename M, int D, int R, int S, int L>
     all.begin = min(all.begin, range[r].begin);
     all.end = max(all.end, range[r].end);
   }
-  all.begin = max(all.begin, int(split * args.keys));
-  all.end = min(all.end, int((split + 1) * args.keys));
+  const KeyRange mine = split_keys(args, split);
+  all.begin = max(all.begin, mine.begin);
+  all.end = min(all.end, mine.end);
 
   device const T* k_head = k_cache + batch * args.k_batch + kv_head * args.k_head;
   device const T* v_head = v_cache + batch * args.v_batch + kv_head * args.v_head + lane * C;
@@ -82,10 +83,15 @@ template <typename T, typename M, int D, int R, int S, int L>
         score[r] = 0.0f;
       Scores<T, D, R, L>::dot(k_head, args.k_token, tile * 32, int(args.kv_len) - 1, shared, lane, score);
       threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: one barrier a tile is enough
+      float maxima[R];
       for (int r = 0; r < R; ++r) {
-        const float s = finish_score(score[r], key, range[r], mask_row[r], args);
-        const float m = max(largest[r], simd_max(s));
-        const float rescale = exp(largest[r] - m), p = weight_of(s, m);
+        score[r] = finish_score(score[r], key, range[r], mask_row[r], args);
+        maxima[r] = score[r];
+      }
+      simd_maxima(maxima);
+      for (int r = 0; r < R; ++r) {
+        const float m = max(largest[r], maxima[r]);
+        const float rescale = exp(largest[r] - m), p = weight_of(score[r], m);
         largest[r] = m;
         sum[r] = fma(sum[r], rescale, p);
         weights[r * 32 + owned] = p;
@@ -93,24 +99,12 @@ template <typename T, typename M, int D, int R, int S, int L>
           acc[r][c] *= rescale;
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
-      // Four keys at a time: their values are in flight together, and each sum is read and written once for them.
-      const int begin = max(all.begin, tile * 32), end = min(all.end, tile * 32 + 32);
-      for (int n = begin & ~3; n < end; n += 4) {
-        float v[4][C];
-        for (int j = 0; j < 4; ++j) {
-          if (n + j >= begin && n + j < end) {
-            load_row(v_head + uint(n + j) * args.v_token, v[j]);
-          } else {  // never reads an unseen V: it may hold anything
-            for (int c = 0; c < C; ++c)
-              v[j][c] = 0.0f;
-          }
-        }
-        for (int r = 0; r < R; ++r) {
-          const float4 p = *(threadgroup const float4*)(weights + r * 32 + (n - tile * 32));
-          for (int c = 0; c < C; ++c)
-            acc[r][c] = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], fma(p.x, v[0][c], acc[r][c]))));
-        }
-      }
+      const int begin = max(all.begin - tile * 32, 0), end = min(all.end - tile * 32, 32);
+      device const T* v_tile = v_head + uint(tile * 32) * args.v_token;
+      if (begin == 0 && end == 32)
+        add_values<true>(v_tile, args.v_token, begin, end, weights, acc);
+      else
+        add_values<false>(v_tile, args.v_token, begin, end, weights, acc);
       ++turn;
     }
   }

@@ -32,6 +32,16 @@ METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, int query, int kv
 METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
 template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return score + float(bias); }
 
+// The keys of a split.
+METAL_FUNC KeyRange split_keys(constant AttentionArgs& args, uint split) {
+  const uint near_splits = attention_near / args.keys;
+  const bool is_near = split < near_splits;
+  KeyRange range;
+  range.begin = int(is_near ? split * args.keys : attention_near + (split - near_splits) * args.far_keys);
+  range.end = range.begin + int(is_near ? args.keys : args.far_keys);
+  return range;
+}
+
 // A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
 template <typename M>
 METAL_FUNC float finish_score(float score, int key, KeyRange range, device const M* mask,
@@ -71,8 +81,8 @@ template <typename T, int D, int R, int L> struct Scores {
   }
 };
 
-// Eight lanes read a key together, so that loads of a simdgroup lie side by side. Four keys at a time, four times in
-// flight; then eight lanes hold parts of four sums each, which three exchanges bring together.
+// Eight lanes read a key together, so that loads of a simdgroup lie side by side. A load is of four keys; then eight
+// lanes hold parts of four sums each, which three exchanges bring together.
 template <typename T, int D, int R> struct Scores<T, D, R, 8> {
   // Of the eight lanes, bits 1 and 2 say which of four sums a lane ends with, and bit 0 from which half of the tile.
   static METAL_FUNC int own_key(uint lane) {
@@ -89,15 +99,18 @@ template <typename T, int D, int R> struct Scores<T, D, R, 8> {
         k_row[i] = k_head + uint(min(tile + (h * 4 + i) * 4 + int(lane / 8), last)) * stride + first;
         for (int r = 0; r < R; ++r) sum[r][i] = 0.0f;
       }
-      for (int d = 0; d < D; d += 8 * E) {
-        float k[4][E];
-        for (int i = 0; i < 4; ++i) load_row(k_row[i] + d, k[i]);
-        for (int r = 0; r < R; ++r) {
-          for (int e = 0; e < E; e += 4) {
-            const float4 x = q[(r * D + d + first + e) / 4];
-            for (int i = 0; i < 4; ++i)
-              sum[r][i] =
-                  fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][i]))));
+      for (int g = 0; g < 4; g += 2) { // two at a time: registers
+        for (int d = 0; d < D; d += 8 * E) {
+          float k[2][E];
+          for (int i = 0; i < 2; ++i) load_row(k_row[g + i] + d, k[i]);
+          for (int r = 0; r < R; ++r) {
+            for (int e = 0; e < E; e += 4) {
+              const float4 x = q[(r * D + d + first + e) / 4];
+              for (int i = 0; i < 2; ++i) {
+                const float two = fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][g + i]));
+                sum[r][g + i] = fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, two));
+              }
+            }
           }
         }
       }
@@ -112,3 +125,43 @@ template <typename T, int D, int R> struct Scores<T, D, R, 8> {
     }
   }
 };
+
+// Of R values, the largest in the simdgroup.
+template <int R> METAL_FUNC void simd_maxima(thread float (&v)[R]) {
+  if (R % 4 == 0) {
+    for (int r = 0; r + 3 < R; r += 4) {
+      const float4 m = simd_max(float4(v[r], v[r + 1], v[r + 2], v[r + 3]));
+      v[r] = m.x;
+      v[r + 1] = m.y;
+      v[r + 2] = m.z;
+      v[r + 3] = m.w;
+    }
+  } else {
+    for (int r = 0; r < R; ++r) v[r] = simd_max(v[r]);
+  }
+}
+
+// Adds the weighted values of the keys begin .. end of a tile to this lane's columns, eight keys at a time: their
+// values are in flight together. An unseen key's value is not read: it may hold anything. Whole: all of the tile is
+// seen.
+template <bool Whole, typename T, int R, int C>
+METAL_FUNC void add_values(device const T* v_tile, uint stride, int begin, int end, threadgroup const float* weights,
+                           thread float (&acc)[R][C]) {
+  for (int n = Whole ? 0 : begin & ~7; n < (Whole ? 32 : end); n += 8) {
+    float v[8][C];
+    for (int j = 0; j < 8; ++j) {
+      if (Whole || (n + j >= begin && n + j < end)) {
+        load_row(v_tile + uint(n + j) * stride, v[j]);
+      } else {
+        for (int c = 0; c < C; ++c) v[j][c] = 0.0f;
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < 8; h += 4) {
+        const float4 p = *(threadgroup const float4*)(weights + r * 32 + n + h);
+        for (int c = 0; c < C; ++c)
+          acc[r][c] = fma(p.w, v[h + 3][c], fma(p.z, v[h + 2][c], fma(p.y, v[h + 1][c], fma(p.x, v[h][c], acc[r][c]))));
+      }
+    }
+  }
+}

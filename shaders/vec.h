@@ -60,12 +60,19 @@ METAL_FUNC void store(device half* p, thread const float (&v)[8]) {
   *(device metal::uint4*)p = raw;
 }
 
-// N elements from an address aligned to the widest vector that N allows.
+// N elements from an address aligned to the widest vector that N allows, of at most 16 bytes.
 template <typename T, int N> METAL_FUNC void load_wide(device const T* p, thread float (&v)[N]) {
-  if (N % 4 == 0) {
-    for (int i = 0; i < N / 4; ++i) {
-      const metal::vec<T, 4> x = ((device const metal::vec<T, 4>*)p)[i];
-      for (int j = 0; j < 4; ++j) v[4 * i + j] = float(x[j]);
+  if (N % 8 == 0) {
+    for (int i = 0; i < N; i += 8) {
+      float x[8];
+      load(p + i, x);
+      for (int j = 0; j < 8; ++j) v[i + j] = x[j];
+    }
+  } else if (N % 4 == 0) {
+    for (int i = 0; i < N; i += 4) {
+      float x[4];
+      load(p + i, x);
+      for (int j = 0; j < 4; ++j) v[i + j] = x[j];
     }
   } else if (N % 2 == 0) {
     for (int i = 0; i < N / 2; ++i) {

@@ -36,7 +36,11 @@ const Space& space(Op op) {
         {"split", {1, 2, 4, 8, 16}},
         {"simdgroups", {1, 2, 4, 8, 16, 32}},
         {"chains", {1, 4}}}},
-      {"attention", {{"keys", {128, 256, 512, 1024}}, {"simdgroups", {4, 8}}, {"lanes", {1, 8}}}},
+      {"attention",
+       {{"keys", {128, 256, 512, 1024}},
+        {"simdgroups", {4, 8}},
+        {"lanes", {1, 8}},
+        {"far_keys", {128, 256, 512, 1024, 2048}}}},
   };
   return spaces[static_cast<int>(op)];
 }
@@ -51,7 +55,7 @@ Op op_named(std::string_view name) {
 // sums a lane, beyond which they no longer stay in registers.
 const char* objection(Op op, int rows, const Choice& c) {
   if (op == Op::attention) {
-    if (c[0] % (32 * c[1])) return "keys must be a multiple of 32 * simdgroups";
+    if (c[0] % (32 * c[1]) || c[3] % (32 * c[1])) return "keys and far_keys must be multiples of 32 * simdgroups";
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
   const auto [outputs, steps, split, simdgroups, chains] = c;
@@ -126,7 +130,7 @@ void override_choice(Op op, int rows, Choice& c) {
     return static_cast<uint16_t>(i == overrides().end() ? 0 : i->second);
   };
   if (op == Op::attention) {
-    if (uint16_t keys = given("attention_keys")) c[0] = std::max<uint16_t>(keys, 32 * c[1]);
+    if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;
   }
   auto& [outputs, steps, split, simdgroups, chains] = c;

@@ -23,9 +23,10 @@ struct LinearChoice {
 
 // attention with few queries, by dtype and head_dim.
 struct AttentionChoice {
-  uint16_t keys;       // per split: one threadgroup's
+  uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys
   uint16_t simdgroups; // per threadgroup
   uint16_t lanes;      // that read a key together: 1 or 8
+  uint16_t far_keys;   // per split of the keys beyond
 };
 
 namespace tuning {
@@ -63,7 +64,7 @@ inline LinearChoice linear_choice(c10::Device device, int format, int rows, int6
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, tuning::attention_bucket(head_dim));
-  return {c[0], c[1], c[2]};
+  return {c[0], c[1], c[2], c[3]};
 }
 
 } // namespace foundry

@@ -89,13 +89,19 @@ void prefill(const Call& call) {
       per_row(ceil_div(call.rows(), attention_prefill_rows), kSimdWidth * attention_prefill_simdgroups, call.heads()));
 }
 
+uint32_t splits_of(int64_t kv_len, const AttentionChoice& choice) {
+  const int64_t near_keys = std::min<int64_t>(kv_len, attention_near);
+  return ceil_div(near_keys, choice.keys) + ceil_div(kv_len - near_keys, choice.far_keys);
+}
+
 void decode(Call& call) {
   Variant& variant = call.variant;
   // Registers: rows * head_dim / 32 sums per lane. Threadgroup memory: 16 KiB for the simdgroups' results.
   const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
   while (variant.rows < call.rows() && variant.rows < 8 && variant.rows * 2 <= most) variant.rows *= 2;
   call.args.keys = variant.choice.keys;
-  call.args.splits = ceil_div(call.args.kv_len, variant.choice.keys);
+  call.args.far_keys = variant.choice.far_keys;
+  call.args.splits = splits_of(call.args.kv_len, variant.choice);
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / variant.head_dim;
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split
@@ -165,7 +171,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   }
   args.has_kv_start = kv_start.has_value();
 
-  const bool aligned = wide(q) && wide(k_cache) && wide(v_cache);
+  const bool aligned = aligned_rows(q) && aligned_rows(k_cache) && aligned_rows(v_cache);
   const int64_t moved = (2 * q.numel() + 2 * B.value() * K.value() * kv_len * D.value()) * q.itemsize();
   const int format = dense_format(q.scalar_type()).index;
   const AttentionChoice choice = attention_choice(q.device(), format, D);
@@ -173,7 +179,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
       q,        k_cache, v_cache, mask,
       kv_start, y,       args,    Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
       moved};
-  const int64_t partial = y.numel() * ceil_div(kv_len, choice.keys); // elements of decode's partial results
+  const int64_t partial = y.numel() * splits_of(kv_len, choice); // elements of decode's partial results
   if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
     decode(call);
   else

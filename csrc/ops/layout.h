@@ -39,15 +39,6 @@ inline Rows rows_of(const char* name, const at::Tensor& x) {
 
 inline int64_t row_count(const at::Tensor& x) { return x.size(-1) ? x.numel() / x.size(-1) : 0; }
 
-// Whether every group of four elements of every row may be read as one vector.
-inline bool wide(const at::Tensor& x) {
-  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % (4 * x.itemsize()) || x.size(-1) % 4) return false;
-  for (int64_t d = 0; d + 1 < x.dim(); d++) {
-    if (x.size(d) > 1 && x.stride(d) % 4) return false;
-  }
-  return true;
-}
-
 // Whether every row begins at a multiple of 16 bytes.
 inline bool aligned_rows(const at::Tensor& x) {
   if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16) return false;

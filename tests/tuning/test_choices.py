@@ -28,7 +28,7 @@ def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
         assert choice["simdgroups"] * choice["outputs"] * key.rows * 4 <= THREADGROUP_BYTES
         assert choice["outputs"] * key.rows <= SUMS
     else:
-        assert choice["keys"] % (32 * choice["simdgroups"]) == 0
+        assert choice["keys"] % (32 * choice["simdgroups"]) == choice["far_keys"] % (32 * choice["simdgroups"]) == 0
         rows = min(8, min(1024, 4096 // choice["simdgroups"]) // key.n)  # as csrc/ops/attention.cpp
         simdgroups = choice["simdgroups"]
         staged = (rows * key.n + simdgroups * 2 * rows * 32) * 4
@@ -168,7 +168,7 @@ def test_a_key_nobody_sees_changes_no_bit() -> None:
     g = kit.generator("unseen")
     q, k, v = (kit.normal(g, 1, 2, n, 64, dtype=F32) for n in (1, 3000, 3000))
     start = torch.zeros(1, dtype=torch.int32)
-    with kit.choice("attention", keys=128, lanes=8):
+    with kit.choice("attention", keys=128, lanes=8, far_keys=256):
         few = ops.attention(q, k[:, :, :700], v[:, :, :700], 700, scale=0.1, kv_start=start)
         mask = (torch.arange(3000) < 700).view(1, 1, 1, -1)
         many = ops.attention(q, k, v, 3000, scale=0.1, mask=mask, causal=False)
