@@ -108,9 +108,7 @@ def sources(csrc: Path) -> list[Path]:
 def compile_one(source: Path, target: Path, torch_root: Path, csrc: Path) -> str:
     """The compiler's messages; empty if there are none."""
     clang = tool("clang++")
-    resources = subprocess.run(
-        [clang, "-print-resource-dir"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    asked = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True)
     language = ["-x", "objective-c++", "-fno-objc-arc"] if source.suffix == ".mm" else ["-x", "c++"]
     includes = [libcxx(), Path(asked.stdout.strip()) / "include", HERE, system(), HERE.parent / "include"]
     includes += [torch_root / "include", torch_root / "include/torch/csrc/api/include"]
@@ -168,9 +166,8 @@ def main() -> int:
     failed = False
     for version in options.versions:
         try:
-            print(
-                f"torch {version}: {check(version, jobs=options.jobs)} files compile and link for {TARGET}", flush=True
-            )
+            files = check(version, jobs=options.jobs)
+            print(f"torch {version}: {files} files compile and link for {TARGET}", flush=True)
         except Failure as failure:
             failed = True
             print(f"torch {version}: FAILED\n{failure}", flush=True)
