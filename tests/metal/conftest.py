@@ -37,7 +37,7 @@ def mock_library() -> Path:
 
 
 def run_on_mock(config: pytest.Config, arguments: Sequence[str]) -> str:
-    """Runs pytest with the mock; returns the last line of its output, or fails with all of it."""
+    """Runs pytest with the mock; returns the last lines of its output, or fails with all of it."""
     allowed = config.getoption("--skips-allowed")
     command = [
         sys.executable,
@@ -57,7 +57,7 @@ def run_on_mock(config: pytest.Config, arguments: Sequence[str]) -> str:
     lines = result.stdout.strip().splitlines()
     if result.returncode:
         pytest.fail("\n".join([*lines[-150:], *result.stderr.splitlines()[-30:]]), pytrace=False)
-    return lines[-1]
+    return "\n".join(lines[-2:])
 
 
 class OnMock(pytest.Module):

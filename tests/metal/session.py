@@ -14,13 +14,9 @@ import torch_foundry._ext  # noqa: F401  (loads the mock, which TORCH_FOUNDRY_EX
 from tests.on_device import OnDevice
 
 mock = torch.ops.mock_metal
-KEPT = {
-    "MockDevice",
-    "MockQueue",
-    "MockPipeline",
-    "MockBuffer",
-    "MockArchive",
-}  # by torch, by caches, by tensors
+KEPT = {"MockDevice", "MockQueue", "MockPipeline", "MockBuffer", "MockArchive"}  # by torch, by caches, by tensors
+
+launched = 0  # kernels, on the GPU of the mock
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,9 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.mps.synchronize = mock.synchronize
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.line(f"{launched} kernels launched on mps")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A suite that was to run on mps and launched nothing there has shown nothing."""
+    if session.config.getoption("--on-mps") and not launched and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 @pytest.fixture(autouse=True)
 def _rules(request: pytest.FixtureRequest) -> Iterator[None]:
     """No rule was broken, not even by code that swallows exceptions, and no object of a launch is left."""
+    global launched
     mock.violations()
     if request.config.getoption("--on-mps"):
         with OnDevice("mps"):
@@ -42,6 +49,7 @@ def _rules(request: pytest.FixtureRequest) -> Iterator[None]:
     else:
         yield
     mock.synchronize()
+    launched += sum(event.startswith("dispatch ") for event in mock.trace())
     assert mock.violations() == []
     left = {kind: count for kind, count in mock.alive().items() if count and kind not in KEPT}
     assert not left, f"objects that a launch left behind: {left}"

@@ -19,5 +19,5 @@ SUITES = {
 
 @pytest.mark.parametrize("suite", list(SUITES))
 def test_suite_on_mps(suite: str, request: pytest.FixtureRequest) -> None:
-    last_line = run_on_mock(request.config, ["--on-mps", *SUITES[suite]])
-    request.node.add_report_section("call", "mock", last_line)
+    report = run_on_mock(request.config, ["--on-mps", *SUITES[suite]])
+    request.node.add_report_section("call", "mock", report)
