@@ -45,9 +45,11 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         "rms_norm", "add_rms_norm", "linear", "embedding", "glu", "rope_and_cache", "attention", "argmax", "demo",
     }  # fmt: skip
     assert report["bandwidth"]["read_gb_s"] > 0 and report["dispatch"]["one_by_one_us"] > 0
+    assert report["dispatch"]["replayed_us"] > 0 and report["dispatch"]["indirect_us"] is None
     assert all(row["valid"] and row["gb_s"] > 0 for row in report["gemv"])
     assert {row["format"] for row in report["gemv"]} == set(measure.QUICK_FORMATS)
     out = capsys.readouterr().out
+    assert "this executor has no indirect command buffers" in out
     assert "emulated on the CPU: figures say nothing about a GPU" in out and report["emulated"]
     assert f"{checks['all']} of {checks['all']} passed" in out and "NOT COMPLETE" not in out
     assert f"report: {tmp_path / 'report.json'}" in out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from torch_foundry import ops, quant, runtime
 from torch_foundry.doctor import opchecks, truth
+from torch_foundry.doctor.privacy import scrub
 from torch_foundry.doctor.timing import seconds, synchronize
 from torch_foundry.shader import compile_shader
 from torch_foundry.tape import record
@@ -82,12 +85,15 @@ def bandwidth(device: torch.device, scale: Scale) -> Row:
 
 # ------------------------------------------------------------------------------------------------------------- dispatch
 
+NO_INDIRECT = "this executor has no indirect command buffers"
+
 
 def dispatch(device: torch.device, scale: Scale) -> Row:
     """Microseconds for a launch whose work is nothing, each dependent on the one before.
 
     one_by_one_us: launch and wait (a command buffer each). from_python_us: many, then wait. encode_us: the part of that
-    in the launch path below Python (with the host executor, the kernel too). replayed_us: many, from a tape.
+    in the launch path below Python (with the host executor, the kernel too). replayed_us: many, from a tape that is
+    encoded again. indirect_us: from one as an indirect command buffer; None, with the reason, where there is none.
     """
     x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
 
@@ -108,18 +114,47 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     runtime.reset_counters()
     truth.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
-    with record() as tape:
-        last = chain(n)
-    last.zero_()
-    replayed = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / n
-    truth.assert_equal(last.cpu(), x.cpu())
+
+    def replayed() -> float:
+        with record() as tape:
+            last = chain(n)
+        last.zero_()
+        once = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / n
+        truth.assert_equal(last.cpu(), x.cpu())
+        return once * 1e6
+
+    with _indirect(False):
+        encoded = replayed()
+    indirect, why_not = None, NO_INDIRECT
+    if device.type == "mps" and hasattr(torch.ops.torch_foundry, "_metal_icb"):
+        with _indirect(True), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            indirect = replayed()
+        if refused := [str(w.message) for w in said if "tapes are encoded again" in str(w.message)]:
+            indirect, why_not = None, scrub(refused[0])
     return {
         "launches": n,
         "one_by_one_us": one * 1e6,
         "from_python_us": many * 1e6,
         "encode_us": counts.host_ns / counts.launches / 1e3,
-        "replayed_us": replayed * 1e6,
+        "replayed_us": encoded,
+        "indirect_us": indirect,
+        "no_indirect": None if indirect is not None else why_not,
     }
+
+
+@contextlib.contextmanager
+def _indirect(on: bool) -> Iterator[None]:
+    """Tapes made inside become indirect command buffers, or not, where the executor knows such a thing."""
+    if not hasattr(torch.ops.torch_foundry, "_metal_icb"):
+        yield
+        return
+    before = dict(torch.ops.torch_foundry._metal_info()).get("icb") == "on"
+    torch.ops.torch_foundry._metal_icb(on)
+    try:
+        yield
+    finally:
+        torch.ops.torch_foundry._metal_icb(before)
 
 
 # ----------------------------------------------------------------------------------------------------------------- gemv

@@ -137,7 +137,11 @@ def _bandwidth(row: Row) -> list[str]:
 
 def _dispatch(row: Row) -> list[str]:
     many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}, {row['replayed_us']:.1f} us replayed"
-    return [_line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode")]
+    indirect = row["no_indirect"] or f"{row['indirect_us']:.1f} us as an indirect command buffer"
+    return [
+        _line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode"),
+        _line("", indirect),
+    ]
 
 
 def _gemv(rows: list[Row], read_gb_s: float | None) -> list[str]:
