@@ -44,10 +44,12 @@ tsan: $(VENV)/.built $(VENV)/.dev
 	TORCH_FOUNDRY_SANITIZE=thread LD_PRELOAD="$(call LIBRARY,libtsan.so) $(call LIBRARY,libstdc++.so)" \
 	TSAN_OPTIONS=exitcode=66 setarch -R $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
 
-# Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each).
-check-macos: $(VENV)/.run
+# Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each) to
+# build/macos: `make check-macos TORCH="2.11 2.15"`, by default all that are supported. Then the tests that it can fail.
+check-macos: $(VENV)/.dev
 	.ci/system-packages clang++-19=clang-19 ld64.lld-19=lld-19 llvm-nm-19=llvm-19 libcxx=libc++-19-dev
-	$(PY) tests/metal/macos/check.py $(MACOS_TORCH)
+	$(PY) tests/metal/macos/check.py $(TORCH)
+	$(PY) -m pytest -q tests/metal/test_macos_check.py
 
 bench: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)

@@ -1,39 +1,43 @@
 """Compiles the extension for arm64 macOS 14 and links it against torch's own macOS wheels, on Linux and without an SDK.
 
-    python tests/metal/macos/check.py [VERSION ...]     torch versions; default: all that are supported
+    python tests/metal/macos/check.py [2.11 ...]     torch's minor versions; default: all that are supported
 
 Headers of the system come from PyPI (ziglang), those of Foundation and Metal are the stubs beside this file and in
-../include, C++'s are libc++'s. Fails on any warning of our own files, a selector that no stub declares, an API newer
-than macOS 14 without @available, and a symbol of torch that the wheel does not export.
+../include, C++'s are libc++'s; flags are setup.py's and stricter ones. Fails on any warning of our own files, a
+selector that no stub declares, an API newer than macOS 14 without @available, a symbol of torch that the wheel does
+not export, and a name in the stub of Metal that PyObjC does not know.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import stub_names  # noqa: E402
+import wheels  # noqa: E402
+from wheels import Failure  # noqa: E402
+
 ROOT = HERE.parents[2]
-CACHE = ROOT / "build" / "macos"
-VERSIONS = ("2.11.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0")  # one of each minor version that is supported
 TARGET = "arm64-apple-macosx14.0"
 PACKAGES = "clang-19 lld-19 llvm-19 libc++-19-dev"
-OURS = re.compile(r"\b(?:at|c10|torch|foundry)::")
+# A function, or a table of a class, in a namespace of ours or of torch's, as the linker knows it.
+OURS = re.compile(r"__Z(?:T[VTIS]|GV|Th\w+?_)?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2|7foundry)")
 SOURCES = ("core/*.cpp", "ops/*.cpp", "host/executor.cpp", "host/toolchain.cpp", "metal/*.cpp", "metal/*.mm")
-WARNINGS = "-Wall -Wextra -Werror -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare"
-ERRORS = "-Werror=objc-method-access -Werror=unguarded-availability-new -Wno-unknown-pragmas"
-
-
-class Failure(Exception):
-    """What is wrong, in words for a terminal."""
+STRICTER = "-Wall -Wextra -Werror -Werror=undeclared-selector -Wno-unused-parameter -Wno-missing-field-initializers"
+# What nearly every file of C++ includes, compiled once. csrc/metal goes without: there it would hide a missing include.
+PREFIX = "#include <ATen/ATen.h>\n#include <torch/library.h>\n"
 
 
 def tool(name: str) -> str:
@@ -45,16 +49,6 @@ def tool(name: str) -> str:
     return found
 
 
-def unavailable() -> str | None:
-    """Why the check can't run here; None if it can (it may still have to download)."""
-    try:
-        tool("clang++"), tool("ld64.lld"), tool("llvm-nm")
-        libcxx()
-    except Failure as failure:
-        return str(failure)
-    return None
-
-
 def libcxx() -> Path:
     """libc++'s headers."""
     found = sorted(Path("/usr/lib").glob("llvm-*/include/c++/v1"))
@@ -63,61 +57,60 @@ def libcxx() -> Path:
     return found[-1]
 
 
-def wheel(requirement: str, platforms: Sequence[str]) -> Path:
-    """The wheel of one package, downloaded by pip once."""
-    name = requirement.replace("==", "-")
-    if not (found := sorted(CACHE.glob(f"{name}-*.whl"))):
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(CACHE)]
-        command += [part for platform in platforms for part in ("--platform", platform)]
-        command += ["--python-version", "3.12"] if platforms else []
-        result = subprocess.run([*command, requirement], capture_output=True, text=True)
-        if result.returncode:
-            raise Failure(f"{requirement} can't be downloaded: {result.stderr.strip()[-300:]}")
-        found = sorted(CACHE.glob(f"{name}-*.whl"))
-    return found[-1]
+def unavailable() -> str | None:
+    """Why the check can't run here; None if it can (it may still have to download)."""
+    try:
+        tool("clang++"), tool("ld64.lld"), tool("llvm-nm"), tool("llvm-cxxfilt"), libcxx()
+    except Failure as failure:
+        return str(failure)
+    return None
 
 
-def unpacked(archive: Path, wanted: Sequence[str]) -> Path:
-    """The parts of a wheel whose names begin like one of `wanted`, unpacked once."""
-    place = CACHE / archive.stem
-    if not (place / "done").exists():
-        with zipfile.ZipFile(archive) as z:
-            z.extractall(place, [n for n in z.namelist() if n.startswith(tuple(wanted))])
-        (place / "done").touch()
-    return place
+def setup_flags() -> list[str]:
+    """The compiler flags of setup.py on a Mac."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())):
+        named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        wanted = named and node.targets[0].id == "METAL_FLAGS"
+        if wanted or (isinstance(node, ast.keyword) and node.arg == "extra_compile_args"):
+            found += [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+    if "-fno-objc-arc" not in found or "-std=c++20" not in found:
+        raise Failure(f"setup.py's flags for a Mac are not where they were; found {found}")
+    return found
 
 
-def system() -> Path:
-    """Headers of macOS's C library."""
-    wanted = "ziglang/lib/libc/include/any-darwin-any/"
-    return unpacked(wheel("ziglang", ()), (wanted,)) / wanted
+@cache
+def resources() -> Path:
+    """clang's own headers."""
+    asked = subprocess.run([tool("clang++"), "-print-resource-dir"], capture_output=True, text=True, check=True)
+    return Path(asked.stdout.strip()) / "include"
 
 
-def torch(version: str) -> Path:
-    """torch's headers and libraries for macOS."""
-    libraries = [f"torch/lib/lib{name}.dylib" for name in ("torch", "torch_cpu", "c10")]
-    platforms = ("macosx_14_0_arm64", "macosx_11_0_arm64")
-    return unpacked(wheel(f"torch=={version}", platforms), ["torch/include/", *libraries]) / "torch"
-
-
-def sources(csrc: Path) -> list[Path]:
-    """What setup.py compiles on a Mac."""
-    return sorted(path for pattern in SOURCES for path in csrc.glob(pattern))
-
-
-def compile_one(source: Path, target: Path, torch_root: Path, csrc: Path) -> str:
-    """The compiler's messages; empty if there are none."""
-    clang = tool("clang++")
-    asked = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True)
-    language = ["-x", "objective-c++", "-fno-objc-arc"] if source.suffix == ".mm" else ["-x", "c++"]
-    includes = [libcxx(), Path(asked.stdout.strip()) / "include", HERE, system(), HERE.parent / "include"]
+def compiler(language: str, torch_root: Path, csrc: Path) -> list[str]:
+    """The command without its file."""
+    includes = [libcxx(), resources(), HERE, wheels.system(), HERE.parent / "include"]
     includes += [torch_root / "include", torch_root / "include/torch/csrc/api/include"]
-    flags = ["-target", TARGET, "-std=c++20", "-O1", "-fvisibility=hidden", "-fblocks", "-nostdinc", "-nostdinc++"]
-    flags += [f"-isystem{path}" for path in includes]
+    flags = ["-target", TARGET, "-nostdinc", "-nostdinc++", *(f"-isystem{path}" for path in includes)]
     # headers of a newer system than this clang knows leave these two to it
     flags += ["-DINFINITY=__builtin_inff()", '-DNAN=__builtin_nanf("")', f"-I{csrc}", f"-I{ROOT / 'shaders'}"]
-    command = [clang, *language, *flags, *WARNINGS.split(), *ERRORS.split(), "-c", str(source), "-o", str(target)]
-    return subprocess.run(command, capture_output=True, text=True).stderr
+    # as torch's build helper has it
+    flags += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DPy_LIMITED_API=0x030A0000"]
+    return [tool("clang++"), "-x", language, *setup_flags(), "-O1", *STRICTER.split(), *flags]
+
+
+def messages_of(command: Sequence[str]) -> str:
+    """The compiler's messages; empty if there are none."""
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stderr or ("" if result.returncode == 0 else f"{command[0]} failed ({result.returncode})")
+
+
+def precompiled(torch_root: Path, csrc: Path, place: Path) -> list[str]:
+    """Options that bring the precompiled prefix in."""
+    source, target = place / "prefix.h", place / "prefix.pch"
+    source.write_text(PREFIX)
+    if message := messages_of([*compiler("c++-header", torch_root, csrc), str(source), "-o", str(target)]):
+        raise Failure(message)
+    return ["-include-pch", str(target)]
 
 
 def link(objects: Sequence[Path], bundle: Path, torch_root: Path) -> None:
@@ -129,49 +122,71 @@ def link(objects: Sequence[Path], bundle: Path, torch_root: Path) -> None:
     if result.returncode:
         raise Failure(f"linking failed: {result.stderr[-2000:]}")
     nm = subprocess.run([tool("llvm-nm"), "-m", "-u", str(bundle)], capture_output=True, text=True, check=True).stdout
-    names = [line.split()[-4] if "dynamically" in line else "" for line in nm.splitlines()]
-    looked_up = [name for name in names if name]
-    shown = subprocess.run([tool("llvm-cxxfilt"), "-_", *looked_up], capture_output=True, text=True, check=True).stdout
-    # templates of the standard library with our types are made here and found at home
-    missing = [n for n in shown.splitlines() if OURS.search(n.split("(")[0]) and not n.startswith("std::")]
-    if missing:
-        raise Failure("not in this torch:\n  " + "\n  ".join(missing))
+    looked_up = [line.split()[-4] for line in nm.splitlines() if "dynamically looked up" in line]
+    if missing := [name for name in looked_up if OURS.match(name)]:
+        shown = subprocess.run([tool("llvm-cxxfilt"), "-_", *missing], capture_output=True, text=True, check=True)
+        raise Failure(f"not in this torch:\n{shown.stdout}")
 
 
-def check(version: str, csrc: Path = ROOT / "csrc", jobs: int | None = None) -> int:
+def check(minor: str, csrc: Path = ROOT / "csrc", place: Path | None = None, jobs: int | None = None) -> int:
     """Compile and link against one torch; number of files. Raises Failure."""
-    torch_root, place = torch(version), CACHE / f"objects-{version}"
-    place.mkdir(exist_ok=True)
-    system()  # before the threads
-    files = sources(csrc)
+    torch_root = wheels.torch(minor)
+    place = place or wheels.CACHE / f"objects-{minor}"
+    place.mkdir(parents=True, exist_ok=True)
+    files = sorted(path for pattern in SOURCES for path in csrc.glob(pattern))
     objects = [place / f"{path.parent.name}_{path.name}.o" for path in files]
+    cpp, objcpp = compiler("c++", torch_root, csrc), compiler("objective-c++", torch_root, csrc)
+    if any(path.suffix == ".cpp" for path in files):
+        cpp += precompiled(torch_root, csrc, place)
+    work = [
+        [*(cpp if source.suffix == ".cpp" else objcpp), "-c", str(source), "-o", str(target)]
+        for source, target in zip(files, objects, strict=True)
+    ]
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        messages = list(pool.map(lambda pair: compile_one(*pair, torch_root, csrc), zip(files, objects, strict=True)))
-    if any(messages):
-        raise Failure("\n".join(message for message in messages if message))
+        messages = [message for message in pool.map(messages_of, work) if message]
+    if messages:
+        raise Failure("\n".join(messages))
     link(objects, place / "_C.so", torch_root)
     return len(files)
+
+
+def check_names(header: Path = HERE.parent / "include" / "Metal" / "Metal.h") -> str:
+    """Holds the stub of Metal against PyObjC's names. Raises Failure."""
+    torch_root = wheels.torch("2.13")  # any: it isn't included
+    tree = stub_names.syntax_tree([*compiler("objective-c++", torch_root, ROOT / "csrc"), str(header)])
+    problems, compared, unknown = stub_names.compare(tree, wheels.pyobjc())
+    if problems:
+        raise Failure("\n".join(problems))
+    return f"{compared} selectors as in PyObjC's Metal; of {unknown} it says nothing"
+
+
+def report(what: str, work: Callable[[], str]) -> bool:
+    """Prints what came of `work`; whether it went well."""
+    began = time.monotonic()
+    try:
+        print(f"{what}: {work()} ({time.monotonic() - began:.0f} s)", flush=True)
+    except Failure as failure:
+        print(f"{what}: FAILED\n{failure}", flush=True)
+        return False
+    return True
 
 
 def main() -> int:
     """Exit code 0: all compile and link, 1: something does not, 3: can't run here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("versions", nargs="*", default=list(wheels.TORCH), metavar="VERSION")
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--csrc", type=Path, default=ROOT / "csrc", help="sources of the extension")
     options = parser.parse_args()
     if reason := unavailable():
         print(reason, file=sys.stderr)
         return 3
-    CACHE.mkdir(parents=True, exist_ok=True)
-    failed = False
-    for version in options.versions:
-        try:
-            files = check(version, jobs=options.jobs)
-            print(f"torch {version}: {files} files compile and link for {TARGET}", flush=True)
-        except Failure as failure:
-            failed = True
-            print(f"torch {version}: FAILED\n{failure}", flush=True)
-    return int(failed)
+
+    def compiled(minor: str) -> str:
+        return f"{check(minor, options.csrc.resolve(), jobs=options.jobs)} files compile and link for {TARGET}"
+
+    good = [report(f"torch {minor}", lambda minor=minor: compiled(minor)) for minor in options.versions]
+    return int(not all([*good, report("names", check_names)]))
 
 
 if __name__ == "__main__":

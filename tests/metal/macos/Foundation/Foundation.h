@@ -14,6 +14,11 @@
 #define NS_OPTIONS(type, name)                                                                                         \
   type name;                                                                                                           \
   enum __attribute__((flag_enum)) : type
+#define NS_ASSUME_NONNULL_BEGIN _Pragma("clang assume_nonnull begin")
+#define NS_ASSUME_NONNULL_END _Pragma("clang assume_nonnull end")
+#define NS_RETURNS_RETAINED __attribute__((ns_returns_retained))
+
+NS_ASSUME_NONNULL_BEGIN
 
 typedef double NSTimeInterval;
 typedef struct {
@@ -33,14 +38,14 @@ enum { NSASCIIStringEncoding = 1, NSUTF8StringEncoding = 4 };
 
 typedef struct {
   unsigned long state;
-  id __unsafe_unretained* itemsPtr;
-  unsigned long* mutationsPtr;
+  id __unsafe_unretained _Nullable* _Nullable itemsPtr;
+  unsigned long* _Nullable mutationsPtr;
   unsigned long extra[5];
 } NSFastEnumerationState;
 
 @protocol NSFastEnumeration
 - (NSUInteger)countByEnumeratingWithState:(NSFastEnumerationState*)state
-                                  objects:(id __unsafe_unretained*)buffer
+                                  objects:(id __unsafe_unretained _Nullable[_Nonnull])buffer
                                     count:(NSUInteger)count;
 @end
 
@@ -54,10 +59,12 @@ typedef struct {
 @end
 
 @interface NSString : NSObject <NSCopying>
-+ (instancetype)stringWithUTF8String:(const char*)text;
-- (instancetype)initWithBytes:(const void*)bytes length:(NSUInteger)length encoding:(NSStringEncoding)encoding;
++ (nullable instancetype)stringWithUTF8String:(const char*)text;
+- (nullable instancetype)initWithBytes:(const void*)bytes
+                                length:(NSUInteger)length
+                              encoding:(NSStringEncoding)encoding;
 - (BOOL)isEqualToString:(NSString*)other;
-@property(readonly) const char* UTF8String;
+@property(nullable, readonly) const char* UTF8String;
 @property(readonly) NSUInteger length;
 @end
 
@@ -66,11 +73,12 @@ typedef struct {
 
 @interface NSURL : NSObject <NSCopying>
 + (NSURL*)fileURLWithPath:(NSString*)path;
-@property(readonly, copy) NSString* path;
+@property(nullable, readonly, copy) NSString* path;
 @end
 
 @interface NSError : NSObject <NSCopying>
 @property(readonly, copy) NSString* localizedDescription;
+@property(readonly, copy) NSString* domain;
 @property(readonly) NSInteger code;
 @end
 
@@ -79,14 +87,18 @@ typedef struct {
 - (T)objectAtIndex:(NSUInteger)index;
 - (T)objectAtIndexedSubscript:(NSUInteger)index;
 + (instancetype)arrayWithObject:(T)object;
-+ (instancetype)arrayWithObjects:(const T*)objects count:(NSUInteger)count;
++ (instancetype)arrayWithObjects:(const T _Nonnull[_Nonnull])objects count:(NSUInteger)count;
 @end
 
 @interface NSDictionary <K, V> : NSObject <NSCopying>
-+ (instancetype)dictionaryWithObjects:(const V*)objects forKeys:(const K*)keys count:(NSUInteger)count;
++ (instancetype)dictionaryWithObjects:(const V _Nonnull[_Nullable])objects
+                              forKeys:(const K _Nonnull[_Nullable])keys
+                                count:(NSUInteger)count;
 @end
 
 @interface NSFileManager : NSObject
 @property(class, readonly, strong) NSFileManager* defaultManager;
 - (BOOL)fileExistsAtPath:(NSString*)path;
 @end
+
+NS_ASSUME_NONNULL_END
