@@ -15,7 +15,7 @@ namespace {
 // device a wrong id gives a row of NaN.
 template <typename Id> void check_ids(const at::Tensor& ids, int64_t vocab) {
   const at::Tensor dense = ids.contiguous();
-  const Id* p = dense.const_data_ptr<Id>();
+  const Id* p = static_cast<const Id*>(dense.const_data_ptr()); // its dtype was checked
   for (int64_t i = 0; i < ids.numel(); i++)
     TORCH_CHECK_INDEX(p[i] >= 0 && p[i] < vocab, "ids: expected values in [0, ", vocab, "), got ", p[i]);
 }
