@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},
     "tuning": {"_ext", "sources"},
-    "tuner": OPS | {"doctor", "tuning"},
+    "tuner": OPS | {"doctor", "tape", "tuning"},
     "ops": BASE | {"quant", "tuning"},
     "quant": BASE | {"ops"},
     "prebuild": OPS,

@@ -10,6 +10,9 @@ constexpr Op kLinear = Op::linear, kAttention = Op::attention;
 constexpr Line kLines[] = {
     // The host executor: few, long-lived simdgroups, no split, whose barrier would switch fibers, chains that
     // the compiler makes vectors of.
+    {"host", kLinear, "", 8, kAny, kAny, {4, 1, 1, 2, 4}},
+    {"host", kLinear, "q8_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
+    {"host", kLinear, "q4_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kLinear, "", 1, kAny, kAny, {4, 1, 1, 2, 4}},
     {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256}},
 
