@@ -152,8 +152,8 @@ def check(minor: str, csrc: Path = ROOT / "csrc", place: Path | None = None, job
 
 def check_names(header: Path = HERE.parent / "include" / "Metal" / "Metal.h") -> str:
     """Holds the stub of Metal against PyObjC's names. Raises Failure."""
-    torch_root = wheels.torch("2.13")  # any: it isn't included
-    tree = stub_names.syntax_tree([*compiler("objective-c++", torch_root, ROOT / "csrc"), str(header)])
+    command = compiler("objective-c++", ROOT, ROOT / "csrc")  # nothing of torch is included
+    tree = stub_names.syntax_tree([*command, str(header)])
     problems, compared, unknown = stub_names.compare(tree, wheels.pyobjc())
     if problems:
         raise Failure("\n".join(problems))
