@@ -219,8 +219,8 @@ FAULTS = [
     Fault(
         "rope-partial-rotary-tail-dropped",
         "rope_and_cache.metal",
-        "const uint i = rotary + 2 * (unit * V - half_rotary);",
-        "const uint i = rotary + 2 * (unit * V - half_rotary) + (rotary ? V : 0);",
+        "if (i < dim) {",
+        "if (i + 2 * V < dim || rotary == 0) {",
         lambda: test_exact_on_whole_numbers(32),
     ),
     Fault(
