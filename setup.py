@@ -2,8 +2,10 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -30,6 +32,18 @@ if platform.system() == "Darwin":  # manual retain and release, as in torch's ow
     CXX_SOURCES.append("csrc/metal/*.mm")
     METAL_FLAGS = ["-fno-objc-arc", "-Werror=objc-method-access", "-Werror=unguarded-availability-new"]
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
+
+
+def mac_problem() -> str | None:
+    """Why the extension can't be built on this Mac. None if it can, GPU or not, and elsewhere."""
+    known = replace(support.facts(), mps_available=True)
+    problem = support.device_problem("mps", known.mps_built, known) if known.system == "Darwin" else None
+    # without the advice to use the CPU until then: nothing is built
+    return problem and re.sub(r"[:;] (until then )?the kernels run on the CPU.*", "", problem)
+
+
+if problem := mac_problem():
+    sys.exit(f"torch_foundry can't be built here: {problem}")
 LINK_FLAGS = {"Linux": ["-ldl"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
 
 
@@ -41,7 +55,9 @@ class Build(BuildExtension):
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
-        subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)
+        # a Mac runs them on the GPU, and compiles the host's when they are asked for
+        if os.environ.get("TORCH_FOUNDRY_PREBUILD", "0" if platform.system() == "Darwin" else "1") == "1":
+            subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)
 
 
 extension = CppExtension(

@@ -91,6 +91,15 @@ def test_core_does_not_know_ops_or_executors(path: Path) -> None:
     assert not wrong
 
 
+def test_metal_stays_in_its_folder() -> None:
+    """Objective-C objects are csrc/metal's; torch's private MPS headers one file's of it."""
+    files = [p for p in (ROOT / "csrc").rglob("*") if p.is_file()]
+    metal = ROOT / "csrc" / "metal"
+    assert [p.name for p in files if metal not in p.parents and "id<MTL" in p.read_text()] == []
+    private = {p.name for p in files if "<ATen/mps/" in p.read_text() or "<ATen/native/mps/" in p.read_text()}
+    assert private <= {"stream.mm"}
+
+
 def test_files_are_short_enough_to_read_in_one_sitting() -> None:
     limits = {".py": 300, ".cpp": 400, ".h": 400, ".metal": 400, ".mm": 400}
     roots = [PACKAGE, ROOT / "csrc", ROOT / "shaders"]

@@ -108,6 +108,21 @@ def setup_cuda() -> None:
     )
 
 
+def setup_metal() -> None:
+    """Tell the Metal executor what the environment says, in builds that have one."""
+    metal = torch.ops.torch_foundry
+    if not hasattr(metal, "_metal_language"):
+        return
+    version = environment("TORCH_FOUNDRY_METAL_VERSION", ("", "3.1", "3.2", "4.0"))
+    metal._metal_language(int(version.replace(".", "") or 0) * 10)
+    metal._metal_icb(environment("TORCH_FOUNDRY_ICB", ("0", "1")) == "1")
+    every = os.environ.get("TORCH_FOUNDRY_COMMIT_EVERY", "")
+    if every and not (every.isdecimal() and int(every) < 2**31):
+        raise ValueError(f"TORCH_FOUNDRY_COMMIT_EVERY={every!r}: expected 0 (never) or a number of launches")
+    if every:
+        metal._metal_commit_interval(int(every))
+
+
 def load() -> None:
     """Load `_C` once, register the shaders and set the executors up. ImportError says what is in the way."""
     # another library in place of _C, which it brings along: tests/metal runs the Metal executor on a mock that way
@@ -118,6 +133,7 @@ def load() -> None:
     support.load_library(library, BUILT)
     setup_host()
     setup_cuda()
+    setup_metal()
     add_own_shaders()
 
 

@@ -1,0 +1,23 @@
+// From MSL text to a pipeline, by Apple's compiler.
+#pragma once
+
+#import <Metal/Metal.h>
+
+#include "core/executor.h"
+#include "metal/objc.h"
+
+namespace foundry::metal {
+
+// The MSL version that kernels are compiled as, from 3.1 (bfloat) on: 310, 320 or 400. Default: the highest that this
+// system's compiler knows.
+int language_version();
+void set_language_version(int version); // 0: default. Throws for one that the system doesn't know
+std::string language_name(int version); // "3.1"
+
+// The pipeline for `kernel` of `source`, with its function constants. Throws with the compiler's messages, which name
+// the .metal line. `buffers`: gets a bit for each buffer index that the kernel uses. `indirect`: for use in indirect
+// command buffers, which drivers may refuse: then it is empty.
+Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
+                                               bool indirect = false);
+
+} // namespace foundry::metal

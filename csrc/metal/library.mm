@@ -1,0 +1,156 @@
+#include "metal/library.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include "metal/stream.h"
+
+namespace foundry::metal {
+namespace {
+
+std::atomic<int> chosen_version{0}; // 0: the system's
+
+int system_version() {
+  if (@available(macOS 26.0, *)) return 400;
+  if (@available(macOS 15.0, *)) return 320;
+  return 310;
+}
+
+Ref<MTLCompileOptions*> compile_options() {
+  Ref<MTLCompileOptions*> options([[MTLCompileOptions alloc] init]);
+  // Raw values: the SDK may be older than the system.
+  const int version = language_version();
+  options.get().languageVersion = static_cast<MTLLanguageVersion>(((version / 100) << 16) + version / 10 % 10);
+#if !defined(__MAC_OS_X_VERSION_MAX_ALLOWED) || __MAC_OS_X_VERSION_MAX_ALLOWED >= 150000
+  if (@available(macOS 15.0, *)) {
+    options.get().mathMode = MTLMathModeSafe;
+    return options;
+  }
+#endif
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wdeprecated-declarations"
+  options.get().fastMathEnabled = NO;
+#pragma clang diagnostic pop
+  return options;
+}
+
+// The name that the kernel has in its library.
+std::string library_name(const Kernel& kernel) { return kernel.host_name.empty() ? kernel.entry() : kernel.host_name; }
+
+// The library's text: a template of our own gets its one instance, under the name by which it is asked for.
+std::string library_text(const Source& source, const Kernel& kernel) {
+  if (!kernel.host_name.empty() || kernel.arguments.empty()) return source.text;
+  const std::string entry = kernel.entry();
+  return source.text + "\n#line 1 \"" + source.file + ": instance\"\ntemplate [[host_name(\"" + entry +
+         "\")]] [[kernel]] decltype(" + entry + ") " + entry + ";\n";
+}
+
+template <class T>
+void set_value(MTLFunctionConstantValues* values, const Constant& constant, MTLDataType type, T value) {
+  [values setConstantValue:&value type:type atIndex:static_cast<NSUInteger>(constant.index)];
+}
+
+float number(const std::string& text) {
+  if (text == "NAN") return NAN;
+  if (text == "INFINITY") return INFINITY;
+  if (text == "-INFINITY") return -INFINITY;
+  return std::strtof(text.c_str(), nullptr); // stops at the suffix
+}
+
+void set_constant(MTLFunctionConstantValues* values, const Constant& c) {
+  const std::string& type = c.type;
+  const auto whole = [&] { return std::strtoll(c.value.c_str(), nullptr, 10); };
+  const auto natural = [&] { return std::strtoull(c.value.c_str(), nullptr, 10); };
+  if (type == "bool") return set_value(values, c, MTLDataTypeBool, c.value != "false" && c.value != "0");
+  if (type == "int" || type == "int32_t") return set_value(values, c, MTLDataTypeInt, static_cast<int32_t>(whole()));
+  if (type == "uint" || type == "uint32_t")
+    return set_value(values, c, MTLDataTypeUInt, static_cast<uint32_t>(natural()));
+  if (type == "short" || type == "int16_t")
+    return set_value(values, c, MTLDataTypeShort, static_cast<int16_t>(whole()));
+  if (type == "ushort" || type == "uint16_t")
+    return set_value(values, c, MTLDataTypeUShort, static_cast<uint16_t>(natural()));
+  if (type == "char" || type == "int8_t") return set_value(values, c, MTLDataTypeChar, static_cast<int8_t>(whole()));
+  if (type == "uchar" || type == "uint8_t")
+    return set_value(values, c, MTLDataTypeUChar, static_cast<uint8_t>(natural()));
+  if (type == "long" || type == "int64_t") return set_value(values, c, MTLDataTypeLong, static_cast<int64_t>(whole()));
+  if (type == "ulong" || type == "uint64_t" || type == "size_t")
+    return set_value(values, c, MTLDataTypeULong, static_cast<uint64_t>(natural()));
+  if (type == "float") return set_value(values, c, MTLDataTypeFloat, number(c.value));
+  if (type == "half") return set_value(values, c, MTLDataTypeHalf, c10::Half(number(c.value)));
+  if (type == "bfloat") return set_value(values, c, MTLDataTypeBFloat, c10::BFloat16(number(c.value)));
+  TORCH_CHECK(false, "torch_foundry: function constant ", c.index, " has type ", type, ", which can't be set");
+}
+
+uint32_t buffers_used(MTLComputePipelineReflection* reflection) {
+  uint32_t used = 0;
+  for (id<MTLBinding> binding in [reflection bindings])
+    if ([binding type] == MTLBindingTypeBuffer && [binding isUsed] && [binding index] < 31)
+      used |= 1u << [binding index];
+  return used;
+}
+
+} // namespace
+
+int language_version() {
+  const int chosen = chosen_version.load();
+  return chosen ? chosen : system_version();
+}
+
+std::string language_name(int version) {
+  return std::to_string(version / 100) + "." + std::to_string(version / 10 % 10);
+}
+
+void set_language_version(int version) {
+  TORCH_CHECK_VALUE(version == 0 || version == 310 || version == 320 || version == 400,
+                    "Metal version: expected 310, 320, 400 or 0 for the newest, got ", version);
+  TORCH_CHECK_VALUE(version <= system_version(), "kernels can't be compiled as Metal ", language_name(version),
+                    ": this macOS knows versions up to ", language_name(system_version()));
+  chosen_version.store(version);
+}
+
+Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
+                                               bool indirect) {
+  const std::string label = source.file + ": kernel " + kernel.entry();
+  Ref<id<MTLComputePipelineState>> pipeline;
+  std::string problem; // thrown outside of the pool, which an exception would leave full
+  @autoreleasepool {
+    NSError* error = nil;
+    const Ref<NSString*> name = string(library_name(kernel)), text_of = string(library_text(source, kernel));
+    const Ref<MTLCompileOptions*> options = compile_options();
+    const Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
+    if (!library) {
+      problem = label + " does not compile as Metal " + language_name(language_version()) +
+                (language_version() < 400 ? " (newer versions of the language need a newer macOS):\n" : ":\n") +
+                text(error);
+    } else {
+      const Ref<MTLFunctionConstantValues*> values([[MTLFunctionConstantValues alloc] init]);
+      for (const Constant& constant : kernel.constants) set_constant(values.get(), constant);
+      const Ref<id<MTLFunction>> function([library.get() newFunctionWithName:name.get()
+                                                              constantValues:values.get()
+                                                                       error:&error]);
+      const Ref<MTLComputePipelineDescriptor*> descriptor([[MTLComputePipelineDescriptor alloc] init]);
+      descriptor.get().computeFunction = function.get();
+      descriptor.get().label = name.get();
+      descriptor.get().supportIndirectCommandBuffers = indirect;
+      MTLAutoreleasedComputePipelineReflection reflection = nil;
+      constexpr auto kBindingInfo = static_cast<MTLPipelineOption>(1); // the name differs between SDKs
+      if (function)
+        pipeline = Ref<id<MTLComputePipelineState>>([device() newComputePipelineStateWithDescriptor:descriptor.get()
+                                                                                            options:kBindingInfo
+                                                                                         reflection:&reflection
+                                                                                              error:&error]);
+      if (pipeline) buffers = buffers_used(reflection);
+      if (!pipeline && !indirect) problem = label + ": " + text(error);
+    }
+  }
+  TORCH_CHECK(problem.empty(), "torch_foundry: ", problem);
+  return pipeline;
+}
+
+} // namespace foundry::metal

@@ -1,0 +1,123 @@
+// The Metal executor: kernels compiled by Apple's compiler, encoded on torch's own MPS stream.
+#include "core/executor.h"
+
+#include <atomic>
+
+#include <torch/library.h>
+
+#include "core/tape.h"
+#include "metal/pipeline.h"
+#include "metal/replay.h"
+#include "metal/stream.h"
+
+namespace foundry::metal {
+namespace {
+
+void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record) {
+  [encoder setComputePipelineState:pipeline.state.get()];
+  for (size_t i = 0; i < record.bindings.size(); i++) {
+    const Binding& b = record.bindings[i];
+    if (b.tensor) {
+      const Place at = place(*b.tensor);
+      [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
+    } else if (b.bytes) {
+      [encoder setBytes:b.bytes length:b.size atIndex:i];
+    }
+  }
+  for (size_t i = 0; i < record.threadgroup_memory.size(); i++)
+    [encoder setThreadgroupMemoryLength:record.threadgroup_memory[i] atIndex:i];
+  const MTLSize size = size_of(record.grid.size), group = size_of(record.grid.group);
+  if (record.grid.threads)
+    [encoder dispatchThreads:size threadsPerThreadgroup:group];
+  else
+    [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
+}
+
+// Encodes all launches again, in one block of the queue.
+class EncodingReplayer : public Replayer {
+public:
+  explicit EncodingReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
+  void replay() override {
+    encode_on_stream(
+        [this](id<MTLComputeCommandEncoder> encoder) {
+          for (const RecordedLaunch& launch : launches_) encode(encoder, metal(*launch.pipeline), launch.record());
+        },
+        static_cast<int>(launches_.size()));
+  }
+
+private:
+  c10::ArrayRef<RecordedLaunch> launches_;
+};
+
+// Whether tapes become indirect command buffers. Off by default: no measurement says that it is faster.
+std::atomic<bool> indirect{false};
+
+IndirectReplay& indirect_replay() {
+  static IndirectReplay function = nullptr; // filled while the library is loaded
+  return function;
+}
+
+class MetalExecutor : public Executor {
+public:
+  const char* name() const override { return "metal"; }
+
+  const std::string& family() const override { return metal::family(); }
+
+  std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
+    uint32_t buffers = 0;
+    auto state = make_pipeline(source, kernel, buffers);
+    return std::make_unique<MetalPipeline>(*this, kernel, std::move(state), buffers);
+  }
+
+  void launch(Pipeline& pipeline, const LaunchRecord& record) override {
+    const MetalPipeline& own = metal(pipeline);
+    check(own, record);
+    encode_on_stream([&](id<MTLComputeCommandEncoder> encoder) { encode(encoder, own, record); }, 1, own.state.get(),
+                     own.name.c_str());
+  }
+
+  std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {
+    // each launch was checked when it was recorded
+    if (indirect) {
+      std::string why_not = "this build has no indirect command buffers";
+      if (const IndirectReplay make = indirect_replay())
+        if (auto replayer = make(launches, why_not)) return replayer;
+      TORCH_WARN_ONCE("torch_foundry: tapes are encoded again at each replay: ", why_not);
+    }
+    return std::make_unique<EncodingReplayer>(launches);
+  }
+};
+
+const bool registered = [] {
+  register_executor(c10::DeviceType::MPS, *new MetalExecutor); // never destroyed: no order with Metal's own end
+  return true;
+}();
+
+c10::Dict<std::string, std::string> info() {
+  c10::Dict<std::string, std::string> out;
+  @autoreleasepool {
+    out.insert("name", text([device() name]));
+    out.insert("language", language_name(language_version()));
+    out.insert("library", "jit");
+    out.insert("threadgroup_memory_bytes", std::to_string([device() maxThreadgroupMemoryLength]));
+    out.insert("working_set_bytes", std::to_string([device() recommendedMaxWorkingSetSize]));
+    out.insert("max_buffer_bytes", std::to_string([device() maxBufferLength]));
+    out.insert("unified_memory", [device() hasUnifiedMemory] ? "true" : "false");
+    out.insert("icb", indirect ? "on" : "off");
+  }
+  return out;
+}
+
+} // namespace
+
+void register_indirect(IndirectReplay make) { indirect_replay() = make; }
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("_metal_info() -> Dict(str, str)", &info);
+  m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
+  m.def("_metal_language(int version) -> ()", [](int64_t version) { set_language_version(static_cast<int>(version)); });
+  m.def("_metal_commit_interval(int launches) -> ()",
+        [](int64_t launches) { set_commit_interval(static_cast<int>(launches)); });
+}
+
+} // namespace foundry::metal

@@ -1,0 +1,69 @@
+#include "metal/pipeline.h"
+
+#include <bit>
+
+#include <c10/util/Exception.h>
+
+#include "metal/stream.h"
+
+namespace foundry::metal {
+namespace {
+
+constexpr uint32_t kMaxInlineBytes = 4096; // of setBytes
+constexpr size_t kMaxBuffers = 31;
+
+} // namespace
+
+MetalPipeline::MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state,
+                             uint32_t buffers)
+    : Pipeline(executor, std::move(kernel)), state(std::move(state)), name(this->kernel.entry()),
+      max_threads([this->state.get() maxTotalThreadsPerThreadgroup]),
+      static_memory([this->state.get() staticThreadgroupMemoryLength]), buffers(buffers) {}
+
+id<MTLComputePipelineState> MetalPipeline::indirect() {
+  std::call_once(asked_, [this] {
+    uint32_t same;
+    indirect_ = make_pipeline(*find_source(kernel.file), kernel, same, true);
+  });
+  return indirect_.get();
+}
+
+void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
+  const auto& group = record.grid.group;
+  const uint64_t threads = uint64_t{group[0]} * group[1] * group[2];
+  TORCH_CHECK(threads > 0 && threads <= pipeline.max_threads, pipeline.name, ": a threadgroup of ", group[0], " x ",
+              group[1], " x ", group[2], " threads, this GPU runs the kernel with at most ", pipeline.max_threads);
+  TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.name, ": ", record.bindings.size(),
+              " buffers, but Metal has ", kMaxBuffers);
+  uint32_t missing = pipeline.buffers;
+  for (size_t i = 0; i < record.bindings.size(); i++)
+    if (record.bindings[i].tensor || record.bindings[i].bytes) missing &= ~(1u << i);
+  TORCH_CHECK(missing == 0, pipeline.name, ": buffer ", std::countr_zero(missing), " is not bound");
+  for (const Binding& b : record.bindings) {
+    TORCH_CHECK(b.tensor || b.size <= kMaxInlineBytes, pipeline.name, ": ", b.size, " bytes by value, but Metal takes ",
+                kMaxInlineBytes);
+    TORCH_CHECK(!b.tensor || b.tensor->is_mps(), pipeline.name, ": a tensor on ", b.tensor->device(),
+                " among tensors on mps");
+  }
+  uint64_t memory = pipeline.static_memory;
+  for (uint32_t bytes : record.threadgroup_memory) memory += bytes;
+  static const uint64_t limit = [device() maxThreadgroupMemoryLength];
+  TORCH_CHECK(memory <= limit, pipeline.name, ": ", memory, " bytes of threadgroup memory, this GPU has ", limit);
+}
+
+int family_number() {
+  int newest = 0; // asked by number: the SDK may be older than the GPU
+  for (int number = 7; number < 20; number++)
+    if ([device() supportsFamily:static_cast<MTLGPUFamily>(1000 + number)]) newest = number;
+  return newest;
+}
+
+const std::string& family() {
+  static const std::string name = [] {
+    const int number = family_number();
+    return number ? "apple" + std::to_string(number) : std::string("metal");
+  }();
+  return name;
+}
+
+} // namespace foundry::metal

@@ -1,0 +1,36 @@
+// torch's MPS device and stream. Only stream.mm knows the headers of torch that are private.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#import <Metal/Metal.h>
+
+#include <ATen/core/Tensor.h>
+
+namespace foundry::metal {
+
+id<MTLDevice> device();
+
+// A tensor's place in memory: its storage's buffer, which the tensor keeps, and the offset in bytes.
+struct Place {
+  id<MTLBuffer> buffer;
+  NSUInteger offset;
+};
+Place place(const at::TensorBase& tensor);
+
+// Runs `encode` on the current stream's queue with torch's shared, serial compute encoder: the encoder is valid inside
+// only, and is torch's to end. `encode` must not allocate tensors, compile, or wait. `launches`: how many it encodes,
+// for the policy of commits. `profiled`: a pipeline and its name, for torch's profiler; null without one.
+void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
+                      const void* profiled = nullptr, const char* name = nullptr);
+
+// Lets go of `object` when the GPU is done with all that has been encoded. Not to be called while encoding.
+void keep_until_done(std::shared_ptr<const void> object);
+
+// Launches after which what was encoded is handed to the GPU, so that it works while the CPU encodes on. Torch itself
+// hands over only when somebody waits. 0: never.
+void set_commit_interval(int launches);
+int commit_interval();
+
+} // namespace foundry::metal

@@ -1,0 +1,71 @@
+// The one file that includes torch's private MPS headers.
+#include "metal/stream.h"
+
+#include <atomic>
+
+#include <ATen/mps/MPSDevice.h>
+#include <ATen/mps/MPSProfiler.h>
+#include <ATen/mps/MPSStream.h>
+
+namespace foundry::metal {
+namespace {
+
+// About what a decoding step of a small model launches: one hand-over costs the GPU some 20 us.
+std::atomic<int> interval{100};
+
+// Whether the calling thread's launches, `more` with these, are due to be handed over. Streams belong to threads.
+bool due(int more) {
+  thread_local int encoded = 0; // since the last time
+  const int every = interval.load(std::memory_order_relaxed);
+  encoded = every ? encoded + more : 0;
+  if (every == 0 || encoded < every) return false;
+  encoded = 0;
+  return true;
+}
+
+} // namespace
+
+id<MTLDevice> device() {
+  id<MTLDevice> found = at::mps::MPSDevice::getInstance()->device();
+  TORCH_CHECK(found != nil, "torch_foundry: there is no Metal device");
+  return found;
+}
+
+Place place(const at::TensorBase& tensor) {
+  // On MPS a storage's data is the buffer object. An empty tensor may lie behind its end.
+  id<MTLBuffer> buffer = static_cast<id<MTLBuffer>>(const_cast<void*>(tensor.storage().data()));
+  const auto offset = static_cast<NSUInteger>(tensor.storage_offset()) * tensor.itemsize();
+  return {buffer, tensor.numel() == 0 ? 0 : offset};
+}
+
+void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
+                      const void* profiled, const char* name) {
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  const auto* work = &encode; // blocks copy what they capture
+  const bool hand_over = due(launches);
+  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+    @autoreleasepool {
+      auto& profiler = at::mps::getMPSProfiler();
+      const bool profile = profiled && profiler.isOperationProfilingEnabled();
+      id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
+      if (profile) profiler.beginProfileKernel(profiled, name, at::TensorList());
+      (*work)(encoder);
+      if (profile) profiler.endProfileKernel(profiled);
+      if (hand_over) stream->synchronize(at::mps::SyncType::COMMIT); // does not wait
+    }
+  });
+}
+
+void keep_until_done(std::shared_ptr<const void> object) {
+  at::mps::getCurrentMPSStream()->addCompletedHandler(^(id<MTLCommandBuffer>) {
+    (void)object; // the block's copy goes with the block
+  });
+}
+
+void set_commit_interval(int launches) {
+  TORCH_CHECK_VALUE(launches >= 0, "expected 0 or a number of launches, got ", launches);
+  interval.store(launches);
+}
+int commit_interval() { return interval; }
+
+} // namespace foundry::metal
