@@ -183,7 +183,9 @@ def main() -> int:
         return 3
 
     def compiled(minor: str) -> str:
-        return f"{check(minor, options.csrc.resolve(), jobs=options.jobs)} files compile and link for {TARGET}"
+        count = check(minor, options.csrc.resolve(), jobs=options.jobs)
+        objective = len(list(options.csrc.glob("metal/*.mm")))
+        return f"{count} files ({objective} of Objective-C++) compile and link for {TARGET}"
 
     good = [report(f"torch {minor}", lambda minor=minor: compiled(minor)) for minor in options.versions]
     return int(not all([*good, report("names", check_names)]))
