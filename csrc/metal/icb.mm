@@ -1,0 +1,206 @@
+// Launches of a tape as indirect commands: recorded once, replayed by a few calls.
+
+#include <cstring>
+#include <set>
+
+#include "core/tape.h"
+#include "metal/pipeline.h"
+#include "metal/replay.h"
+#include "metal/stream.h"
+
+namespace foundry::metal {
+namespace {
+
+constexpr NSUInteger kSlot = 256;            // offset of an argument struct in the buffer that holds them all
+constexpr int kFirstFamilyWithoutWarmUp = 9; // M3: before, see Plan::warm_up
+
+// Commands of one kind of dispatch, as an indirect command buffer has to be.
+struct Commands {
+  Ref<id<MTLIndirectCommandBuffer>> buffer;
+  NSUInteger count = 0;
+};
+
+// A stretch of the tape in one of the two command buffers. Stretches are ordered by the serial encoder.
+struct Stretch {
+  bool threads;
+  NSRange range;
+};
+
+using Buffers = std::set<id<MTLBuffer>>;
+
+// What commands touched since the last barrier.
+class Hazards {
+public:
+  // Whether a command with these accesses has to wait for those before it; remembers them.
+  bool wait(const Buffers& read, const Buffers& written) {
+    const bool conflict = meets(read, written_) || meets(written, read_) || meets(written, written_);
+    if (conflict) clear();
+    read_.insert(read.begin(), read.end());
+    written_.insert(written.begin(), written.end());
+    return conflict;
+  }
+  void clear() {
+    read_.clear();
+    written_.clear();
+  }
+
+private:
+  static bool meets(const Buffers& some, const Buffers& others) {
+    for (id<MTLBuffer> buffer : some)
+      if (others.count(buffer)) return true;
+    return false;
+  }
+  Buffers read_, written_;
+};
+
+// All that the GPU needs until it is done. Nothing of it changes once it is recorded.
+struct Plan {
+  Commands groups, threads;
+  std::vector<Stretch> stretches;
+  Ref<id<MTLBuffer>> constants;                     // indirect commands have no setBytes
+  std::vector<id<MTLResource>> read_only, writable; // of `tensors`
+  std::vector<at::TensorBase> tensors;              // indirect commands retain nothing
+  std::vector<id<MTLComputePipelineState>> pipelines;
+  bool warm = false; // nothing to warm up
+
+  bool allocate(c10::ArrayRef<RecordedLaunch> launches);
+  void record(c10::ArrayRef<RecordedLaunch> launches);
+  void add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& constant);
+  void encode(id<MTLComputeCommandEncoder> encoder) const;
+};
+
+Ref<id<MTLIndirectCommandBuffer>> make_commands(NSUInteger count, MTLIndirectCommandType type) {
+  const Ref<MTLIndirectCommandBufferDescriptor*> descriptor([[MTLIndirectCommandBufferDescriptor alloc] init]);
+  descriptor.get().commandTypes = type;
+  descriptor.get().inheritBuffers = NO;
+  descriptor.get().inheritPipelineState = NO;
+  descriptor.get().maxKernelBufferBindCount = 31;
+  descriptor.get().maxKernelThreadgroupMemoryBindCount = 31;
+  return Ref<id<MTLIndirectCommandBuffer>>([device()
+      newIndirectCommandBufferWithDescriptor:descriptor.get()
+                             maxCommandCount:count
+                                     options:MTLResourceStorageModeShared]);
+}
+
+bool Plan::allocate(c10::ArrayRef<RecordedLaunch> launches) {
+  NSUInteger of_threads = 0, slots = 1;
+  for (const RecordedLaunch& launch : launches) {
+    of_threads += launch.grid.threads;
+    for (const Binding& b : launch.bindings) slots += (b.size + kSlot - 1) / kSlot;
+  }
+  const NSUInteger of_groups = launches.size() - of_threads;
+  if (of_threads) threads.buffer = make_commands(of_threads, MTLIndirectCommandTypeConcurrentDispatchThreads);
+  if (of_groups) groups.buffer = make_commands(of_groups, MTLIndirectCommandTypeConcurrentDispatch);
+  constants = Ref<id<MTLBuffer>>([device() newBufferWithLength:slots * kSlot options:MTLResourceStorageModeShared]);
+  return constants && (threads.buffer || !of_threads) && (groups.buffer || !of_groups);
+}
+
+void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& constant) {
+  MetalPipeline& pipeline = metal(*launch.pipeline);
+  Commands& commands = launch.grid.threads ? threads : groups;
+  if (stretches.empty() || stretches.back().threads != launch.grid.threads) {
+    stretches.push_back({launch.grid.threads, NSMakeRange(commands.count, 0)});
+    hazards.clear();
+  }
+  stretches.back().range.length++;
+  id<MTLIndirectComputeCommand> command = [commands.buffer.get() indirectComputeCommandAtIndex:commands.count++];
+  [command setComputePipelineState:pipeline.indirect()];
+  pipelines.push_back(pipeline.indirect());
+  Buffers read, written;
+  for (size_t i = 0; i < launch.bindings.size(); i++) {
+    const Binding& b = launch.bindings[i];
+    if (b.tensor) {
+      const Place at = place(*b.tensor);
+      [command setKernelBuffer:at.buffer offset:at.offset atIndex:i];
+      if (b.access != Access::write) read.insert(at.buffer);
+      if (b.access != Access::read) written.insert(at.buffer);
+      tensors.push_back(*b.tensor);
+    } else if (b.bytes) {
+      std::memcpy(static_cast<char*>([constants.get() contents]) + constant, b.bytes, b.size);
+      [command setKernelBuffer:constants.get() offset:constant atIndex:i];
+      constant += (b.size + kSlot - 1) / kSlot * kSlot;
+    }
+  }
+  for (size_t i = 0; i < launch.threadgroup_memory.size(); i++)
+    [command setThreadgroupMemoryLength:launch.threadgroup_memory[i] atIndex:i];
+  if (hazards.wait(read, written)) [command setBarrier];
+  const MTLSize size = size_of(launch.grid.size), group = size_of(launch.grid.group);
+  if (launch.grid.threads)
+    [command concurrentDispatchThreads:size threadsPerThreadgroup:group];
+  else
+    [command concurrentDispatchThreadgroups:size threadsPerThreadgroup:group];
+}
+
+void Plan::record(c10::ArrayRef<RecordedLaunch> launches) {
+  @autoreleasepool {
+    Hazards hazards;
+    NSUInteger constant = 0;
+    Buffers read, written;
+    for (const RecordedLaunch& launch : launches) {
+      add(launch, hazards, constant);
+      for (const Binding& b : launch.bindings)
+        if (b.tensor) (b.access == Access::read ? read : written).insert(place(*b.tensor).buffer);
+    }
+    for (id<MTLBuffer> buffer : written) {
+      writable.push_back(buffer);
+      read.erase(buffer);
+    }
+    read_only.assign(read.begin(), read.end());
+    read_only.push_back(constants.get());
+    const std::set<id<MTLComputePipelineState>> different(pipelines.begin(), pipelines.end());
+    pipelines.assign(different.begin(), different.end());
+    warm = family_number() >= kFirstFamilyWithoutWarmUp;
+  }
+}
+
+void Plan::encode(id<MTLComputeCommandEncoder> encoder) const {
+  if (!warm) { // M1 and M2 fail with an invalid resource unless the encoder has seen each pipeline
+    for (id<MTLComputePipelineState> pipeline : pipelines) {
+      [encoder setComputePipelineState:pipeline];
+      [encoder dispatchThreadgroups:MTLSizeMake(0, 0, 0) threadsPerThreadgroup:MTLSizeMake(0, 0, 0)];
+    }
+  }
+  [encoder useResources:read_only.data() count:read_only.size() usage:MTLResourceUsageRead];
+  if (!writable.empty())
+    [encoder useResources:writable.data() count:writable.size() usage:MTLResourceUsageRead | MTLResourceUsageWrite];
+  for (const Stretch& stretch : stretches)
+    [encoder executeCommandsInBuffer:(stretch.threads ? threads : groups).buffer.get() withRange:stretch.range];
+}
+
+class IndirectReplayer : public Replayer {
+public:
+  explicit IndirectReplayer(std::shared_ptr<const Plan> plan, size_t launches)
+      : plan_(std::move(plan)), launches_(static_cast<int>(launches)) {}
+  ~IndirectReplayer() override {
+    if (used_) keep_until_done(std::move(plan_));
+  }
+  void replay() override {
+    used_ = true;
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { plan_->encode(encoder); }, launches_);
+  }
+
+private:
+  std::shared_ptr<const Plan> plan_;
+  int launches_;
+  bool used_ = false;
+};
+
+std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launches, std::string& why_not) {
+  for (const RecordedLaunch& launch : launches) {
+    if (metal(*launch.pipeline).indirect()) continue;
+    why_not = metal(*launch.pipeline).name + " can't be used in an indirect command buffer";
+    return nullptr;
+  }
+  auto plan = std::make_shared<Plan>();
+  if (!plan->allocate(launches)) {
+    why_not = "this GPU makes no indirect command buffers";
+    return nullptr;
+  }
+  plan->record(launches);
+  return std::make_unique<IndirectReplayer>(std::move(plan), launches.size());
+}
+
+const bool registered = (register_indirect(indirect_replayer), true);
+
+} // namespace
+} // namespace foundry::metal

@@ -1,0 +1,96 @@
+"""The Metal executor's compiler options, names, limits and settings, on the mock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from torch_foundry import compile_shader
+
+mock = torch.ops.mock_metal
+foundry = torch.ops.torch_foundry
+
+# What the compiler was asked for is what the kernel writes.
+VERSION = "kernel void k(device int* y [[buffer(0)]]) { y[0] = __METAL_VERSION__; }\n"
+
+
+@pytest.fixture
+def language() -> Iterator[None]:
+    yield
+    foundry._metal_language(0)
+
+
+@pytest.mark.parametrize("version, name", [(310, "3.1"), (320, "3.2"), (400, "4.0")])
+def test_language_version(version: int, name: str, language: None) -> None:
+    foundry._metal_language(version)
+    assert foundry._metal_info()["language"] == name
+    y = torch.zeros(1, dtype=torch.int32, device="mps")
+    compile_shader(VERSION + f"// {name}: a text of its own, or the pipeline of another version is found\n").k(y)
+    assert y.item() == version
+
+
+def test_a_version_that_is_none(language: None) -> None:
+    with pytest.raises(ValueError, match="expected 310, 320, 400 or 0 for the newest, got 330"):
+        foundry._metal_language(330)
+
+
+def test_errors_say_what_the_text_was_compiled_as(language: None) -> None:
+    foundry._metal_language(310)
+    library = compile_shader("kernel void k(device int* y [[buffer(0)]]) {\n  y[0] = of_a_later_metal;\n}\n")
+    with pytest.raises(RuntimeError, match=r"Metal 3\.1 \(newer .*:\n.*:2:\d+: error: .*of_a_later_metal"):
+        library.k(torch.zeros(1, dtype=torch.int32, device="mps"))
+
+
+CONSTANTS = [
+    ("bool", "int", True, 1), ("int", "int", -7, -7), ("uint", "uint", 2**32 - 1, -1), ("short", "int", -3, -3),
+    ("ushort", "int", 65535, 65535), ("char", "int", -128, -128), ("uchar", "int", 255, 255),
+    ("long", "int", -5, -5), ("float", "float", 0.1, 0.1), ("half", "float", 0.5, 0.5), ("bfloat", "float", -3.0, -3.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("declared, written, value, expected", CONSTANTS, ids=[c[0] for c in CONSTANTS])
+def test_function_constants_of_every_type(declared: str, written: str, value: float, expected: float) -> None:
+    library = compile_shader(
+        f"#include <metal_stdlib>\nusing namespace metal;\nconstant {declared} c [[function_constant(3)]];\n"
+        f"kernel void k(device {written}* y [[buffer(0)]]) {{ y[0] = {written}(c); }}\n"
+    )
+    y = torch.zeros(1, dtype=torch.float32 if written == "float" else torch.int32, device="mps")
+    library.k(y, constants={"c": value})
+    assert torch.equal(y.cpu(), torch.tensor([expected], dtype=y.dtype))
+
+
+def test_one_compilation_for_many_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    library = compile_shader(
+        "kernel void threads_k(device int* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = i; }\n"
+    )
+    given = [torch.zeros(4, dtype=torch.int32, device="mps") for _ in range(8)]
+    mock.trace()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(library.threads_k, given))
+    assert len([event for event in mock.trace() if event.startswith("compile")]) == 1
+    assert all(y.tolist() == [0, 1, 2, 3] for y in given)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("TORCH_FOUNDRY_METAL_VERSION", "3.0", "TORCH_FOUNDRY_METAL_VERSION='3.0': expected one of '', '3.1'"),
+        ("TORCH_FOUNDRY_ICB", "yes", "TORCH_FOUNDRY_ICB='yes': expected one of '0', '1'"),
+        ("TORCH_FOUNDRY_COMMIT_EVERY", "-1", "TORCH_FOUNDRY_COMMIT_EVERY='-1': expected 0 (never) or a number"),
+        ("TORCH_FOUNDRY_METAL_VERSION", "3.1", ""),
+        ("TORCH_FOUNDRY_ICB", "1", ""),
+        ("TORCH_FOUNDRY_COMMIT_EVERY", "0", ""),
+    ],
+)
+def test_settings_from_the_environment(name: str, value: str, message: str) -> None:
+    program = "import torch_foundry._ext, torch; print(torch.ops.torch_foundry._metal_info())"
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True)
+    assert (result.returncode != 0) == bool(message) and message in result.stderr
