@@ -1,4 +1,4 @@
-"""Where NVRTC, which compiles kernels for CUDA, and CUDA's headers lie. Imports no torch, so that setup.py can use it."""
+"""Where NVRTC, which compiles kernels for CUDA, and CUDA's headers lie. Without torch, for setup.py to use it."""
 
 from __future__ import annotations
 

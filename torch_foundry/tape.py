@@ -32,6 +32,16 @@ class Tape:
         """
         self._tape.replay()
 
+    def ranges(self) -> torch.Tensor | None:
+        """What the next replays run: int32 [parts, 2] on the device, of each part of the tape its start and its number
+        of launches. A kernel that writes 0 as that number stops the replays after it, without asking the CPU.
+
+        None where replays can't depend on it: only those of indirect commands on Metal do (TORCH_FOUNDRY_ICB). Starts
+        are the GPU's own; other numbers than 0 and the ones found here are undefined.
+        """
+        found: torch.Tensor | None = self._tape.ranges()
+        return found
+
     def __len__(self) -> int:
         """Number of launches."""
         return int(self._tape.size())

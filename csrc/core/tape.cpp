@@ -94,13 +94,25 @@ void Tape::check_unchanged() const {
   }
 }
 
-void Tape::replay() {
+Replayer& Tape::replayer() {
   TORCH_CHECK(!current, "torch_foundry: a tape can't be replayed while one is recording in this thread");
-  if (launches_.empty()) return;
   check_unchanged();
   if (!replayer_) replayer_ = launches_[0].pipeline->executor.prepare(launches_);
+  return *replayer_;
+}
+
+void Tape::replay() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (launches_.empty()) return;
+  Replayer& found = replayer();
   CountedLaunch counted(bytes_, size());
-  replayer_->replay();
+  found.replay();
+}
+
+std::optional<at::Tensor> Tape::ranges() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  at::Tensor found = launches_.empty() ? at::Tensor() : replayer().ranges();
+  return found.defined() ? std::optional(std::move(found)) : std::nullopt;
 }
 
 namespace {
@@ -111,6 +123,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       .def("start", &Tape::start)
       .def("stop", &Tape::stop)
       .def("replay", &Tape::replay)
+      .def("ranges", &Tape::ranges)
       .def("size", &Tape::size)
       .def("bytes", &Tape::bytes);
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include <torch/custom_class.h>
@@ -36,12 +38,15 @@ public:
   void stop();
   void replay(); // throws if a tensor changed its memory, or shaders were replaced, since it was recorded
 
+  std::optional<at::Tensor> ranges(); // Replayer::ranges, if there are any
+
   void append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved);
   int64_t size() const { return static_cast<int64_t>(launches_.size()); }
   int64_t bytes() const { return bytes_; }
 
 private:
   void check_unchanged() const;
+  Replayer& replayer();
 
   struct Memory { // where a recorded tensor lay
     const void* data;
@@ -50,6 +55,7 @@ private:
   std::vector<RecordedLaunch> launches_;
   std::vector<std::vector<Memory>> memory_; // by launch and buffer index
   std::unique_ptr<Replayer> replayer_;      // made by the first replay
+  std::mutex mutex_;                        // of `replayer_`: tapes are replayed without Python's lock
   int64_t bytes_ = 0;
   uint32_t generation_ = 0;
 };

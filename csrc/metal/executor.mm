@@ -13,26 +13,6 @@
 namespace foundry::metal {
 namespace {
 
-void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record) {
-  [encoder setComputePipelineState:pipeline.state.get()];
-  for (size_t i = 0; i < record.bindings.size(); i++) {
-    const Binding& b = record.bindings[i];
-    if (b.tensor) {
-      const Place at = place(*b.tensor);
-      [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
-    } else if (b.bytes) {
-      [encoder setBytes:b.bytes length:b.size atIndex:i];
-    }
-  }
-  for (size_t i = 0; i < record.threadgroup_memory.size(); i++)
-    [encoder setThreadgroupMemoryLength:record.threadgroup_memory[i] atIndex:i];
-  const MTLSize size = size_of(record.grid.size), group = size_of(record.grid.group);
-  if (record.grid.threads)
-    [encoder dispatchThreads:size threadsPerThreadgroup:group];
-  else
-    [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
-}
-
 // Encodes all launches again, in one block of the queue.
 class EncodingReplayer : public Replayer {
 public:

@@ -12,7 +12,8 @@ namespace foundry::metal {
 namespace {
 
 constexpr NSUInteger kSlot = 256;            // offset of an argument struct in the buffer that holds them all
-constexpr int kFirstFamilyWithoutWarmUp = 9; // M3: before, see Plan::warm_up
+constexpr int kFirstFamilyWithoutWarmUp = 9; // M3: before, see Plan::encode
+constexpr size_t kMostCommands = 16384;      // of a command buffer, on any GPU
 
 // Commands of one kind of dispatch, as an indirect command buffer has to be.
 struct Commands {
@@ -53,7 +54,8 @@ private:
   Buffers read_, written_;
 };
 
-// All that the GPU needs until it is done. Nothing of it changes once it is recorded.
+// All that the GPU needs until it is done. Nothing of it changes once it is recorded, so it may be in flight many
+// times.
 struct Plan {
   Commands groups, threads;
   std::vector<Stretch> stretches;
@@ -62,6 +64,7 @@ struct Plan {
   std::vector<at::TensorBase> tensors;              // indirect commands retain nothing
   std::vector<id<MTLComputePipelineState>> pipelines;
   bool warm = false; // nothing to warm up
+  at::Tensor ranges; // see Replayer::ranges; undefined until somebody asks
 
   bool allocate(c10::ArrayRef<RecordedLaunch> launches);
   void record(c10::ArrayRef<RecordedLaunch> launches);
@@ -111,6 +114,7 @@ void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& const
     const Binding& b = launch.bindings[i];
     if (b.tensor) {
       const Place at = place(*b.tensor);
+      if (!at.buffer) continue; // an empty tensor
       [command setKernelBuffer:at.buffer offset:at.offset atIndex:i];
       if (b.access != Access::write) read.insert(at.buffer);
       if (b.access != Access::read) written.insert(at.buffer);
@@ -141,6 +145,8 @@ void Plan::record(c10::ArrayRef<RecordedLaunch> launches) {
       for (const Binding& b : launch.bindings)
         if (b.tensor) (b.access == Access::read ? read : written).insert(place(*b.tensor).buffer);
     }
+    read.erase(nil); // of empty tensors
+    written.erase(nil);
     for (id<MTLBuffer> buffer : written) {
       writable.push_back(buffer);
       read.erase(buffer);
@@ -163,29 +169,76 @@ void Plan::encode(id<MTLComputeCommandEncoder> encoder) const {
   [encoder useResources:read_only.data() count:read_only.size() usage:MTLResourceUsageRead];
   if (!writable.empty())
     [encoder useResources:writable.data() count:writable.size() usage:MTLResourceUsageRead | MTLResourceUsageWrite];
-  for (const Stretch& stretch : stretches)
-    [encoder executeCommandsInBuffer:(stretch.threads ? threads : groups).buffer.get() withRange:stretch.range];
+  for (size_t i = 0; i < stretches.size(); i++) {
+    id<MTLIndirectCommandBuffer> commands = (stretches[i].threads ? threads : groups).buffer.get();
+    if (!ranges.defined()) {
+      [encoder executeCommandsInBuffer:commands withRange:stretches[i].range];
+      continue;
+    }
+    const Place at = place(ranges);
+    [encoder executeCommandsInBuffer:commands
+                      indirectBuffer:at.buffer
+                indirectBufferOffset:at.offset + i * sizeof(MTLIndirectCommandBufferExecutionRange)];
+  }
 }
 
 class IndirectReplayer : public Replayer {
 public:
-  explicit IndirectReplayer(std::shared_ptr<const Plan> plan, size_t launches)
-      : plan_(std::move(plan)), launches_(static_cast<int>(launches)) {}
+  IndirectReplayer(std::shared_ptr<Plan> plan, c10::ArrayRef<RecordedLaunch> launches)
+      : plan_(std::move(plan)), launches_(launches) {}
   ~IndirectReplayer() override {
     if (used_) keep_until_done(std::move(plan_));
   }
+
   void replay() override {
     used_ = true;
-    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { plan_->encode(encoder); }, launches_);
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); },
+                     static_cast<int>(launches_.size()));
+  }
+
+  at::Tensor ranges() override {
+    if (!plan_->ranges.defined()) {
+      const auto parts = static_cast<int64_t>(plan_->stretches.size());
+      const at::Tensor filled = at::empty({parts, 2}, at::kInt);
+      for (int64_t i = 0; i < parts; i++) {
+        const NSRange range = plan_->stretches[i].range;
+        filled.mutable_data_ptr<int>()[2 * i] = static_cast<int>(range.location);
+        filled.mutable_data_ptr<int>()[2 * i + 1] = static_cast<int>(range.length);
+      }
+      plan_->ranges = filled.to(at::kMPS);
+    }
+    return plan_->ranges;
   }
 
 private:
-  std::shared_ptr<const Plan> plan_;
-  int launches_;
+  void encode_into(id<MTLComputeCommandEncoder> encoder) const {
+    // Where torch captures the stream, its encoder stands for a real one and takes plain dispatches only.
+    if ([encoder respondsToSelector:@selector(executeCommandsInBuffer:withRange:)]) return plan_->encode(encoder);
+    TORCH_CHECK(!plan_->ranges.defined(), "torch_foundry: a tape whose ranges are in use can't be captured by torch");
+    for (const RecordedLaunch& launch : launches_) encode(encoder, metal(*launch.pipeline), launch.record());
+  }
+
+  std::shared_ptr<Plan> plan_;
+  c10::ArrayRef<RecordedLaunch> launches_;
   bool used_ = false;
 };
 
+// Virtual machines' GPUs take indirect commands and then fail on them.
+bool is_paravirtual() {
+  @autoreleasepool {
+    return text([device() name]).find("Paravirtual") != std::string::npos;
+  }
+}
+
 std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launches, std::string& why_not) {
+  if (is_paravirtual()) {
+    why_not = "the GPU of a virtual machine runs no indirect commands";
+    return nullptr;
+  }
+  if (launches.size() > kMostCommands) {
+    why_not = "this one has more than " + std::to_string(kMostCommands) + " launches";
+    return nullptr;
+  }
   for (const RecordedLaunch& launch : launches) {
     if (metal(*launch.pipeline).indirect()) continue;
     why_not = metal(*launch.pipeline).name + " can't be used in an indirect command buffer";
@@ -197,7 +250,7 @@ std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launch
     return nullptr;
   }
   plan->record(launches);
-  return std::make_unique<IndirectReplayer>(std::move(plan), launches.size());
+  return std::make_unique<IndirectReplayer>(std::move(plan), launches);
 }
 
 const bool registered = (register_indirect(indirect_replayer), true);

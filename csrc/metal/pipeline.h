@@ -31,6 +31,9 @@ inline MTLSize size_of(const std::array<uint32_t, 3>& size) { return MTLSizeMake
 // Throws for what Metal would abort the process for.
 void check(const MetalPipeline& pipeline, const LaunchRecord& record);
 
+// Encodes a launch that was checked.
+void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record);
+
 // "apple7" (M1) and later.
 const std::string& family();
 int family_number();

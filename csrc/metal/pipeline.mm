@@ -51,6 +51,26 @@ void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
   TORCH_CHECK(memory <= limit, pipeline.name, ": ", memory, " bytes of threadgroup memory, this GPU has ", limit);
 }
 
+void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record) {
+  [encoder setComputePipelineState:pipeline.state.get()];
+  for (size_t i = 0; i < record.bindings.size(); i++) {
+    const Binding& b = record.bindings[i];
+    if (b.tensor) {
+      const Place at = place(*b.tensor);
+      [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
+    } else if (b.bytes) {
+      [encoder setBytes:b.bytes length:b.size atIndex:i];
+    }
+  }
+  for (size_t i = 0; i < record.threadgroup_memory.size(); i++)
+    [encoder setThreadgroupMemoryLength:record.threadgroup_memory[i] atIndex:i];
+  const MTLSize size = size_of(record.grid.size), group = size_of(record.grid.group);
+  if (record.grid.threads)
+    [encoder dispatchThreads:size threadsPerThreadgroup:group];
+  else
+    [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
+}
+
 int family_number() {
   int newest = 0; // asked by number: the SDK may be older than the GPU
   for (int number = 7; number < 20; number++)

@@ -54,8 +54,7 @@ def unavailable() -> str | None:
 
 
 def _sources() -> list[Path]:
-    product, client = ROOT / "csrc" / "metal", HERE / "mock" / "client"  # a client of the mock until there is a product
-    folders = [product if any(product.glob("executor*")) else client, HERE / "mock"]
+    folders = [ROOT / "csrc" / "metal", HERE / "mock"]
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".mm", ".cpp")]
 
 
