@@ -3,77 +3,16 @@
 #include "linear.h"
 
 #include "epilogue.h"
-#include "loader.h"
+#include "gemv.h"
 
 #include <metal_simdgroup_matrix>
 
 using namespace metal;
 using namespace foundry;
 
-// The sum of w[j] * x[j] by P chains of fma: one is the fewest instructions, four are what a CPU makes vectors of.
-template <int P> METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
-  static_assert(P == 4 && chunk == 8, "two links a chain");
-  float s[4];
-  for (int j = 0; j < 4; ++j)
-    s[j] = fma(w[j + 4], x[j + 4], w[j] * x[j]);
-  return (s[0] + s[1]) + (s[2] + s[3]);
-}
-
-template <> METAL_FUNC float dot<1>(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
-  float s = w[0] * x[0];
-  for (int j = 1; j < chunk; ++j)
-    s = fma(w[j], x[j], s);
-  return s;
-}
-
-// Adds the products of U steps of K to the sums of M rows and N outputs. All loads of W stand before the first use, so
-// that they are in flight together. Explicit fma, and one order for every M, N, U and V.
-template <typename Q, typename T, int M, int V, int N, int U, int P>
-METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[N], device const T* x,
-                           thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N]) {
-  constexpr int C = Unit<Q>::chunks;
-  float w[U][N][C][chunk], d[U][N];
-  for (int u = 0; u < U; ++u)
-    for (int n = 0; n < N; ++n)
-      for (int c = 0; c < C; ++c)
-        d[u][n] = Loader<Q, V>::load(w_row[n], k + u * step, c, end, w[u][n][c]);
-  for (int u = 0; u < U; ++u) {
-    for (int m = 0; m < M; ++m) {
-      float v[C][chunk];
-      for (int c = 0; c < C; ++c)
-        load_chunk<Dense<T>, V>(x + x_row[m], k + u * step + c * Unit<Q>::gap, end, v[c]);
-      for (int n = 0; n < N; ++n) {
-        float products = dot<P>(w[u][n][0], v[0]);
-        for (int c = 1; c < C; ++c)
-          products += dot<P>(w[u][n][c], v[c]);
-        sum[m * N + n] = fma(d[u][n], products, sum[m * N + n]);
-      }
-    }
-  }
-}
-
-// The sums over the simdgroup of C values; lane i gets that of value i.
-template <int C> METAL_FUNC float simd_sums(thread const float (&v)[C], ushort lane) {
-  static_assert(C <= simd_width, "a lane for each value");
-  float mine = 0.0f;
-  if (C % 4 == 0) {
-    for (int i = 0; i + 3 < C; i += 4) {
-      const float4 total = simd_sum(float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
-      mine = lane == i ? total.x : lane == i + 1 ? total.y : lane == i + 2 ? total.z : lane == i + 3 ? total.w : mine;
-    }
-  } else {
-    for (int i = 0; i < C; ++i) {
-      const float total = simd_sum(v[i]);
-      mine = lane == i ? total : mine;
-    }
-  }
-  return mine;
-}
-
-// Matrix-vector product for M rows at once. A team of args.split simdgroups makes N neighbouring outputs: its lanes walk
-// K a chunk each, U steps of 256 * split elements at a time, and every chunk of W is read and unpacked once for all rows.
-// A chunk's lane depends on k and the split alone, so M, N, U and V do not change a bit of the result. Rows beyond
-// args.rows and outputs beyond args.n repeat the last valid one and are not stored.
+// Matrix-vector product for M rows at once: every chunk of W is read and unpacked once for all rows. A team of args.split
+// simdgroups makes N neighbouring outputs (gemv.h). Rows beyond args.rows and outputs beyond args.n repeat the last valid
+// one and are not stored.
 // foundry-lint: instance(linear_rows<Q8_0, half, 4, 8, 4, 1, 1>)
 // foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 8, 2, 2, 4>)
 // foundry-lint: instance(linear_rows<F16, float, 8, 1, 4, 1, 1>)
@@ -100,28 +39,11 @@ template <typename Q, typename T, int M, int V, int N, int U, int P>
   uint x_row[M];
   for (int m = 0; m < M; ++m)
     x_row[m] = row_offset(args.x, min(m0 + m, args.rows - 1));
-  float sum[M * N];
-  for (int i = 0; i < M * N; ++i)
-    sum[i] = 0.0f;
-
+  float sum[M * N], unused[M];
+  const Plain<T, V> rows = {x};
   const uint end = n0 < args.n ? args.k : 0;  // a team past the last output has nothing to read
-  const uint step = args.split * simd_width * Unit<Q>::elements;
-  uint k = Unit<Q>::first(part * simd_width + lane);
-  for (; k + (U - 1) * step < end; k += U * step)
-    accumulate<Q, T, M, V, N, U, P>(w_row, x, x_row, k, step, end, sum);
-  for (; U > 1 && k < end; k += step)
-    accumulate<Q, T, M, V, N, 1, P>(w_row, x, x_row, k, step, end, sum);
-
-  float total = simd_sums(sum, lane);
-  if (args.split > 1) {  // uniform; the parts are added in the order of K
-    if (lane < M * N)
-      partial[simdgroup * (M * N) + lane] = total;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (part == 0 && lane < M * N) {
-      for (uint p = 1; p < args.split; ++p)
-        total += partial[(simdgroup + p) * (M * N) + lane];
-    }
-  }
+  walk<Q, M, V, N, U, P>(w_row, rows, x_row, part * simd_width + lane, args.split, end, sum, unused);
+  const float total = team_sums(sum, args.split, part, partial, simdgroup, lane);
   const uint m = m0 + lane / N, n = n0 + lane % N;
   if (part == 0 && lane < M * N && m < args.rows && n < args.n)
     store_output(total, m, n, bias, residual, y, args);

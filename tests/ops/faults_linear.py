@@ -44,36 +44,37 @@ STORED = "m < args.rows && n < args.n)"
 END_OF_SLAB = "b[j], sum[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
-def _split(name: str, old: str, new: str, check: Callable[[], None], **choice: int) -> Fault:
+def _split(name: str, old: str, new: str, check: Callable[[], None], file: str = "gemv.h", **choice: int) -> Fault:
     def with_choice() -> None:
         with kit.choice("linear", **choice):
             check()
 
-    return Fault(f"linear-split-{name}", "linear.metal", old, new, with_choice)
+    return Fault(f"linear-split-{name}", "linear.metal", old, new, with_choice, file)
 
 
 SHARED = {"split": 4, "simdgroups": 8}
-BARRIER = "] = total;\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+BARRIER = "] = total;\n    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 FAULTS = [
     _split(
         "seam",
-        "Unit<Q>::first(part *",
-        "Unit<Q>::first(part + part *",
+        "part * simd_width + lane",
+        "part + part * simd_width + lane",
         lambda: test_accuracy(Case(k=2048), F32),
+        "",
         **SHARED,
     ),
     _split(
         "last-part-dropped",
-        "p = 1; p < args.split",
-        "p = 1; p + 1 < args.split",
+        "p = 1; p < split",
+        "p = 1; p + 1 < split",
         lambda: test_accuracy(Case(k=2048), F32),
         **SHARED,
     ),
     _split(
         "teams-mixed-up",
-        "partial[simdgroup * (M",
-        "partial[part * (M",
+        "partial[simdgroup * C",
+        "partial[part * C",
         lambda: test_accuracy(Case(k=2048), F32),
         **SHARED,
     ),
@@ -86,7 +87,7 @@ FAULTS = [
         outputs=2,
         steps=4,
     ),
-    _rows("last-chunk-dropped", "k + (U - 1) * step < end;", "k + (U - 1) * step + chunk < end;"),
+    _rows("last-chunk-dropped", "k + (U - 1) * step < end;", "k + (U - 1) * step + chunk < end;", file="gemv.h"),
     _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
     _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
     _rows("last-output-not-stored", f"{STORED}\n", f"{STORED.replace('n <', 'n + 1 <')}\n", Case(1, 9, 256)),
@@ -97,9 +98,10 @@ FAULTS = [
     Fault(
         "linear-sum-depends-on-the-number-of-rows",
         "linear.metal",
-        "sum[m * N + n] = fma(d[u][n], products, sum[m * N + n]);",
-        "sum[m * N + n] = M > 1 ? sum[m * N + n] + float(d[u][n] * products) : fma(d[u][n], products, sum[m * N + n]);",
+        "= metal::fma(d[u][n], products, sum[m * N + n]);",
+        "= M > 1 ? sum[m * N + n] + float(d[u][n] * products) : metal::fma(d[u][n], products, sum[m * N + n]);",
         lambda: test_a_row_does_not_depend_on_its_company("q8_0", F32),
+        "gemv.h",
     ),
     _tiles("slab-of-w-stale", "stage<Q, V>(w_row[i], k0 + c", "stage<Q, V>(w_row[i], (k0 & ~63u) + c"),
     _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
