@@ -114,7 +114,10 @@ void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& const
     const Binding& b = launch.bindings[i];
     if (b.tensor) {
       const Place at = place(*b.tensor);
-      if (!at.buffer) continue; // an empty tensor
+      if (!at.buffer) { // an empty tensor, where Metal wants something bound
+        [command setKernelBuffer:constants.get() offset:0 atIndex:i];
+        continue;
+      }
       [command setKernelBuffer:at.buffer offset:at.offset atIndex:i];
       if (b.access != Access::write) read.insert(at.buffer);
       if (b.access != Access::read) written.insert(at.buffer);

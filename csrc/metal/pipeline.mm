@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint32_t kMaxInlineBytes = 4096; // of setBytes
 constexpr size_t kMaxBuffers = 31;
+constexpr char kNothing[16] = {}; // for an empty tensor, which has no buffer, where Metal wants something bound
 
 } // namespace
 
@@ -57,7 +58,10 @@ void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline,
     const Binding& b = record.bindings[i];
     if (b.tensor) {
       const Place at = place(*b.tensor);
-      [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
+      if (at.buffer)
+        [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
+      else
+        [encoder setBytes:kNothing length:sizeof kNothing atIndex:i];
     } else if (b.bytes) {
       [encoder setBytes:b.bytes length:b.size atIndex:i];
     }

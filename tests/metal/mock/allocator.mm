@@ -19,6 +19,7 @@ std::string gigabytes(int64_t bytes) {
 
 void free_buffer(void* context) {
   auto* buffer = static_cast<MockBuffer*>(context);
+  if (!buffer) return;
   live -= static_cast<int64_t>(buffer->length);
   [buffer release]; // command buffers hold what they need
 }
@@ -35,7 +36,8 @@ public:
     TORCH_CHECK(live + wanted <= limit, "MPS backend out of memory (MPS allocated: ", gigabytes(live),
                 ", other allocations: 0 bytes, max allowed: ", gigabytes(limit), "). Tried to allocate ",
                 gigabytes(wanted), " on shared pool.");
-    MockBuffer* buffer = make_buffer(size ? size : 1);
+    if (size == 0) return {nullptr, nullptr, &free_buffer, c10::Device(c10::kMPS, 0)}; // as torch has it
+    MockBuffer* buffer = make_buffer(size);
     live += static_cast<int64_t>(buffer->length);
     return {buffer, buffer, &free_buffer, c10::Device(c10::kMPS, 0)};
   }

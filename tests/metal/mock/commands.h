@@ -105,6 +105,8 @@ void drain(id<MTLCommandQueue> queue);
 @end
 
 namespace mock {
+// What torch gives in the place of `encoder` while it captures the stream. Autoreleased.
+id<MTLComputeCommandEncoder> capturing(id<MTLComputeCommandEncoder> encoder);
 // The command buffer that is open under MPS's own object.
 MockCommandBuffer* current_buffer(MPSCommandBuffer* wrapper);
 MPSCommandBuffer* make_mps_buffer(MockQueue* queue);

@@ -31,6 +31,8 @@ std::atomic<int64_t>& setting(const std::string& name) {
   if (name == "max_buffer") return s.max_buffer;
   if (name == "family") return s.family;
   if (name == "icb") return s.icb;
+  if (name == "paravirtual") return s.paravirtual;
+  if (name == "capturing") return s.capturing;
   if (name == "archives") return s.archives;
   if (name == "fail_command_buffer") return s.fail_command_buffer;
   TORCH_CHECK_VALUE(false, "the mock has no setting '", name, "'");

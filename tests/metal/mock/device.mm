@@ -216,7 +216,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 
 @implementation MockDevice
 - (NSString*)name {
-  return @"Mock GPU";
+  return mock::settings().paravirtual ? @"Apple Paravirtual device" : @"Mock GPU";
 }
 - (uint64_t)registryID {
   return 1;

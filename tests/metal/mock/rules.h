@@ -31,6 +31,8 @@ struct Settings {
   std::atomic<int64_t> max_buffer{int64_t{4} << 30}; // bytes of one buffer
   std::atomic<int64_t> family{1009};                 // the highest GPU family: 1007 M1, 1008 M2, 1009 M3 and M4
   std::atomic<int64_t> icb{1};                       // 0: the driver refuses indirect command buffers
+  std::atomic<int64_t> paravirtual{0};               // 1: the GPU is a virtual machine's
+  std::atomic<int64_t> capturing{0};                 // 1: torch captures the stream, see capture.mm
   std::atomic<int64_t> archives{1};                  // 0: the system can't make binary archives
   std::atomic<int64_t> fail_command_buffer{0};       // the n-th next command buffer fails on the GPU
 };

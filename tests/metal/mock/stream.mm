@@ -41,6 +41,7 @@ MTLComputeCommandEncoder_t MPSStream::commandEncoder() {
       _commandEncoder = [[commandBuffer() computeCommandEncoder] retain];
     }
   }
+  if (mock::settings().capturing) return mock::capturing(_commandEncoder);
   return _commandEncoder;
 }
 
