@@ -35,8 +35,9 @@ struct AttentionArgs {
   uint32_t v_batch, v_head, v_token;
   uint32_t mask_batch, mask_head, mask_token;
   uint32_t has_kv_start; // 0 or 1
+  uint32_t has_step;     // 0 or 1: kv_len is a bound; `step` has the position of the first query's key
 };
-static_assert(sizeof(AttentionArgs) == 24 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 25 * 4, "shared with the host");
 
 // Of one split: the largest score and the sum of exp(score - largest).
 struct AttentionPartial {

@@ -18,10 +18,11 @@ template <typename T, typename M, int D, int R, int S, int L>
     device const T* v_cache [[buffer(2)]],
     device const M* mask [[buffer(3), function_constant(has_mask)]],
     device const int* kv_start [[buffer(4)]],
-    device T* y [[buffer(5)]],
-    device float* partial_y [[buffer(6)]],
-    device AttentionPartial* partials [[buffer(7)]],
-    constant AttentionArgs& args [[buffer(8)]],
+    device const int* step [[buffer(5)]],
+    device T* y [[buffer(6)]],
+    device float* partial_y [[buffer(7)]],
+    device AttentionPartial* partials [[buffer(8)]],
+    constant AttentionArgs& args [[buffer(9)]],
     uint3 tgid [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -37,7 +38,9 @@ template <typename T, typename M, int D, int R, int S, int L>
 
   const uint batch = tgid.z / args.n_kv_heads, kv_head = tgid.z % args.n_kv_heads, split = tgid.y;
   const int rows = int(args.q_len * args.group), first_row = int(tgid.x) * R;
-  const int start = args.has_kv_start ? max(kv_start[batch], 0) : 0;
+  const Filled keys = filled(args, step);
+  const int start = args.has_kv_start ? kv_start[batch] : 0;
+  if (split >= used_splits(args, keys.length)) return;
 
   for (int i = int(tid); i < R * D / 4; i += threads) {
     const int row = min(first_row + i / (D / 4), rows - 1), column = (i % (D / 4)) * 4;
@@ -50,13 +53,14 @@ template <typename T, typename M, int D, int R, int S, int L>
 
   KeyRange range[R];
   device const M* mask_row[R];
-  KeyRange all = {int(args.kv_len), 0};  // what any row of this threadgroup sees
+  KeyRange all = {keys.length, 0};  // what any row of this threadgroup sees
   for (int r = 0; r < R; ++r) {
     const int row = min(first_row + r, rows - 1);
     const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
-    range[r] = visible_keys(args, int(query), start);
+    range[r] = visible_keys(args, keys, int(query), start);
     mask_row[r] =
-        has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token : nullptr;
+        has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token + keys.shift
+               : nullptr;
     all.begin = min(all.begin, range[r].begin);
     all.end = max(all.end, range[r].end);
   }
@@ -81,7 +85,7 @@ template <typename T, typename M, int D, int R, int S, int L>
       float score[R];
       for (int r = 0; r < R; ++r)
         score[r] = 0.0f;
-      Scores<T, D, R, L>::dot(k_head, args.k_token, tile * 32, int(args.kv_len) - 1, shared, lane, score);
+      Scores<T, D, R, L>::dot(k_head, args.k_token, tile * 32, keys.length - 1, shared, lane, score);
       threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: one barrier a tile is enough
       float maxima[R];
       for (int r = 0; r < R; ++r) {
@@ -156,8 +160,9 @@ template <typename T, int D>
 [[kernel]] void attention_merge(
     device const float* partial_y [[buffer(0)]],
     device const AttentionPartial* partials [[buffer(1)]],
-    device T* y [[buffer(2)]],
-    constant AttentionArgs& args [[buffer(3)]],
+    device const int* step [[buffer(2)]],
+    device T* y [[buffer(3)]],
+    constant AttentionArgs& args [[buffer(4)]],
     uint row [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -166,12 +171,13 @@ template <typename T, int D>
   threadgroup AttentionPartial gathered[S];
   threadgroup float values[S][D];
   device const AttentionPartial* row_partials = partials + row * args.splits;
+  const uint splits = used_splits(args, filled(args, step).length);
   float m = invisible, total = 0.0f, value[C];
-  for (uint s = simdgroup; s < args.splits; s += S)
+  for (uint s = simdgroup; s < splits; s += S)
     m = max(m, row_partials[s].largest);
   for (int c = 0; c < C; ++c)
     value[c] = 0.0f;
-  for (uint s = simdgroup; s < args.splits; s += S) {
+  for (uint s = simdgroup; s < splits; s += S) {
     const float w = exp(row_partials[s].largest - m);
     total = fma(w, row_partials[s].sum, total);
     float v[C];
@@ -230,8 +236,9 @@ template <typename T, typename M, int D>
     device const T* v_cache [[buffer(2)]],
     device const M* mask [[buffer(3), function_constant(has_mask)]],
     device const int* kv_start [[buffer(4)]],
-    device T* y [[buffer(5)]],
-    constant AttentionArgs& args [[buffer(6)]],
+    device const int* step [[buffer(5)]],
+    device T* y [[buffer(6)]],
+    constant AttentionArgs& args [[buffer(7)]],
     uint2 tgid [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -243,19 +250,21 @@ template <typename T, typename M, int D>
 
   const uint batch = tgid.y / args.n_kv_heads, kv_head = tgid.y % args.n_kv_heads;
   const int rows = int(args.q_len * args.group), first_row = int(tgid.x * attention_prefill_rows);
-  const int start = args.has_kv_start ? max(kv_start[batch], 0) : 0;
+  const Filled keys = filled(args, step);
+  const int start = args.has_kv_start ? kv_start[batch] : 0;
   const uint quad = lane / 4;
   const int fragment_row = int((quad & 4) + (lane / 2) % 4), fragment_column = int((quad & 2) * 2 + (lane % 2) * 2);
 
   const int row = first_row + int(simdgroup) * 8 + fragment_row, safe_row = min(row, rows - 1);
   const uint query = uint(safe_row) / args.group, head = kv_head * args.group + uint(safe_row) % args.group;
-  const KeyRange range = visible_keys(args, int(query), start);
+  const KeyRange range = visible_keys(args, keys, int(query), start);
   const int last_row = min(first_row + int(attention_prefill_rows), rows) - 1;
   KeyRange all;  // what any row of this threadgroup sees
-  all.begin = visible_keys(args, first_row / int(args.group), start).begin;
-  all.end = visible_keys(args, last_row / int(args.group), start).end;
+  all.begin = visible_keys(args, keys, first_row / int(args.group), start).begin;
+  all.end = visible_keys(args, keys, last_row / int(args.group), start).end;
   device const M* mask_row =
-      has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token : nullptr;
+      has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token + keys.shift
+               : nullptr;
 
   device const T* q_row = q + batch * args.q_batch + head * args.q_head + query * args.q_token;
   simdgroup_matrix<T, 8, 8> q_fragment[D / 8];

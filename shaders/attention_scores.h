@@ -17,11 +17,26 @@ struct KeyRange {
   int begin, end;
 };
 
-METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, int query, int kv_start) {
-  const int position = int(args.kv_len) - int(args.q_len) + query; // the last query is at the last key
+// How far the cache is filled. With a step, that is known to the device only: step[0] is where the first query's key
+// lies, step[1] the number of keys that came before the first of the cache, by which masks and kv_start are shifted.
+struct Filled {
+  int length, shift;
+};
+
+METAL_FUNC Filled filled(constant AttentionArgs& args, device const int* step) {
+  Filled keys = {int(args.kv_len), 0};
+  if (args.has_step) {
+    keys.length = min(step[0] + int(args.q_len), keys.length);
+    keys.shift = step[1];
+  }
+  return keys;
+}
+
+METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, Filled keys, int query, int kv_start) {
+  const int position = keys.length - int(args.q_len) + query; // the last query is at the last key
   KeyRange range;
-  range.begin = kv_start;
-  range.end = int(args.kv_len);
+  range.begin = max(kv_start - keys.shift, 0);
+  range.end = keys.length;
   if (args.causal) {
     range.end = position + 1;
     if (args.window) range.begin = max(range.begin, position - int(args.window) + 1);
@@ -40,6 +55,13 @@ METAL_FUNC KeyRange split_keys(constant AttentionArgs& args, uint split) {
   range.begin = int(is_near ? split * args.keys : attention_near + (split - near_splits) * args.far_keys);
   range.end = range.begin + int(is_near ? args.keys : args.far_keys);
   return range;
+}
+
+// Splits that have keys. The grid may have more: it was made for a cache that is full.
+METAL_FUNC uint used_splits(constant AttentionArgs& args, int length) {
+  const uint keys = uint(length), near_keys = min(keys, attention_near);
+  const uint used = (near_keys + args.keys - 1) / args.keys + (keys - near_keys + args.far_keys - 1) / args.far_keys;
+  return min(used, args.splits);
 }
 
 // A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.

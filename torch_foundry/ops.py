@@ -192,6 +192,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     kv_start: Tensor | None = None,
+    step: Tensor | None = None,
 ) -> Tensor:
     """Attention of the newest L tokens over a cache of kv_len tokens; softmax in float32, no score matrix in memory.
 
@@ -203,11 +204,14 @@ def attention(
     mask: [B or 1, Hq or 1, L or 1, >= kv_len], combined with the above: bool (True: seen) or additive, float32 or q's
         dtype, where -1e38 and below means not seen.
     kv_start: int32 [B], first key that is seen (left padding). Keys outside the range may hold anything, even NaN.
+    step: int32 [2] on the device, for tapes: step[0] is where the first query's own key lies in the cache, so that
+        step[0] + L keys are filled, and kv_len is only a bound of that; step[1] is the number of keys that came before
+        the first one in the cache: mask's columns and kv_start count from there (mask: >= kv_len + step[1] columns).
     A query that sees no key gives zeros. Up to 16 queries, the result of each one is the same bits whatever L is and
     whatever keys lie beyond those it sees; longer L uses other kernels with another order of summation.
     Returns [B, L, Hq * D], contiguous.
     """
-    return _ops.attention.default(q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start)
+    return _ops.attention.default(q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start, step)
 
 
 @_fake("attention")
@@ -222,6 +226,7 @@ def _(
     window: int = 0,
     softcap: float = 0.0,
     kv_start: Tensor | None = None,
+    step: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
 

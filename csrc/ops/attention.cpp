@@ -61,7 +61,7 @@ struct Variant {
 // What all three kernels are launched with.
 struct Call {
   const at::Tensor &q, &k_cache, &v_cache;
-  const OptionalTensor &mask, &kv_start;
+  const OptionalTensor &mask, &kv_start, &step;
   at::Tensor y;
   AttentionArgs args;
   Variant variant;
@@ -73,7 +73,7 @@ struct Call {
   void bind(Launch& launch) const {
     launch.in(q).in(k_cache).in(v_cache);
     mask ? launch.in(*mask) : launch.none();
-    launch.in(kv_start ? *kv_start : q); // q stands in for a buffer that is not read
+    launch.in(kv_start ? *kv_start : q).in(step ? *step : q); // q stands in for buffers that are not read
     launch.out(y);
   }
 };
@@ -128,13 +128,18 @@ void decode(Call& call) {
     return Kernel{
         "attention.metal", "attention_merge", {metal_type(variant.dtype), std::to_string(variant.head_dim)}, {}, ""};
   });
-  Launch(merge).in(partial_y).in(partials).out(call.y).args(call.args).run(
-      per_row(out_rows, kSimdWidth * attention_merge_simdgroups));
+  Launch(merge)
+      .in(partial_y)
+      .in(partials)
+      .in(call.step ? *call.step : call.q)
+      .out(call.y)
+      .args(call.args)
+      .run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,
                      double scale, const OptionalTensor& mask, bool causal, int64_t window, double softcap,
-                     const OptionalTensor& kv_start) {
+                     const OptionalTensor& kv_start, const OptionalTensor& step) {
   Dim B("batch"), H("heads"), L("tokens"), D("head_dim"), K("kv_heads"), C("capacity"), VC("capacity");
   check("q", q).floating().shape({B, H, L, D}).last_dim_contiguous();
   check("k_cache", k_cache).like(q).shape({B, K, C, D}).last_dim_contiguous();
@@ -149,6 +154,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   TORCH_CHECK(softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
   if (mask) check_mask(*mask, q, kv_len);
   if (kv_start) check("kv_start", *kv_start).device(q).dtype({at::kInt}).shape({B}).contiguous();
+  if (step) check("step", *step).device(q).dtype({at::kInt}).shape({2}).contiguous();
   at::Tensor y = at::empty({B, L, H.value() * D.value()}, q.options());
   if (y.numel() == 0) return y;
   if (kv_len == 0) return y.zero_();
@@ -170,15 +176,16 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
     args.mask_batch = stride_of(*mask, 0), args.mask_head = stride_of(*mask, 1), args.mask_token = stride_of(*mask, 2);
   }
   args.has_kv_start = kv_start.has_value();
+  args.has_step = step.has_value();
 
   const bool aligned = aligned_rows(q) && aligned_rows(k_cache) && aligned_rows(v_cache);
   const int64_t moved = (2 * q.numel() + 2 * B.value() * K.value() * kv_len * D.value()) * q.itemsize();
   const int format = dense_format(q.scalar_type()).index;
   const AttentionChoice choice = attention_choice(q.device(), format, D);
-  Call call{
-      q,        k_cache, v_cache, mask,
-      kv_start, y,       args,    Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
-      moved};
+  Call call{q,    k_cache,  v_cache,
+            mask, kv_start, step,
+            y,    args,     Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
+            moved};
   const int64_t partial = y.numel() * splits_of(kv_len, choice); // elements of decode's partial results
   if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
     decode(call);
@@ -190,7 +197,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
 } // namespace
 
 FOUNDRY_OP("attention(Tensor q, Tensor k_cache, Tensor v_cache, SymInt kv_len, float scale, Tensor? mask=None, "
-           "bool causal=True, SymInt window=0, float softcap=0.0, Tensor? kv_start=None) -> Tensor",
+           "bool causal=True, SymInt window=0, float softcap=0.0, Tensor? kv_start=None, Tensor? step=None) -> Tensor",
            "attention", attention)
 
 } // namespace foundry

@@ -229,6 +229,38 @@ def test_strides_and_offsets(queries: int) -> None:
     kit.assert_equal(unaligned, expected)
 
 
+def stepped(given: dict[str, Any], dropped: int = 0) -> dict[str, Any]:
+    """The same call with the length in memory, of a cache whose first keys have gone."""
+    capacity, queries, length = given["k_cache"].shape[2], given["q"].shape[2], given["kv_len"]
+    changed = {name: given[name][:, :, dropped:] for name in ("k_cache", "v_cache")}
+    if given["mask"] is not None:
+        changed["mask"] = torch.nn.functional.pad(given["mask"], (0, capacity - given["mask"].shape[-1]))
+    step = torch.tensor([length - queries - dropped, dropped], dtype=torch.int32)
+    return {**given, **changed, "kv_len": capacity - dropped, "step": step}
+
+
+@kit.cases(*CASES)
+def test_a_length_in_memory_is_as_good(case: Case, dtype: torch.dtype) -> None:
+    """Bit for bit, whatever capacity the grid is made for."""
+    given = inputs(case, dtype)
+    kit.assert_equal(ops.attention(**stepped(given)), ops.attention(**given))
+    if case.kv_len + 2048 < 4096 and case.queries <= DECODE:
+        wide = {
+            n: torch.nn.functional.pad(given[n], (0, 0, 0, 2048), value=float("nan")) for n in ("k_cache", "v_cache")
+        }
+        kit.assert_equal(ops.attention(**stepped({**given, **wide})), ops.attention(**given))
+
+
+@pytest.mark.parametrize("queries", [1, 3, 18])
+@pytest.mark.parametrize("extra", [{"mask": "bool+batch"}, {"start": (90, 97)}, {"window": 20}], ids=str)
+def test_masks_know_what_went_before(queries: int, extra: dict[str, Any]) -> None:
+    """A cache that holds the last keys only, as that of a sliding window."""
+    given = inputs(Case(batch=2, queries=queries, kv_len=160, capacity=170, **extra), F32)
+    if "mask" in extra:
+        given["mask"][..., :64] = False
+    torch.testing.assert_close(ops.attention(**stepped(given, 64)), ops.attention(**given), rtol=0, atol=1e-6)
+
+
 def test_lane_orders() -> None:
     for case in (Case(queries=3, kv_len=300, capacity=300), Case(queries=20)):
         given = inputs(case, F32)
