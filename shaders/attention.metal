@@ -60,7 +60,7 @@ template <typename T, typename M, int D, int R, int S, int L>
     range[r] = visible_keys(args, keys, int(query), start);
     mask_row[r] =
         has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token + keys.shift
-               : nullptr;
+                 : nullptr;
     all.begin = min(all.begin, range[r].begin);
     all.end = max(all.end, range[r].end);
   }

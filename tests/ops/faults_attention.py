@@ -104,8 +104,8 @@ FAULTS = [
     Fault(
         "attention-merge-drops-a-split",
         KERNEL,
-        "s < args.splits; s += S) {",
-        "s + 1 < args.splits; s += S) {",
+        "s < splits; s += S) {",
+        "s + 1 < splits; s += S) {",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
@@ -134,8 +134,8 @@ FAULTS = [
     Fault(
         "attention-mask-of-the-first-head",
         KERNEL,
-        "query * args.mask_token : nullptr;\n    all.begin",
-        "0 * args.mask_token : nullptr;\n    all.begin",
+        "query * args.mask_token + keys.shift\n                 : nullptr;\n    all.begin",
+        "0 * args.mask_token + keys.shift\n                 : nullptr;\n    all.begin",
         lambda: t.test_accuracy(t.Case(mask="float+heads+row", queries=2, batch=2), F16),
     ),
     Fault(
