@@ -24,7 +24,6 @@ _FORMATS = {
     "int64_t": "q", "ulong": "Q", "uint64_t": "Q", "size_t": "Q", "float": "f", "half": "e", "bfloat": "bf",
 }  # fmt: skip
 _QUALIFIERS = {"constant", "device", "const", "threadgroup", "thread", "metal::"}
-_MAX_BYTES = 4096  # of setBytes
 
 
 def compile_shader(
@@ -214,8 +213,8 @@ def _pack(kernel: str, argument: msl.Argument, value: Any) -> torch.Tensor:
         data = bytes(value)
     else:
         data = _pack_numbers(where, argument.type, value)
-    if not 0 < len(data) <= _MAX_BYTES:
-        raise ValueError(f"{where}: {len(data)} bytes by value, expected 1 to {_MAX_BYTES}; pass a tensor")
+    if not data:
+        raise ValueError(f"{where}: no bytes; pass None to leave it unbound")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

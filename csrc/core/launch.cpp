@@ -6,11 +6,12 @@
 namespace foundry {
 
 Launch& Launch::bytes(const void* data, size_t size) {
-  TORCH_CHECK(used_ + size <= kInline, pipeline_.kernel.entry(), ": ", used_ + size,
-              " bytes of inline arguments, at most ", kInline);
-  std::memcpy(inline_ + used_, data, size);
-  bindings_.push_back({nullptr, inline_ + used_, static_cast<uint32_t>(size), Access::read});
-  used_ = (used_ + size + 15) / 16 * 16; // each struct starts as aligned as MSL may ask
+  char* place = inline_ + used_;
+  if (used_ + size <= kInline)
+    used_ = (used_ + size + 15) / 16 * 16; // each struct starts as aligned as MSL may ask
+  else
+    place = long_bytes_.emplace_back(new char[size]).get();
+  bindings_.push_back({nullptr, std::memcpy(place, data, size), static_cast<uint32_t>(size), Access::read});
   return *this;
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <type_traits>
+#include <vector>
 
 #include <c10/util/SmallVector.h>
 
@@ -23,7 +25,7 @@ public:
     bindings_.push_back({});
     return *this;
   }
-  // An argument struct by value (setBytes); at most 4 KiB, all of them together at most 512 bytes here.
+  // An argument struct by value, as a constant of the kernel. What goes beyond 512 bytes costs an allocation.
   template <class T> Launch& args(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>, "arguments cross to the GPU as bytes");
     return bytes(&value, sizeof(T));
@@ -52,6 +54,7 @@ private:
   c10::SmallVector<uint32_t, 4> threadgroup_memory_;
   alignas(16) char inline_[kInline];
   size_t used_ = 0;
+  std::vector<std::unique_ptr<char[]>> long_bytes_; // for which `inline_` has no room
   int64_t moved_ = -1;
 };
 

@@ -18,15 +18,11 @@ class EncodingReplayer : public Replayer {
 public:
   explicit EncodingReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
   void replay() override {
-    encode_on_stream(
-        [this](id<MTLComputeCommandEncoder> encoder) {
-          for (const RecordedLaunch& launch : launches_) encode(encoder, metal(*launch.pipeline), launch.record());
-        },
-        static_cast<int>(launches_.size()));
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { launches_.encode(encoder); }, launches_.size());
   }
 
 private:
-  c10::ArrayRef<RecordedLaunch> launches_;
+  EncodedLaunches launches_;
 };
 
 // Whether tapes become indirect command buffers. Off by default: no measurement says that it is faster.
@@ -52,8 +48,9 @@ public:
   void launch(Pipeline& pipeline, const LaunchRecord& record) override {
     const MetalPipeline& own = metal(pipeline);
     check(own, record);
-    encode_on_stream([&](id<MTLComputeCommandEncoder> encoder) { encode(encoder, own, record); }, 1, own.state.get(),
-                     own.name.c_str());
+    const LongBytes bytes = long_bytes(own, record);
+    encode_on_stream([&](id<MTLComputeCommandEncoder> encoder) { encode(encoder, own, record, bytes); }, 1,
+                     own.state.get(), own.name.c_str());
   }
 
   std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {

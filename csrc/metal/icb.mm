@@ -195,8 +195,7 @@ public:
 
   void replay() override {
     used_ = true;
-    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); },
-                     static_cast<int>(launches_.size()));
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); }, launches_.size());
   }
 
   at::Tensor ranges() override {
@@ -218,11 +217,11 @@ private:
     // Where torch captures the stream, its encoder stands for a real one and takes plain dispatches only.
     if ([encoder respondsToSelector:@selector(executeCommandsInBuffer:withRange:)]) return plan_->encode(encoder);
     TORCH_CHECK(!plan_->ranges.defined(), "torch_foundry: a tape whose ranges are in use can't be captured by torch");
-    for (const RecordedLaunch& launch : launches_) encode(encoder, metal(*launch.pipeline), launch.record());
+    launches_.encode(encoder);
   }
 
   std::shared_ptr<Plan> plan_;
-  c10::ArrayRef<RecordedLaunch> launches_;
+  EncodedLaunches launches_;
   bool used_ = false;
 };
 

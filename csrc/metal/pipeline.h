@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <vector>
 
 #include "metal/library.h"
 
@@ -31,8 +32,26 @@ inline MTLSize size_of(const std::array<uint32_t, 3>& size) { return MTLSizeMake
 // Throws for what Metal would abort the process for.
 void check(const MetalPipeline& pipeline, const LaunchRecord& record);
 
+// Argument structs of a launch that are too long for setBytes, in the order of their buffer indices. Usually none.
+// What was encoded with them keeps them.
+using LongBytes = std::vector<Ref<id<MTLBuffer>>>;
+LongBytes long_bytes(const MetalPipeline& pipeline, const LaunchRecord& record); // throws where there is no memory
+
 // Encodes a launch that was checked.
-void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record);
+void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record,
+            const LongBytes& long_bytes);
+
+// Launches of a tape, to be encoded as often as one likes. They outlive this.
+class EncodedLaunches {
+public:
+  explicit EncodedLaunches(c10::ArrayRef<RecordedLaunch> launches);
+  void encode(id<MTLComputeCommandEncoder> encoder) const;
+  int size() const { return static_cast<int>(launches_.size()); }
+
+private:
+  c10::ArrayRef<RecordedLaunch> launches_;
+  std::vector<LongBytes> long_bytes_; // of each launch
+};
 
 // "apple7" (M1) and later.
 const std::string& family();

@@ -4,6 +4,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "core/tape.h"
 #include "metal/stream.h"
 
 namespace foundry::metal {
@@ -41,8 +42,6 @@ void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
     if (record.bindings[i].tensor || record.bindings[i].bytes) missing &= ~(1u << i);
   TORCH_CHECK(missing == 0, pipeline.name, ": buffer ", std::countr_zero(missing), " is not bound");
   for (const Binding& b : record.bindings) {
-    TORCH_CHECK(b.tensor || b.size <= kMaxInlineBytes, pipeline.name, ": ", b.size, " bytes by value, but Metal takes ",
-                kMaxInlineBytes);
     TORCH_CHECK(!b.tensor || b.tensor->is_mps(), pipeline.name, ": a tensor on ", b.tensor->device(),
                 " among tensors on mps");
   }
@@ -52,7 +51,19 @@ void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
   TORCH_CHECK(memory <= limit, pipeline.name, ": ", memory, " bytes of threadgroup memory, this GPU has ", limit);
 }
 
-void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record) {
+LongBytes long_bytes(const MetalPipeline& pipeline, const LaunchRecord& record) {
+  LongBytes made;
+  for (const Binding& b : record.bindings) {
+    if (b.tensor || b.size <= kMaxInlineBytes) continue;
+    made.emplace_back([device() newBufferWithBytes:b.bytes length:b.size options:MTLResourceStorageModeShared]);
+    TORCH_CHECK(made.back(), pipeline.name, ": Metal has no memory for ", b.size, " bytes of arguments by value");
+  }
+  return made;
+}
+
+void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record,
+            const LongBytes& long_bytes) {
+  size_t used = 0; // of `long_bytes`
   [encoder setComputePipelineState:pipeline.state.get()];
   for (size_t i = 0; i < record.bindings.size(); i++) {
     const Binding& b = record.bindings[i];
@@ -62,6 +73,8 @@ void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline,
         [encoder setBuffer:at.buffer offset:at.offset atIndex:i];
       else
         [encoder setBytes:kNothing length:sizeof kNothing atIndex:i];
+    } else if (b.size > kMaxInlineBytes) {
+      [encoder setBuffer:long_bytes[used++].get() offset:0 atIndex:i];
     } else if (b.bytes) {
       [encoder setBytes:b.bytes length:b.size atIndex:i];
     }
@@ -73,6 +86,17 @@ void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline,
     [encoder dispatchThreads:size threadsPerThreadgroup:group];
   else
     [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
+}
+
+EncodedLaunches::EncodedLaunches(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {
+  long_bytes_.reserve(launches.size());
+  for (const RecordedLaunch& launch : launches)
+    long_bytes_.push_back(long_bytes(metal(*launch.pipeline), launch.record()));
+}
+
+void EncodedLaunches::encode(id<MTLComputeCommandEncoder> encoder) const {
+  for (size_t i = 0; i < launches_.size(); i++)
+    metal::encode(encoder, metal(*launches_[i].pipeline), launches_[i].record(), long_bytes_[i]);
 }
 
 int family_number() {

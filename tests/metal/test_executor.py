@@ -122,6 +122,34 @@ def test_empty_tensors_have_no_buffer() -> None:
     assert y.tolist() == [1.0] * 4
 
 
+WORDS = "kernel void k(device uint* y [[buffer(0)]], constant uint* x [[buffer(1)]], constant uint* z [[buffer(2)]],\n"
+WORDS += "              uint i [[thread_position_in_grid]]) { y[i] = x[i] ^ z[i]; }"
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("words", [100, 1024, 1025, 30000])
+def test_arguments_by_value_of_any_length(words: int, device: str) -> None:
+    """4 KiB is what setBytes takes; beyond, a buffer goes with the launch."""
+    x, z = torch.arange(words, dtype=torch.int32), torch.arange(words, dtype=torch.int32).flip(0) << 8
+    y = torch.zeros(words, dtype=torch.int32, device=device)
+    mock.synchronize()
+    buffers = mock.alive()["MockBuffer"]
+    compile_shader(WORDS).k(y, x.numpy().tobytes(), z.numpy().tobytes())
+    assert mock.alive()["MockBuffer"] - buffers == (2 if words > 1024 and device == "mps" else 0)
+    assert torch.equal(y.cpu(), x ^ z)
+    assert mock.alive()["MockBuffer"] == buffers
+
+
+def test_no_memory_for_arguments_by_value() -> None:
+    before = mock.set("max_buffer", 8000)
+    try:
+        y = torch.zeros(4, dtype=torch.int32, device="mps")
+        with pytest.raises(RuntimeError, match="k: Metal has no memory for 8004 bytes of arguments by value"):
+            compile_shader(WORDS).k(y, bytes(8004), bytes(16))
+    finally:
+        mock.set("max_buffer", before)
+
+
 def test_errors_of_a_shader_name_its_line() -> None:
     library = compile_shader(
         "#include <metal_stdlib>\nusing namespace metal;\n"

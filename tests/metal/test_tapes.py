@@ -141,11 +141,24 @@ def test_empty_tensors(tapes: str) -> None:
         assert y.tolist() == [12.0] * 4
 
 
+def test_long_arguments_by_value(tapes: str) -> None:
+    """A tape keeps them, in a buffer beyond 4 KiB."""
+    add_some = compile_shader(STEP).add_some
+    values = torch.arange(3000.0)
+    y = torch.zeros(3000, device="mps")
+    with torch_foundry.record() as tape:
+        add_some(y, values.numpy().tobytes(), 3000)
+    for _ in range(2):
+        tape.replay()
+    del tape
+    assert torch.equal(y.cpu(), 3 * values)
+
+
 def test_threads_replay_one_tape(tapes: str) -> None:
     """The first replays, which make the commands, come at the same time."""
     workers = 6
     with ThreadPoolExecutor(workers) as pool:
-        for _ in range(20):
+        for _ in range(60):
             y, tape = recorded(2)
             together = threading.Barrier(workers)
 
@@ -159,7 +172,7 @@ def test_threads_replay_one_tape(tapes: str) -> None:
             assert y.tolist() == [2.0 + 2 * 3 * workers] * 8
 
 
-# ------------------------------------------------------------------------------------------------- indirect commands only
+# ----------------------------------------------------------------------------------------------- indirect commands only
 
 
 def test_m1_and_m2_see_each_pipeline_before(indirect: None, setting: Callable[[str, int], None]) -> None:
@@ -228,6 +241,11 @@ def test_a_capture_gets_plain_dispatches(indirect: None, setting: Callable[[str,
     tape.replay()
     assert events("captured", "icb") == ["icb x3"]
     assert y.tolist() == [12.0] * 8
+
+
+def test_a_capture_gets_long_arguments_by_value(indirect: None, setting: Callable[[str, int], None]) -> None:
+    setting("capturing", 1)
+    test_long_arguments_by_value("captured")
 
 
 def test_a_capture_refuses_a_tape_that_the_gpu_may_end(indirect: None, setting: Callable[[str, int], None]) -> None:
