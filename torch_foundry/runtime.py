@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,39 @@ def has_executor(kind: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def commit_every(launches: int) -> None:
+    """Set after how many launches of a thread the Metal executor hands its work to the GPU, without waiting for it.
+
+    A short interval lets the GPU begin early, a long one costs the CPU less (a hand-over is some 20 us). 0: only when
+    torch hands over, which is when somebody waits, and when `commit` is called, say once for each token. Default: 100,
+    or what TORCH_FOUNDRY_COMMIT_EVERY says. Takes effect at the next launch, in all threads.
+
+    Raises ValueError for what is no such number. A build without a Metal executor says so in a UserWarning and goes on:
+    other executors hand over each launch at once.
+    """
+    if not isinstance(launches, int) or not 0 <= launches < 2**31:
+        raise ValueError(f"launches={launches!r}: expected 0 (when torch does) or a number of launches")
+    if _has_metal("commit_every"):
+        torch.ops.torch_foundry._metal_commit_interval(launches)
+
+
+def commit() -> None:
+    """Hand what this thread has launched on `mps` to the GPU now, without waiting for it.
+
+    A build without a Metal executor says so in a UserWarning and goes on.
+    """
+    if _has_metal("commit"):
+        torch.ops.torch_foundry._metal_commit()
+
+
+def _has_metal(function: str) -> bool:
+    there = has_executor("mps")
+    if not there:
+        text = f"runtime.{function} has no effect: this build of torch_foundry has no Metal executor"
+        warnings.warn(f"{text}, and the others hand over each launch at once", stacklevel=3)
+    return there
 
 
 @dataclass(frozen=True)

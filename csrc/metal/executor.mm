@@ -93,8 +93,9 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_metal_info() -> Dict(str, str)", &info);
   m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
   m.def("_metal_language(int version) -> ()", [](int64_t version) { set_language_version(static_cast<int>(version)); });
-  m.def("_metal_commit_interval(int launches) -> ()",
-        [](int64_t launches) { set_commit_interval(static_cast<int>(launches)); });
+  m.def("_metal_commit_interval(int launches) -> int",
+        [](int64_t launches) -> int64_t { return set_commit_interval(static_cast<int>(launches)); });
+  m.def("_metal_commit() -> ()", &commit);
 }
 
 } // namespace foundry::metal

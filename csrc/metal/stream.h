@@ -29,8 +29,10 @@ void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& e
 void keep_until_done(std::shared_ptr<const void> object);
 
 // Launches after which what was encoded is handed to the GPU, so that it works while the CPU encodes on. Torch itself
-// hands over only when somebody waits. 0: never.
-void set_commit_interval(int launches);
-int commit_interval();
+// hands over only when somebody waits. 0: never. Returns what was set before.
+int set_commit_interval(int launches);
+
+// Hands over now what was encoded, without waiting.
+void commit();
 
 } // namespace foundry::metal

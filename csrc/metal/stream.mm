@@ -13,9 +13,10 @@ namespace {
 // About what a decoding step of a small model launches: one hand-over costs the GPU some 20 us.
 std::atomic<int> interval{100};
 
-// Whether the calling thread's launches, `more` with these, are due to be handed over. Streams belong to threads.
+thread_local int encoded = 0; // launches of this thread since the last hand-over: streams belong to threads
+
+// Whether the calling thread's launches, `more` with these, are due to be handed over.
 bool due(int more) {
-  thread_local int encoded = 0; // since the last time
   const int every = interval.load(std::memory_order_relaxed);
   encoded = every ? encoded + more : 0;
   if (every == 0 || encoded < every) return false;
@@ -62,10 +63,19 @@ void keep_until_done(std::shared_ptr<const void> object) {
   });
 }
 
-void set_commit_interval(int launches) {
+int set_commit_interval(int launches) {
   TORCH_CHECK_VALUE(launches >= 0, "expected 0 or a number of launches, got ", launches);
-  interval.store(launches);
+  return interval.exchange(launches);
 }
-int commit_interval() { return interval; }
+
+void commit() {
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  encoded = 0;
+  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+    @autoreleasepool {
+      stream->synchronize(at::mps::SyncType::COMMIT);
+    }
+  });
+}
 
 } // namespace foundry::metal

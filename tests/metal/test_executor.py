@@ -22,8 +22,9 @@ def given() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def interval() -> Iterator[None]:
+    before = foundry._metal_commit_interval(100)
     yield
-    foundry._metal_commit_interval(100)
+    foundry._metal_commit_interval(before)
 
 
 def events(*kinds: str) -> list[str]:
@@ -71,14 +72,40 @@ def test_work_is_handed_over(
     x, w = (t.to("mps") for t in given)
     ops.rms_norm(x, w, 1e-6)
     mock.synchronize()
-    foundry._metal_commit_interval(1)
+    runtime.commit_every(1)
     ops.rms_norm(x, w, 1e-6)  # starts the count anew
-    foundry._metal_commit_interval(every)
+    runtime.commit_every(every)
     mock.synchronize()
     mock.trace()
     for _ in range(12):
         ops.rms_norm(x, w, 1e-6)
     assert len(events("commit")) == commits
+
+
+def test_work_is_handed_over_by_hand(given: tuple[torch.Tensor, torch.Tensor], interval: None) -> None:
+    x, w = (t.to("mps") for t in given)
+    runtime.commit_every(4)
+    runtime.commit()
+    mock.synchronize()
+    mock.trace()
+    for _ in range(3):  # each token's three launches; the count starts anew
+        for _ in range(3):
+            y = ops.rms_norm(x, w, 1e-6)
+        runtime.commit()
+    assert [event.split()[0] for event in events("commit", "dispatch")] == [
+        "dispatch",
+        "dispatch",
+        "dispatch",
+        "commit",
+    ] * 3
+    assert torch.equal(y.cpu(), ops.rms_norm(*given, 1e-6))
+
+
+@pytest.mark.parametrize("launches", [-1, 2**31, 1.5, "many"])
+def test_a_commit_policy_that_is_none(launches: object, interval: None) -> None:
+    with pytest.raises(ValueError, match=r"expected 0 \(when torch does\) or a number of launches"):
+        runtime.commit_every(launches)  # type: ignore[arg-type]
+    assert foundry._metal_commit_interval(100) == 100
 
 
 def test_threads_beyond_the_pipelines_limit_are_refused() -> None:

@@ -86,11 +86,16 @@ def test_one_compilation_for_many_threads() -> None:
         ("TORCH_FOUNDRY_COMMIT_EVERY", "-1", "TORCH_FOUNDRY_COMMIT_EVERY='-1': expected 0 (never) or a number"),
         ("TORCH_FOUNDRY_METAL_VERSION", "3.1", ""),
         ("TORCH_FOUNDRY_ICB", "1", ""),
-        ("TORCH_FOUNDRY_COMMIT_EVERY", "0", ""),
+        ("TORCH_FOUNDRY_COMMIT_EVERY", "17", ""),
     ],
 )
 def test_settings_from_the_environment(name: str, value: str, message: str) -> None:
-    program = "import torch_foundry._ext, torch; print(torch.ops.torch_foundry._metal_info())"
+    program = (
+        "import torch_foundry._ext, torch; ops = torch.ops.torch_foundry; print(ops._metal_info()); "
+        "print('interval', ops._metal_commit_interval(1))"
+    )
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True)
     assert (result.returncode != 0) == bool(message) and message in result.stderr
+    if not message:
+        assert f"interval {value if 'COMMIT' in name else 100}\n" in result.stdout

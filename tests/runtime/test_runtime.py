@@ -102,3 +102,14 @@ def test_many_threads_may_launch_at_once(lib) -> None:
     for t in threads:
         t.join()
     assert not errors
+
+
+def test_the_commit_policy_says_when_it_has_no_effect() -> None:
+    if runtime.has_executor("mps"):
+        pytest.skip("this build runs on mps")
+    with pytest.warns(UserWarning, match=r"runtime.commit_every has no effect: this build .* has no Metal executor"):
+        runtime.commit_every(10)
+    with pytest.warns(UserWarning, match="runtime.commit has no effect"):
+        runtime.commit()
+    with pytest.raises(ValueError, match=r"launches=-1: expected 0 \(when torch does\) or a number of launches"):
+        runtime.commit_every(-1)
