@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 
 SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
 
-.PHONY: demo test test-gpu lint asan tsan check-macos bench build format clean
+.PHONY: demo test test-gpu lint asan tsan check-macos bench bench-gpu build format clean
 
 demo: $(VENV)/.built
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
@@ -51,6 +51,7 @@ check-macos: $(VENV)/.dev
 	$(PY) tests/metal/macos/check.py $(TORCH)
 	$(PY) -m pytest -q tests/metal/test_macos_check.py
 
+# Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
 bench: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)
 

@@ -1,0 +1,1 @@
+"""What all benchmarks share: clocks, the machine's own bandwidth, records, tables and pictures."""
