@@ -2,6 +2,7 @@
 // Sums are f32; what is rounded between the steps is the Kind's business.
 #include "rms_norm.h"
 
+#include "norm_kinds.h"
 #include "reduce.h"
 #include "vec.h"
 
@@ -9,17 +10,6 @@ using namespace metal;
 using namespace foundry;
 
 constant bool has_residual [[function_constant(FC_RMS_NORM_RESIDUAL)]];
-
-// The three ways in which Hugging Face models apply the weight. They differ in what is rounded to T first.
-struct Llama {
-  template <typename T> static float apply(float normed, float w) { return w * float(T(normed)); }
-};
-struct Olmo {
-  template <typename T> static float apply(float normed, float w) { return w * normed; }
-};
-struct Gemma {
-  template <typename T> static float apply(float normed, float w) { return (1.0f + w) * normed; }
-};
 
 // v becomes the normed and weighted values.
 template <typename T, typename Kind, int V>

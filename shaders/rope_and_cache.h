@@ -6,12 +6,19 @@
 
 namespace foundry {
 
+FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 256;
+
 // Strides in elements; the last dimension of every tensor is contiguous.
 struct RopeAndCacheArgs {
+  uint32_t rows; // batch * q_len
   uint32_t q_len, n_heads, n_kv_heads;
   uint32_t head_dim, value_dim, rotary_dim;
-  uint32_t units; // threads per head: max(head_dim, value_dim) / (2 * vector width)
-  uint32_t start; // position in the cache of the first new token
+  uint32_t units;         // threads per head: max(head_dim, value_dim) / (2 * vector width)
+  uint32_t start;         // position in the cache of the first new token; with a step, the last that there is room for
+  uint32_t has_step;      // 0 or 1: step[0] is that position
+  uint32_t has_positions; // 0 or 1: cos and sin are tables, of which positions[batch, token] is the row
+  uint32_t table_rows;
+  float eps; // of the norms of q and k heads
   uint32_t q_batch, q_token;
   uint32_t k_batch, k_token;
   uint32_t v_batch, v_token;
@@ -20,6 +27,6 @@ struct RopeAndCacheArgs {
   uint32_t k_cache_batch, k_cache_head, k_cache_token;
   uint32_t v_cache_batch, v_cache_head, v_cache_token;
 };
-static_assert(sizeof(RopeAndCacheArgs) == 24 * 4, "shared with the host");
+static_assert(sizeof(RopeAndCacheArgs) == 29 * 4, "shared with the host");
 
 } // namespace foundry

@@ -1,8 +1,9 @@
-// Rotary embedding of q and k, and the write of k and v into the cache, in one launch. A thread owns 2 V elements of one
-// head: V pairs (i, i + rotary_dim / 2) to rotate, or 2 V to copy. cos and sin may be wider than T; everything between
-// reading and the one rounding at the end is f32.
-#include "rope_and_cache.h"
+// Rotary embedding of q and k, and the write of k and v into the cache, in one launch; with an RMSNorm of each q and k
+// head before it, where a model has those. cos and sin may be wider than T; between reading and the one rounding at the
+// end all is f32.
+#include "heads.h"
 
+#include "norm_kinds.h"
 #include "vec.h"
 
 using namespace metal;
@@ -10,6 +11,18 @@ using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 
+template <typename T>
+METAL_FUNC device const T* head_in(constant RopeAndCacheArgs& args, uint batch, uint token, uint head,
+                                   device const T* q, device const T* k, device const T* v) {
+  if (head < args.n_heads)
+    return q + batch * args.q_batch + token * args.q_token + head * args.head_dim;
+  head -= args.n_heads;
+  if (head < args.n_kv_heads)
+    return k + batch * args.k_batch + token * args.k_token + head * args.head_dim;
+  return v + batch * args.v_batch + token * args.v_token + (head - args.n_kv_heads) * args.value_dim;
+}
+
+// A thread owns 2 V elements of one head: V pairs to rotate, or 2 V to copy.
 // foundry-lint: instance(rope_and_cache<half, float, 8>)
 // foundry-lint: instance(rope_and_cache<bfloat, bfloat, 1>)
 template <typename T, typename C, int V>
@@ -19,61 +32,106 @@ template <typename T, typename C, int V>
     device const T* v [[buffer(2)]],
     device const C* cosines [[buffer(3), function_constant(has_rope)]],
     device const C* sines [[buffer(4), function_constant(has_rope)]],
-    device T* k_cache [[buffer(5)]],
-    device T* v_cache [[buffer(6)]],
-    device T* q_out [[buffer(7)]],
-    constant RopeAndCacheArgs& args [[buffer(8)]],
+    device const int* positions [[buffer(5)]],
+    device const int* step [[buffer(6)]],
+    device T* k_cache [[buffer(7)]],
+    device T* v_cache [[buffer(8)]],
+    device T* q_out [[buffer(9)]],
+    constant RopeAndCacheArgs& args [[buffer(10)]],
     uint gid [[thread_position_in_grid]]) {
-  const uint heads = args.n_heads + 2 * args.n_kv_heads;  // the q heads, then the k heads, then the v heads
-  const uint unit = gid % args.units, row = gid / (args.units * heads);
+  const uint heads = args.n_heads + 2 * args.n_kv_heads;
+  const uint unit = gid % args.units, row = gid / (args.units * heads), head = gid / args.units % heads;
   const uint token = row % args.q_len, batch = row / args.q_len;
-  uint head = gid / args.units % heads;
+  device const T* in = head_in(args, batch, token, head, q, k, v);
+  device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
 
-  device const T* in;
-  device T* out;
-  uint dim = args.head_dim, rotary = has_rope ? args.rotary_dim : 0;
-  if (head < args.n_heads) {
-    in = q + batch * args.q_batch + token * args.q_token + head * dim;
-    out = q_out + ((batch * args.n_heads + head) * args.q_len + token) * dim;
-  } else if (head < args.n_heads + args.n_kv_heads) {
-    head -= args.n_heads;
-    in = k + batch * args.k_batch + token * args.k_token + head * dim;
-    out = k_cache + batch * args.k_cache_batch + head * args.k_cache_head + (args.start + token) * args.k_cache_token;
-  } else {
-    head -= args.n_heads + args.n_kv_heads;
-    dim = args.value_dim;
-    rotary = 0;
-    in = v + batch * args.v_batch + token * args.v_token + head * dim;
-    out = v_cache + batch * args.v_cache_batch + head * args.v_cache_head + (args.start + token) * args.v_cache_token;
-  }
-
-  const uint half_rotary = rotary / 2;
+  const Pair pair = pair_of(args, head, unit * V);
   float a[V], b[V];
-  if (has_rope && unit * V < half_rotary) {
-    const uint i = unit * V, j = i + half_rotary;
-    device const C* cos_row = cosines + batch * args.cos_batch + token * args.cos_token;
-    device const C* sin_row = sines + batch * args.sin_batch + token * args.sin_token;
+  if (has_rope && pair.rotates) {
+    device const C* cos_row = cosines + cos_offset(args, positions, batch, token);
+    device const C* sin_row = sines + sin_offset(args, positions, batch, token);
     float cos_a[V], cos_b[V], sin_a[V], sin_b[V];
-    load(in + i, a);
-    load(in + j, b);
-    load(cos_row + i, cos_a);
-    load(cos_row + j, cos_b);
-    load(sin_row + i, sin_a);
-    load(sin_row + j, sin_b);
+    load(in + pair.first, a);
+    load(in + pair.second, b);
+    load(cos_row + pair.first, cos_a);
+    load(cos_row + pair.second, cos_b);
+    load(sin_row + pair.first, sin_a);
+    load(sin_row + pair.second, sin_b);
     for (int n = 0; n < V; ++n) {
       const float x = a[n], y = b[n];
       a[n] = x * cos_a[n] - y * sin_a[n];
       b[n] = y * cos_b[n] + x * sin_b[n];
     }
-    store(out + i, a);
-    store(out + j, b);
-  } else {
-    const uint i = rotary + 2 * (unit * V - half_rotary);
-    if (i < dim) {  // k and v heads may differ in size
-      load(in + i, a);
-      load(in + i + V, b);
-      store(out + i, a);
-      store(out + i + V, b);
+    store(out + pair.first, a);
+    store(out + pair.second, b);
+  } else if (pair.first < (is_value(args, head) ? args.value_dim : args.head_dim)) {  // k and v heads may differ in size
+    load(in + pair.first, a);
+    load(in + pair.first + V, b);
+    store(out + pair.first, a);
+    store(out + pair.first + V, b);
+  }
+}
+
+// A simdgroup owns a head, a lane every 32nd pair of it.
+// foundry-lint: instance(norm_rope_and_cache<half, float, Llama>)
+template <typename T, typename C, typename Kind>
+[[kernel]] void norm_rope_and_cache(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const C* cosines [[buffer(3), function_constant(has_rope)]],
+    device const C* sines [[buffer(4), function_constant(has_rope)]],
+    device const int* positions [[buffer(5)]],
+    device const int* step [[buffer(6)]],
+    device T* k_cache [[buffer(7)]],
+    device T* v_cache [[buffer(8)]],
+    device T* q_out [[buffer(9)]],
+    constant RopeAndCacheArgs& args [[buffer(10)]],
+    device const T* q_norm [[buffer(11)]],
+    device const T* k_norm [[buffer(12)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]]) {
+  constexpr uint most = norm_rope_max_head_dim / 64;
+  const uint heads = args.n_heads + 2 * args.n_kv_heads, index = group * simdgroups + simdgroup;
+  if (index >= args.rows * heads)
+    return;
+  const uint head = index % heads, row = index / heads, token = row % args.q_len, batch = row / args.q_len;
+  device const T* in = head_in(args, batch, token, head, q, k, v);
+  device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
+  const bool value = is_value(args, head);
+  const uint pairs = (value ? args.value_dim : args.head_dim) / 2;
+
+  float a[most], b[most], squares = 0.0f;
+  for (uint n = 0; n < most; ++n) {
+    const uint i = lane + n * simd_width;
+    if (i < pairs) {
+      const Pair pair = pair_of(args, head, i);
+      a[n] = float(in[pair.first]);
+      b[n] = float(in[pair.second]);
+      squares = fma(a[n], a[n], fma(b[n], b[n], squares));
+    }
+  }
+  const float inverse = rsqrt(simd_sum(squares) / float(args.head_dim) + args.eps);
+  device const T* gain = head < args.n_heads ? q_norm : k_norm;
+  for (uint n = 0; n < most; ++n) {
+    const uint i = lane + n * simd_width;
+    if (i < pairs) {
+      const Pair pair = pair_of(args, head, i);
+      if (!value) {
+        a[n] = float(T(Kind::template apply<T>(a[n] * inverse, float(gain[pair.first]))));
+        b[n] = float(T(Kind::template apply<T>(b[n] * inverse, float(gain[pair.second]))));
+      }
+      if (has_rope && pair.rotates) {
+        device const C* cos_row = cosines + cos_offset(args, positions, batch, token);
+        device const C* sin_row = sines + sin_offset(args, positions, batch, token);
+        const float x = a[n], y = b[n];
+        a[n] = x * float(cos_row[pair.first]) - y * float(sin_row[pair.first]);
+        b[n] = y * float(cos_row[pair.second]) + x * float(sin_row[pair.second]);
+      }
+      out[pair.first] = T(a[n]);
+      out[pair.second] = T(b[n]);
     }
   }
 }

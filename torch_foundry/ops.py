@@ -150,6 +150,12 @@ def rope_and_cache(
     start: int,
     *,
     head_dim: int,
+    positions: Tensor | None = None,
+    step: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "llama",
 ) -> Tensor:
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
@@ -157,9 +163,15 @@ def rope_and_cache(
     cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
         with i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
+    positions: int32 [B, L]: then cos and sin are tables [P, R], and these are the tokens' rows.
+    step: int32 [2] on the device, for tapes: its first element takes the place of start.
+    q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
+        (`rms_norm`), rounded to its dtype.
     Returns q as [B, Hq, L, D], contiguous.
     """
-    return _ops.rope_and_cache.default(q, k, v, cos, sin, k_cache, v_cache, start, head_dim)
+    return _ops.rope_and_cache.default(
+        q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind
+    )
 
 
 @_fake("rope_and_cache")
@@ -173,6 +185,12 @@ def _(
     v_cache: Tensor,
     start: int,
     head_dim: int,
+    positions: Tensor | None = None,
+    step: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "llama",
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
 

@@ -109,9 +109,22 @@ def rope_and_cache(
     start: int,
     *,
     head_dim: int,
+    positions: Tensor | None = None,
+    step: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "llama",
 ) -> Tensor:
     b, length, _ = q.shape
     heads = k_cache.shape[1]
+    if q_norm is not None and k_norm is not None:
+        q = rms_norm(q.reshape(b, length, -1, head_dim), q_norm, eps, kind=kind).view(q.shape)
+        k = rms_norm(k.reshape(b, length, -1, head_dim), k_norm, eps, kind=kind).view(k.shape)
+    if positions is not None and cos is not None and sin is not None:
+        cos, sin = cos[positions], sin[positions]
+    if step is not None:
+        start = int(step[0])
     k_cache[:, :, start : start + length] = _rotate(k.view(b, length, heads, head_dim).transpose(1, 2), cos, sin)
     v_cache[:, :, start : start + length] = v.view(b, length, heads, -1).transpose(1, 2)
     return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()

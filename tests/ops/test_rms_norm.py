@@ -202,6 +202,7 @@ FAULTS = [
         "(1.0f + w) * normed",
         "w * normed",
         lambda: test_accuracy(Case(kind="gemma"), F16),
+        "norm_kinds.h",
     ),
     Fault(
         "rms_norm-residual-read-with-the-strides-of-x",

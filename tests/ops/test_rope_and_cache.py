@@ -138,6 +138,70 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     kit.assert_equal(alone["k_cache"], together["k_cache"])
 
 
+def by_position(given: dict[str, Any]) -> dict[str, Any]:
+    """The same call with tables of cos and sin, and with the first token's position in memory."""
+    batch, tokens = given["q"].shape[:2]
+    g = kit.generator(tokens)
+    shuffled = torch.randperm(50, generator=g)[: batch * tokens].view(batch, tokens).int()
+    changed: dict[str, Any] = {"positions": shuffled}
+    for name in ("cos", "sin"):
+        if given[name] is not None:
+            table = torch.full((50, given[name].shape[-1]), float("nan"), dtype=given[name].dtype)
+            table[shuffled.long()] = given[name].expand(batch, -1, -1)
+            changed[name] = table
+    step = torch.tensor([given["start"], 7], dtype=torch.int32)
+    return {**given, **changed, "step": step, "start": 0}
+
+
+@kit.cases(*CASES)
+def test_tables_and_a_start_in_memory_are_as_good(case: Case, dtype: torch.dtype) -> None:
+    given = own(inputs(case, dtype))
+    mine = own(by_position(given))
+    kit.assert_equal(ops.rope_and_cache(**mine), ops.rope_and_cache(**given))
+    kit.assert_equal(mine["k_cache"], given["k_cache"])
+    kit.assert_equal(mine["v_cache"], given["v_cache"])
+
+
+def with_norms(given: dict[str, Any], kind: str) -> dict[str, Any]:
+    g = kit.generator(kind)
+    dim, dtype = given["head_dim"], given["q"].dtype
+    gains = {name: kit.normal(g, dim, dtype=dtype) for name in ("q_norm", "k_norm")}
+    return own({**given, **gains, "eps": 1e-5, "kind": kind})
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo", "gemma"])
+@kit.cases(
+    (Case(), F32), (Case(), F16), (Case(), BF16), (Case(rotary=0), F32), (Case(rotary=32, head_dim=96), F16),
+    (Case(head_dim=256), BF16), (Case(head_dim=32, rotary=32, tokens=1, start=3), F32),
+)  # fmt: skip
+def test_norms(kind: str, case: Case, dtype: torch.dtype) -> None:
+    """As rms_norm of the heads before it."""
+    given = with_norms(inputs(case, dtype), kind)
+    apart = {n: v for n, v in own(given).items() if n not in ("q_norm", "k_norm", "eps", "kind")}
+    for name in ("q", "k"):
+        heads = given[name].view(*given[name].shape[:2], -1, case.head_dim)
+        apart[name] = ops.rms_norm(heads, given[f"{name}_norm"], 1e-5, kind=kind).view(given[name].shape)
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(ops.rope_and_cache(**given), ops.rope_and_cache(**apart), **close)
+    torch.testing.assert_close(given["k_cache"], apart["k_cache"], **close)
+    kit.assert_equal(given["v_cache"], apart["v_cache"])
+
+
+def test_a_start_beyond_the_cache_stays_inside() -> None:
+    """Nothing on the host can refuse it: the last slots are written, and no other memory."""
+    given = by_position(inputs(Case(), F32))
+    memory = [torch.full((2, 2, 40, 64), 9.0) for _ in range(2)]
+    caches = {n: m[:, :, :16] for n, m in zip(("k_cache", "v_cache"), memory, strict=True)}
+    given["step"][0] = 1000
+    ops.rope_and_cache(**{**given, **caches})
+    for m in memory:
+        assert (
+            bool((m[:, :, :13] == 9).all())
+            and bool((m[:, :, 16:] == 9).all())
+            and not bool((m[:, :, 13:16] == 9).any())
+        )
+
+
 def test_lane_orders() -> None:
     given = inputs(Case(), F32)
     kit.in_every_lane_order(lambda: ops.rope_and_cache(**own(given)))
@@ -180,6 +244,12 @@ def test_bad_inputs() -> None:
         v_cache=given["k_cache"],
         k_cache=given["k_cache"],
     )
+    refuse(r"positions: expected \[batch=2, tokens=3\]", positions=torch.zeros(2, 2, dtype=torch.int32))
+    refuse(r"cos: expected 2 dimensions", positions=torch.zeros(2, 3, dtype=torch.int32))
+    refuse(r"step: expected dtype Int", step=torch.zeros(2))
+    refuse(r"k_norm: expected both", q_norm=torch.ones(64))
+    refuse(r"q_norm: expected \[head_dim=64\]", q_norm=torch.ones(32), k_norm=torch.ones(64))
+    refuse(r"kind: expected one of llama", q_norm=torch.ones(64), k_norm=torch.ones(64), kind="t5")
     refuse(r"k_cache: expected memory without overlap", k_cache=given["k_cache"][:, :1].expand(2, 2, 16, 64))
     refuse(
         r"k_cache: expected a contiguous last dimension",
@@ -191,8 +261,8 @@ FAULTS = [
     Fault(
         "rope-halves-swapped",
         "rope_and_cache.metal",
-        "store(out + i, a);\n    store(out + j, b);",
-        "store(out + j, a);\n    store(out + i, b);",
+        "store(out + pair.first, a);\n    store(out + pair.second, b);",
+        "store(out + pair.second, a);\n    store(out + pair.first, b);",
         lambda: test_exact_on_whole_numbers(64),
     ),
     Fault(
@@ -205,29 +275,60 @@ FAULTS = [
     Fault(
         "rope-second-half-takes-cos-of-the-first",
         "rope_and_cache.metal",
-        "load(cos_row + j, cos_b);",
-        "load(cos_row + i, cos_b);",
+        "load(cos_row + pair.second, cos_b);",
+        "load(cos_row + pair.first, cos_b);",
         lambda: test_accuracy(Case(), F16),
     ),
     Fault(
         "rope-cache-written-one-token-late",
         "rope_and_cache.metal",
-        "head * args.k_cache_head + (args.start + token)",
-        "head * args.k_cache_head + (args.start + 1 + token)",
+        ": args.start) + token;",
+        ": args.start) + token + 1;",
         lambda: test_accuracy(Case(), F32),
+        "heads.h",
     ),
     Fault(
         "rope-partial-rotary-tail-dropped",
         "rope_and_cache.metal",
-        "if (i < dim) {",
-        "if (i + 2 * V < dim || rotary == 0) {",
+        "pair.first < (is_value",
+        "pair.first + 2 * V < (is_value",
         lambda: test_exact_on_whole_numbers(32),
     ),
     Fault(
         "rope-v-of-the-next-head",
         "rope_and_cache.metal",
-        "in = v + batch * args.v_batch + token * args.v_token + head * dim;",
-        "in = v + batch * args.v_batch + token * args.v_token + (head ^ 1) * dim;",
+        "(head - args.n_kv_heads) * args.value_dim",
+        "((head - args.n_kv_heads) ^ 1) * args.value_dim",
         lambda: test_accuracy(Case(rotary=0), F32),
+    ),
+    Fault(
+        "rope-row-of-the-neighbour",
+        "rope_and_cache.metal",
+        "row * args.sin_token",
+        "(row ^ 1) * args.sin_token",
+        lambda: test_tables_and_a_start_in_memory_are_as_good(Case(), F32),
+        "heads.h",
+    ),
+    Fault(
+        "rope-start-in-memory-unbounded",
+        "rope_and_cache.metal",
+        "min(uint(step[0]), args.start)",
+        "min(uint(step[0]), args.start + 2)",
+        test_a_start_beyond_the_cache_stays_inside,
+        "heads.h",
+    ),
+    Fault(
+        "rope-norm-of-k-with-the-gains-of-q",
+        "rope_and_cache.metal",
+        "head < args.n_heads ? q_norm : k_norm",
+        "head <= args.n_heads ? q_norm : k_norm",
+        lambda: test_norms("llama", Case(), F32),
+    ),
+    Fault(
+        "rope-norm-of-v-too",
+        "rope_and_cache.metal",
+        "if (!value) {",
+        "if (true) {",
+        lambda: test_norms("llama", Case(), F32),
     ),
 ]

@@ -1,0 +1,31 @@
+// What ops that rotate heads and write them to a KV cache have in common: shaders/heads.h.
+#pragma once
+
+#include "core/launch.h"
+#include "ops/layout.h"
+#include "rope_and_cache.h"
+
+namespace foundry {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// cos, sin: [batch or 1, tokens, rotary]; with positions (int32 [batch, tokens]) tables [rows, rotary]. Neither: heads
+// don't rotate. step (int32 [2]): its first element takes the place of start, which then is a bound.
+struct HeadsTo {
+  const OptionalTensor &cos, &sin, &positions;
+  const at::Tensor &k_cache, &v_cache;
+  int64_t start;
+  const OptionalTensor& step;
+
+  bool float_table(at::ScalarType dtype) const { return cos && cos->scalar_type() != dtype; }
+
+  // Binds cos, sin, positions, step and the caches, in that order; `other` stands in for what is absent and not read.
+  void bind(Launch& launch, const at::Tensor& other) const;
+};
+
+// Checks all of them against q [batch, tokens, n_heads * head_dim] of `like`'s dtype and device; the sizes and strides
+// of tables and caches. value_dim: of v_cache.
+RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
+                            int64_t head_dim, const HeadsTo& to);
+
+} // namespace foundry
