@@ -37,8 +37,14 @@ class Norm:
         self.eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
         self.parameters: dict[str, Any] = module._parameters
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """[features]."""
+        weight: torch.Tensor = self.parameters["weight"]
+        return weight
+
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return ops.rms_norm(x, self.parameters["weight"], self.eps, kind=self.kind, residual=residual)
+        return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual)
 
 
 class Linear:
