@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,8 +119,16 @@ def pack(network: Any, fmt: str) -> None:
         packed = pool.map(lambda entry: FoundryLinear.from_linear(entry[2], fmt), found)
         for (parent, name, _), module in zip(found, packed, strict=True):
             setattr(parent, name, module)
-    with torch_foundry.patched(network, quantize=fmt):  # the embeddings
-        pass
+    torch_foundry.patch(network, quantize=fmt)  # the embeddings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that weights stay packed is meant
+        torch_foundry.unpatch(network)
+
+
+def kv_bytes(model: Model, fmt: str, batch: int, tokens: int) -> int:
+    """What attention reads of the cache for one token of each sequence of the batch."""
+    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    return batch * tokens * per_token * DTYPES.get(fmt, torch.float16).itemsize
 
 
 def weight_bytes(network: Any) -> int:

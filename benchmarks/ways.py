@@ -1,0 +1,50 @@
+"""The ways to generate that bench_e2e compares. One more is one line in WAYS."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import torch_foundry
+
+Network = Any  # a model of transformers
+
+
+def _always(device: torch.device, packed: bool) -> str | None:
+    return None
+
+
+def _needs_dense(device: torch.device, packed: bool) -> str | None:
+    return "stock transformers has no packed weights of this format" if packed else None
+
+
+def _needs_compiler(device: torch.device, packed: bool) -> str | None:
+    if device.type != "cuda":
+        return f"generate() of transformers compiles nothing on {device.type}"
+    return _needs_dense(device, packed)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way: the model is generated from inside of `ready(network)`, with `options` for generate().
+
+    why_not: the reason for which it cannot run with (device, packed weights), or None.
+    """
+
+    title: str
+    ready: Callable[[Network], contextlib.AbstractContextManager[Network]] = contextlib.nullcontext
+    options: dict[str, Any] = field(default_factory=dict)
+    why_not: Callable[[torch.device, bool], str | None] = _always
+    ours: bool = False
+
+
+BASELINE = "eager"
+WAYS = {
+    BASELINE: Way("HF eager", why_not=_needs_dense),
+    "compiled": Way("HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler),
+    "patched": Way("patched", ready=torch_foundry.patched, ours=True),
+}
