@@ -1,0 +1,174 @@
+#include "sample.h"
+#include "core/op.h"
+#include "ops/layout.h"
+
+namespace foundry {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// The device state of a batch, which every step reads and writes.
+struct State {
+  const at::Tensor &params, &rules, &length, &finished, &errors, &ids, &newest;
+  const OptionalTensor& counts;
+
+  SampleArgs checked(const at::Tensor& like, Dim& batch, int64_t vocabulary) const {
+    Dim V("vocabulary", vocabulary), C("capacity");
+    check("params", params).device(like).dtype({at::kInt}).shape({int64_t(sizeof(SampleParams) / 4)}).contiguous();
+    check("rules", rules).device(like).dtype({at::kByte}).shape({V}).contiguous();
+    check("length", length).device(like).dtype({at::kInt}).shape({batch}).contiguous();
+    check("finished", finished).device(like).dtype({at::kInt}).shape({batch}).contiguous();
+    check("errors", errors).device(like).dtype({at::kInt}).shape({batch}).contiguous();
+    check("ids", ids).device(like).dtype({at::kLong}).shape({batch, C}).contiguous();
+    check("newest", newest).device(like).dtype({at::kLong}).shape({batch, 1}).contiguous();
+    if (counts) check("counts", *counts).device(like).dtype({at::kInt}).shape({batch, V}).contiguous();
+    TORCH_CHECK(V.value() > 0 && V.value() <= sample_max_vocabulary, "logits: expected a vocabulary of 1 to ",
+                sample_max_vocabulary, " tokens, got ", V.value());
+    SampleArgs args{};
+    args.n = static_cast<uint32_t>(V);
+    args.capacity = static_cast<uint32_t>(C);
+    return args;
+  }
+};
+
+Constant flag(int index, bool value) { return {index, value}; }
+
+void merge(const at::Tensor& parts, const State& state, const SampleArgs& args, int64_t rows) {
+  static PipelineTable<2> table;
+  const bool counts = state.counts.has_value();
+  Pipeline& pipeline = table.get(parts.device(), counts, [&] {
+    return Kernel{
+        "sample.metal", "sample_greedy", {}, {flag(FC_SAMPLE_COUNTS, counts), flag(FC_SAMPLE_DRAW, false)}, ""};
+  });
+  Launch launch(pipeline);
+  launch.in(parts).in(state.params).in(state.rules);
+  counts ? launch.inout(*state.counts) : launch.none();
+  launch.inout(state.length).inout(state.finished).inout(state.errors).inout(state.ids).out(state.newest).args(args);
+  launch.moves(rows * args.parts * int64_t(sizeof(SamplePart)));
+  launch.run(per_row(rows, kSimdWidth * std::min(ceil_div(args.parts, kSimdWidth), 8u)));
+}
+
+void ban(const at::Tensor& sequences, const at::Tensor& banned, const State& state, const SampleArgs& args,
+         int64_t rows) {
+  static PipelineTable<1> table;
+  Pipeline& pipeline = table.get(banned.device(), 0, [] { return Kernel{"sample.metal", "sample_bans", {}, {}, ""}; });
+  Launch launch(pipeline);
+  launch.in(state.ids).in(state.length).in(state.params).in(sequences).inout(banned).args(args);
+  launch.moves(state.ids.numel() * 8).run(per_row(rows, 256));
+}
+
+void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor& rules,
+            const OptionalTensor& sequences, const OptionalTensor& counts, const OptionalTensor& banned,
+            const at::Tensor& start, const at::Tensor& streams, const at::Tensor& length, const at::Tensor& finished,
+            const at::Tensor& errors, const at::Tensor& ids, const at::Tensor& newest, const OptionalTensor& probs,
+            bool use_rules, bool draw, bool truncate) {
+  Dim B("batch"), V("vocabulary");
+  check("logits", logits).floating().shape({B, V}).last_dim_contiguous();
+  const State state{params, rules, length, finished, errors, ids, newest, counts};
+  SampleArgs args = state.checked(logits, B, V);
+  check("start", start).device(logits).dtype({at::kInt}).shape({B}).contiguous();
+  check("streams", streams).device(logits).dtype({at::kLong}).shape({B}).contiguous();
+  TORCH_CHECK(sequences.has_value() == banned.has_value(), "banned: expected both sequences and banned, or neither");
+  if (banned) {
+    check("sequences", *sequences).device(logits).dtype({at::kInt}).dim(1).contiguous();
+    check("banned", *banned).device(logits).dtype({at::kInt}).shape({B, V}).contiguous();
+  }
+  TORCH_CHECK(!probs || draw, "probs: expected None without a draw");
+  if (probs) check("probs", *probs).device(logits).dtype({at::kFloat}).shape({B, V}).contiguous();
+  if (B == 0) return;
+
+  const int64_t rows = B, n = V;
+  args.parts = ceil_div(n, sample_tile);
+  args.logits = rows_of("logits", logits);
+  if (banned) ban(*sequences, *banned, state, args, rows);
+
+  const at::Tensor parts = at::empty({rows, args.parts, 2}, logits.options().dtype(at::kInt));
+  at::Tensor scores;
+  if (draw) scores = at::empty({rows, n}, logits.options().dtype(at::kFloat));
+  static PipelineTable<48> table;
+  const int variant = (((dtype_index(logits.scalar_type()) * 2 + draw) * 2 + use_rules) * 2 + counts.has_value()) * 2;
+  Pipeline& pipeline = table.get(logits.device(), variant + banned.has_value(), [&] {
+    return Kernel{"sample.metal",
+                  "sample_scores",
+                  {metal_type(logits.scalar_type())},
+                  {flag(FC_SAMPLE_DRAW, draw), flag(FC_SAMPLE_RULES, use_rules),
+                   flag(FC_SAMPLE_COUNTS, counts.has_value()), flag(FC_SAMPLE_BANS, banned.has_value())},
+                  ""};
+  });
+  {
+    Launch launch(pipeline);
+    launch.in(logits).out(parts);
+    draw ? launch.out(scores) : launch.none();
+    launch.in(params).in(length).in(rules);
+    counts ? launch.in(*counts) : launch.none();
+    banned ? launch.in(*banned) : launch.none();
+    const uint32_t simdgroups = std::min(args.parts, sample_tiles_per_group);
+    const int64_t read = logits.itemsize() + 4 * (counts.has_value() + banned.has_value());
+    launch.args(args).moves(rows * (n * (read + 4 * draw) + args.parts * int64_t(sizeof(SamplePart))) + use_rules * n);
+    launch.run(per_row(rows, kSimdWidth * simdgroups, ceil_div(args.parts, simdgroups)));
+  }
+  if (!draw) return merge(parts, state, args, rows);
+
+  static PipelineTable<8> draws;
+  Pipeline& drawing = draws.get(logits.device(), (truncate * 2 + counts.has_value()) * 2 + probs.has_value(), [&] {
+    return Kernel{"sample.metal",
+                  "sample_draw",
+                  {truncate ? "true" : "false"},
+                  {flag(FC_SAMPLE_DRAW, true), flag(FC_SAMPLE_COUNTS, counts.has_value()),
+                   flag(FC_SAMPLE_PROBS, probs.has_value())},
+                  ""};
+  });
+  Launch launch(drawing);
+  launch.in(parts).in(scores).in(params).in(rules);
+  counts ? launch.inout(*counts) : launch.none();
+  launch.inout(length).in(start).in(streams).inout(finished).inout(errors).inout(ids).out(newest);
+  probs ? launch.out(*probs) : launch.none();
+  launch.args(args).moves(rows * (args.parts * int64_t(sizeof(SamplePart)) + sample_tile * 4));
+  launch.run(per_row(rows, kSimdWidth * std::min(args.parts, 32u)));
+}
+
+void sample_merge(const at::Tensor& parts, const at::Tensor& params, const at::Tensor& rules, const at::Tensor& length,
+                  const at::Tensor& finished, const at::Tensor& errors, const at::Tensor& ids,
+                  const at::Tensor& newest) {
+  Dim B("batch"), P("parts");
+  check("parts", parts).dtype({at::kInt}).shape({B, P, 2}).contiguous();
+  check("rules", rules).dim(1);
+  TORCH_CHECK(P.value() > 0, "parts: expected at least one part of a row, got ", parts.sizes());
+  const State state{params, rules, length, finished, errors, ids, newest, std::nullopt};
+  SampleArgs args = state.checked(parts, B, rules.size(0));
+  args.parts = static_cast<uint32_t>(P);
+  if (B != 0) merge(parts, state, args, B);
+}
+
+void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t prompt, const at::Tensor& counts) {
+  Dim B("batch"), C("capacity"), V("vocabulary");
+  check("ids", ids).dtype({at::kLong}).shape({B, C}).contiguous();
+  check("first", first).device(ids).dtype({at::kInt}).shape({B}).contiguous();
+  check("counts", counts).device(ids).dtype({at::kInt}).shape({B, V}).contiguous();
+  TORCH_CHECK(prompt >= 0 && prompt <= C, "prompt: expected at most ", C.value(), " tokens, got ", prompt);
+  if (B == 0 || prompt == 0) return;
+  SampleArgs args{};
+  args.n = static_cast<uint32_t>(V);
+  args.capacity = static_cast<uint32_t>(C);
+  static PipelineTable<1> table;
+  Pipeline& pipeline =
+      table.get(ids.device(), 0, [] { return Kernel{"sample.metal", "sample_count_prompt", {}, {}, ""}; });
+  Launch launch(pipeline);
+  launch.in(ids).in(first).inout(counts).args(args).moves(B * prompt * 12);
+  launch.run({{static_cast<uint32_t>(prompt), static_cast<uint32_t>(B), 1}, {64, 1, 1}, true});
+}
+
+} // namespace
+
+FOUNDRY_OP("sample(Tensor logits, Tensor params, Tensor rules, Tensor? sequences, Tensor(a!)? counts, "
+           "Tensor(b!)? banned, Tensor start, Tensor streams, Tensor(c!) length, Tensor(d!) finished, "
+           "Tensor(e!) errors, Tensor(f!) ids, Tensor(g!) newest, Tensor(h!)? probs, bool use_rules, bool draw, "
+           "bool truncate) -> ()",
+           "sample", sample)
+FOUNDRY_OP("sample_merge(Tensor parts, Tensor params, Tensor rules, Tensor(a!) length, Tensor(b!) finished, "
+           "Tensor(c!) errors, Tensor(d!) ids, Tensor(e!) newest) -> ()",
+           "sample_merge", sample_merge)
+FOUNDRY_OP("sample_count_prompt(Tensor ids, Tensor first, SymInt prompt, Tensor(a!) counts) -> ()",
+           "sample_count_prompt", sample_count_prompt)
+
+} // namespace foundry
