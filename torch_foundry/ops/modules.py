@@ -1,9 +1,4 @@
-"""The fused ops: typed faces over `torch.ops.torch_foundry`, and the shapes of their results for torch.compile.
-
-All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end; the executor is that
-of the tensors' device. None has a backward: differentiating through one raises. Wrong arguments raise RuntimeError with
-the argument's name and what was expected. `torch_foundry.reference` has the same functions in plain torch.
-"""
+"""The ops of modules, one for one. See the package for what all ops have in common."""
 
 from __future__ import annotations
 
@@ -11,13 +6,10 @@ import torch
 from torch import Tensor
 
 from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
+from torch_foundry.ops.fake import fake as _fake
 from torch_foundry.quant import get_format
 
 _ops = torch.ops.torch_foundry
-
-
-def _fake(name: str):  # type: ignore[no-untyped-def]
-    return torch.library.register_fake(f"torch_foundry::{name}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- norms

@@ -1,0 +1,245 @@
+// RMSNorm and the projections after it in one launch, for the few tokens of a decode step: shaders/decode.metal.
+#include "decode.h"
+
+#include <cmath>
+
+#include "core/op.h"
+#include "core/quant_table.h"
+#include "core/tuning.h"
+#include "ops/heads.h"
+#include "quant/format.h"
+
+namespace foundry {
+namespace {
+
+uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+
+constexpr int64_t kMostRows = 16; // of x: beyond, ops.linear's tiles are the better way
+constexpr int kMatrices = 3;
+
+using Formats = c10::List<std::string>;
+using Biases = c10::List<std::optional<at::Tensor>>;
+
+// The norm before the projections, and those: matrices of the same width, each in its own format.
+struct Projections {
+  at::Tensor x, gain;
+  float eps, offset;
+  std::vector<at::Tensor> weights;
+  std::vector<OptionalTensor> biases;
+  std::vector<WeightMatrix> matrices;
+  int64_t rows, k;
+
+  Projections(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind, at::TensorList weights,
+              const Formats& formats, const Biases& biases, size_t least)
+      : x(x), gain(gain), eps(static_cast<float>(eps)), offset(0.0f), weights(weights.vec()) {
+    Dim K("in_features");
+    check("x", x).floating().last(K).contiguous();
+    k = K;
+    check("norm_weight", gain).like(x).shape({K}).contiguous();
+    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
+    if (choose("kind", kind, {"llama", "olmo", "gemma"}) == 2) offset = 1.0f;
+    TORCH_CHECK(weights.size() >= least && weights.size() <= kMatrices, "weights: expected ", least, " to ", kMatrices,
+                " matrices, got ", weights.size());
+    TORCH_CHECK(formats.size() == weights.size() && biases.size() == weights.size(),
+                "formats: expected a format and a bias (or none) for each of ", weights.size(), " weights, got ",
+                formats.size(), " and ", biases.size());
+    for (size_t i = 0; i < weights.size(); i++) {
+      const std::string format = formats.get(i);
+      matrices.push_back(weight_matrix("weights", weights[i],
+                                       format.empty() ? std::nullopt : std::optional<std::string_view>(format)));
+      check("weights", weights[i]).device(x);
+      TORCH_CHECK(matrices[i].k == k, "weights: expected in_features=", k, ", got ", matrices[i].k, " in the one at ",
+                  i);
+      this->biases.push_back(biases.get(i));
+      Dim N("out_features", matrices[i].n);
+      if (this->biases[i]) check("biases", *this->biases[i]).like(x).shape({N}).contiguous();
+    }
+    TORCH_CHECK(k > 0, "x: expected at least one feature, got ", x.sizes());
+    rows = x.numel() / k;
+    TORCH_CHECK(rows <= kMostRows, "x: expected at most ", kMostRows, " rows, got ", x.sizes());
+  }
+
+  int64_t outputs(size_t first, size_t end) const {
+    int64_t n = 0;
+    for (size_t i = first; i < end; i++) n += matrices[i].n;
+    return n;
+  }
+
+  // Calls launch(first, end) for each run of neighbouring matrices of one format.
+  template <class F> void each_run(F&& launch) const {
+    for (size_t first = 0, end; first < matrices.size(); first = end) {
+      for (end = first + 1; end < matrices.size() && &matrices[end].format == &matrices[first].format;) end++;
+      launch(first, end);
+    }
+  }
+};
+
+int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
+
+// How a run of matrices is multiplied: the variant of the kernel, and its grid.
+struct Way {
+  const QuantFormat& format;
+  at::ScalarType dtype;
+  LinearChoice choice;
+  int m; // rows of x that share a reading
+  bool aligned;
+
+  Way(const Projections& p, size_t first, size_t end, bool in_pairs)
+      : format(p.matrices[first].format), dtype(p.x.scalar_type()), m(p.rows > 4   ? 8
+                                                                      : p.rows > 2 ? 4
+                                                                                   : int(p.rows)),
+        aligned(p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain)) {
+    choice = linear_choice(p.x.device(), format.index, m, p.outputs(first, end), p.k);
+    if (in_pairs && choice.outputs < 2) choice.outputs = 2;
+    while (normed_sums(m, choice.outputs) > int(kSimdWidth)) choice.outputs /= 2;
+    for (size_t i = first; i < end; i++) aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
+  }
+
+  static constexpr int count = kMaxFormats * 3 * 4 * 2 * 24;
+  int index() const { // layouts: outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
+    const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
+    return (((format.index * 3 + dtype_index(dtype)) * 4 + log2(m)) * 2 + aligned) * 24 + layout;
+  }
+
+  Kernel kernel(const char* function, const char* table_type = nullptr) const {
+    Kernel k{"decode.metal", function, {format.policy, metal_type(dtype)}, {}, ""};
+    if (table_type) k.arguments.emplace_back(table_type);
+    for (int n : {m, aligned ? 8 : 1, int(choice.outputs), int(choice.steps), int(choice.chains)})
+      k.arguments.push_back(std::to_string(n));
+    return k;
+  }
+
+  // `units`: outputs, or pairs of them. Binds the threadgroup memory too.
+  void run(Launch& launch, int64_t units, bool in_pairs, int64_t rows) const {
+    const uint32_t teams = choice.simdgroups / choice.split, each = choice.outputs / (in_pairs ? 2 : 1);
+    launch.tgmem(size_t(choice.simdgroups) * normed_sums(m, choice.outputs) * sizeof(float));
+    launch.run({{ceil_div(units, each * teams), ceil_div(rows, m), 1}, {kSimdWidth * choice.simdgroups, 1, 1}, false});
+  }
+};
+
+// Binds x, the gains, and `count` weights and biases; those of other formats are not read, others stand in for them.
+NormedArgs bind(Launch& launch, const Projections& p, const Way& way, size_t first, size_t end, size_t count) {
+  NormedArgs args{};
+  args.rows = u32(p.rows);
+  args.k = u32(p.k);
+  args.split = way.choice.split;
+  args.eps = p.eps;
+  args.offset = p.offset;
+  launch.in(p.x).in(p.gain);
+  for (size_t i = 0; i < count; i++) {
+    const bool used = i >= first && i < end;
+    launch.in(p.weights[used ? i : first]);
+    if (i < p.matrices.size()) args.n[i] = u32(p.matrices[i].n);
+    if (used) args.row_blocks[i] = u32(p.matrices[i].row_blocks);
+  }
+  for (size_t i = 0; i < count; i++) {
+    const bool used = i >= first && i < end && p.biases[i];
+    launch.in(used ? *p.biases[i] : p.x);
+    if (used) args.has_bias |= 1u << i;
+  }
+  return args;
+}
+
+int64_t bytes_of(const Projections& p, size_t first, size_t end) {
+  int64_t bytes = p.x.nbytes() + p.gain.nbytes();
+  for (size_t i = first; i < end; i++) {
+    bytes +=
+        p.weights[i].nbytes() + (p.biases[i] ? p.biases[i]->nbytes() : 0) + p.rows * p.matrices[i].n * p.x.itemsize();
+  }
+  return bytes;
+}
+
+at::Tensor norm_linear(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind,
+                       at::TensorList weights, const Formats& formats, const Biases& biases) {
+  const Projections p(x, gain, eps, kind, weights, formats, biases, 1);
+  std::vector<int64_t> shape = x.sizes().vec();
+  const int64_t total = shape.back() = p.outputs(0, weights.size());
+  check_output_size(p.rows, total);
+  at::Tensor y = at::empty(shape, x.options());
+  if (y.numel() == 0) return y;
+  p.each_run([&](size_t first, size_t end) {
+    const Way way(p, first, end, false);
+    static PipelineTable<Way::count> table;
+    Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("norm_linear"); }));
+    NormLinearArgs args{};
+    args.normed = bind(launch, p, way, first, end, kMatrices);
+    args.first = u32(p.outputs(0, first));
+    args.end = u32(p.outputs(0, end));
+    launch.out(y).args(args).moves(bytes_of(p, first, end));
+    way.run(launch, args.end - args.first, false, p.rows);
+  });
+  return y;
+}
+
+at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind,
+                    at::TensorList weights, const Formats& formats, const Biases& biases, std::string_view activation) {
+  const Projections p(x, gain, eps, kind, weights, formats, biases, 2);
+  TORCH_CHECK(weights.size() == 2 && p.matrices[0].n == p.matrices[1].n &&
+                  &p.matrices[0].format == &p.matrices[1].format,
+              "weights: expected gate and up of the same shape and format");
+  std::vector<int64_t> shape = x.sizes().vec();
+  const int64_t n = shape.back() = p.matrices[0].n;
+  check_output_size(p.rows, n);
+  NormGluArgs args{};
+  args.activation = activation_silu + choose("activation", activation, {"silu", "gelu_tanh", "gelu"});
+  at::Tensor y = at::empty(shape, x.options());
+  if (y.numel() == 0) return y;
+  const Way way(p, 0, 2, true);
+  static PipelineTable<Way::count> table;
+  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("norm_glu"); }));
+  args.normed = bind(launch, p, way, 0, 2, 2);
+  launch.out(y).args(args).moves(bytes_of(p, 0, 2) - y.nbytes());
+  way.run(launch, n, true, p.rows);
+  return y;
+}
+
+at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind,
+                    at::TensorList weights, const Formats& formats, const Biases& biases, const OptionalTensor& cos,
+                    const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t start,
+                    int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step) {
+  const Projections p(x, gain, eps, kind, weights, formats, biases, 3);
+  check("x", x).dim(3);
+  TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
+  const int64_t batch = x.size(0), tokens = x.size(1), n_heads = p.matrices[0].n / head_dim,
+                n_kv_heads = p.matrices[1].n / head_dim;
+  TORCH_CHECK(p.matrices[0].n % head_dim == 0 && p.matrices[1].n % head_dim == 0 && p.matrices[2].n == p.matrices[1].n,
+              "weights: expected heads * ", head_dim, ", kv_heads * ", head_dim, " and as many rows, got ",
+              p.matrices[0].n, ", ", p.matrices[1].n, " and ", p.matrices[2].n);
+  const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step};
+  NormQkvArgs args{};
+  args.heads = heads_args(x, batch, tokens, n_heads, n_kv_heads, head_dim, to);
+  TORCH_CHECK(args.heads.value_dim == head_dim, "v_cache: expected a head_dim of ", head_dim, ", got ",
+              v_cache.sizes());
+  at::Tensor q_out = at::empty({batch, n_heads, tokens, head_dim}, x.options());
+  if (p.rows == 0) return q_out;
+  p.each_run([&](size_t first, size_t end) {
+    const Way way(p, first, end, true);
+    const bool float_table = to.float_table(x.scalar_type());
+    static PipelineTable<2 * Way::count> table;
+    Launch launch(table.get(x.device(), way.index() * 2 + float_table, [&] {
+      return way.kernel("norm_qkv", float_table ? "float" : metal_type(x.scalar_type()));
+    }));
+    args.normed = bind(launch, p, way, first, end, kMatrices);
+    args.first_pair = u32(p.outputs(0, first) / 2);
+    args.end_pair = u32(p.outputs(0, end) / 2);
+    launch.in(cos ? *cos : x).in(sin ? *sin : x).in(positions ? *positions : x).in(step ? *step : x);
+    launch.inout(k_cache).inout(v_cache).out(q_out).args(args).moves(bytes_of(p, first, end));
+    way.run(launch, args.end_pair - args.first_pair, true, p.rows);
+  });
+  return q_out;
+}
+
+} // namespace
+
+FOUNDRY_OP("norm_linear(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+           "Tensor?[] biases) -> Tensor",
+           "norm_linear", norm_linear)
+FOUNDRY_OP("norm_glu(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+           "Tensor?[] biases, str activation) -> Tensor",
+           "norm_glu", norm_glu)
+FOUNDRY_OP("norm_qkv(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+           "Tensor?[] biases, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, Tensor(b!) v_cache, SymInt start, "
+           "SymInt head_dim, Tensor? positions=None, Tensor? step=None) -> Tensor",
+           "norm_qkv", norm_qkv)
+
+} // namespace foundry

@@ -1,0 +1,188 @@
+// A decoder layer's first and fourth step for few tokens: RMSNorm and the projections after it, with what follows them, in
+// one launch. The norm is a weighting of x on the way to the products (gemv.h); a team of simdgroups makes N neighbouring
+// outputs for M rows of x, and in the end lane m * N + n of its first simdgroup has output n of row m. Kernels of pairs
+// have N / 2 of them: outputs n and n + N / 2 belong together.
+#include "decode.h"
+
+#include "epilogue.h"
+#include "gemv.h"
+#include "heads.h"
+
+using namespace metal;
+using namespace foundry;
+
+// Where in the threadgroup, and for what, a thread is.
+struct Seat {
+  uint group, row_group;  // of the grid
+  ushort lane, simdgroup, simdgroups;
+
+  METAL_FUNC uint team(uint split) const { return group * (simdgroups / split) + simdgroup / split; }  // in the grid
+  METAL_FUNC uint part(uint split) const { return simdgroup % split; }
+};
+
+// (norm x) W^T: for lane m * N + n that of row m of the team's rows of x and of w_row[n].
+template <typename Q, typename T, int M, int V, int N, int U, int P>
+METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)[N], device const T* x,
+                                 device const T* gain, constant NormedArgs& args, bool busy, Seat seat,
+                                 threadgroup float* partial) {
+  constexpr int C = normed_sums(M, N);
+  static_assert(C <= int(simd_width), "a lane for each sum");
+  const Weighted<T, V> rows = {x, gain, args.offset};
+  uint x_row[M];
+  for (int m = 0; m < M; ++m)
+    x_row[m] = min(seat.row_group * M + m, args.rows - 1) * args.k;
+  float sum[M * N], squares[M], all[C];
+  const uint part = seat.part(args.split), end = busy ? args.k : 0;  // a team past the last output reads nothing
+  walk<Q, M, V, N, U, P>(w_row, rows, x_row, part * simd_width + seat.lane, args.split, end, sum, squares);
+  for (int i = 0; i < C; ++i)
+    all[i] = i < M * N ? sum[i < M * N ? i : 0] : i < M * N + M ? squares[i - M * N < M ? i - M * N : 0] : 0.0f;
+  const float total = team_sums(all, args.split, part, partial, seat.simdgroup, seat.lane);
+  const float of_row = simd_shuffle(total, ushort(M * N + min(int(seat.lane) / N, M - 1)));
+  return total * rsqrt(of_row / float(args.k) + args.eps);
+}
+
+// Row n of three matrices side by side.
+template <typename B>
+METAL_FUNC device const B* row_of(constant NormedArgs& args, uint n, device const B* w0, device const B* w1,
+                                  device const B* w2) {
+  if (n < args.n[0])
+    return w0 + ulong(n) * args.row_blocks[0];
+  n -= args.n[0];
+  if (n < args.n[1])
+    return w1 + ulong(n) * args.row_blocks[1];
+  return w2 + ulong(n - args.n[1]) * args.row_blocks[2];
+}
+
+template <typename T>
+METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, device const T* b1, device const T* b2) {
+  if (n < args.n[0])
+    return args.has_bias & 1 ? float(b0[n]) : 0.0f;
+  n -= args.n[0];
+  if (n < args.n[1])
+    return args.has_bias & 2 ? float(b1[n]) : 0.0f;
+  return args.has_bias & 4 ? float(b2[n - args.n[1]]) : 0.0f;
+}
+
+// y = (norm x) W^T + bias, for up to three W side by side.
+// foundry-lint: instance(norm_linear<Q8_0, half, 4, 8, 4, 1, 1>)
+// foundry-lint: instance(norm_linear<F32, float, 1, 1, 2, 2, 4>)
+template <typename Q, typename T, int M, int V, int N, int U, int P>
+[[kernel]] void norm_linear(
+    device const T* x [[buffer(0)]],
+    device const T* gain [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const typename Q::block* w2 [[buffer(4)]],
+    device const T* b0 [[buffer(5)]],
+    device const T* b1 [[buffer(6)]],
+    device const T* b2 [[buffer(7)]],
+    device T* y [[buffer(8)]],
+    constant NormLinearArgs& args [[buffer(9)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const Seat seat = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  const uint n0 = args.first + seat.team(a.split) * N;
+  device const typename Q::block* w_row[N];
+  for (int n = 0; n < N; ++n)
+    w_row[n] = row_of(a, min(n0 + n, args.end - 1), w0, w1, w2);
+  const float product = normed_products<Q, T, M, V, N, U, P>(w_row, x, gain, a, n0 < args.end, seat, partial);
+  const uint m = group.y * M + lane / N, n = n0 + lane % N;
+  if (seat.part(a.split) == 0 && lane < M * N && m < a.rows && n < args.end)
+    y[m * (a.n[0] + a.n[1] + a.n[2]) + n] = T(product + bias_of(a, n, b0, b1, b2));
+}
+
+// y = act(gate) * up with gate, up = (norm x) W^T + bias: w0 and w1. A pair is an output of each.
+// foundry-lint: instance(norm_glu<Q4_0, bfloat, 1, 8, 2, 2, 4>)
+template <typename Q, typename T, int M, int V, int N, int U, int P>
+[[kernel]] void norm_glu(
+    device const T* x [[buffer(0)]],
+    device const T* gain [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const T* b0 [[buffer(4)]],
+    device const T* b1 [[buffer(5)]],
+    device T* y [[buffer(6)]],
+    constant NormGluArgs& args [[buffer(7)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const Seat seat = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  constexpr int pairs = N / 2;
+  const uint n0 = seat.team(a.split) * pairs, width = a.n[0];
+  device const typename Q::block* w_row[N];
+  for (int n = 0; n < N; ++n)
+    w_row[n] = row_of(a, min(n0 + n % pairs, width - 1) + (n < pairs ? 0 : width), w0, w1, w1);
+  float value = normed_products<Q, T, M, V, N, U, P>(w_row, x, gain, a, n0 < width, seat, partial);
+  const uint m = group.y * M + lane / N, n = n0 + lane % pairs, mine = lane % N;
+  if (n < width)
+    value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
+  const float up = simd_shuffle_xor(value, ushort(pairs));
+  if (seat.part(a.split) == 0 && mine < pairs && lane < M * N && m < a.rows && n < width)
+    y[m * width + n] = T(activate(args.activation, value) * up);
+}
+
+// q, k, v = (norm x) W^T + bias; q and k rotate, q goes to q_out, k and v to the caches. A pair is one of a head's.
+// foundry-lint: instance(norm_qkv<F16, half, float, 1, 8, 4, 2, 1>)
+// foundry-lint: instance(norm_qkv<Q8_0, bfloat, bfloat, 8, 8, 2, 1, 1>)
+template <typename Q, typename T, typename C, int M, int V, int N, int U, int P>
+[[kernel]] void norm_qkv(
+    device const T* x [[buffer(0)]],
+    device const T* gain [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const typename Q::block* w2 [[buffer(4)]],
+    device const T* b0 [[buffer(5)]],
+    device const T* b1 [[buffer(6)]],
+    device const T* b2 [[buffer(7)]],
+    device const C* cosines [[buffer(8)]],
+    device const C* sines [[buffer(9)]],
+    device const int* positions [[buffer(10)]],
+    device const int* step [[buffer(11)]],
+    device T* k_cache [[buffer(12)]],
+    device T* v_cache [[buffer(13)]],
+    device T* q_out [[buffer(14)]],
+    constant NormQkvArgs& args [[buffer(15)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const Seat seat = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  constant RopeAndCacheArgs& h = args.heads;
+  constexpr int pairs = N / 2;
+  const uint in_head = h.head_dim / 2, first_pair = args.first_pair + seat.team(a.split) * pairs;
+  device const typename Q::block* w_row[N];
+  for (int n = 0; n < N; ++n) {
+    const uint i = min(first_pair + n % pairs, args.end_pair - 1), head = i / in_head;
+    const Pair pair = pair_of(h, head, i % in_head);
+    w_row[n] = row_of(a, head * h.head_dim + (n < pairs ? pair.first : pair.second), w0, w1, w2);
+  }
+  float value =
+      normed_products<Q, T, M, V, N, U, P>(w_row, x, gain, a, first_pair < args.end_pair, seat, partial);
+
+  const uint m = group.y * M + lane / N, i = first_pair + lane % pairs;
+  const bool is_first = lane % N < pairs, stored = lane < M * N && m < a.rows && i < args.end_pair;
+  const uint head = i / in_head;
+  const Pair pair = pair_of(h, head, i % in_head);
+  const uint element = is_first ? pair.first : pair.second;
+  if (stored)
+    value += bias_of(a, head * h.head_dim + element, b0, b1, b2);
+  const float other = simd_shuffle_xor(value, ushort(pairs));
+  if (seat.part(a.split) == 0 && stored) {
+    const uint batch = m / h.q_len, token = m % h.q_len;
+    if (pair.rotates) {
+      const float c = float(cosines[cos_offset(h, positions, batch, token) + element]);
+      const float s = float(sines[sin_offset(h, positions, batch, token) + element]);
+      value = value * c + (is_first ? -other : other) * s;
+    }
+    head_out(h, step, batch, token, head, q_out, k_cache, v_cache)[element] = T(value);
+  }
+}

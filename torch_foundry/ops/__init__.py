@@ -1,0 +1,23 @@
+"""The fused ops: typed faces over `torch.ops.torch_foundry`, and the shapes of their results for torch.compile.
+
+All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end; the executor is that
+of the tensors' device. None has a backward: differentiating through one raises. Wrong arguments raise RuntimeError with
+the argument's name and what was expected. `torch_foundry.reference` has the same functions in plain torch.
+"""
+
+from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv
+from torch_foundry.ops.modules import add_rms_norm, argmax, attention, embedding, glu, linear, rms_norm, rope_and_cache
+
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "attention",
+    "embedding",
+    "glu",
+    "linear",
+    "norm_glu",
+    "norm_linear",
+    "norm_qkv",
+    "rms_norm",
+    "rope_and_cache",
+]
