@@ -12,6 +12,9 @@ import torch
 
 from torch_foundry import ops
 from torch_foundry.patch.layer import LayerPlan, project
+from torch_foundry.patch.weights import Matrices
+
+FEW = 16  # rows of x that norm_linear and its like take
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 
@@ -35,21 +38,7 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
     """
     spec = plan.spec
     start = step.start[spec.layer_idx]
-    h = x if plan.pre_attn is None else plan.pre_attn(x)
-    qkv = [linear(h) for linear in plan.qkv]
-    q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
-    norms: dict[str, Any] = {}
-    if plan.qk_norm is not None:
-        q_norm, k_norm = plan.qk_norm
-        if spec.family.qk_norm == "head":
-            gains = {"q_norm": q_norm.weight, "k_norm": k_norm.weight}
-            norms = gains | {"eps": q_norm.eps, "kind": q_norm.kind}
-        else:
-            q, k = q_norm(q), k_norm(k)
-    cos, sin = _tables(plan, step) if spec.rope else (None, None)
-    q = ops.rope_and_cache(
-        q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim, positions=step.positions, step=start, **norms
-    )
+    q = _heads(plan, x, step, start, keys, values)
     h = ops.attention(
         q,
         keys,
@@ -62,10 +51,60 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
         step=start,
     )
     x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
-    h = x if plan.pre_ffn is None else plan.pre_ffn(x)
+    return project(plan.down, _gated(plan, x), x, plan.post_ffn, spec.residual_scale)
+
+
+def _heads(
+    plan: LayerPlan, x: torch.Tensor, step: Step, start: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Norm, projections, norms of heads, rotation; k and v go to the cache. Returns q [B, n_heads, L, head_dim]."""
+    spec, norm = plan.spec, plan.pre_attn
+    kind = spec.family.qk_norm
+    cos, sin = _tables(plan, step) if spec.rope else (None, None)
+    heads: dict[str, Any] = {"head_dim": spec.head_dim, "positions": step.positions, "step": start}
+    matrices = Matrices(plan.qkv, plan.widths)
+    if norm is None or not _few(x):
+        h = x if norm is None else norm(x)
+        qkv = [linear(h) for linear in plan.qkv]
+        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
+    elif kind == "none":
+        named: dict[str, Any] = {"kind": norm.kind, "formats": matrices.formats, "biases": matrices.biases}
+        return ops.norm_qkv(x, norm.weight, norm.eps, matrices.weights, cos, sin, keys, values, 0, **named, **heads)
+    else:
+        raw = ops.norm_linear(
+            x, norm.weight, norm.eps, matrices.weights,
+            kind=norm.kind, formats=matrices.formats, biases=matrices.biases,
+        )  # fmt: skip
+        q, k, v = raw.split(plan.widths, dim=-1)
+    if plan.qk_norm is not None:
+        q_norm, k_norm = plan.qk_norm
+        if kind == "head":
+            heads |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+        else:
+            q, k = q_norm(q), k_norm(k)
+    return ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, **heads)
+
+
+def _gated(plan: LayerPlan, x: torch.Tensor) -> torch.Tensor:
+    """Norm, gate and up projections and their product: [B, L, intermediate]."""
+    norm, activation = plan.pre_ffn, plan.spec.activation
+    width = plan.config.intermediate_size
+    matrices = Matrices(plan.gate_up, (width, width))
+    if norm is not None and _few(x) and matrices.formats[0] == matrices.formats[1]:
+        gate, up = matrices.weights
+        return ops.norm_glu(
+            x, norm.weight, norm.eps, gate, up,
+            kind=norm.kind, format=matrices.formats[0], biases=matrices.biases, activation=activation,
+        )  # fmt: skip
+    h = x if norm is None else norm(x)
     gate_up = [linear(h) for linear in plan.gate_up]
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
-    return project(plan.down, ops.glu(gate, up, spec.activation), x, plan.post_ffn, spec.residual_scale)
+    return ops.glu(gate, up, activation)
+
+
+def _few(x: torch.Tensor) -> bool:
+    """Whether the fused kernels of decoding take so many rows."""
+    return x.shape[0] * x.shape[1] <= FEW
 
 
 def _tables(plan: LayerPlan, step: Step) -> Tables:

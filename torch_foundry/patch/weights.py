@@ -3,6 +3,7 @@ has to be told about `.to()`, `load_state_dict(assign=True)` or a merged adapter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,3 +69,28 @@ class Linear:
             residual=residual,
             scale=scale,
         )
+
+
+class Matrices:
+    """Projections of one input: several linear layers, or one that holds them all, cut into `widths` outputs each."""
+
+    __slots__ = ("formats", "linears", "widths")
+
+    def __init__(self, linears: Sequence[Linear], widths: Sequence[int]) -> None:
+        self.linears = tuple(linears)
+        self.widths = list(widths)
+        self.formats = tuple(linear.format for linear in self.linears) * (len(widths) // len(self.linears))
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """[width, in_features] each; rows of blocks if packed."""
+        weights: list[torch.Tensor] = [linear.weights["weight"] for linear in self.linears]
+        return weights if len(weights) > 1 else list(weights[0].split(self.widths))
+
+    @property
+    def biases(self) -> list[torch.Tensor | None]:
+        """[width] each."""
+        biases = [linear.parameters["bias"] for linear in self.linears]
+        if len(biases) > 1:
+            return biases
+        return [None] * len(self.widths) if biases[0] is None else list(biases[0].split(self.widths))
