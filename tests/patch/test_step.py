@@ -1,0 +1,99 @@
+"""A layer of a decode step: what the stock layer computes, in how many launches, for every family."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import torch_foundry
+from tests.patch.zoo import FAMILIES, build, ids, padded, shared
+from torch_foundry.patch.layer import LayerPlan
+from torch_foundry.patch.step import Step, decode
+
+LAUNCHES = dict.fromkeys(FAMILIES, 5) | {"qwen3": 6, "gemma2": 7, "gemma3": 8, "olmo2": 14}  # a layer, attention in one
+
+
+def record_layers(model: Any, **inputs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Input and output of every layer in a forward pass."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hooks = [layer.register_forward_hook(lambda _, i, o: seen.append((i[0], o))) for layer in model.model.layers]
+    model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def tables(model: Any, length: int) -> dict[str | None, Any]:
+    """cos and sin of every position by the model's own rotary embedding."""
+    rotary, positions, x = model.model.rotary_emb, torch.arange(length)[None], torch.zeros(1, dtype=model.dtype)
+    if isinstance(getattr(rotary, "layer_types", None), (set, list, tuple)):
+        made = {t: rotary(x, positions, t) for t in rotary.layer_types}
+        return {t: (cos[0].contiguous(), sin[0].contiguous()) for t, (cos, sin) in made.items()}
+    cos, sin = rotary(x, positions)
+    return {None: (cos[0].contiguous(), sin[0].contiguous())}
+
+
+def prefilled(model: Any, inputs: dict[str, torch.Tensor], room: int) -> DynamicCache:
+    """A cache that has seen `inputs`, with room for more."""
+    cache = DynamicCache(config=model.config)
+    model(**inputs, past_key_values=cache)
+    for layer in cache.layers:
+        for buffer in (layer._keys, layer._values):
+            buffer.reserve((0, 0, 0), room, model.dtype, model.device)
+    return cache
+
+
+@torch.no_grad()
+def check_steps(
+    family: str, inputs: dict[str, torch.Tensor], new: int, dtype: torch.dtype = torch.float32, launches: int = 0
+) -> None:
+    model = copy.deepcopy(shared(family)) if dtype == torch.float32 else build(family, dtype)
+    batch, length = inputs["input_ids"].shape
+    context = {name: value[:, : length - new] for name, value in inputs.items()}
+    mask = inputs.get("attention_mask", torch.ones(batch, length, dtype=torch.long))
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    context["position_ids"] = positions[:, : length - new]
+    expected = record_layers(model, **inputs, position_ids=positions)
+    torch_foundry.patch(model)
+    cache = prefilled(model, context, new)
+    seen = torch.zeros(batch, 256, dtype=torch.bool)
+    seen[:, :length] = mask.bool()
+    ends = [layer._keys.first + layer._keys.length for layer in cache.layers]
+    start = torch.tensor([[end, length - new - end] for end in ends], dtype=torch.int32)
+    step = Step(
+        positions[:, length - new :].int(), tables(model, 64), start, seen if "attention_mask" in inputs else None
+    )
+    real = mask[:, length - new :].bool()
+    for i, (layer, slot) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
+        x, y = (t[:, length - new :].contiguous() for t in expected[i])
+        torch_foundry.reset_counters()
+        got = decode(LayerPlan(layer, layer._foundry.state), x, step, slot._keys.data, slot._values.data)
+        made = torch_foundry.counters().launches
+        assert made == (launches or LAUNCHES[family]), f"layer {i}: {made} launches"
+        close = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
+        torch.testing.assert_close(got[real], y[real], rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("new", [1, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_equals_the_stock_layer(family: str, new: int) -> None:
+    check_steps(family, {"input_ids": ids(1, 29)}, new)  # beyond the windows of 12
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_left_padding(family: str) -> None:
+    check_steps(family, padded([29, 18, 9]), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_narrow_dtypes(family: str, dtype: torch.dtype) -> None:
+    check_steps(family, {"input_ids": ids(2, 20)}, 1, dtype)
+
+
+def test_a_batch_too_large_for_fused_kernels() -> None:
+    check_steps("phi3", {"input_ids": ids(9, 15)}, 2, launches=9)
