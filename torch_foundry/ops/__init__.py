@@ -7,6 +7,7 @@ the argument's name and what was expected. `torch_foundry.reference` has the sam
 
 from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.modules import add_rms_norm, argmax, attention, embedding, glu, linear, rms_norm, rope_and_cache
+from torch_foundry.ops.sampling import sample, sample_count_prompt, sample_merge
 
 __all__ = [
     "add_rms_norm",
@@ -20,4 +21,7 @@ __all__ = [
     "norm_qkv",
     "rms_norm",
     "rope_and_cache",
+    "sample",
+    "sample_count_prompt",
+    "sample_merge",
 ]

@@ -13,10 +13,10 @@ All that changes from token to token lies in the sampler's tensors and is read a
 
     .ids       int64 [B, capacity]  prompt, then tokens, each written at its row's length
     .token     int64 [B, 1]         the newest token of each row: what the embedding reads next
-    .length    int32 [B]            tokens in `ids`; each step adds 1 to every row, also to finished ones (as generate())
+    .length    int32 [B]            tokens in `ids`; each step adds 1, also to finished rows (as generate())
     .finished  int32 [B]            1 after an EOS token or when `ids` is full; such rows get the pad token
     .errors    int32 [B]            0, or bits of why no token could be chosen (`Sampler.check` names them)
-    .params    int32 [24]           the settings' numbers: `sampler.use(settings)` changes them under a recorded tape
+    .params    int32 [18]           the settings' numbers: `sampler.use(settings)` changes them under a recorded tape
 
 A step is 2 launches, 3 with no_repeat_ngram or bad words of several tokens.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -65,39 +66,127 @@ class Sampler:
             if not isinstance(ignore, int) and len(ignore) != batch:
                 raise ValueError(f"repetition_ignore: expected {batch} numbers, got {len(ignore)}")
             first = torch.tensor([ignore] * batch if isinstance(ignore, int) else ignore, dtype=torch.int32)
-            ops.count_prompt(self.ids[:, :prompt], first.to(device), self.counts)
+            ops.sample_count_prompt(self.ids, first.to(device), prompt, self.counts)
 
     def step(self, logits: Tensor) -> Tensor:
         """Choose and write one token per row; returns `token`.
 
         logits: [B, V], float32, float16 or bfloat16, rows may be strided. Stream-ordered: nothing is waited for.
         """
-        raise NotImplementedError
+        self._sample(logits, None)
+        return self.token
 
-    def use(self, settings: Settings) -> None:
-        """Go on with other numbers (temperature, top_k, ...), also in tapes that were recorded before.
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """A step of a sampler that draws, which also returns what it drew from: float32 [B, V]."""
+        probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        self._sample(logits, probs)
+        return probs
 
-        ValueError if `settings` need other kernels or tables than the present ones: a processor more or less.
+    def merge(self, parts: Tensor) -> Tensor:
+        """A greedy step without processors whose maxima are known; see `ops.sample_merge`. Returns `token`."""
+        if self.settings.do_sample or self.settings.processes:
+            raise ValueError("merge: expected greedy settings without processors")
+        ops.sample_merge(
+            parts,
+            self.params,
+            self.rules,
+            length=self.length,
+            finished=self.finished,
+            errors=self.errors,
+            ids=self.ids,
+            newest=self.token,
+        )
+        return self.token
+
+    def use(self, settings: Settings, seed: int | None = None) -> None:
+        """Go on with other numbers (temperature, top_k, pad ...) or another seed, also in tapes recorded before.
+
+        ValueError if `settings` need other kernels or name other tokens than the present ones.
         """
-        raise NotImplementedError
+        if settings.structure != self.settings.structure:
+            raise ValueError("use: expected settings with the same processors and tokens, only other numbers")
+        self.settings, self.seed = settings, self.seed if seed is None else seed
+        self.params.copy_(torch.tensor(_params(settings, self.seed), dtype=torch.int32))
 
     def check(self) -> None:
         """Wait for the device and raise RuntimeError if some row had no possible token, naming row and reason."""
         for row, bits in enumerate(self.errors.tolist()):
             if bits:
                 why = ", ".join(text for bit, text in ERRORS.items() if bits & bit)
-                raise RuntimeError(f"row {row}: {why}; nothing was chosen from there on")
+                raise RuntimeError(f"row {row}: {why}; no token was chosen from there on")
+
+    def _sample(self, logits: Tensor, probs: Tensor | None) -> None:
+        ops.sample(
+            logits,
+            self.params,
+            self.rules,
+            start=self.start,
+            streams=self.streams,
+            length=self.length,
+            finished=self.finished,
+            errors=self.errors,
+            ids=self.ids,
+            newest=self.token,
+            sequences=self.sequences,
+            counts=self.counts,
+            banned=self.banned,
+            probs=probs,
+            use_rules=self.settings.has_rules,
+            draw=self.settings.do_sample,
+            truncate=self.settings.truncates,
+        )
 
 
 def _params(settings: Settings, seed: int) -> list[int]:
-    return []
+    """SampleParams of shaders/sample.h, word by word."""
+    s = settings
+    stages = sum(bit for bit, on in ((1, s.top_k), (2, s.top_p), (4, s.min_p), (8, s.forced_bos)) if on is not None)
+    # p = 1 is no limit, and has no fraction of 32 bits
+    if s.top_p == 1:
+        stages &= ~2
+    packed = struct.pack(
+        "<5f5I4iIi2I",
+        *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty, s.temperature, s.min_p or 0.0),
+        *(min(round((s.top_p or 0.0) * 2**32), 2**32 - 1), min(s.top_k or 0, 2**32 - 1), stages),
+        *(s.top_p_keep, s.min_p_keep),
+        *(s.min_length, s.min_new_length, s.forced_eos_length, s.begin_index),
+        *(s.no_repeat_ngram, s.pad),
+        *(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF),
+    )
+    return list(struct.unpack("<18i", packed))
 
 
 def _rules(settings: Settings, vocab_size: int) -> Tensor:
-    """uint8 [V]: which rules name a token."""
-    return torch.zeros(vocab_size, dtype=torch.uint8)
+    """uint8 [V]: which rules name a token. Hugging Face ignores tokens outside the vocabulary in some of them."""
+    s, rules = settings, torch.zeros(vocab_size, dtype=torch.uint8)
+    single = tuple(word[0] for word in s.bad_words if len(word) == 1)
+    forced = () if s.forced_bos is None else (s.forced_bos,)
+    for name, tokens in (("bad_words", single), ("forced_bos", forced), ("forced_eos", s.forced_eos)):
+        _require_known(name, tokens, vocab_size)
+    for bit, tokens in (
+        (EOS, s.eos),
+        (BAD_WORD, single),
+        (MIN_LENGTH, s.min_length_tokens),
+        (MIN_NEW, s.min_new_tokens),
+        (FORCED_BOS, forced),
+        (FORCED_EOS, s.forced_eos),
+        (SUPPRESSED, s.suppress),
+        (BEGIN_SUPPRESSED, s.begin_suppress),
+    ):
+        known = [token for token in tokens if 0 <= token < vocab_size]
+        rules[known] |= bit
+    return rules
 
 
 def _sequences(settings: Settings, vocab_size: int) -> Tensor:
     """int32: n, then n + 1 offsets into what follows: the tokens of bad words with more than one."""
-    return torch.zeros(1, dtype=torch.int32)
+    words = [word for word in settings.bad_words if len(word) > 1]
+    for word in words:
+        _require_known("bad_words", word, vocab_size)
+    ends = itertools.accumulate((len(word) for word in words), initial=0)
+    return torch.tensor([len(words), *ends, *itertools.chain(*words)], dtype=torch.int32)
+
+
+def _require_known(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
+        raise ValueError(f"{name}: expected tokens of a vocabulary of {vocab_size}, got {unknown}")

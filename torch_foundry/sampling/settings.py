@@ -89,6 +89,33 @@ class Settings:
         )
 
     @property
+    def processes(self) -> bool:
+        """Whether scores differ from logits before the temperature."""
+        return self.counts_tokens or self.bans_sequences or self.has_rules
+
+    @property
+    def structure(self) -> Settings:
+        """Without the numbers that `Sampler.use` can change: settings with equal structures run the same kernels."""
+        return dataclasses.replace(
+            self,
+            repetition_penalty=2.0 if self.counts_tokens else 1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            no_repeat_ngram=int(self.no_repeat_ngram > 0 and self.bans_sequences),
+            min_length=0,
+            min_new_length=0,
+            forced_eos_length=-1,
+            begin_index=-1,
+            temperature=1.0,
+            top_k=1 if self.truncates else None,
+            top_p=None,
+            top_p_keep=1,
+            min_p=None,
+            min_p_keep=1,
+            pad=0,
+        )
+
+    @property
     def truncates(self) -> bool:
         """Whether a draw is among some of the tokens only."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
@@ -97,8 +124,8 @@ class Settings:
     def from_generation_config(cls, config: Any, processors: Iterable[Any]) -> tuple[Settings | None, str]:
         """The settings that do what generate() would do, or None and the reason why there are none.
 
-        config: a GenerationConfig as `_sample` gets it. processors: its LogitsProcessorList; it decides what is applied,
-        of the config only do_sample and the special tokens are read. The list must be in Hugging Face's usual order.
+        config: a GenerationConfig as `_sample` gets it; only do_sample and the special tokens are read. processors: its
+        LogitsProcessorList, which decides what is applied. It must be in Hugging Face's usual order.
         Returns (settings, "") or (None, "TopHLogitsWarper is not known").
         """
         fields: dict[str, Any] = {"do_sample": bool(config.do_sample)}

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kit import poisoned_outputs
+
+torch.set_num_threads(1)  # tensors are small
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs() -> Iterator[None]:
+    with poisoned_outputs():
+        yield
