@@ -7,7 +7,7 @@ PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py -type f -not -name '*.pyc')
+SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py torch_foundry/metallib.py -type f -not -name '*.pyc')
 
 .PHONY: demo test test-gpu lint asan tsan check-macos bench bench-gpu build format clean
 
@@ -54,6 +54,11 @@ check-macos: $(VENV)/.dev
 # Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
 bench: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)
+
+# As test-gpu, for the benchmarks: builds in place, then
+# bench_ops and bench_e2e; records, tables and plots in build/bench. Needs no network.
+bench-gpu:
+	PYTHON=$(PYTHON) benchmarks/run_gpu.sh
 
 build: $(VENV)/.built
 

@@ -48,13 +48,15 @@ LINK_FLAGS = {"Linux": ["-ldl"], "Darwin": ["-framework", "Metal", "-framework",
 
 
 class Build(BuildExtension):
-    """Extension, then the host tree, then the kernels that most models use, compiled side by side."""
+    """Extension, then the host tree, then the kernels that most models use: for Metal, or the host's side by side."""
 
     def run(self) -> None:
         super().run()
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
+        if platform.system() == "Darwin":  # whatever comes of it, kernels can be compiled when they are used
+            subprocess.run([sys.executable, "-m", "torch_foundry.metallib"], cwd=package.parent)
         # a Mac runs them on the GPU, and compiles the host's when they are asked for
         if os.environ.get("TORCH_FOUNDRY_PREBUILD", "0" if platform.system() == "Darwin" else "1") == "1":
             subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "quant": BASE | {"ops"},
     "sampling": OPS,
     "prebuild": OPS,
+    "metallib": {"_ext", "prebuild"},
     "nn": OPS,
     "kvcache": OPS,
     "patch": MODELS | {"sampling", "support"},

@@ -121,6 +121,17 @@ def setup_metal() -> None:
         raise ValueError(f"TORCH_FOUNDRY_COMMIT_EVERY={every!r}: expected 0 (never) or a number of launches")
     if every:
         metal._metal_commit_interval(int(every))
+    add_metallibs()
+
+
+def add_metallibs(built: Path = BUILT) -> None:
+    """Tell the Metal executor what metallib.py compiled into `built`, unless TORCH_FOUNDRY_METALLIB=0."""
+    manifest = built / "metal" / "manifest.json"
+    if environment("TORCH_FOUNDRY_METALLIB", ("1", "0")) == "0" or not manifest.is_file():
+        return
+    for level, made in json.loads(manifest.read_text()).items():
+        version, path = int(level.replace(".", "")) * 10, str(manifest.parent / made["library"])
+        torch.ops.torch_foundry._metal_library(version, path, list(made["texts"]), list(made["texts"].values()))
 
 
 def load() -> None:

@@ -7,9 +7,10 @@ of a few elements, which compiles exactly the kernels that a model would ask for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -34,15 +35,20 @@ def _rope(device: Device, dtype: torch.dtype) -> None:
     ops.rope_and_cache(q, k, k.clone(), cos, cos.clone(), k_cache, k_cache.clone(), 0, head_dim=64)
 
 
-def _weight(device: Device, dtype: torch.dtype, name: str | None) -> torch.Tensor:
+Shape = tuple[int, int]
+SMALL = (32, 256)
+
+
+def _weight(device: Device, dtype: torch.dtype, name: str | None, shape: Shape = SMALL) -> torch.Tensor:
     from torch_foundry import quant
 
-    weight = torch.zeros(32, 256)
+    weight = torch.zeros(shape)
     return (quant.quantize(weight, name) if name else weight.to(dtype)).to(device)
 
 
-def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None) -> None:
-    ops.linear(torch.zeros(rows, 256, dtype=dtype, device=device), _weight(device, dtype, name), format=name)
+def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None, shape: Shape) -> None:
+    x = torch.zeros(rows, shape[1], dtype=dtype, device=device)
+    ops.linear(x, _weight(device, dtype, name, shape), format=name)
 
 
 def _embedding(device: Device, dtype: torch.dtype, name: str | None) -> None:
@@ -69,8 +75,11 @@ def _argmax(device: Device, dtype: torch.dtype) -> None:
     ops.argmax(torch.zeros(1, 64, dtype=dtype, device=device))
 
 
-def calls(device: Device = "cpu") -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name and call of every variant; a call compiles the kernels of one on `device`, if need be, and launches them."""
+def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and call of every variant; a call compiles the kernels of one on `device`, if need be, and launches them.
+
+    weights_of: [n, k] of the weights that `linear` is called with. On the host all have the same kernels.
+    """
     for dtype in DTYPES:
         short = str(dtype).removeprefix("torch.")
         for kind in ("llama", "gemma"):
@@ -85,9 +94,28 @@ def calls(device: Device = "cpu") -> Iterator[tuple[str, Callable[[], object]]]:
                 yield name, partial(_attention, device, dtype, head_dim, length)
         for packed in (None, *PACKED):
             weights = packed or short
-            for rows in (1, 2, 4, 8, 32):
-                yield f"linear {weights}, {rows} rows of {short}", partial(_linear, device, dtype, rows, packed)
+            for shape, rows in product(weights_of, (1, 2, 4, 8, 32)):
+                text = f"linear {weights}, {rows} rows of {short}" + (f", {shape}" if shape != SMALL else "")
+                yield text, partial(_linear, device, dtype, rows, packed, shape)
             yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
+
+
+def kernels(family: str) -> list[tuple[str, str]]:
+    """Shader file and instance of every kernel that `calls` launches on GPUs of `family`, none of which need be here.
+
+    For a process of its own: from then on ops on CPU tensors compute nothing.
+    """
+    choose = torch.ops.torch_foundry._tuning_choice
+    shapes: dict[tuple[int, ...], Shape] = {}  # the smallest that get other kernels from the tuning table
+    for n, k in sorted(product((32, *(2**i for i in range(9, 15))), (256, *(2**i for i in range(10, 13))))):
+        found = [
+            choose(family, "linear", f, rows, n, k) for f in ("f32", "f16", "bf16", *PACKED) for rows in (1, 2, 4, 8)
+        ]
+        shapes.setdefault(tuple(v for values in found for v in values), (n, k))
+    torch.ops.torch_foundry._list_kernels(family)
+    for _, call in calls("cpu", list(shapes.values())):
+        call()
+    return [(file, entry) for file, _, entry in (k.partition("\n") for k in torch.ops.torch_foundry._listed_kernels())]
 
 
 def main() -> None:

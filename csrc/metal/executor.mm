@@ -7,6 +7,7 @@
 
 #include "core/tape.h"
 #include "metal/pipeline.h"
+#include "metal/prebuilt.h"
 #include "metal/replay.h"
 #include "metal/stream.h"
 
@@ -75,7 +76,8 @@ c10::Dict<std::string, std::string> info() {
   @autoreleasepool {
     out.insert("name", text([device() name]));
     out.insert("language", language_name(language_version()));
-    out.insert("library", "jit");
+    const std::vector<int> prebuilt = metallib_versions();
+    out.insert("library", prebuilt.empty() || prebuilt.front() > language_version() ? "jit" : "metallib");
     out.insert("threadgroup_memory_bytes", std::to_string([device() maxThreadgroupMemoryLength]));
     out.insert("working_set_bytes", std::to_string([device() recommendedMaxWorkingSetSize]));
     out.insert("max_buffer_bytes", std::to_string([device() maxBufferLength]));
@@ -91,6 +93,9 @@ void register_indirect(IndirectReplay make) { indirect_replay() = make; }
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_metal_info() -> Dict(str, str)", &info);
+  m.def("_metal_library(int version, str path, str[] files, str[] hashes) -> ()",
+        [](int64_t version, const std::string& path, const std::vector<std::string>& files,
+           const std::vector<std::string>& hashes) { add_metallib(static_cast<int>(version), path, files, hashes); });
   m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
   m.def("_metal_language(int version) -> ()", [](int64_t version) { set_language_version(static_cast<int>(version)); });
   m.def("_metal_commit_interval(int launches) -> int",

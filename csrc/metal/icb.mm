@@ -3,6 +3,8 @@
 #include <cstring>
 #include <set>
 
+#include <ATen/ATen.h>
+
 #include "core/tape.h"
 #include "metal/pipeline.h"
 #include "metal/replay.h"

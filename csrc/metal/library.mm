@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
+#include "metal/prebuilt.h"
 #include "metal/stream.h"
 
 namespace foundry::metal {
@@ -49,6 +50,18 @@ std::string library_text(const Source& source, const Kernel& kernel) {
   const std::string entry = kernel.entry();
   return source.text + "\n#line 1 \"" + source.file + ": instance\"\ntemplate [[host_name(\"" + entry +
          "\")]] [[kernel]] decltype(" + entry + ") " + entry + ";\n";
+}
+
+Ref<id<MTLLibrary>> compiled_library(const Source& source, const Kernel& kernel, std::string& problem) {
+  NSError* error = nil;
+  const Ref<NSString*> text_of = string(library_text(source, kernel));
+  const Ref<MTLCompileOptions*> options = compile_options();
+  Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
+  if (!library)
+    problem = " does not compile as Metal " + language_name(language_version()) +
+              (language_version() < 400 ? " (newer versions of the language need a newer macOS):\n" : ":\n") +
+              text(error);
+  return library;
 }
 
 template <class T>
@@ -121,14 +134,11 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
   std::string problem; // thrown outside of the pool, which an exception would leave full
   @autoreleasepool {
     NSError* error = nil;
-    const Ref<NSString*> name = string(library_name(kernel)), text_of = string(library_text(source, kernel));
-    const Ref<MTLCompileOptions*> options = compile_options();
-    const Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
-    if (!library) {
-      problem = label + " does not compile as Metal " + language_name(language_version()) +
-                (language_version() < 400 ? " (newer versions of the language need a newer macOS):\n" : ":\n") +
-                text(error);
-    } else {
+    const Ref<NSString*> name = string(library_name(kernel));
+    Ref<id<MTLLibrary>> library =
+        prebuilt_library(source, library_name(kernel), language_version(), chosen_version.load() != 0);
+    if (!library) library = compiled_library(source, kernel, problem);
+    if (library) {
       const Ref<MTLFunctionConstantValues*> values([[MTLFunctionConstantValues alloc] init]);
       for (const Constant& constant : kernel.constants) set_constant(values.get(), constant);
       const Ref<id<MTLFunction>> function([library.get() newFunctionWithName:name.get()
@@ -146,10 +156,10 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
                                                                                          reflection:&reflection
                                                                                               error:&error]);
       if (pipeline) buffers = buffers_used(reflection);
-      if (!pipeline && !indirect) problem = label + ": " + text(error);
+      if (!pipeline && !indirect) problem = ": " + text(error);
     }
   }
-  TORCH_CHECK(problem.empty(), "torch_foundry: ", problem);
+  TORCH_CHECK(problem.empty(), "torch_foundry: ", label, problem);
   return pipeline;
 }
 

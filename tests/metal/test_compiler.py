@@ -66,6 +66,8 @@ def test_errors_name_the_line() -> None:
 
 
 def test_metallib_of_the_mock() -> None:
-    assert mock.load("MockMetallib\n" + SOURCE + INSTANCE) == ["copy", "scale_float"]
+    assert mock.load("MockMetallib 310\n" + SOURCE + INSTANCE) == ["copy", "scale_float"]
+    two = "MockMetallib 320\n" + SOURCE + INSTANCE + "MockMetallib 320\n" + SOURCE.replace("copy", "move")
+    assert mock.load(two) == ["copy", "scale_float", "move"]
     with pytest.raises(RuntimeError, match="Invalid library file"):
         mock.load("MTLB")

@@ -10,7 +10,7 @@ using MockConstants = std::map<unsigned, foundry::Constant>;
 
 @interface MockLibrary : MockObject <MTLLibrary> {
 @public
-  std::shared_ptr<const mock::Program>* program;
+  std::vector<std::shared_ptr<const mock::Program>>* programs; // one for each file that a metallib was linked of
   NSString* label;
 }
 @end

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -10,7 +11,7 @@
 
 namespace {
 
-constexpr const char* kMetallib = "MockMetallib\n"; // begins the mock's stand-in for a metallib; MSL text follows
+constexpr const char* kMetallib = "MockMetallib "; // see load_metallib
 constexpr const char* kArchive = "MockBinaryArchive\n";
 constexpr NSInteger kCompileFailure = 3, kFunctionNotFound = 5;
 
@@ -44,25 +45,47 @@ std::string constants_problem(const mock::Program& program, const mock::ProgramK
 }
 
 MockFunction* make_function(MockLibrary* library, NSString* name, const MockConstants& constants) {
-  auto found = (*library->program)->kernels.find(mock::text(name));
-  if (found == (*library->program)->kernels.end()) return nil;
-  MockFunction* function = [MockFunction alloc];
-  function->program = new std::shared_ptr<const mock::Program>(*library->program);
-  function->kernel = &found->second;
-  function->constants = new MockConstants(constants);
-  return function;
+  for (const auto& program : *library->programs) {
+    auto found = program->kernels.find(mock::text(name));
+    if (found == program->kernels.end()) continue;
+    MockFunction* function = [MockFunction alloc];
+    function->program = new std::shared_ptr<const mock::Program>(program);
+    function->kernel = &found->second;
+    function->constants = new MockConstants(constants);
+    return function;
+  }
+  return nil;
 }
 
-MockLibrary* make_library(const std::string& source, int version, NSError** error) {
+MockLibrary* make_library(const std::vector<std::string>& sources, int version, NSError** error) {
   try {
-    auto program = mock::compile_program(source, version);
+    std::vector<std::shared_ptr<const mock::Program>> programs;
+    for (const std::string& source : sources) programs.push_back(mock::compile_program(source, version));
     MockLibrary* library = [MockLibrary alloc];
-    library->program = new std::shared_ptr<const mock::Program>(std::move(program));
+    library->programs = new std::vector<std::shared_ptr<const mock::Program>>(std::move(programs));
     return library;
   } catch (const mock::CompileError& wrong) {
     give(error, @"MTLLibraryErrorDomain", kCompileFailure, wrong.what());
     return nil;
   }
+}
+
+// The mock's metallib: `MockMetallib 310` (its level of the language), then MSL. A line that is the same ends a file
+// that it was linked of and begins the next.
+MockLibrary* load_metallib(const std::string& bytes, NSError** error) {
+  const std::string head = bytes.substr(0, bytes.find('\n') + 1);
+  if (head.rfind(kMetallib, 0) != 0) {
+    give(error, @"MTLLibraryErrorDomain", 1, "Invalid library file");
+    return nil;
+  }
+  const int version = std::atoi(head.c_str() + strlen(kMetallib));
+  std::vector<std::string> sources;
+  for (size_t at = head.size(), next; at < bytes.size(); at = next + head.size()) {
+    next = std::min(bytes.find("\n" + head, at), bytes.size() - 1) + 1;
+    sources.push_back(bytes.substr(at, next - at));
+  }
+  mock::trace("load metallib");
+  return make_library(sources, version, error);
 }
 
 } // namespace
@@ -94,7 +117,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 
 @implementation MockLibrary
 - (void)finish {
-  delete program;
+  delete programs;
   [label release];
 }
 - (id<MTLDevice>)device {
@@ -109,7 +132,8 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 }
 - (NSArray<NSString*>*)functionNames {
   NSMutableArray* names = [NSMutableArray array];
-  for (const auto& [name, kernel] : (*program)->kernels) [names addObject:mock::nsstring(name)];
+  for (const auto& program : *programs)
+    for (const auto& [name, kernel] : program->kernels) [names addObject:mock::nsstring(name)];
   return names;
 }
 - (id<MTLFunction>)newFunctionWithName:(NSString*)name {
@@ -126,7 +150,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
          "Function " + mock::text(name) + " was not found in the library");
     return nil;
   }
-  const std::string problem = constants_problem(**program, *function->kernel, given);
+  const std::string problem = constants_problem(**function->program, *function->kernel, given);
   if (problem.empty()) return function;
   [function release];
   give(error, @"MTLLibraryErrorDomain", kCompileFailure, mock::text(name) + ": " + problem);
@@ -252,15 +276,23 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
     text += "#define " + mock::text(name) + " " +
             mock::text([[given.preprocessorMacros.get() objectForKey:name] description]) + "\n";
   mock::trace("compile");
-  return make_library(text + mock::text(source), static_cast<int>((version >> 16) * 100 + (version & 0xffff) * 10),
+  return make_library({text + mock::text(source)}, static_cast<int>((version >> 16) * 100 + (version & 0xffff) * 10),
                       error);
 }
 
 - (id<MTLLibrary>)newLibraryWithData:(dispatch_data_t)data error:(NSError**)error {
-  const std::string text = mock::data_of(data), magic = kMetallib;
-  if (text.rfind(magic, 0) == 0) return make_library(text.substr(magic.size()), 310, error);
-  give(error, @"MTLLibraryErrorDomain", 1, "Invalid library file");
-  return nil;
+  return load_metallib(mock::data_of(data), error);
+}
+
+- (id<MTLLibrary>)newLibraryWithURL:(NSURL*)url error:(NSError**)error {
+  std::ifstream file(mock::text([url path]));
+  if (!file) {
+    give(error, @"MTLLibraryErrorDomain", 6, "The file " + mock::text([url path]) + " couldn't be opened");
+    return nil;
+  }
+  std::stringstream text;
+  text << file.rdbuf();
+  return load_metallib(text.str(), error);
 }
 
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {

@@ -140,9 +140,9 @@ const Translation& translation(const std::string& source, int metal_version) {
   return found->second;
 }
 
-// `template [[host_name("NAME")]] [[kernel]] decltype(ENTRY) ENTRY;` as the last line of a text: the kernel that it
-// makes, from the templates of the text before it. No name: the text ends otherwise.
-ProgramKernel last_instance(const std::string& line, const std::vector<ProgramKernel>& templates) {
+// `template [[host_name("NAME")]] [[kernel]] decltype(ENTRY) ENTRY;`: the kernel that such a line makes, from the
+// templates of the text before it. No name: the line is another.
+ProgramKernel instance_of(const std::string& line, const std::vector<ProgramKernel>& templates) {
   static const std::regex form("template *\\[\\[ *host_name\\(\"([^\"]+)\"\\) *\\]\\] *(?:\\[\\[kernel\\]\\]|kernel) "
                                "*decltype\\((.+)\\) *([^;]+);\\s*");
   std::smatch found;
@@ -160,20 +160,33 @@ ProgramKernel last_instance(const std::string& line, const std::vector<ProgramKe
 
 } // namespace
 
+// The program of a text whose last lines are instances, which are left out of what is translated: so texts that differ
+// in them only share a translation, and kernels that were compiled for it. Null: the text ends otherwise.
+static std::shared_ptr<const Program> with_last_instances(const std::string& text, int metal_version) {
+  std::vector<std::string> lines;
+  size_t end = text.size();
+  while (end > 0) {
+    const size_t start = end < 2 ? 0 : text.rfind('\n', end - 2) + 1;
+    const std::string line = text.substr(start, end - start);
+    if (line.rfind("template", 0) != 0) break;
+    lines.push_back(line);
+    end = start;
+  }
+  if (lines.empty()) return nullptr;
+  const Translation& base = translation(text.substr(0, end), metal_version);
+  auto program = std::make_shared<Program>(base.program);
+  for (const std::string& line : lines) {
+    const ProgramKernel kernel = instance_of(line, base.templates);
+    if (kernel.name.empty()) return nullptr;
+    MOCK_RULE("kernel-name", !program->kernels.count(kernel.name), "two kernels are named ", kernel.name);
+    program->kernels.emplace(kernel.name, kernel);
+  }
+  return program;
+}
+
 std::shared_ptr<const Program> compile_program(const std::string& text, int metal_version) {
   @autoreleasepool {
-    const size_t end = text.find_last_not_of(" \n\t");
-    const size_t start = end == std::string::npos ? 0 : text.rfind('\n', end) + 1;
-    const std::string line = text.substr(start);
-    if (line.rfind("template", 0) == 0) {
-      const Translation& base = translation(text.substr(0, start), metal_version);
-      if (ProgramKernel kernel = last_instance(line, base.templates); !kernel.name.empty()) {
-        auto program = std::make_shared<Program>(base.program);
-        MOCK_RULE("kernel-name", !program->kernels.count(kernel.name), "two kernels are named ", kernel.name);
-        program->kernels.emplace(kernel.name, kernel);
-        return program;
-      }
-    }
+    if (auto program = with_last_instances(text, metal_version)) return program;
     auto program = std::make_shared<Program>(translation(text, metal_version).program);
     // Errors of the text belong here, as Apple's compiler reports them now. One kernel shows those of all functions
     // that aren't templates.

@@ -374,6 +374,8 @@ API_AVAILABLE(macos(10.11))
 - (nullable id<MTLBuffer>)newBufferWithBytes:(const void*)pointer
                                       length:(NSUInteger)length
                                      options:(MTLResourceOptions)options;
+- (nullable id<MTLLibrary>)newLibraryWithURL:(NSURL*)url
+                                        error:(__autoreleasing NSError**)error API_AVAILABLE(macos(10.13), ios(11.0));
 - (nullable id<MTLLibrary>)newLibraryWithData:(dispatch_data_t)data error:(__autoreleasing NSError**)error;
 - (nullable id<MTLLibrary>)newLibraryWithSource:(NSString*)source
                                         options:(nullable MTLCompileOptions*)options

@@ -1,0 +1,117 @@
+"""Kernels compiled by Apple's compiler when the package is built: `python -m torch_foundry.metallib`, which setup.py
+runs on a Mac. One metallib for each level of the language that the compiler knows, with the kernels that common models
+use. Without the compiler, which comes with Xcode, kernels are compiled when they are first used, as are all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Level of the language -> the oldest macOS that has it.
+LEVELS = {"3.1": "14.0", "3.2": "15.0", "4.0": "26.0"}
+FAMILY = "apple9"  # of the GPUs whose kernels are compiled; the tuning table has the same for all of Apple's
+
+
+def _run(*command: str) -> str | None:
+    """Run one of Apple's tools. None if it went well, else what it said."""
+    try:
+        result = subprocess.run(["xcrun", "-sdk", "macosx", *command], capture_output=True, text=True)
+    except OSError as error:
+        return str(error)
+    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
+
+
+def compile_command(level: str, source: Path, target: Path) -> list[str]:
+    """The arguments of xcrun that compile one file. Safe math, as at run time."""
+    options = [f"-std=metal{level}", f"-mmacosx-version-min={LEVELS[level]}", "-O2", "-fno-fast-math"]
+    return ["metal", *options, "-c", str(source), "-o", str(target)]
+
+
+def library_text(file: str, text: str, entries: Iterable[str]) -> str:
+    """A shader's text with an instantiation of each template in `entries`, under the name that it has in C++ too."""
+    made = [f'template [[host_name("{e}")]] [[kernel]] decltype({e}) {e};\n' for e in entries if "<" in e]
+    return "".join([text, f'\n#line 1 "{file}: instance"\n', *made]) if made else text
+
+
+def _compile_level(level: str, texts: Mapping[str, str], place: Path) -> tuple[list[str], list[str]]:
+    """Write `kernels-LEVEL.metallib` into `place`: the files that are in it, and what went wrong with others."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def compiled(file: str) -> str | None:
+            (folder / file).write_text(texts[file])
+            return _run(*compile_command(level, folder / file, folder / f"{file}.air"))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            problems = dict(zip(texts, pool.map(compiled, texts), strict=True))
+        good = [file for file, problem in problems.items() if problem is None]
+        bad = [f"{file} as Metal {level}: {problem}" for file, problem in problems.items() if problem is not None]
+        if good:
+            objects = [str(folder / f"{file}.air") for file in good]
+            problem = _run("metallib", *objects, "-o", str(folder / "kernels.metallib"))
+            if problem is None:
+                shutil.copyfile(folder / "kernels.metallib", place / f"kernels-{level}.metallib")
+            else:
+                good, bad = [], [*bad, f"Metal {level}: {problem}"]
+    return good, bad
+
+
+def known_levels() -> list[str]:
+    """Levels of the language that the compiler knows; none without a compiler."""
+    with tempfile.TemporaryDirectory() as name:
+        probe = Path(name) / "probe.metal"
+        probe.write_text("#include <metal_stdlib>\n")
+        return [level for level in LEVELS if _run(*compile_command(level, probe, probe.with_suffix(".air"))) is None]
+
+
+def build(kernels: Sequence[tuple[str, str]], built: Path) -> list[str]:
+    """Compile `kernels` (shader file and instance) of the texts in `built/translated` into `built/metal`.
+
+    Returns the lines to print. `built/metal/manifest.json` says what was made: by level, the library's name and, for
+    each shader file in it, the SHA-1 of the text without instantiations. Nothing is left of an earlier build.
+    """
+    place = built / "metal"
+    shutil.rmtree(place, ignore_errors=True)
+    if problem := _run("metal", "--version"):
+        return [f"kernels are compiled when they are first used: Apple's Metal compiler isn't here ({problem})"]
+    place.mkdir(parents=True)
+    plain = {file: (built / "translated" / file).read_text() for file in sorted({file for file, _ in kernels})}
+    texts = {file: library_text(file, text, [e for f, e in kernels if f == file]) for file, text in plain.items()}
+    manifest, lines = {}, []
+    for level in known_levels():
+        good, bad = _compile_level(level, texts, place)
+        lines += [f"not compiled ahead of time: {line}" for line in bad]
+        if good:
+            hashes = {file: hashlib.sha1(plain[file].encode()).hexdigest() for file in good}
+            manifest[level] = {"library": f"kernels-{level}.metallib", "texts": hashes}
+            lines.append(f"kernels-{level}.metallib: {sum(file in good for file, _ in kernels)} kernels")
+    (place / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    return lines
+
+
+def main() -> int:
+    """Compile the kernels of `prebuild.calls` into the package."""
+    from torch_foundry import _ext, prebuild
+
+    parser = argparse.ArgumentParser(prog="python -m torch_foundry.metallib", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print the kernels and compile nothing")
+    parser.add_argument("--built", type=Path, default=_ext.BUILT, help="where translated/ is and metal/ goes")
+    options = parser.parse_args()
+    kernels = prebuild.kernels(FAMILY)
+    lines = [f"{file}: {entry}" for file, entry in kernels] if options.list else build(kernels, options.built)
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
