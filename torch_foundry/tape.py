@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_foundry import _ext  # noqa: F401  (loads the extension)
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+class Recorded(NamedTuple):
+    """A launch on a tape."""
+
+    kernel: str  # with its template arguments
+    scope: str  # of the counters, in which it was recorded: "layers.3.mlp"; "" outside of all
+    bytes: int  # that it must move, as its op declared
 
 
 class Tape:
@@ -41,6 +49,16 @@ class Tape:
         """
         found: torch.Tensor | None = self._tape.ranges()
         return found
+
+    def launches(self) -> list[Recorded]:
+        """What is on the tape, in order."""
+        return [Recorded(*found) for found in self._tape.launches()]
+
+    def part(self, indices: Sequence[int]) -> Tape:
+        """A tape of some of the launches, by index into `launches()`, in the order given: to time them apart."""
+        part = Tape()
+        part._tape = self._tape.part(list(indices))
+        return part
 
     def __len__(self) -> int:
         """Number of launches."""

@@ -39,6 +39,8 @@ void pop_scope() {
   stack.pop_back();
 }
 
+std::string current_scope() { return stack.empty() ? "" : stack.back(); }
+
 Counts total_counts() {
   std::lock_guard<std::mutex> lock(mutex);
   return total;

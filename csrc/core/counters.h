@@ -30,6 +30,7 @@ private:
 // Scopes nest per thread; a launch counts for every scope that encloses it ("layers.3", then "layers.3.mlp").
 void push_scope(const std::string& name);
 void pop_scope();
+std::string current_scope(); // of this thread, "layers.3.mlp"; empty outside of all
 
 Counts total_counts();
 std::map<std::string, Counts> scope_counts();

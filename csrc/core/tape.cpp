@@ -31,7 +31,7 @@ std::unique_ptr<Replayer> Executor::prepare(c10::ArrayRef<RecordedLaunch> launch
 RecordedLaunch::RecordedLaunch(Pipeline& pipeline, const LaunchRecord& record, int64_t moved)
     : pipeline(&pipeline), bindings(record.bindings.begin(), record.bindings.end()), tensors(record.bindings.size()),
       threadgroup_memory(record.threadgroup_memory.begin(), record.threadgroup_memory.end()), grid(record.grid),
-      moved(moved) {
+      moved(moved), scope(current_scope()) {
   constexpr size_t kAlign = 16; // of an argument struct, as Launch aligns them
   size_t total = 0;
   for (const Binding& b : bindings) total += (b.size + kAlign - 1) / kAlign * kAlign;
@@ -67,15 +67,35 @@ void Tape::stop() {
   current = nullptr;
 }
 
-void Tape::append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved) {
-  TORCH_CHECK(launches_.empty() || &launches_[0].pipeline->executor == &pipeline.executor,
-              "torch_foundry: a tape holds launches of one device, got ", pipeline.executor.name(), " after ",
+void Tape::append(RecordedLaunch recorded) {
+  TORCH_CHECK(launches_.empty() || &launches_[0].pipeline->executor == &recorded.pipeline->executor,
+              "torch_foundry: a tape holds launches of one device, got ", recorded.pipeline->executor.name(), " after ",
               launches_[0].pipeline->executor.name());
-  RecordedLaunch& launch = launches_.emplace_back(pipeline, record, moved);
+  const RecordedLaunch& launch = launches_.emplace_back(std::move(recorded));
   std::vector<Memory>& memory = memory_.emplace_back();
   for (const at::TensorBase& t : launch.tensors)
     memory.push_back(t.defined() ? Memory{data_of(t), t.storage_offset(), static_cast<int64_t>(t.nbytes())} : Memory{});
-  bytes_ += moved;
+  bytes_ += launch.moved;
+}
+
+std::vector<std::tuple<std::string, std::string, int64_t>> Tape::launches() const {
+  std::vector<std::tuple<std::string, std::string, int64_t>> found;
+  for (const RecordedLaunch& launch : launches_)
+    found.emplace_back(launch.pipeline->kernel.entry(), launch.scope, launch.moved);
+  return found;
+}
+
+c10::intrusive_ptr<Tape> Tape::part(const std::vector<int64_t>& indices) const {
+  check_unchanged();
+  auto part = c10::make_intrusive<Tape>();
+  part->generation_ = generation_;
+  for (const int64_t i : indices) {
+    TORCH_CHECK(i >= 0 && i < size(), "torch_foundry: launch ", i, " of a tape of ", size());
+    RecordedLaunch copy(*launches_[i].pipeline, launches_[i].record(), launches_[i].moved);
+    copy.scope = launches_[i].scope;
+    part->append(std::move(copy));
+  }
+  return part;
 }
 
 void Tape::check_unchanged() const {
@@ -124,6 +144,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       .def("stop", &Tape::stop)
       .def("replay", &Tape::replay)
       .def("ranges", &Tape::ranges)
+      .def("launches", &Tape::launches)
+      .def("part", &Tape::part)
       .def("size", &Tape::size)
       .def("bytes", &Tape::bytes);
 }

@@ -5,6 +5,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/custom_class.h>
@@ -25,7 +27,8 @@ struct RecordedLaunch {
   std::vector<char> bytes;
   std::vector<uint32_t> threadgroup_memory;
   Grid grid;
-  int64_t moved; // bytes declared to the counters
+  int64_t moved;     // bytes declared to the counters
+  std::string scope; // of the counters, when it was recorded
 };
 
 class Tape : public torch::CustomClassHolder {
@@ -39,12 +42,19 @@ public:
   void replay(); // throws if a tensor changed its memory, or shaders were replaced, since it was recorded
 
   std::optional<at::Tensor> ranges(); // Replayer::ranges, if there are any
+  // Of each launch: the kernel, the scope in which it was recorded, and the bytes that it must move.
+  std::vector<std::tuple<std::string, std::string, int64_t>> launches() const;
+  // A tape of some of the launches, by index, in the order given. For measurements.
+  c10::intrusive_ptr<Tape> part(const std::vector<int64_t>& indices) const;
 
-  void append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved);
+  void append(Pipeline& pipeline, const LaunchRecord& record, int64_t moved) {
+    append(RecordedLaunch(pipeline, record, moved));
+  }
   int64_t size() const { return static_cast<int64_t>(launches_.size()); }
   int64_t bytes() const { return bytes_; }
 
 private:
+  void append(RecordedLaunch launch);
   void check_unchanged() const;
   Replayer& replayer();
 

@@ -186,3 +186,22 @@ def test_an_empty_tape_replays_nothing() -> None:
         pass
     assert len(tape) == 0 and tape.bytes == 0
     tape.replay()
+
+
+def test_what_is_on_a_tape(given: Given) -> None:
+    with torch_foundry.record() as tape, runtime.scope("layers.0"):
+        ops.rms_norm(given[0], given[2], 1e-6)
+        with runtime.scope("mlp"):
+            y = block(*given)
+    recorded = tape.launches()
+    assert [r.scope for r in recorded] == ["layers.0", "layers.0.mlp", "layers.0.mlp"]
+    assert [r.kernel.split("<")[0] for r in recorded] == ["rms_norm", "rms_norm", "linear_rows"]
+    assert sum(r.bytes for r in recorded) == tape.bytes and all(r.bytes > 0 for r in recorded)
+    part = tape.part([1, 2])
+    expected = y.clone()
+    del tape
+    y.zero_()
+    part.replay()
+    assert torch.equal(y, expected) and [r.scope for r in part.launches()] == ["layers.0.mlp"] * 2
+    with pytest.raises(RuntimeError, match="launch 2 of a tape of 2"):
+        part.part([0, 2])

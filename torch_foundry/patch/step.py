@@ -13,6 +13,7 @@ import torch
 from torch_foundry import ops
 from torch_foundry.patch.layer import LayerPlan, project
 from torch_foundry.patch.weights import Matrices
+from torch_foundry.runtime import scope
 
 FEW = 16  # rows of x that norm_linear and its like take
 
@@ -38,20 +39,22 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
     """
     spec = plan.spec
     start = step.start[spec.layer_idx]
-    q = _heads(plan, x, step, start, keys, values)
-    h = ops.attention(
-        q,
-        keys,
-        values,
-        keys.shape[2],
-        scale=spec.scale,
-        mask=None if step.mask is None else step.mask[:, None, None],
-        window=spec.window,
-        softcap=spec.softcap,
-        step=start,
-    )
-    x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
-    return project(plan.down, _gated(plan, x), x, plan.post_ffn, spec.residual_scale)
+    with scope(f"layers.{spec.layer_idx}"), scope("attention"):
+        q = _heads(plan, x, step, start, keys, values)
+        h = ops.attention(
+            q,
+            keys,
+            values,
+            keys.shape[2],
+            scale=spec.scale,
+            mask=None if step.mask is None else step.mask[:, None, None],
+            window=spec.window,
+            softcap=spec.softcap,
+            step=start,
+        )
+        x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
+    with scope(f"layers.{spec.layer_idx}"), scope("mlp"):
+        return project(plan.down, _gated(plan, x), x, plan.post_ffn, spec.residual_scale)
 
 
 def _heads(
