@@ -151,6 +151,7 @@ def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tenso
     return Parity(regret <= SIGMAS * drift, criterion, regret, detail)
 
 
+@torch.no_grad()
 def worst_regret(network: Network, ids: Tensor, got: Tensor) -> float:
     """How far below the largest logit the chosen tokens lie at most, in standard deviations of the logits there.
 

@@ -54,7 +54,7 @@ MODELS = {
     "qwen3-4b": Model("Qwen3Config", 2560, 9728, 36, 32, 8, 128, 151936, True, {"rope_theta": 1e6}),
     "llama-3-8b": Model("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256, False, {"rope_theta": 5e5}),
     # For the benchmarks' own tests: nothing is to be learned from its times.
-    "tiny": Model("LlamaConfig", 64, 96, 2, 4, 2, 32, 320, False),
+    "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False),
 }
 REAL = tuple(name for name in MODELS if name != "tiny")
 

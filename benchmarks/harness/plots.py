@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,13 @@ TOP = 12  # curves in a picture of history: the largest changes
 
 
 def write_all(folder: Path) -> list[Path]:
-    """Draw what the records in `folder` hold, as PNG and SVG; returns the files. Invalid rows are left out."""
+    """Draw what the records in `folder` hold, as PNG and SVG; returns the files. Invalid rows are left out.
+
+    Without matplotlib nothing is drawn, and that is said.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed", file=sys.stderr)
+        return []
     rows = [row for row in record.read(sorted(folder.glob("*.jsonl"))) if row["valid"] and row["times_us"]]
     written = []
     for name, chosen in _by(rows, lambda r: r["machine"]["device_name"]).items():
@@ -59,7 +67,7 @@ def _roofline(figure: Any, rows: list[Row], name: str) -> bool:
     kernels = sorted(_by(rows, lambda r: r["name"]).items())
     formats = sorted({r["format"] for r in rows})
     columns = min(3, len(kernels))
-    grid = figure.subplots(-(-len(kernels) // columns), columns, squeeze=False).flat
+    grid = figure.subplots(-(-len(kernels) // columns), columns, squeeze=False).flatten().tolist()
     for axes in grid:
         axes.set_visible(False)
     for axes, (kernel, chosen) in zip(grid, kernels, strict=False):

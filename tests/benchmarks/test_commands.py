@@ -1,0 +1,262 @@
+"""bench_ops, bench_e2e and bench_peers from end to end, on tiny shapes; wrong results are seeded and noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import bench_e2e, bench_ops, bench_peers, generating, measuring
+from benchmarks.cases import QUICK, Case
+from benchmarks.generating import Cell, parity, worst_regret
+from benchmarks.harness import options, record
+from benchmarks.harness.machine import Machine
+from benchmarks.models import MODELS, REAL, build, config, weight_bytes
+from benchmarks.ops import OPS, cases
+from benchmarks.peers import PEERS
+from benchmarks.ways import WAYS
+from torch_foundry import ops
+
+CPU = torch.device("cpu")
+EFFORT = measuring.Effort(0, rounds=3, budget_s=0.0)
+FEW = ["--quick", "--silent", "--device", "cpu"]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return list(record.read([path]))
+
+
+# ------------------------------------------------------------------------------------------------------------------ ops
+
+
+def test_bench_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_ops.main([*FEW, "--formats", "f32,q8_0", "--out", str(tmp_path), "--commit", "abc"]) == 0
+    found = rows(tmp_path / "ops.jsonl")
+    assert {r["name"] for r in found} == OPS.keys() and {r["format"] for r in found} == {"f32", "q8_0"}
+    assert all(r["valid"] and r["times_us"]["median"] > 0 and r["stock_times_us"]["median"] > 0 for r in found)
+    assert all(r["launches"] == 1 and r["machine"]["commit"] == "abc" for r in found)
+    assert any(r["shape"].get("in") == "3d" for r in found)
+    assert "0 invalid" in capsys.readouterr().out
+    assert (tmp_path / f"roofline-{_slug(found[0])}.png").stat().st_size > 5000
+
+
+def _slug(row: dict[str, Any]) -> str:
+    return "".join(c if c.isalnum() else "-" for c in row["machine"]["device_name"].lower()).strip("-")
+
+
+WRONG = {
+    "glu": lambda gate, up, format: ops.glu(up, gate, "silu"),
+    "rms_norm": lambda x, weight, format: ops.rms_norm(x, weight, 1e-2),
+    "argmax": lambda logits, format: ops.argmax(logits[..., 1:]),
+    "embedding": lambda ids, weight, format: ops.embedding(ids, weight, scale=1.01),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_op_is_invalid(name: str, machine: Machine) -> None:
+    case = next(c for c in cases({"tiny": MODELS["tiny"]}, [name], ["f32"], ["2d"], QUICK) if c.rows > 1)
+    wrong = dataclasses.replace(OPS[name], run=WRONG[name])
+    row = measuring.measure(case, wrong, CPU, machine, EFFORT)
+    assert row.parity.ok is False and row.parity.detail and not row.valid and row.speedup is None
+    assert measuring.measure(case, OPS[name], CPU, machine, EFFORT).valid
+
+
+def test_wrong_in_one_element_is_wrong() -> None:
+    case = Case("rms_norm", "", "f16", 64, 4096)
+    op = dataclasses.replace(OPS["rms_norm"], run=lambda **given: _off_by_one(OPS["rms_norm"].run(**given)))
+    given = op.inputs(case, torch.Generator().manual_seed(0))
+    assert measuring.check(op, case, given, given)[1].ok is False
+
+
+def _off_by_one(y: torch.Tensor) -> torch.Tensor:
+    y.view(-1)[1234] += 0.05
+    return y
+
+
+def test_wrong_while_it_is_timed_is_wrong(machine: Machine) -> None:
+    """Right when it is checked, of other inputs when it is recorded."""
+    calls = [0]
+
+    def run(gate: torch.Tensor, up: torch.Tensor, format: str) -> torch.Tensor:
+        calls[0] += 1
+        return ops.glu(gate, up if calls[0] == 1 else gate, "silu")
+
+    case = Case("glu", "", "f32", 1, 96)
+    row = measuring.measure(case, dataclasses.replace(OPS["glu"], run=run), CPU, machine, EFFORT)
+    assert not row.valid and "timed call" in row.parity.detail
+
+
+def test_an_op_that_fails_is_a_row(machine: Machine) -> None:
+    odd = Case("attention", "", "f32", 1, 16, heads=(2, 1, 48))  # there is no kernel for this head_dim
+    row = bench_ops.one(odd, CPU, machine, EFFORT)
+    assert not row.valid and row.kind == "op" and "head_dim" in row.parity.detail
+
+
+def test_wrong_rows_make_the_command_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, "glu", dataclasses.replace(OPS["glu"], run=WRONG["glu"]))
+    few = [*FEW, "--formats", "f32", "--ops", "glu", "--no-plots", "--out", str(tmp_path)]
+    assert bench_ops.main(few) == 1
+    assert not any(r["valid"] for r in rows(tmp_path / "ops.jsonl"))
+
+
+def test_bad_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    for bad in (["--ops", "sort"], ["--formats", "q9_9"], ["--models", "gpt"], ["--rows", "0"], ["--device", "abacus"]):
+        assert options.run("bench_ops", bench_ops.main, ["--device", "cpu", *bad]) == 2
+        assert bad[0] in capsys.readouterr().err
+
+
+def test_cases_are_the_shapes_of_the_models() -> None:
+    real = {name: MODELS[name] for name in REAL}
+    linear = {(c.n, c.k) for c in cases(real, ["linear"], ["f16"], ["2d"], QUICK)}
+    assert {(896, 896), (128, 896), (4864, 896), (896, 4864), (151936, 896)} <= linear
+    assert {(2048, 8192), (128256, 2048), (2560, 4096), (9728, 2560), (14336, 4096), (1024, 4096)} <= linear
+    every = cases(real, list(OPS), ["f16", "q4_0"], ["2d", "3d"], QUICK)
+    assert len(every) == len(set(every)) and {c.op for c in every if c.format == "q4_0"} == {"linear", "embedding"}
+    for name, model in MODELS.items():
+        described = config(model, 64)
+        assert described.head_dim == model.head_dim if hasattr(described, "head_dim") else name == "qwen2.5-0.5b"
+        assert described.rope_parameters["rope_theta"] == model.options.get("rope_theta", 1e4)
+
+
+# --------------------------------------------------------------------------------------------------------- whole models
+
+SHORT = ["--prompts", "6", "--batches", "1,2", "--max-tokens", "5", "--iterations", "2"]
+
+
+def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_e2e.main([*FEW, *SHORT, "--formats", "q8_0,f16,f32", "--profile", "--out", str(tmp_path)]) == 0
+    found = rows(tmp_path / "e2e.jsonl")
+    measured = [r for r in found if r["kind"] == "e2e"]
+    assert {(r["way"], r["format"], r["shape"]["batch"]) for r in measured} == {
+        (way, fmt, batch)
+        for way, fmt in (("HF eager", "f16"), ("HF eager", "f32"), *(("patched", f) for f in ("f16", "f32", "q8_0")))
+        for batch in (1, 2)
+    }
+    for r in measured:
+        assert r["valid"] and r["times_us"]["rounds"] == 2 and r["prefill_us"]["median"] > 0
+        assert (r["launches"] > 0) == (r["way"] == "patched") and r["extra"]["iterations"] == 2
+        assert r["extra"]["tokens_per_s"].keys() == {"min", "avg", "median", "max"}
+        assert not any("stock code ran" in flag for flag in r["flags"])
+    packed = next(r for r in measured if r["format"] == "q8_0")
+    assert packed["stock"] == "HF eager f16" and packed["speedup"] and packed["bytes"] < measured[0]["bytes"]
+    skipped = {(r["way"], r["format"]): r["reason"] for r in found if r["kind"] == "skipped"}
+    assert "compiles nothing on cpu" in skipped["HF static cache + compile", "f32"]
+    assert "no packed weights" in skipped["HF eager", "q8_0"]
+    profiled = rows(tmp_path / "profiles.jsonl")
+    assert len(profiled) == len(measured) and all(r["attribution_only"] and not r["valid"] for r in profiled)
+    assert "attribution only" in (tmp_path / profiled[0]["extra"]["profile"]).read_text()
+    assert "compiles nothing on cpu" in capsys.readouterr().out
+
+
+def test_wrong_tokens_are_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = generating.generate
+
+    def wrong(network: Any, ids: torch.Tensor, new: int, **more: Any) -> torch.Tensor:
+        tokens = right(network, ids, new, **more)
+        if type(network).__module__ == "transformers.models.llama.modeling_llama" and not hasattr(network, "_foundry"):
+            return tokens
+        return torch.cat((tokens[:, :-1], (tokens[:, -1:] + 1) % 320), 1)
+
+    monkeypatch.setattr(generating, "generate", wrong)
+    few = [*FEW, "--prompts", "6", "--batches", "1", "--max-tokens", "5", "--iterations", "1", "--no-plots"]
+    assert bench_e2e.main([*few, "--formats", "f32,f16", "--ways", "eager,patched", "--out", str(tmp_path)]) == 1
+    found = rows(tmp_path / "e2e.jsonl")
+    assert {(r["way"], r["valid"]) for r in found} == {("HF eager", True), ("patched", False)}
+    assert "tokens differ from step 5 on" in next(r for r in found if not r["valid"])["parity"]["detail"]
+
+
+def test_regret_is_zero_for_greedy_tokens_and_large_for_others() -> None:
+    network = build(MODELS["tiny"], "f32", CPU)
+    cell = Cell(2, 6, 4)
+    ids = cell.ids(320, CPU, seed=3)
+    tokens = generating.generate(network, ids, 5)
+    assert worst_regret(network, ids, tokens) < 1e-5
+    other = tokens.clone()
+    other[1, 2] = (other[1, 2] + 1) % 320
+    assert worst_regret(network, ids, other) > 0.1
+    half = network.half()
+    assert parity(half, WAYS["compiled"], ids, other, None).ok is False
+    assert parity(half, WAYS["compiled"], ids, tokens, None).ok
+
+
+def test_a_step_that_swallows_the_run_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build(MODELS["tiny"], "f32", CPU)
+    cell = Cell(1, 4, 6)
+    ids = cell.ids(320, CPU, seed=0)
+    steady = generating.time_generation(network, WAYS["eager"], ids, cell, 1)
+    assert steady.launches == 0 and steady.ids.shape == (1, 7)
+    monkeypatch.setattr(generating.Stamps, "steps", lambda self: [1e-5] * 5 + [0.1])
+    flagged = generating.time_generation(network, WAYS["eager"], ids, cell, 1)
+    assert any("timing artefact: step 5 of 6" in flag for flag in flagged.flags)
+
+
+def test_steps_are_those_after_the_prompt() -> None:
+    stamps = generating.Stamps(CPU)
+    for _ in range(5):  # the prompt, its first token, three more
+        stamps.put(torch.zeros(1))
+    assert len(stamps.times) == 5 and len(stamps.steps()) == 3
+
+
+def test_packed_models_have_packed_weights() -> None:
+    dense, packed = build(MODELS["tiny"], "f16", CPU), build(MODELS["tiny"], "q8_0", CPU)
+    assert weight_bytes(packed) < 0.6 * weight_bytes(dense)
+    assert packed.lm_head.format == "q8_0" and packed.model.embed_tokens.format == "q8_0"
+
+
+# ---------------------------------------------------------------------------------------------------------------- peers
+
+
+def test_missing_peers_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mlx", "mlx.core", "mlx_lm", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert bench_peers.main([*FEW, "--out", str(tmp_path)]) == 0
+    reasons = {r["name"]: r["reason"] for r in rows(tmp_path / "peers.jsonl")}
+    assert reasons.keys() == PEERS.keys() and all("mlx" in r or "llama_cpp" in r for r in reasons.values())
+
+
+def test_a_peer_that_is_broken_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+            if name == "llama_cpp":
+                raise OSError("libllama.so: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert PEERS["llama.cpp"].why_not() == "llama_cpp: libllama.so: cannot open shared object file"
+
+
+def test_a_stand_in_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that is written holds the model: the stand-in reads the number of its tensors, and makes tokens up."""
+    seen: list[int] = []
+
+    class Llama:
+        def __init__(self, path: str, **options: Any) -> None:
+            import gguf
+
+            reader = gguf.GGUFReader(path)
+            seen.append(len(reader.tensors))
+            assert reader.fields["llama.block_count"].contents() == 2
+
+        def reset(self) -> None:
+            pass
+
+        def generate(self, prompt: list[int], **options: Any) -> Any:
+            yield from range(1000)
+
+        def close(self) -> None:
+            pass
+
+    module: Any = ModuleType("llama_cpp")
+    module.Llama, module.__version__, module.llama_supports_gpu_offload = Llama, "0", lambda: False
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    monkeypatch.delitem(sys.modules, "benchmarks.peers.llama_cpp", raising=False)
+    few = [*FEW, "--peers", "llama.cpp", "--formats", "f16,q4_0", "--prompts", "6", "--max-tokens", "4"]
+    assert bench_peers.main([*few, "--iterations", "1", "--out", str(tmp_path)]) == 1
+    monkeypatch.delitem(sys.modules, "benchmarks.peers.llama_cpp")
+    found = rows(tmp_path / "peers.jsonl")
+    assert seen == [2 * 9 + 3] * 2 and len(found) == 2 and not any(r["valid"] for r in found)
