@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
+from kit import F32, generator, normal
 
-from tests.sampling.draws import CASES, Replay, check
+from tests.sampling.draws import CASES, MIXED, Replay, check, drawing, sampler_of
+from torch_foundry.sampling import Settings, oracle
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -15,3 +19,23 @@ def test_every_draw_is_the_oracles(case: Replay) -> None:
 def test_there_are_enough() -> None:
     assert sum(case.draws for case in CASES) >= 1_000_000
     assert len({case.settings for case in CASES}) >= 24
+
+
+@pytest.mark.parametrize("settings", [drawing(), drawing(top_k=20), drawing(**MIXED)], ids=["plain", "top-k", "mixed"])
+def test_draws_are_distributed_as_they_should(settings: Settings) -> None:
+    """Chi-square over 40,000 draws from one row, p > 1e-4; tokens with an expectation below 10 count as one."""
+    n, logits = 40_000, normal(generator("chi-square"), 1, 90, dtype=F32, scale=2.0)
+    sampler = sampler_of(settings, torch.zeros(n, 1, dtype=torch.int64), 90, 1, "chi-square", settings)
+    tokens = sampler.step(logits.expand(n, 90))[:, 0].numpy()
+    scores = oracle.processed(logits.numpy(), np.zeros((1, 1), dtype=np.int64), 1, settings)
+    expected = n * oracle.probabilities(scores, settings)[0]
+    seen = np.bincount(tokens, minlength=90)
+    assert not seen[expected == 0].any()
+    rare = expected < 10
+    seen = np.append(seen[~rare], seen[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    statistic = float(((seen[keep] - expected[keep]) ** 2 / expected[keep]).sum())
+    chi2 = torch.distributions.Chi2(torch.tensor(float(keep.sum() - 1)))
+    samples = chi2.sample((200_000,))
+    assert float((samples >= statistic).float().mean()) > 1e-4, statistic

@@ -106,7 +106,7 @@ def kept(scores: Array, settings: Settings, slack: float = 0.0) -> Array:
         np.put_along_axis(keep, order, ~cut & np.take_along_axis(keep, order, -1), -1)
     if s.min_p is not None:
         masked = np.where(keep, scores, -np.inf)
-        enough = weights_of(masked) >= s.min_p * (1 - slack)
+        enough = weights_of(masked) >= min(s.min_p * (1 - slack), 1.0)
         if s.min_p_keep > 1:
             order = np.argsort(masked, axis=-1, kind="stable")
             np.put_along_axis(enough, order[:, max(width - s.min_p_keep, 0) :], True, -1)
@@ -121,9 +121,9 @@ def weights_of(scores: Array) -> Array:
     return np.exp(wide - np.where(np.isfinite(largest), largest, 0))
 
 
-def probabilities(scores: Array, settings: Settings) -> Array:
+def probabilities(scores: Array, settings: Settings, slack: float = 0.0) -> Array:
     """What is drawn from: float64 [B, V]."""
-    weights = np.where(kept(scores, settings), weights_of(scores), 0)
+    weights = np.where(kept(scores, settings, slack), weights_of(scores), 0)
     return weights / weights.sum(-1, keepdims=True)
 
 
@@ -137,17 +137,10 @@ def draw(probs: Array, u: Array) -> Array:
 def wrong_draws(tokens: Array, scores: Array, settings: Settings, u: Array) -> Array:
     """Rows whose token is not the oracle's, unless u, p or min-p lie within TOLERANCE of a boundary: int64 [n]."""
     rows = np.flatnonzero(draw(probabilities(scores, settings), u) != tokens)
-    wrong = []
-    for row in rows:
-        for slack in (0.0, TOLERANCE, -TOLERANCE):
-            weights = np.where(kept(scores[row : row + 1], settings, slack), weights_of(scores[row : row + 1]), 0)[0]
-            sums = np.cumsum(weights) / weights.sum()
-            token = tokens[row]
-            if (
-                weights[token]
-                and sums[token] - weights[token] / weights.sum() - TOLERANCE <= u[row] <= sums[token] + TOLERANCE
-            ):
-                break
-        else:
-            wrong.append(row)
-    return np.array(wrong, dtype=np.int64)
+    wrong = np.ones(len(rows), dtype=bool)
+    for slack in (0.0, TOLERANCE, -TOLERANCE):
+        probs = probabilities(scores[rows], settings, slack)
+        own = np.take_along_axis(probs, tokens[rows, None], -1)[:, 0]
+        end = np.take_along_axis(np.cumsum(probs, -1), tokens[rows, None], -1)[:, 0]
+        wrong &= (own == 0) | (u[rows] < end - own - TOLERANCE) | (u[rows] > end + TOLERANCE)
+    return rows[wrong]
