@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from pathlib import Path
@@ -122,6 +123,11 @@ def setup_metal() -> None:
     if every:
         metal._metal_commit_interval(int(every))
     add_metallibs()
+    if environment("TORCH_FOUNDRY_METAL_ARCHIVE", ("0", "1")) == "1":
+        place = cache_dir() / "metal"
+        place.mkdir(parents=True, exist_ok=True)
+        metal._metal_archive(str(place / f"{sources.tree_digest(shader_dir())[:16]}-"))
+        atexit.register(metal._metal_save_archive)
 
 
 def add_metallibs(built: Path = BUILT) -> None:

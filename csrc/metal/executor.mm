@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "core/tape.h"
+#include "metal/archive.h"
 #include "metal/pipeline.h"
 #include "metal/prebuilt.h"
 #include "metal/replay.h"
@@ -96,6 +97,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_metal_library(int version, str path, str[] files, str[] hashes) -> ()",
         [](int64_t version, const std::string& path, const std::vector<std::string>& files,
            const std::vector<std::string>& hashes) { add_metallib(static_cast<int>(version), path, files, hashes); });
+  m.def("_metal_archive(str prefix) -> ()", &use_archive);
+  m.def("_metal_save_archive() -> ()", &save_archive);
   m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
   m.def("_metal_language(int version) -> ()", [](int64_t version) { set_language_version(static_cast<int>(version)); });
   m.def("_metal_commit_interval(int launches) -> int",

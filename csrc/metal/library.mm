@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
+#include "metal/archive.h"
 #include "metal/prebuilt.h"
 #include "metal/stream.h"
 
@@ -150,11 +151,7 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
       descriptor.get().supportIndirectCommandBuffers = indirect;
       MTLAutoreleasedComputePipelineReflection reflection = nil;
       constexpr auto kBindingInfo = static_cast<MTLPipelineOption>(1); // the name differs between SDKs
-      if (function)
-        pipeline = Ref<id<MTLComputePipelineState>>([device() newComputePipelineStateWithDescriptor:descriptor.get()
-                                                                                            options:kBindingInfo
-                                                                                         reflection:&reflection
-                                                                                              error:&error]);
+      if (function) pipeline = new_pipeline(descriptor.get(), kBindingInfo, &reflection, &error);
       if (pipeline) buffers = buffers_used(reflection);
       if (!pipeline && !indirect) problem = ": " + text(error);
     }

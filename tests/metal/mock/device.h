@@ -49,7 +49,7 @@ using MockConstants = std::map<unsigned, foundry::Constant>;
 namespace mock {
 
 MockDevice* device();
-std::string identity(MockFunction* function); // of the pipeline that it becomes
+std::string identity(MTLComputePipelineDescriptor* descriptor); // of the pipeline that is made of it
 // Whether `constants` switch the parameter on; every parameter without a switch is on.
 bool is_on(const ProgramKernel& kernel, const Program& program, const MockConstants& constants,
            const Parameter& parameter);

@@ -97,8 +97,10 @@ MockDevice* device() {
   return made;
 }
 
-std::string identity(MockFunction* function) {
-  std::string text = foundry::content_hash((*function->program)->translated) + " " + function->kernel->entry;
+std::string identity(MTLComputePipelineDescriptor* descriptor) {
+  auto* function = checked<MockFunction>([descriptor computeFunction], "computeFunction");
+  std::string text = [descriptor supportIndirectCommandBuffers] ? "indirect " : "";
+  text += foundry::content_hash((*function->program)->translated) + " " + function->kernel->entry;
   for (const auto& [index, constant] : *function->constants) text += c10::str(" ", index, "=", constant.value);
   return text;
 }
@@ -225,7 +227,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
   label = [text copy];
 }
 - (BOOL)addComputePipelineFunctionsWithDescriptor:(MTLComputePipelineDescriptor*)descriptor error:(NSError**)error {
-  kernels->insert(mock::identity(mock::checked<MockFunction>([descriptor computeFunction], "computeFunction")));
+  kernels->insert(mock::identity(descriptor));
   return YES;
 }
 - (BOOL)serializeToURL:(NSURL*)url error:(NSError**)error {
@@ -325,7 +327,7 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
   }
   bool archived = false;
   for (id archive in [descriptor binaryArchives])
-    archived |= mock::checked<MockArchive>(archive, "binaryArchives")->kernels->count(mock::identity(function)) > 0;
+    archived |= mock::checked<MockArchive>(archive, "binaryArchives")->kernels->count(mock::identity(descriptor)) > 0;
   if (!archived && (options & MTLPipelineOptionFailOnBinaryArchiveMiss)) {
     give(error, @"MTLBinaryArchiveDomain", 2, name + " is in none of the binary archives");
     return nil;

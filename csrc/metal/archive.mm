@@ -1,0 +1,111 @@
+#include "metal/archive.h"
+
+#include <cstdio>
+#include <mutex>
+
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "metal/pipeline.h"
+#include "metal/stream.h"
+
+namespace foundry::metal {
+namespace {
+
+// Calls of Metal's on an archive are made one at a time.
+struct Archive {
+  std::mutex mutex;
+  std::string prefix, path; // `path`: once it was opened
+  Ref<id<MTLBinaryArchive>> object;
+  bool changed = false;
+
+  void open();
+};
+
+Archive& archive() {
+  static auto* made = new Archive;
+  return *made;
+}
+
+Ref<id<MTLBinaryArchive>> make_archive(const std::string& path, std::string& problem) {
+  const Ref<MTLBinaryArchiveDescriptor*> descriptor([[MTLBinaryArchiveDescriptor alloc] init]);
+  if (!path.empty()) {
+    const Ref<NSString*> file = string(path);
+    descriptor.get().url = [NSURL fileURLWithPath:file.get()];
+  }
+  NSError* error = nil;
+  Ref<id<MTLBinaryArchive>> made([device() newBinaryArchiveWithDescriptor:descriptor.get() error:&error]);
+  if (!made) problem = text(error);
+  return made;
+}
+
+// Reads the file; what can't be read is left out, and written anew by `save_archive`.
+void Archive::open() {
+  if (prefix.empty() || !path.empty()) return;
+  path = prefix + family() + ".archive";
+  std::string problem;
+  if (access(path.c_str(), R_OK) == 0) object = make_archive(path, problem);
+  if (!object) object = make_archive("", problem);
+  if (!problem.empty())
+    TORCH_WARN("torch_foundry: the archive of compiled kernels ", path, object ? " is not used" : " can't be made",
+               " (", problem, ")");
+}
+
+} // namespace
+
+void use_archive(const std::string& prefix) {
+  Archive& own = archive();
+  std::lock_guard<std::mutex> lock(own.mutex);
+  own.prefix = prefix;
+  own.path.clear();
+  own.object = {};
+  own.changed = false;
+}
+
+void save_archive() {
+  Archive& own = archive();
+  std::lock_guard<std::mutex> lock(own.mutex);
+  if (!own.object || !own.changed) return;
+  const std::string temporary = own.path + "." + std::to_string(getpid()); // other processes may write as well
+  std::string problem;
+  @autoreleasepool {
+    NSError* error = nil;
+    const Ref<NSString*> file = string(temporary);
+    if (![own.object.get() serializeToURL:[NSURL fileURLWithPath:file.get()] error:&error]) problem = text(error);
+  }
+  if (problem.empty() && std::rename(temporary.c_str(), own.path.c_str())) problem = "it can't be renamed";
+  if (!problem.empty()) std::remove(temporary.c_str());
+  if (!problem.empty())
+    TORCH_WARN("torch_foundry: the archive of compiled kernels ", own.path, " was not written (", problem, ")");
+  own.changed = false;
+}
+
+Ref<id<MTLComputePipelineState>> new_pipeline(MTLComputePipelineDescriptor* descriptor, MTLPipelineOption options,
+                                              MTLAutoreleasedComputePipelineReflection* reflection, NSError** error) {
+  Archive& own = archive();
+  const auto make = [&](MTLPipelineOption how) {
+    return Ref<id<MTLComputePipelineState>>([device() newComputePipelineStateWithDescriptor:descriptor
+                                                                                    options:how
+                                                                                 reflection:reflection
+                                                                                      error:error]);
+  };
+  {
+    std::lock_guard<std::mutex> lock(own.mutex);
+    own.open();
+    if (!own.object) return make(options);
+    descriptor.binaryArchives = [NSArray arrayWithObject:own.object.get()];
+    const auto hit = static_cast<MTLPipelineOption>(options | MTLPipelineOptionFailOnBinaryArchiveMiss);
+    if (auto found = make(hit)) return found;
+  }
+  auto made = make(options); // side by side with those of other threads
+  std::lock_guard<std::mutex> lock(own.mutex);
+  NSError* ignored = nil; // the pipeline is there, whether or not it can be kept
+  if (made && own.object) {
+    const bool added = [own.object.get() addComputePipelineFunctionsWithDescriptor:descriptor error:&ignored];
+    own.changed |= added;
+  }
+  return made;
+}
+
+} // namespace foundry::metal
