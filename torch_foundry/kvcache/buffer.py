@@ -18,13 +18,14 @@ class GrowingBuffer:
     bounded number of times.
     """
 
-    __slots__ = ("appended", "data", "first", "length")
+    __slots__ = ("appended", "data", "first", "length", "own")
 
     def __init__(self) -> None:
         self.data: torch.Tensor | None = None
         self.first = 0
         self.length = 0
         self.appended = 0  # tokens, ever
+        self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
 
     @property
     def capacity(self) -> int:
@@ -56,7 +57,7 @@ class GrowingBuffer:
         elif (first := self._offset_of(tensor)) is not None:
             self.first, self.length = first, tensor.shape[2]
         else:
-            self.data, self.first, self.length = tensor, 0, tensor.shape[2]
+            self.data, self.first, self.length, self.own = tensor, 0, tensor.shape[2], False
 
     def _offset_of(self, tensor: torch.Tensor) -> int | None:
         """Where `tensor` starts within the stored tokens' buffer if it is a slice of it along the tokens."""
@@ -80,16 +81,43 @@ class GrowingBuffer:
         if data is None:
             batch, heads, head_dim = shape
             self.data = torch.empty(batch, heads, _round_up(tokens), head_dim, dtype=dtype, device=device)
-            self.first = self.length = 0
+            self.first, self.length, self.own = 0, 0, True
             return
         end = self.first + self.length
-        # an inference tensor may be read, but not written, outside of inference mode
-        if end + tokens <= data.shape[2] and (not data.is_inference() or torch.is_inference_mode_enabled()):
+        if end + tokens <= data.shape[2] and self._writable(data):
             return
         capacity = _round_up(max(self.length + tokens, 2 * self.length))
         grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
-        self.data, self.first = grown, 0
+        self.data, self.first, self.own = grown, 0, True
+
+    def room(self, tokens: int) -> None:
+        """Make room for `tokens` more behind what is stored, keeping the memory where it is if that is possible: what
+        is stored moves to the front if half of the buffer is unused by then. Not before the first use."""
+        data = self.data
+        assert data is not None
+        capacity = data.shape[2]
+        if self.first + self.length + tokens <= capacity and self._writable(data):
+            return
+        if self._writable(data) and max(self.length + tokens, 2 * self.length) <= capacity:
+            self.to_front()
+        else:
+            self.reserve((0, 0, 0), tokens, data.dtype, data.device)
+
+    def to_front(self) -> None:
+        """Let the first token that is stored be the first one of the buffer."""
+        data = self.data
+        if data is not None and self.first:
+            stored = data.narrow(2, self.first, self.length)
+            if self._writable(data):
+                data.narrow(2, 0, self.length).copy_(stored if self.first >= self.length else stored.clone())
+                self.first = 0
+            else:
+                self.reserve((0, 0, 0), data.shape[2], data.dtype, data.device)
+
+    def _writable(self, data: torch.Tensor) -> bool:
+        # an inference tensor may be read, but not written, outside of inference mode
+        return self.own and (not data.is_inference() or torch.is_inference_mode_enabled())
 
     def append(self, states: torch.Tensor) -> None:
         """Store `states` [B, H, n, D] behind what is there."""
@@ -139,16 +167,23 @@ class GrowingBuffer:
             self.length = tokens
 
     def select(self, indices: torch.Tensor) -> None:
-        """Rows `indices` of the batch, in that order."""
-        if self.data is not None:
-            self.data = self.data[indices.to(self.data.device)]
+        """Rows `indices` of the batch, in that order; as many rows as before stay in the same memory."""
+        data = self.data
+        if data is None:
+            return
+        indices = indices.to(data.device)
+        if indices.shape[0] == data.shape[0] and self._writable(data):
+            stored = data.narrow(2, self.first, self.length)
+            stored.copy_(stored[indices])
+        else:
+            self.data, self.own = data[indices], True
 
     def repeat(self, repeats: int) -> None:
         """Each row of the batch `repeats` times."""
         if self.data is not None:
-            self.data = self.data.repeat_interleave(repeats, dim=0)
+            self.data, self.own = self.data.repeat_interleave(repeats, dim=0), True
 
     def to(self, device: torch.device | str) -> None:
         """Move to `device`."""
-        if self.data is not None:
-            self.data = self.data.to(device, non_blocking=True)
+        if self.data is not None and self.data.device != torch.device(device):
+            self.data, self.own = self.data.to(device, non_blocking=True), True

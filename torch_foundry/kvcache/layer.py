@@ -103,6 +103,37 @@ class _Buffered(DynamicLayer):
         """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
         raise NotImplementedError
 
+    def place(self, tokens: int) -> tuple[int, int]:
+        """Make room for `tokens` more behind what is stored, for code that writes there without asking; nothing that
+        is stored moves until the next call. Not for an empty layer.
+
+        Returns where in the buffers the next token goes, and how many tokens were seen before the buffers' first.
+        """
+        keys, values = self._keys, self._values
+        if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
+            self._align()
+        keys.room(tokens)
+        values.room(tokens)
+        if keys.first and keys.length < self._reach():  # what lies before the first token must not be seen
+            keys.to_front()
+            values.to_front()
+        end = keys.first + keys.length
+        return end, self.get_seq_length() - end
+
+    def _reach(self) -> int:
+        """How many of the tokens before it a token sees; more than are stored if it sees all."""
+        return self._keys.length + 1
+
+    def count(self, tokens: int) -> None:
+        """Make `tokens` that were written after `place` part of the cache."""
+        self._keys.extend(tokens)
+        self._values.extend(tokens)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The memory of keys and values: [B, H, capacity, D]."""
+        return self._keys.data, self._values.data
+
     def mark(self) -> tuple[int, ...]:
         """What `rewind` needs to undo whatever is appended from now on."""
         keys, values = self._keys, self._values
@@ -225,13 +256,25 @@ class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
         return keys, values, keys.shape[2]
 
     def _advanced(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.cumulative_length += tokens
         window = self.sliding_window - 1
         visible = self._keys.last(window + tokens), self._values.last(window + tokens)
-        if not self.record_past:  # else `crop` restricts, once it is known how many tokens stay
-            self._keys.keep_last(window)
-            self._values.keep_last(window)
+        self._forget(tokens)
         return visible
+
+    def _forget(self, tokens: int) -> None:
+        """Count `tokens` just appended; what no further token sees is given up."""
+        self.cumulative_length += tokens
+        if not self.record_past:  # else `crop` restricts, once it is known how many tokens stay
+            self._keys.keep_last(self.sliding_window - 1)
+            self._values.keep_last(self.sliding_window - 1)
+
+    def count(self, tokens: int) -> None:
+        """See the base class."""
+        super().count(tokens)
+        self._forget(tokens)
+
+    def _reach(self) -> int:
+        return int(self.sliding_window) - 1
 
     def mark(self) -> tuple[int, ...]:
         """See the base class."""

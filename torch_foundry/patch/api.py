@@ -15,7 +15,7 @@ from torch_foundry import runtime, support
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
-from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.model import model_mixin
 from torch_foundry.patch.quantize import dequantize_model, quantize_model
 from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.state import ModelState, Plan
@@ -53,7 +53,7 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
         for module in model.modules()
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
-    models = [m for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
+    models = [(m, model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
 
     # from here on nothing can fail
     state.left = left
@@ -61,8 +61,8 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
         swap(layer, LayerMixin, plan)
     for module, mixin, leaf_plan in leaves:
         swap(module, mixin, leaf_plan)
-    for pretrained in models:
-        swap(pretrained, ModelMixin, Plan(state))
+    for pretrained, model_class in models:
+        swap(pretrained, model_class, Plan(state))
     return model
 
 

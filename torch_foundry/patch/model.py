@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,10 @@ def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
                 dense[key] = module.dequantized(dtype)
             state[f"{name}.weight"] = dense[key]
     return state
+
+
+def model_mixin(model: nn.Module) -> type[ModelMixin]:
+    """The mixin for a whole model. Those of known families belong to `decode`, the layer above, so it's found by name:
+    nothing here depends on it."""
+    above = importlib.import_module("torch_foundry.decode.mixins")
+    return above.mixin_of(model) or ModelMixin

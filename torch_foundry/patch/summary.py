@@ -10,6 +10,7 @@ from torch import nn
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.patch.layer import LayerMixin
 from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.state import ModelPlan
 from torch_foundry.patch.swap import base_class, is_swapped
 
 
@@ -24,6 +25,11 @@ class Report:
     fused_leaves: int = 0  # calls of embeddings, norms and linear layers that ran fused
     packed: dict[str, str] = field(default_factory=dict)  # module name -> weight format
     layers: int = 0  # fused decoder layers
+    steps: int = 0  # forward passes of a few tokens that were one tape
+    recorded: int = 0  # of these, the ones in which the tape was recorded
+    eager: Counter[str] = field(default_factory=Counter)  # why others, or generations, were not -> how often
+    tokens: int = 0  # that our own loop generated, per row
+    reads: int = 0  # how often it waited for the device to read them
 
     def __str__(self) -> str:
         if not self.swapped:
@@ -35,6 +41,11 @@ class Report:
         for fmt, names in _by_value(self.packed).items():
             lines.append(f"packed:   {len(names)} weights as {fmt}")
         lines.append(f"fused:    {self.fused} decoder layer calls, {self.fused_leaves} other calls")
+        if self.steps:
+            lines.append(f"tapes:    {self.steps} forward passes, {self.recorded} of them recorded")
+        if self.reads:
+            lines.append(f"loop:     {self.tokens} tokens, read {self.reads} times")
+        lines += [f"no tape:  {calls} times: {reason}" for reason, calls in self.eager.most_common()]
         if self.fallbacks:
             lines += [f"fallback: {calls} calls: {reason}" for reason, calls in self.fallbacks.most_common()]
         else:
@@ -59,6 +70,7 @@ def build_report(model: nn.Module) -> Report:
     packed: dict[str, str] = {}
     left: dict[str, str] = {}
     fallbacks: Counter[str] = Counter()
+    taped: list[ModelPlan] = []
     fused = leaves = layers = 0
     for name, module in model.named_modules():
         if isinstance(module, FoundryLinear | FoundryEmbedding):
@@ -69,6 +81,8 @@ def build_report(model: nn.Module) -> Report:
         swapped[name] = base_class(type(module)).__name__
         left = left or plan.state.left
         if isinstance(module, ModelMixin):
+            if isinstance(plan, ModelPlan):
+                taped.append(plan)
             continue
         fallbacks.update(plan.fallbacks)
         if isinstance(module, LayerMixin):
@@ -76,4 +90,19 @@ def build_report(model: nn.Module) -> Report:
             fused += plan.fused
         else:
             leaves += plan.fused
-    return Report(swapped, dict(left), fallbacks, fused, leaves, packed, layers)
+    fused += sum(plan.steps * len(plan.layers) for plan in taped)
+    leaves += sum(plan.leaves for plan in taped)
+    return Report(
+        swapped,
+        dict(left),
+        fallbacks,
+        fused,
+        leaves,
+        packed,
+        layers,
+        steps=sum(plan.steps for plan in taped),
+        recorded=sum(plan.recorded for plan in taped),
+        eager=sum((plan.eager for plan in taped), Counter()),
+        tokens=sum(plan.tokens for plan in taped),
+        reads=sum(plan.reads for plan in taped),
+    )

@@ -1,0 +1,121 @@
+"""The swapped decoder model: forward passes of a few tokens on a filled cache replay a tape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from torch_foundry.decode.plan import DecoderPlan
+from torch_foundry.decode.tape import StepTape
+from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.state import Blocked
+
+LONGEST = 8  # tokens of a row in a step
+WIDEST = 16  # rows of a batch times tokens; more go through kernels that are made for many
+# `tokenizer` is passed down by `transformers serve`, without meaning for the result
+USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
+OFF = frozenset({"output_attentions", "output_hidden_states"})
+ON = frozenset({"use_cache", "return_dict", "is_causal"})
+MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
+
+
+class DecoderMixin(ModelMixin):
+    """A model of `models.DECODERS`."""
+
+    # not `forward`, whose signature transformers reads
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; up to eight tokens on a filled `DynamicCache` by a tape."""
+        cache = kwargs.get("past_key_values")
+        if type(cache) is not DynamicCache or args or torch.compiler.is_compiling() or not self._foundry.state.enabled:
+            return super().__call__(*args, **kwargs)
+        ids, seen = kwargs.get("input_ids"), cache.get_seq_length()
+        if type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST or not seen:
+            return super().__call__(*args, **kwargs)
+        plan = self.decoder_plan()
+        try:
+            check_arguments(self, kwargs)
+            hidden = step(plan, cache, ids, kwargs.get("attention_mask"), kwargs.get("position_ids"), seen)
+        except Blocked as blocked:
+            plan.eager[str(blocked)] += 1
+            return super().__call__(*args, **kwargs)
+        # the tape's own memory has the next token's values before long
+        return BaseModelOutputWithPast(last_hidden_state=hidden.clone(), past_key_values=cache)
+
+    def decoder_plan(self) -> DecoderPlan:
+        """The plan; a copy of a model makes its own."""
+        plan = self._foundry
+        if plan.__class__ is not DecoderPlan:
+            plan = self.__dict__["_foundry"] = DecoderPlan(self, plan.state)
+        return plan
+
+
+def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
+    """Raise Blocked for what only the layers, one by one, can do."""
+    for name, value in kwargs.items():
+        if name in USED or value is None or (value is False and name in OFF) or (value is True and name in ON):
+            continue
+        raise Blocked(f"argument {name}")
+    settings = object.__getattribute__(module.config, "__dict__")  # the config's own __getattribute__ is slow
+    if kwargs.get("use_cache") is None and not settings.get("use_cache", True):
+        raise Blocked("use_cache is off")
+    if settings.get("output_hidden_states") or settings.get("_output_attentions"):
+        raise Blocked("outputs of layers are asked for")
+
+
+def step(
+    plan: DecoderPlan,
+    cache: DynamicCache,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    seen: int,
+) -> torch.Tensor:
+    """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Blocked."""
+    batch, length = ids.shape
+    if batch * length > WIDEST:
+        raise Blocked(f"more than {WIDEST} tokens in a step")
+    plan.check()
+    device = plan.device
+    if ids.device != device or ids.is_floating_point():
+        raise Blocked("ids are not integers on the model's device")
+    if device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < plan.vocabulary:
+        raise Blocked("ids outside the vocabulary")  # refused by the op: a tape looks at no values
+    if mask is not None and (
+        type(mask) is not torch.Tensor or mask.dtype not in MASKS or mask.shape != (batch, seen + length)
+    ):
+        raise Blocked("mask is not one of [batch, tokens]")
+    if positions is not None and (
+        type(positions) is not torch.Tensor or positions.dim() != 2 or positions.shape[1] != length
+        or positions.shape[0] not in (1, batch)
+    ):  # fmt: skip
+        raise Blocked("positions are not [batch, tokens]")
+    if positions is None and not plan.rotary.constant:
+        raise Blocked("rope depends on the length of the text")
+
+    tapes = plan.tapes_of(cache)
+    tapes.layers.check(plan, batch)
+    starts, same = tapes.layers.place(length)
+    if not same:
+        tapes.tapes.clear()
+    key = (batch, length, mask is not None, positions is not None)
+    tape = tapes.tapes.get(key)
+    if tape is None or not tape.fits(seen + length):
+        own = torch.empty(batch, length, dtype=torch.int64, device=device)
+        tape = StepTape(
+            plan, tapes.layers, own, positions=seen + length, masked=mask is not None, given=positions is not None
+        )
+        tapes.tapes[key] = tape
+    tape.ids.copy_(ids)
+    if positions is None:
+        tape.state.seek(starts, list(range(seen, seen + length)) * batch)
+    else:
+        tape.rope.set(positions)  # type: ignore[union-attr]
+        tape.state.seek(starts, tape.rows)
+    if mask is not None:
+        tape.state.set_mask(mask)
+    hidden = tape.run()
+    tapes.layers.count(length)
+    return hidden

@@ -1,0 +1,120 @@
+"""The swapped causal language model: generate() without a wait for the device after each token."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
+from torch_foundry.decode.loop import Loop
+from torch_foundry.decode.stops import Stops
+from torch_foundry.patch.model import ModelMixin
+from torch_foundry.patch.state import Blocked, ModelPlan
+from torch_foundry.sampling import Settings
+
+VARIABLE = "TORCH_FOUNDRY_SYNC_EVERY"
+BY_DEFAULT = 16
+KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "inputs_embeds", "tokenizer"})
+REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
+RECORDED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+class GeneratorMixin(ModelMixin):
+    """A model of `models.HEADS`."""
+
+    def generator_plan(self) -> ModelPlan:
+        """The plan; a copy of a model makes its own."""
+        plan = self._foundry
+        if plan.__class__ is not ModelPlan:
+            plan = self.__dict__["_foundry"] = ModelPlan(plan.state)
+        return plan
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """As stock: greedy decoding and sampling, by our own loop if everything that was asked for is known to it.
+
+        Draws are the sampler's own (see `torch_foundry.sampling`): the same for the same seed, but not torch's.
+        """
+        plan = self.generator_plan()
+        model: Any = self
+        try:
+            if not plan.state.enabled:
+                raise Blocked("switched off")
+            every = tokens_in_flight(generation_config, plan.state.sync_every, streamer)
+            check_request(model, generation_config, synced_gpus, model_kwargs)
+            settings, reason = Settings.from_generation_config(generation_config, logits_processor)
+            if settings is None:
+                raise Blocked(reason)
+            pad = generation_config._pad_token_tensor
+            stops = Stops(stopping_criteria, input_ids, None if pad is None else int(pad))
+            loop = Loop(model, plan, input_ids, settings, stops, every, streamer)
+            loop.locate(model_kwargs)
+        except Blocked as blocked:
+            if plan.state.enabled:
+                plan.eager[f"generate: {blocked}"] += 1
+            return super()._sample(  # type: ignore[misc]
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+        first = not generation_config.is_assistant
+        outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=first)
+        cache = outputs.past_key_values
+        new = loop.run(outputs.logits[:, -1], cache)
+        if streamer is not None:
+            streamer.end()
+        ids: Any = torch.cat([input_ids, new.to(input_ids.device)], dim=1)
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache)
+        return ids
+
+
+def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
+    """How many tokens are handed to the device before they are read: `sync_every` of the generation config, or of
+    `patch()`, or of the environment, or the default: 1 where a streamer waits for them, else 16.
+
+    ValueError for what is not a number from 0; Blocked for 0, which asks for Hugging Face's loop.
+    """
+    every: Any = getattr(config, "sync_every", None)
+    every = chosen if every is None else every
+    every = os.environ.get(VARIABLE) or None if every is None else every
+    if every is None:
+        return BY_DEFAULT if streamer is None else 1
+    if not str(every).isdecimal():
+        raise ValueError(f"sync_every={every!r}: expected a number of tokens, or 0 for Hugging Face's own loop")
+    if int(every) == 0:
+        raise Blocked("sync_every is 0")
+    return int(every)
+
+
+def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict[str, Any]) -> None:
+    """Raise Blocked for what the loop doesn't do."""
+    if synced_gpus:
+        raise Blocked("synced_gpus")
+    for name in RECORDED:
+        if getattr(config, name, None):
+            raise Blocked(name)
+    for name, value in model_kwargs.items():
+        usual = name in KNOWN or value is None or (value is True and name in ON) or (value is False and name in OFF)
+        if not usual:
+            raise Blocked(f"argument {name}")
+    if type(model_kwargs.get("past_key_values")) is not DynamicCache:
+        raise Blocked(f"cache is {type(model_kwargs.get('past_key_values')).__name__}")
+    if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
+        raise Blocked("methods of the model were replaced")
+    if not isinstance(getattr(model, "model", None), DecoderMixin):
+        raise Blocked("the decoder is not a known one")
+    plan = model.model.decoder_plan()
+    plan.check()
+    if not plan.rotary.constant:
+        raise Blocked("rope depends on the length of the text")

@@ -1,0 +1,150 @@
+"""A decode step of a model on one cache, recorded when it first runs and replayed from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.decode.state import RopeRows, RopeTables, StepState, horizon_for
+from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.patch.state import Blocked
+from torch_foundry.patch.step import Step, decode
+from torch_foundry.tape import Tape, record
+
+if TYPE_CHECKING:
+    from torch_foundry.decode.plan import DecoderPlan
+
+CacheLayer = FoundryLayer | FoundrySlidingLayer
+Tail = Callable[[torch.Tensor], torch.Tensor]
+
+
+class CacheLayers:
+    """The layers of a cache, as memory at fixed addresses that a tape writes to."""
+
+    def __init__(self, cache: DynamicCache, count: int) -> None:
+        try:
+            self.slots: list[CacheLayer] = [adopt(cache, index) for index in range(count)]
+        except ForeignCache as foreign:
+            raise Blocked(f"cache is {foreign}") from None
+        self.buffers: list[torch.Tensor] = []  # keys and values of each layer in turn
+
+    def belong_to(self, cache: DynamicCache) -> bool:
+        """Whether `cache` still has these layers."""
+        layers = cache.layers
+        return len(layers) >= len(self.slots) and all(map(is_, self.slots, layers))
+
+    def check(self, plan: DecoderPlan, batch: int) -> None:
+        """Raise Blocked unless the layers hold the same number of tokens, of the model's shape, dtype and device."""
+        seen = self.slots[0].get_seq_length()
+        for slot, layer in zip(self.slots, plan.layers, strict=True):
+            spec = layer.spec
+            if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, plan.dtype, plan.device):
+                raise Blocked("cache holds another shape, dtype or device")
+            if slot.get_seq_length() != seen or None in slot.buffers:
+                raise Blocked("layers of the cache hold different numbers of tokens")
+
+    def place(self, tokens: int) -> tuple[list[int], bool]:
+        """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged."""
+        starts: list[int] = []
+        buffers: Any = []
+        for slot in self.slots:
+            starts += slot.place(tokens)
+            buffers += slot.buffers
+        same = len(buffers) == len(self.buffers) and all(map(is_, buffers, self.buffers))
+        if not same:
+            self.buffers = buffers
+        return starts, same
+
+    def count(self, tokens: int) -> None:
+        """`tokens` were written."""
+        for slot in self.slots:
+            slot.count(tokens)
+
+
+class CacheTapes:
+    """The tapes that write to one cache."""
+
+    def __init__(self, cache: DynamicCache, count: int) -> None:
+        self.layers = CacheLayers(cache, count)
+        self.tapes: dict[Any, StepTape] = {}
+
+
+class StepTape:
+    """The step of `batch` rows of `length` tokens each. Its parts of the state are set before each `run`.
+
+    ids: int64 [B, L], what the embedding reads. tail: what follows the last norm, of our ops only.
+    masked: `state.mask` is read. given: rows of the rope tables are made for each step from the caller's positions.
+    """
+
+    def __init__(
+        self,
+        plan: DecoderPlan,
+        layers: CacheLayers,
+        ids: torch.Tensor,
+        *,
+        positions: int,
+        masked: bool = False,
+        given: bool = False,
+        tail: Tail | None = None,
+    ) -> None:
+        batch, length = ids.shape
+        self.plan, self.layers, self.ids, self.length = plan, layers, ids, length
+        self.given, self.masked, self.tail = given, masked, tail
+        self._snapshot = plan.snapshot
+        like = torch.empty(0, dtype=plan.dtype, device=ids.device)
+        capacity = max(buffer.shape[2] for buffer in layers.buffers)
+        horizon = horizon_for(max(positions, capacity))
+        self.rope: RopeTables | RopeRows = (
+            RopeRows(plan.rotary, batch, length, like) if given else plan.rope_tables(horizon, like)
+        )
+        self.state = StepState(batch, length, len(layers.slots), horizon, masked=masked, fixed=given, device=ids.device)
+        self.rows = list(range(batch * length)) if given else []
+        self._buffers = layers.buffers
+        self._result: torch.Tensor | None = None
+        self._tape: Tape | None = None
+
+    def fits(self, positions: int) -> bool:
+        """Whether it may run now, with positions below `positions`: nothing that it was recorded from has changed."""
+        return (
+            positions <= self.state.horizon
+            and self._buffers is self.layers.buffers
+            and self._snapshot is self.plan.snapshot
+            and self.rope.hold()
+        )
+
+    def run(self) -> torch.Tensor:
+        """One step: the last norm's result [B, L, hidden], or what `tail` makes of it. The next run overwrites it."""
+        if self._tape is None:
+            return self._record()
+        self._tape.replay()
+        self._counted()
+        assert self._result is not None
+        return self._result
+
+    def _record(self) -> torch.Tensor:
+        state = self.state
+        step = Step(state.positions, self.rope.tables, state.start, state.mask)
+        try:
+            with torch.no_grad(), record() as tape:
+                x = self.plan.embed(self.ids)
+                for i, layer in enumerate(self.plan.layers):
+                    x = decode(layer, x, step, self._buffers[2 * i], self._buffers[2 * i + 1])
+                x = self.plan.norm(x)
+                self._result = x if self.tail is None else self.tail(x)
+        except RuntimeError as error:
+            if "can't be recorded" in str(error):
+                raise Blocked(str(error).split(":")[0]) from None
+            raise
+        self._tape = tape
+        self.plan.recorded += 1
+        self._counted()
+        return self._result
+
+    def _counted(self) -> None:
+        self.plan.steps += 1
+        self.plan.leaves += 2  # embedding and norm
