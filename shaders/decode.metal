@@ -27,7 +27,7 @@ METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)
                                  threadgroup float* partial) {
   constexpr int C = normed_sums(M, N);
   static_assert(C <= int(simd_width), "a lane for each sum");
-  const Weighted<T, V> rows = {x, gain, args.offset};
+  const Weighted<T, V, P> rows = {x, gain, args.offset};
   uint x_row[M];
   for (int m = 0; m < M; ++m)
     x_row[m] = min(seat.row_group * M + m, args.rows - 1) * args.k;

@@ -29,7 +29,7 @@ template <typename T, int V> struct Plain {
 
 // Weighted: rows of x times the gains of an RMSNorm. W (r * g * x) = r * (W (g * x)), so the norm needs no pass of its
 // own: the squares, of which 1 / r is the root mean, are summed beside the products. `offset`: 1 for gains of 1 + g.
-template <typename T, int V> struct Weighted {
+template <typename T, int V, int P> struct Weighted {
   device const T* x;
   device const T* gain;
   float offset;
@@ -37,10 +37,8 @@ template <typename T, int V> struct Weighted {
     float g[chunk];
     load_chunk<Dense<T>, V>(x + row, k, end, v);
     load_chunk<Dense<T>, V>(gain, k, end, g);
-    for (int j = 0; j < chunk; ++j) {
-      squares = metal::fma(v[j], v[j], squares);
-      v[j] *= offset + g[j];
-    }
+    squares += dot<P>(v, v);
+    for (int j = 0; j < chunk; ++j) v[j] *= offset + g[j];
   }
 };
 
