@@ -27,7 +27,9 @@ def generate(model: PreTrainedModel, **options: Any) -> torch.Tensor:
 def sample(model: PreTrainedModel, **options: Any) -> torch.Tensor:
     torch.manual_seed(5)
     warpers = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
-    return generate(model, do_sample=True, **warpers, **options)
+    config = copy.deepcopy(model.generation_config)
+    config.sync_every = 0  # stock's loop: ours draws other random numbers
+    return generate(model, do_sample=True, generation_config=config, **warpers, **options)
 
 
 def second_turn(model: PreTrainedModel) -> torch.Tensor:

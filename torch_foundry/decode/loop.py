@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry import ops
 from torch_foundry.decode.decoder import WIDEST, DecoderMixin
 from torch_foundry.decode.models import head_of, is_plain, logits_of
 from torch_foundry.decode.plan import DecoderPlan
@@ -18,25 +17,7 @@ from torch_foundry.nn import FoundryLinear
 from torch_foundry.patch.leaves import LinearMixin
 from torch_foundry.patch.state import Blocked, ModelPlan
 from torch_foundry.patch.weights import Linear, weight_reason
-from torch_foundry.sampling import Settings
-
-
-class Greedy:
-    """The part of `Sampler` that greedy decoding needs, with copies by torch: a tape can't hold them."""
-
-    def __init__(self, input_ids: torch.Tensor, capacity: int) -> None:
-        batch, prompt = input_ids.shape
-        self.ids = input_ids.new_zeros(batch, capacity)
-        self.token = input_ids.new_zeros(batch, 1)
-        self.errors = torch.zeros(batch, dtype=torch.int32, device=input_ids.device)
-        self._at = prompt
-
-    def step(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose and write one token per row."""
-        self.token.copy_(ops.argmax(logits)[:, None])
-        self.ids[:, self._at : self._at + 1].copy_(self.token)
-        self._at += 1
-        return self.token
+from torch_foundry.sampling import Sampler, Settings
 
 
 class Loop:
@@ -60,9 +41,8 @@ class Loop:
         self.decoder: DecoderMixin = model.model
         self.head = head_of(model)
         assert self.head is not None
-        if settings != Settings(eos=settings.eos, pad=settings.pad):
-            raise Blocked("sampling is not there yet")
-        self.sampler: Any = Greedy(input_ids, max(stops.max_length, self.prompt + 1))
+        capacity = max(stops.max_length, self.prompt + 1)
+        self.sampler = Sampler(settings, input_ids, vocab_size=model.lm_head.out_features, capacity=capacity)
         self.next: list[int] = []  # of each row, the position of the newest token
         self.mask: torch.Tensor | None = None
         self.tape: StepTape | None = None
@@ -146,7 +126,7 @@ class Loop:
         model: Any = self.model
         head, self._head = model.lm_head, None
         assert self.head is not None
-        if isinstance(self.sampler, Greedy) or not is_plain(self.head, model.config):
+        if not is_plain(self.head, model.config):
             return None
         if not issubclass(type(head), LinearMixin | FoundryLinear) or weight_reason((head._parameters,), plan.dtype):
             return None

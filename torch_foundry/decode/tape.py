@@ -14,6 +14,7 @@ from torch_foundry.kvcache.adopt import ForeignCache, adopt
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.step import Step, decode
+from torch_foundry.runtime import scope
 from torch_foundry.tape import Tape, record
 
 if TYPE_CHECKING:
@@ -131,11 +132,13 @@ class StepTape:
         step = Step(state.positions, self.rope.tables, state.start, state.mask)
         try:
             with torch.no_grad(), record() as tape:
-                x = self.plan.embed(self.ids)
+                with scope("embedding"):
+                    x = self.plan.embed(self.ids)
                 for i, layer in enumerate(self.plan.layers):
                     x = decode(layer, x, step, self._buffers[2 * i], self._buffers[2 * i + 1])
-                x = self.plan.norm(x)
-                self._result = x if self.tail is None else self.tail(x)
+                with scope("head"):
+                    x = self.plan.norm(x)
+                    self._result = x if self.tail is None else self.tail(x)
         except RuntimeError as error:
             if "can't be recorded" in str(error):
                 raise Blocked(str(error).split(":")[0]) from None
