@@ -52,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.silent:
             took = time.monotonic() - started
             print(f"{number}/{len(todo)} {case.op} {case.format} {case.shape()} {took:.1f} s", file=sys.stderr)
-    print(
-        f"{found.device_name}, torch {found.torch}, commit {found.commit}: read {found.read_gb_s} GB/s, copy", end=" "
-    )
-    print(f"{found.copy_gb_s} GB/s\n{table(records)}")
+    print(f"{found}\n{table(records)}")
     if not args.no_plots:
         plots.write_all(args.out)
     wrong = [r for r in records if not r.valid and r.kind != "skipped"]

@@ -48,7 +48,7 @@ class Case:
 class Op:
     """How an op is measured. Results may be one tensor or several.
 
-    `inputs` draws the arguments; where the weight may be packed, `dense` is what it stands for, and takes its place for
+    `inputs` draws the arguments; where the weight may be packed, "dense" has what takes its place for
     `stock` and `truth`. `truth` is the definition, in the dtype of what it is given. `cost`: flops, and bytes that must
     be moved, for (case, bytes of a weight row). `shapes`: of a model. `packs`: takes packed weights.
     """
@@ -74,3 +74,8 @@ class Sizes:
 
 
 QUICK = Sizes(rows=(1, 4), prompt=8, keys=(16,))
+
+
+def normal(g: torch.Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers on the generator's device."""
+    return (torch.randn(shape, generator=g, device=g.device) * scale).to(dtype)

@@ -39,10 +39,11 @@ class Effort:
 def measure(case: Case, op: Op, device: torch.device, machine: Machine, effort: Effort) -> Record:
     """The record of a case. It is invalid if the op was wrong, before or while it was timed."""
     given = op.inputs(case, torch.Generator(device).manual_seed(effort.seed))
-    dense = given.pop("dense", None)
-    meant = given if dense is None else {**given, "weight": dense}
+    dense = given.pop("dense", {})
+    meant = {**given, **dense}
     del dense
-    flops, moved = op.cost(case, quant.get_format(case.format).row_size(case.k) * _item(case) if case.k else 0)
+    stored = quant.get_format(case.format)
+    flops, moved = op.cost(case, stored.row_size(case.k) * stored.dtype.itemsize)
     _, stock_moved = op.cost(case, case.k * case.dtype.itemsize)
     row = Record(
         kind="op",
@@ -66,13 +67,9 @@ def measure(case: Case, op: Op, device: torch.device, machine: Machine, effort: 
     del given, expected
     stock_times, how = _time_stock(stock, meant, device, effort)
     if how == "CUDA graph":  # as ours
-        found["as_stock"] = None
+        row.extra["from_python_us"] = found.pop("as_stock").as_dict()
     extra = {**row.extra, "stock_how": how}
     return dataclasses.replace(row, **found, parity=parity, stock_times=stock_times, extra=extra)
-
-
-def _item(case: Case) -> int:
-    return quant.get_format(case.format).dtype.itemsize
 
 
 # --------------------------------------------------------------------------------------------------------------- parity

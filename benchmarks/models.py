@@ -29,6 +29,16 @@ class Model:
     tie_word_embeddings: bool
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, key heads, head_dim."""
+        return self.num_attention_heads, self.num_key_value_heads, self.head_dim
+
+    @property
+    def qkv(self) -> int:
+        """Outputs of the projections to queries, keys and values."""
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
     def linears(self) -> dict[str, tuple[int, int]]:
         """Name -> (out_features, in_features) of the linear layers, those of one shape under the first's name."""
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim

@@ -14,7 +14,8 @@ from benchmarks.cases import Case, Sizes
 from benchmarks.harness import clock
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES
-from benchmarks.ops import SAMPLE, cases
+from benchmarks.ops import cases
+from benchmarks.ops.matrices import SAMPLE
 from benchmarks.peers import Job, known
 from torch_foundry.compare import LIMIT
 from torch_foundry.doctor import truth

@@ -1,0 +1,45 @@
+"""The ops that bench_ops measures: inputs, cost, the shapes that models give them, and stock torch doing the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from benchmarks.cases import Case, Op, Sizes
+from benchmarks.models import Model
+from benchmarks.ops.attention import ATTENTION, ROPE_AND_CACHE
+from benchmarks.ops.matrices import EMBEDDING, LINEAR, NORM_GLU, NORM_LINEAR
+from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
+from torch_foundry import quant
+
+OPS: dict[str, Op] = {
+    "linear": LINEAR,
+    "norm_linear": NORM_LINEAR,
+    "norm_glu": NORM_GLU,
+    "rms_norm": RMS_NORM,
+    "add_rms_norm": ADD_RMS_NORM,
+    "glu": GLU,
+    "rope_and_cache": ROPE_AND_CACHE,
+    "attention": ATTENTION,
+    "embedding": EMBEDDING,
+    "argmax": ARGMAX,
+}
+
+
+def cases(
+    models: dict[str, Model], names: list[str], formats: list[str], layouts: list[str], sizes: Sizes
+) -> list[Case]:
+    """Every op in every format on every shape of the models, each shape once; packed formats where an op takes them."""
+    found: dict[Case, Case] = {}
+    for name in names:
+        op = OPS[name]
+        for label, model in models.items():
+            for shape in op.shapes(model, sizes):
+                for fmt in formats:
+                    f = quant.get_format(fmt)
+                    if f.packed and not (op.packs and shape["k"] % f.block_size == 0):
+                        continue
+                    for layout in (text for text in layouts if text in op.layouts):
+                        case = Case(name, format=fmt, layout=layout, **shape)
+                        named = dataclasses.replace(case, where=f"{label} {case.where}")
+                        found.setdefault(dataclasses.replace(case, where=""), named)
+    return list(found.values())

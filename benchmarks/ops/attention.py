@@ -1,0 +1,95 @@
+"""Rotation, the cache and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.cases import Case, Given, Op, Sizes, normal
+from benchmarks.models import Model
+from torch_foundry import ops
+from torch_foundry import reference as plain
+
+
+def _rope_inputs(case: Case, g: torch.Generator) -> Given:
+    (heads, kv, d), length = case.heads, case.rows
+    angles = torch.rand(1, length, d, generator=g, device=g.device) * 6
+    return {
+        "q": normal(g, case.dtype, 1, length, heads * d),
+        "k": normal(g, case.dtype, 1, length, kv * d),
+        "v": normal(g, case.dtype, 1, length, kv * d),
+        "cos": angles.cos().to(case.dtype),
+        "sin": angles.sin().to(case.dtype),
+        "k_cache": torch.zeros(1, kv, length, d, dtype=case.dtype, device=g.device),
+        "v_cache": torch.zeros(1, kv, length, d, dtype=case.dtype, device=g.device),
+    }
+
+
+def _rope(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def call(k_cache: Tensor, v_cache: Tensor, format: str, **given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = op(**given, k_cache=k_cache, v_cache=v_cache, start=0, head_dim=k_cache.shape[-1])
+        return q, k_cache, v_cache
+
+    return call
+
+
+def _rope_cost(case: Case, _: int) -> tuple[int, int]:
+    heads, kv, d = case.heads
+    return 3 * case.rows * (heads + kv) * d, 2 * case.rows * (heads + 2 * kv + 1) * d * case.dtype.itemsize
+
+
+ROPE_AND_CACHE = Op(
+    run=_rope(ops.rope_and_cache),
+    stock=_rope(plain.rope_and_cache),
+    stock_is="the operations of transformers",
+    truth=_rope(plain.rope_and_cache),
+    inputs=_rope_inputs,
+    cost=_rope_cost,
+    shapes=lambda m, s: ({"where": "attention", "rows": r, "n": 0, "heads": m.heads} for r in (1, s.prompt)),
+)
+
+
+def _attention_inputs(case: Case, g: torch.Generator) -> Given:
+    heads, kv, d = case.heads
+    caches = {name: normal(g, case.dtype, 1, kv, case.n, d) for name in ("k_cache", "v_cache")}
+    return {"q": normal(g, case.dtype, 1, heads, case.rows, d), **caches}
+
+
+def _sdpa(q: Tensor, k_cache: Tensor, v_cache: Tensor, format: str) -> Tensor:
+    causal = q.shape[2] > 1  # as many queries as keys
+    y = F.scaled_dot_product_attention(q, k_cache, v_cache, is_causal=causal, enable_gqa=True)
+    return y.transpose(1, 2).flatten(2)
+
+
+def _attention_cost(case: Case, _: int) -> tuple[int, int]:
+    (heads, kv, d), queries, keys = case.heads, case.rows, case.n
+    pairs = queries * keys - queries * (queries - 1) // 2
+    return 4 * heads * d * pairs, 2 * (heads * queries + kv * keys) * d * case.dtype.itemsize
+
+
+def _attention_shapes(model: Model, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    for keys in sizes.keys:
+        yield {"where": "decode", "rows": 1, "n": keys, "heads": model.heads}
+    yield {"where": "prefill", "rows": sizes.prompt, "n": sizes.prompt, "heads": model.heads}
+
+
+def _attention_call(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(q: Tensor, k_cache: Tensor, v_cache: Tensor, format: str) -> Tensor:
+        return op(q, k_cache, v_cache, k_cache.shape[2], scale=q.shape[-1] ** -0.5)
+
+    return call
+
+
+ATTENTION = Op(
+    run=_attention_call(ops.attention),
+    stock=_sdpa,
+    stock_is="scaled_dot_product_attention",
+    truth=_attention_call(plain.attention),
+    inputs=_attention_inputs,
+    cost=_attention_cost,
+    shapes=_attention_shapes,
+)
