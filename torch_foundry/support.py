@@ -159,10 +159,10 @@ def device_problem(kind: str, has_executor: bool, known: Facts | None = None) ->
         return "tensors on the meta device hold no data: load the weights onto a real device first"
     if kind == "mps":
         return _mps_problem(has_executor, known or facts())
+    if kind == "cuda":
+        return _cuda_problem(has_executor, known or facts())
     if has_executor:
         return None
-    if kind == "cuda":
-        return _cuda_problem(known or facts())
     if kind == "cpu":
         return f"this build of torch_foundry has no executor for the CPU: {REBUILD}"
     return f"torch_foundry runs on cpu, mps and cuda tensors, not on {kind}"
@@ -194,11 +194,13 @@ def _mps_problem(has_executor: bool, known: Facts) -> str | None:
     return f"this build of torch_foundry has no Metal executor: {REBUILD}"
 
 
-def _cuda_problem(known: Facts) -> str:
+def _cuda_problem(has_executor: bool, known: Facts) -> str | None:
     if not known.cuda_built:
         return f"this torch was built without CUDA: install one with CUDA, then {REBUILD}"
     if not known.cuda_available:
         return "torch sees no NVIDIA GPU (torch.cuda.is_available() is False)"
+    if has_executor:
+        return None
     return f"this build of torch_foundry has no CUDA executor: {REBUILD}"
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <regex>
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
@@ -53,15 +54,46 @@ std::string library_text(const Source& source, const Kernel& kernel) {
          "\")]] [[kernel]] decltype(" + entry + ") " + entry + ";\n";
 }
 
+constexpr int kNewest = 400;
+
+// The version of the language that `text` needs, by the compiler's messages or else by the versions that it asks for
+// itself (`#if __METAL_VERSION__ >= 320`). 0: nothing says that it needs a newer one than `version`.
+int needed_version(const std::string& messages, const std::string& text, int version) {
+  std::smatch found;
+  static const std::regex said("[Nn]eeds Metal (\\d)\\.(\\d)"); // by an #error
+  if (std::regex_search(messages, found, said)) return std::stoi(found[1]) * 100 + std::stoi(found[2]) * 10;
+  static const std::regex of_400("\\b(metal_tensor|MetalPerformancePrimitives|cooperative_tensor)\\b");
+  if (version < 400 && std::regex_search(messages, of_400)) return 400;
+  static const std::regex of_320("\\b(metal_logging|os_log|coherent|atomic_thread_fence)\\b");
+  if (version < 320 && std::regex_search(messages, of_320)) return 320;
+  static const std::regex asked("__METAL_VERSION__ *(?:>=|<) *(\\d+)");
+  int needed = 0;
+  for (auto each = std::sregex_iterator(text.begin(), text.end(), asked); each != std::sregex_iterator(); ++each)
+    if (const int wanted = std::stoi((*each)[1]); wanted > version && (!needed || wanted < needed)) needed = wanted;
+  return needed;
+}
+
+std::string system_with(int version) {
+  return version <= 310 ? "macOS 14" : version <= 320 ? "macOS 15" : version <= 400 ? "macOS 26" : "a newer macOS";
+}
+
+// What to say before a compiler's messages if they come of a language that is too old; else `otherwise`.
+std::string language_problem(const Source& source, const std::string& messages, const std::string& otherwise) {
+  const int version = language_version();
+  const int needed = version < kNewest ? needed_version(messages, source.text, version) : 0;
+  if (needed <= version) return otherwise;
+  return " needs Metal " + language_name(needed) + ", which " + system_with(needed) + " has, and " +
+         (chosen_version.load() ? "TORCH_FOUNDRY_METAL_VERSION asks for" : "this macOS has") + " Metal " +
+         language_name(version) + ":\n";
+}
+
 Ref<id<MTLLibrary>> compiled_library(const Source& source, const Kernel& kernel, std::string& problem) {
   NSError* error = nil;
   const Ref<NSString*> text_of = string(library_text(source, kernel));
   const Ref<MTLCompileOptions*> options = compile_options();
   Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
-  if (!library)
-    problem = " does not compile as Metal " + language_name(language_version()) +
-              (language_version() < 400 ? " (newer versions of the language need a newer macOS):\n" : ":\n") +
-              text(error);
+  const std::string plain = " does not compile as Metal " + language_name(language_version()) + ":\n";
+  if (!library) problem = language_problem(source, text(error), plain) + text(error);
   return library;
 }
 
@@ -124,7 +156,8 @@ void set_language_version(int version) {
   TORCH_CHECK_VALUE(version == 0 || version == 310 || version == 320 || version == 400,
                     "Metal version: expected 310, 320, 400 or 0 for the newest, got ", version);
   TORCH_CHECK_VALUE(version <= system_version(), "kernels can't be compiled as Metal ", language_name(version),
-                    ": this macOS knows versions up to ", language_name(system_version()));
+                    ": this macOS knows versions up to ", language_name(system_version()), ", and ",
+                    system_with(version), " has that one");
   chosen_version.store(version);
 }
 
@@ -153,7 +186,8 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
       constexpr auto kBindingInfo = static_cast<MTLPipelineOption>(1); // the name differs between SDKs
       if (function) pipeline = new_pipeline(descriptor.get(), kBindingInfo, &reflection, &error);
       if (pipeline) buffers = buffers_used(reflection);
-      if (!pipeline && !indirect) problem = ": " + text(error);
+      if (!pipeline && !indirect)
+        problem = (function ? ": " : language_problem(source, text(error), ": ")) + text(error);
     }
   }
   TORCH_CHECK(problem.empty(), "torch_foundry: ", label, problem);

@@ -41,9 +41,47 @@ def test_a_version_that_is_none(language: None) -> None:
 
 def test_errors_say_what_the_text_was_compiled_as(language: None) -> None:
     foundry._metal_language(310)
-    library = compile_shader("kernel void k(device int* y [[buffer(0)]]) {\n  y[0] = of_a_later_metal;\n}\n")
-    with pytest.raises(RuntimeError, match=r"Metal 3\.1 \(newer .*:\n.*:2:\d+: error: .*of_a_later_metal"):
+    library = compile_shader("kernel void k(device int* y [[buffer(0)]]) {\n  y[0] = of_no_metal;\n}\n")
+    with pytest.raises(RuntimeError, match=r"does not compile as Metal 3\.1:\n.*:2:\d+: error: .*of_no_metal"):
         library.k(torch.zeros(1, dtype=torch.int32, device="mps"))
+
+
+OLD = '#if __METAL_VERSION__ < {}\n#error "this kernel needs Metal {}"\n#endif\n'
+BODY = "kernel void k(device int* y [[buffer(0)]]) {{ y[0] = {}; }}\n"
+
+
+@pytest.mark.parametrize(
+    "text, version, needed",
+    [
+        (OLD.format(320, "3.2") + BODY.format(1), 310, "3.2, which macOS 15 has"),
+        (OLD.format(400, "4.0") + BODY.format(1), 320, "4.0, which macOS 26 has"),
+        (BODY.format("os_log"), 310, "3.2, which macOS 15 has"),
+        (BODY.format("cooperative_tensor"), 320, "4.0, which macOS 26 has"),
+        ("#include <metal_tensor>\n" + BODY.format(1), 310, "4.0, which macOS 26 has"),
+        (f"#if __METAL_VERSION__ >= 320\n{BODY.format(1)}#endif\n", 310, "3.2, which macOS 15 has"),
+    ],
+    ids=["error 3.2", "error 4.0", "word 3.2", "word 4.0", "header 4.0", "left out"],
+)
+def test_a_kernel_that_needs_a_newer_language(text: str, version: int, needed: str, language: None) -> None:
+    """One sentence, before the compiler's messages: what it needs, which macOS has that, and what it was given."""
+    foundry._metal_language(version)
+    foundry._add_source("newer.metal", text, "")
+    with pytest.raises(RuntimeError) as error:
+        foundry._shader_pipeline("mps", "newer.metal", "k", "k_msl_args", "k", [], [], [])
+    first, *messages = str(error.value).splitlines()
+    given = f"TORCH_FOUNDRY_METAL_VERSION asks for Metal {version / 100}"
+    assert first == f"torch_foundry: newer.metal: kernel k needs Metal {needed}, and {given}:"
+    assert messages
+
+
+def test_what_a_newer_language_would_not_mend(language: None) -> None:
+    foundry._metal_language(400)
+    foundry._add_source("newer.metal", OLD.format(400, "4.0") + BODY.format("os_log"), "")
+    with pytest.raises(RuntimeError, match=r"kernel k does not compile as Metal 4\.0:\n.*os_log"):
+        foundry._shader_pipeline("mps", "newer.metal", "k", "k_msl_args", "k", [], [], [])
+    foundry._add_source("newer.metal", BODY.format(1), "")
+    with pytest.raises(RuntimeError, match=r"kernel other: Function other was not found"):
+        foundry._shader_pipeline("mps", "newer.metal", "other", "k_msl_args", "other", [], [], [])
 
 
 CONSTANTS = [

@@ -137,7 +137,16 @@ def test_where_files_are_looked_for(tmp_path: Path) -> None:
     "files, line, message",
     [
         ({"main": 'int a;\n#include "no.h"\n'}, "main.metal:2", "included file 'no.h' was not found"),
-        ({"main": '#include "a.h"\n', "a": '\n\n#include "no.h"\n'}, "a.h:3", "included file 'no.h' was not found"),
+        (
+            {"main": '#include "a.h"\n', "a": '\n\n#include "no.h"\n'},
+            "a.h:3",
+            "included file 'no.h' was not found (main.metal:1 includes a.h:3 includes no.h)",
+        ),
+        (
+            {"main": '\n#include "a.h"\n', "a": '#include "b.h"\n', "b": 'int x;\n#include "no.h"\n'},
+            "b.h:2",
+            "included file 'no.h' was not found (main.metal:2 includes a.h:1 includes b.h:2 includes no.h)",
+        ),
         (
             {"main": '#include "a.h"\n', "a": '#include "b.h"\n', "b": '\n#include "a.h"\n'},
             "b.h:2",

@@ -147,6 +147,37 @@ def test_no_mps_device(facts: Facts, has_executor: bool, message: str) -> None:
     assert re.search(message, text), text
 
 
+@pytest.mark.parametrize(
+    "macos, machine, mps_built, message",
+    [
+        (
+            "13.6",
+            "arm64",
+            True,
+            "torch_foundry's Metal kernels need macOS 14 or later and this is macOS 13.6: update macOS",
+        ),
+        ("14.1", "x86_64", True, "an Intel Mac has no MPS device that torch_foundry can use (it needs an M1 or later)"),
+        ("14.1", "arm64", False, "this torch was built without MPS: install torch's macOS arm64 wheel, then"),
+    ],
+    ids=["macos13", "intel", "torch-without-mps"],
+)
+def test_a_mac_that_can_not_build_is_told(macos: str, machine: str, mps_built: bool, message: str) -> None:
+    """setup.py with the facts of such a Mac."""
+    code = (
+        "import platform, runpy, torch\n"
+        f"platform.system, platform.machine = lambda: 'Darwin', lambda: {machine!r}\n"
+        f"platform.mac_ver = lambda: ({macos!r}, ('', '', ''), {machine!r})\n"
+        f"torch.backends.mps.is_built = lambda: {mps_built}\n"
+        "runpy.run_path('setup.py')"
+    )
+    root = Path(torch_foundry.__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert result.returncode == 1
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith(f"torch_foundry can't be built here: {message}")
+    assert "kernels run on the CPU" not in sentence
+
+
 def test_mps_that_works() -> None:
     assert support.device_problem("mps", True, MAC) is None
     assert support.device_problem("mps", True, changed(MAC, macos=None)) is None  # a version that is not known
@@ -164,7 +195,8 @@ def test_mps_that_works() -> None:
 )
 def test_no_cuda_device(facts: Facts, message: str) -> None:
     assert message in one_sentence(support.device_problem("cuda", False, facts))
-    assert support.device_problem("cuda", True, facts) is None
+    with_executor = support.device_problem("cuda", True, facts)
+    assert with_executor is None if facts.cuda_available else message in one_sentence(with_executor)
 
 
 def test_other_devices() -> None:

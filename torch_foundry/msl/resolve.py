@@ -78,6 +78,7 @@ class _Work:
     files: dict[str, int] = field(default_factory=dict)  # absolute path -> serial number
     stack: list[str] = field(default_factory=list)  # real paths of the files that are open, names for messages
     names: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)  # of the include that each of them is at
     settled: set[str] = field(default_factory=set)  # real paths whose text stands where no condition can hide it
     depth: int = 0  # conditions around the current line, guards written here left out
 
@@ -85,6 +86,7 @@ class _Work:
         """Write `text`, the contents of the file called `name`, with its includes resolved."""
         self.stack.append(real)
         self.names.append(name)
+        self.lines.append(0)
         if real:
             self.files.setdefault(os.path.abspath(name), len(self.files))
         self.out.append(_line(1, name))
@@ -92,6 +94,7 @@ class _Work:
         for i, (line, code) in enumerate(zip(lines, _code_lines(lines), strict=True)):
             include = _INCLUDE.match(code)
             if include:
+                self.lines[-1] = i + 1
                 self._include(include, line, name, i + 1)
                 continue
             if directive := _DIRECTIVE.match(code):
@@ -99,6 +102,7 @@ class _Work:
             self.out.append("\n" if _ONCE.match(code) else line + "\n")
         self.stack.pop()
         self.names.pop()
+        self.lines.pop()
 
     def _include(self, include: re.Match[str], line: str, name: str, number: int) -> None:
         if include["macro"]:
@@ -108,7 +112,9 @@ class _Work:
         found = self._find(wanted, name, near=bool(include["near"]))
         if found is None:
             if include["near"]:
-                self._error(f"included file '{wanted}' was not found")
+                chain = [f"{os.path.basename(n)}:{at}" for n, at in zip(self.names, self.lines, strict=True)]
+                path = f" ({' includes '.join([*chain, wanted])})" if len(chain) > 1 else ""
+                self._error(f"included file '{wanted}' was not found{path}")
             else:
                 self.out.append(line + "\n")
             return
