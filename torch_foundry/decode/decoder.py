@@ -96,8 +96,7 @@ def step(
         raise Blocked("rope depends on the length of the text")
 
     tapes = plan.tapes_of(cache)
-    tapes.layers.check(plan, batch)
-    starts, same = tapes.layers.place(length)
+    starts, same = tapes.layers.place(plan, batch, length)
     if not same:
         tapes.tapes.clear()
     key = (batch, length, mask is not None, positions is not None)

@@ -95,8 +95,7 @@ class Loop:
         plan.check()
         if self.layers is None or not self.layers.belong_to(cache):
             self.layers, self.tape = CacheLayers(cache, len(plan.layers)), None
-        self.layers.check(plan, self.batch)
-        starts, same = self.layers.place(steps)
+        starts, same = self.layers.place(plan, self.batch, steps)
         positions = max(max(self.next), starts[0] + starts[1]) + steps
         if not same or self.tape is None or not self.tape.fits(positions) or not self._tail_holds():
             self.tape = StepTape(

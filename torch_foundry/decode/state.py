@@ -35,16 +35,21 @@ class StepState:
         moving = 0 if fixed else length
         self._step = [length, 0] * layers + [moving] * (batch * length)
         self._delta: torch.Tensor | None = None
-        self._at: list[int] | None = None  # what the device has
+        self._at: list[int] | None = None  # what was uploaded last
+        self._moved = 0  # how often the device has moved on since
 
     def seek(self, starts: list[int], positions: list[int]) -> None:
         """Let the next step be at these: start of each layer, flat, and a row of the rope tables for each token."""
         wanted = starts + positions
-        if self._at is not None and wanted == [a + b for a, b in zip(self._at, self._step, strict=True)]:
+        if self._at is not None and wanted == self._after(self._moved + 1):
             self.move_on()
-        elif wanted != self._at:
+        elif self._at is None or wanted != self._after(self._moved):
             self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=True)
-            self._at = wanted
+            self._at, self._moved = wanted, 0
+
+    def _after(self, moves: int) -> list[int]:
+        assert self._at is not None
+        return [a + moves * b for a, b in zip(self._at, self._step, strict=True)]
 
     def move_on(self) -> None:
         """Let the next step be behind this one: one launch, nothing is uploaded."""
@@ -52,8 +57,7 @@ class StepState:
             with torch.inference_mode(False):
                 self._delta = torch.tensor(self._step, dtype=torch.int32).to(self._control.device)
         self._control.add_(self._delta)
-        assert self._at is not None
-        self._at = [a + b for a, b in zip(self._at, self._step, strict=True)]
+        self._moved += 1
 
     def set_mask(self, mask: torch.Tensor) -> None:
         """Take over `mask` [B, tokens so far]: nonzero where a token may be seen."""

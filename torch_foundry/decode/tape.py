@@ -39,26 +39,28 @@ class CacheLayers:
         layers = cache.layers
         return len(layers) >= len(self.slots) and all(map(is_, self.slots, layers))
 
-    def check(self, plan: DecoderPlan, batch: int) -> None:
-        """Raise Blocked unless the layers hold the same number of tokens, of the model's shape, dtype and device."""
-        seen = self.slots[0].get_seq_length()
-        for slot, layer in zip(self.slots, plan.layers, strict=True):
-            spec = layer.spec
-            if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, plan.dtype, plan.device):
-                raise Blocked("cache holds another shape, dtype or device")
-            if slot.get_seq_length() != seen or None in slot.buffers:
-                raise Blocked("layers of the cache hold different numbers of tokens")
+    def place(self, plan: DecoderPlan, batch: int, tokens: int) -> tuple[list[int], bool]:
+        """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged.
 
-    def place(self, tokens: int) -> tuple[list[int], bool]:
-        """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged."""
+        Raises Blocked unless the layers hold the same number of tokens, of the model's shape, dtype and device.
+        """
         starts: list[int] = []
-        buffers: Any = []
+        buffers: list[Any] = []
+        seen = self.slots[0].get_seq_length()
         for slot in self.slots:
+            if slot.get_seq_length() != seen or slot.buffers[0] is None:
+                raise Blocked("layers of the cache hold different numbers of tokens")
             starts += slot.place(tokens)
             buffers += slot.buffers
         same = len(buffers) == len(self.buffers) and all(map(is_, buffers, self.buffers))
         if not same:
+            for slot, layer in zip(self.slots, plan.layers, strict=True):
+                spec = layer.spec
+                if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, plan.dtype, plan.device):
+                    raise Blocked("cache holds another shape, dtype or device")
             self.buffers = buffers
+        elif buffers[0].shape[0] != batch:
+            raise Blocked("cache holds another shape, dtype or device")
         return starts, same
 
     def count(self, tokens: int) -> None:
