@@ -95,3 +95,16 @@ def test_the_issue_form_asks_for_doctors_report() -> None:
     fields = {part["id"]: part for part in form["body"] if "id" in part}
     assert fields["doctor"]["validations"]["required"]
     assert "torch-foundry doctor --json" in fields["doctor"]["attributes"]["description"]
+
+
+def test_a_fresh_clone_is_told_to_run_check_macos(tmp_path: Path) -> None:
+    """Without what it downloads, its tests are skipped, for a reason that CI accepts."""
+    arguments = ["-q", "-rs", "-p", "no:cacheprovider", "--skips-allowed=.ci/allowed-skips"]
+    code = (
+        "import sys; from pathlib import Path; import pytest; sys.path.insert(0, 'tests/metal/macos'); import wheels\n"
+        f"wheels.CACHE = Path({str(tmp_path)!r})\n"
+        f"sys.exit(pytest.main([*{arguments!r}, 'tests/metal/test_macos_check.py']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+    assert "run `make check-macos` first: " in result.stdout and " passed" not in result.stdout

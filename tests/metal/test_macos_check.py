@@ -1,4 +1,5 @@
-"""`make check-macos` can fail: one mistake of each kind is reported. Needs what that command downloads."""
+"""`make check-macos` can fail: one mistake of each kind is reported. Needs what that command installs and downloads, so
+a fresh clone skips these tests until it has run: as its last step, and before the other tests in CI."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ STUB = Path(__file__).parent / "include" / "Metal" / "Metal.h"
 
 @pytest.fixture(autouse=True)
 def _possible() -> None:
-    if reason := check.unavailable():
-        pytest.skip(f"make check-macos can't run here: {reason}")
-    if not (wheels.there(PINNED) and wheels.there(NEWEST)):
-        pytest.skip("make check-macos has not downloaded its wheels")
+    reason = check.unavailable()
+    if not reason and not (wheels.there(PINNED) and wheels.there(NEWEST)):
+        reason = f"torch {PINNED} and {NEWEST} for macOS have not been downloaded"
+    if reason:
+        pytest.skip(f"run `make check-macos` first: {reason}")
 
 
 def checked(tmp_path: Path, text: str, minor: str = PINNED) -> int:
