@@ -26,6 +26,7 @@ class Replay:
     rows: int = 10_000
     steps: int = 4
     scale: float = 3.0  # of the logits: 3 is what models have, 0.01 nearly flat
+    peak: float = 0.0  # added to the first of them
     ties: int = 0  # logits are rounded to multiples of 1/ties
     dtype: torch.dtype = field(default=F32)
 
@@ -50,6 +51,7 @@ def inputs(case: Replay) -> tuple[Tensor, Tensor]:
     """Logits [rows, vocabulary] and prompts [rows, 3]."""
     g = generator(case.name)
     logits = normal(g, case.rows, case.vocabulary, dtype=case.dtype, scale=case.scale)
+    logits[:, 0] += case.peak
     if case.ties:
         logits = (logits * case.ties).round() / case.ties
     return logits, torch.randint(0, case.vocabulary, (case.rows, 3), generator=g)
@@ -73,6 +75,7 @@ MIXED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02}
 CASES = [
     Replay("plain", drawing()),
     Replay("plain-many-tiles", drawing(), vocabulary=3000, rows=1000),
+    Replay("plain-heavy-tail", drawing(), vocabulary=40_000, rows=200, scale=0.5, peak=14.0),
     Replay("plain-flat", drawing(), scale=0.01, rows=20_000),
     Replay("plain-half", drawing(temperature=1.3), dtype=F16),
     Replay("temperature-low", drawing(temperature=0.05)),

@@ -38,6 +38,10 @@ PROCESSORS: dict[str, list[Any]] = {
     "forced-bos-elsewhere": [hf.ForcedBOSTokenLogitsProcessor(4)],
     "forced-eos": [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 1, [5, 8])],
     "forced-eos-elsewhere": [hf.ForcedEOSTokenLogitsProcessor(LENGTH + 2, [5, 8])],
+    "suppress-one-of-the-forced": [
+        hf.ForcedEOSTokenLogitsProcessor(LENGTH + 1, [5, 8]),
+        hf.SuppressTokensLogitsProcessor([5]),
+    ],
     "suppress": [hf.SuppressTokensLogitsProcessor([0, 2, 399])],
     "begin-suppress": [hf.SuppressTokensAtBeginLogitsProcessor([0, 2], LENGTH)],
     "begin-suppress-elsewhere": [hf.SuppressTokensAtBeginLogitsProcessor([0, 2], LENGTH - 1)],
@@ -119,6 +123,10 @@ def ids_of(vocabulary: int = 12) -> Tensor:
 
 @pytest.mark.parametrize("name", PROCESSORS, ids=str)
 def test_processors(name: str) -> None:
+    check_processors(name)
+
+
+def check_processors(name: str) -> None:
     check(name, normal(generator(name), 4, V, dtype=F32, scale=3.0), ids_of())
 
 
@@ -131,6 +139,10 @@ def test_half_logits(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [n for n in PROCESSORS if n.startswith(("top", "all"))], ids=str)
 def test_ties(name: str) -> None:
+    check_ties(name)
+
+
+def check_ties(name: str) -> None:
     """Ties everywhere: top-k keeps all of its last one's, top-p those that stable sorting puts last."""
     logits = (normal(generator(name, "ties"), 4, V, dtype=F32, scale=2.0) * 2).round() / 2
     check(name, logits, ids_of())
@@ -148,12 +160,32 @@ def test_sizes(name: str, vocabulary: int) -> None:
 @pytest.mark.parametrize("name", ["top-k-50", "top-p-0.9", "top-p-0.3-keep-100", "min-p-1e-06", "top-p-min-p"], ids=str)
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 30.0], ids=str)
 def test_shapes_of_distributions(name: str, scale: float) -> None:
+    check_shapes(name, scale)
+
+
+def check_shapes(name: str, scale: float) -> None:
     """Equal, flat and peaked distributions over many tiles, so that the slow path has its turn; with banned tokens."""
     logits = normal(generator(name, scale), 4, 5000, dtype=F32, scale=scale)
     logits[1, 100:] = -math.inf
     logits[2, 256:4500] = -math.inf
     logits[3] -= 300.0
     check(name, logits, ids_of())
+
+
+def check_many_tiles() -> None:
+    """What can be said from the tiles alone must leave every token in that matters."""
+    logits = normal(generator("many tiles"), 4, 60_000, dtype=F32, scale=3.0)
+    for name in ("top-k-50", "top-p-0.1", "min-p-0.05", "all-warpers"):
+        check(name, logits, ids_of())
+    crowded = torch.full((4, 60_000), -40.0)  # most of the mass lies in one tile, close below its largest score
+    crowded[:, 512:768] = normal(generator("crowded"), 4, 256, dtype=F32, scale=0.1) - 1.0
+    crowded[:, 600] = 0.0
+    for name in ("top-p-0.5", "top-p-0.9", "top-p-min-p"):
+        check(name, crowded, ids_of())
+
+
+def test_many_tiles() -> None:
+    check_many_tiles()
 
 
 def test_outliers() -> None:

@@ -72,12 +72,14 @@ def test_greedy_is_argmax(dtype: torch.dtype) -> None:
 
 
 def check_lowest_of_equals() -> None:
-    for places in ([3, 30], [31, 32], [255, 256], [1, 699], [200, 201, 600]):
-        logits = torch.full((3, V), -1.0)
+    """In one lane, in two, in two simdgroups, and in two parts that one thread merges."""
+    for places in ([4, 36, 100], [3, 30], [31, 32], [255, 256], [1, 699], [200, 201, 600], [300, 65_800]):
+        vocabulary = 70_000 if places[-1] >= V else V
+        logits = torch.full((3, vocabulary), -1.0)
         logits[:, places] = torch.tensor([2.0, -0.5, 0.0])[:, None]
-        logits[2, places[1:]] = -0.0
+        logits[2, places[0]] = -0.0
         for settings in (Settings(), Settings(suppress=(690,))):
-            assert start(settings).step(logits)[:, 0].tolist() == [places[0]] * 3
+            assert start(settings, vocabulary=vocabulary).step(logits)[:, 0].tolist() == [places[0]] * 3
 
 
 def test_merge_of_parts() -> None:

@@ -137,10 +137,11 @@ def draw(probs: Array, u: Array) -> Array:
 def wrong_draws(tokens: Array, scores: Array, settings: Settings, u: Array) -> Array:
     """Rows whose token is not the oracle's, unless u, p or min-p lie within TOLERANCE of a boundary: int64 [n]."""
     rows = np.flatnonzero(draw(probabilities(scores, settings), u) != tokens)
-    wrong = np.ones(len(rows), dtype=bool)
+    unknown = (tokens[rows] < 0) | (tokens[rows] >= scores.shape[1])
+    tokens, wrong = np.where((tokens < 0) | (tokens >= scores.shape[1]), 0, tokens), np.ones(len(rows), dtype=bool)
     for slack in (0.0, TOLERANCE, -TOLERANCE):
         probs = probabilities(scores[rows], settings, slack)
         own = np.take_along_axis(probs, tokens[rows, None], -1)[:, 0]
         end = np.take_along_axis(np.cumsum(probs, -1), tokens[rows, None], -1)[:, 0]
         wrong &= (own == 0) | (u[rows] < end - own - TOLERANCE) | (u[rows] > end + TOLERANCE)
-    return rows[wrong]
+    return rows[wrong | unknown]
