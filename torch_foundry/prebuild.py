@@ -75,6 +75,24 @@ def _argmax(device: Device, dtype: torch.dtype) -> None:
     ops.argmax(torch.zeros(1, 64, dtype=dtype, device=device))
 
 
+def _sample(device: Device, dtype: torch.dtype, draw: bool, truncate: bool) -> None:
+    row, ids = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
+    ops.sample(
+        torch.zeros(1, 64, dtype=dtype, device=device),
+        torch.ones(18, device=device).view(torch.int32),  # a temperature of 1
+        torch.zeros(64, dtype=torch.uint8, device=device),
+        start=row,
+        streams=ids[0].clone(),
+        length=row.clone(),
+        finished=row.clone(),
+        errors=row.clone(),
+        ids=ids,
+        newest=ids.clone(),
+        draw=draw,
+        truncate=truncate,
+    )
+
+
 def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Iterator[tuple[str, Callable[[], object]]]:
     """Name and call of every variant; a call compiles the kernels of one on `device`, if need be, and launches them.
 
@@ -87,6 +105,9 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
         yield f"add_rms_norm {short}", partial(_add_norm, device, dtype)
         yield f"glu silu {short}", partial(_glu, device, dtype)
         yield f"argmax {short}", partial(_argmax, device, dtype)
+        yield f"sample greedily {short}", partial(_sample, device, dtype, False, False)
+        yield f"sample {short}", partial(_sample, device, dtype, True, False)
+        yield f"sample of top-k, top-p, min-p {short}", partial(_sample, device, dtype, True, True)
         yield f"rope_and_cache {short}", partial(_rope, device, dtype)
         for head_dim in HEAD_DIMS:
             for length in (1, 16):
