@@ -10,6 +10,7 @@ FOUNDRY_CONST uint32_t linear_bm = 32;
 FOUNDRY_CONST uint32_t linear_bn = 64;
 FOUNDRY_CONST uint32_t linear_bk = 32;
 FOUNDRY_CONST uint32_t linear_tile_threads = 128;
+FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
 
 // LinearArgs::activation
 FOUNDRY_CONST uint32_t activation_none = 0;

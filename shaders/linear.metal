@@ -69,6 +69,17 @@ METAL_FUNC void stage(device const typename Q::block* row, uint k, uint end, thr
     to[j] = S(d * w[j]);
 }
 
+template <int I, int J>
+METAL_FUNC void add_runs(thread simdgroup_matrix<float, 8, 8> (&sum)[I][J],
+                         thread simdgroup_matrix<float, 8, 8> (&run)[I][J]) {
+  for (int i = 0; i < I; ++i)
+    for (int j = 0; j < J; ++j) {
+      for (int e = 0; e < 2; ++e)
+        sum[i][j].thread_elements()[e] += run[i][j].thread_elements()[e];
+      run[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+}
+
 // Matrix product in tiles of BM x BN: a slab of x and an unpacked slab of W lie in threadgroup memory. Tile rows beyond
 // the matrices repeat the last valid row; their products are never stored.
 // foundry-lint: instance(linear_tiles<Q8_0, half, 8>)
@@ -95,10 +106,12 @@ template <typename Q, typename T, int V>
 
   const uint m0 = group.y * BM, n0 = group.x * BN;
   const short sm = simdgroup / 2 * (BM / 2), sn = simdgroup % 2 * (BN / 2);  // this simdgroup's quarter
-  simdgroup_matrix<float, 8, 8> sum[BM / 16][BN / 16];
+  // f32 products are summed in runs of a few slabs, then the runs: one long chain would round off some five times as much.
+  constexpr bool in_runs = is_same_v<S, float>;
+  simdgroup_matrix<float, 8, 8> sum[BM / 16][BN / 16], run[BM / 16][BN / 16];
   for (int i = 0; i < BM / 16; ++i)
     for (int j = 0; j < BN / 16; ++j)
-      sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      sum[i][j] = run[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 
   // Each thread stages the same chunk of a row of x and of some rows of W in every slab.
   constexpr int row_chunks = BK / chunk, w_step = linear_tile_threads / row_chunks;
@@ -122,10 +135,13 @@ template <typename Q, typename T, int V>
         simdgroup_load(b[j], w_slab + (sn + j * 8) * LD + k, LD, ulong2(0, 0), true);
       for (int i = 0; i < BM / 16; ++i)
         for (int j = 0; j < BN / 16; ++j)
-          simdgroup_multiply_accumulate(sum[i][j], a[i], b[j], sum[i][j]);
+          simdgroup_multiply_accumulate(run[i][j], a[i], b[j], run[i][j]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (in_runs && (k0 / BK + 1) % linear_run_slabs == 0)
+      add_runs(sum, run);
   }
+  add_runs(sum, run);
 
   for (int i = 0; i < BM / 16; ++i)
     for (int j = 0; j < BN / 16; ++j)

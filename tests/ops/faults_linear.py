@@ -41,7 +41,7 @@ def _embedding(name: str, old: str, new: str, case: EmbeddingCase) -> Fault:
 
 
 STORED = "m < args.rows && n < args.n)"
-END_OF_SLAB = "b[j], sum[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+END_OF_SLAB = "b[j], run[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
 def _split(name: str, old: str, new: str, check: Callable[[], None], file: str = "gemv.h", **choice: int) -> Fault:
