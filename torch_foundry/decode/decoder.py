@@ -102,10 +102,10 @@ def step(
     key = (batch, length, mask is not None, positions is not None)
     tape = tapes.tapes.get(key)
     if tape is None or not tape.fits(seen + length):
-        own = torch.empty(batch, length, dtype=torch.int64, device=device)
-        tape = StepTape(
-            plan, tapes.layers, own, positions=seen + length, masked=mask is not None, given=positions is not None
-        )
+        with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
+            own = torch.empty(batch, length, dtype=torch.int64, device=device)
+        given: dict[str, Any] = {"masked": mask is not None, "given": positions is not None}
+        tape = StepTape(plan, tapes.layers, own, positions=seen + length, **given)
         tapes.tapes[key] = tape
     tape.ids.copy_(ids)
     if positions is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
 from torch_foundry.decode.loop import Loop
@@ -65,7 +66,13 @@ class GeneratorMixin(ModelMixin):
             if plan.state.enabled:
                 plan.eager[f"generate: {blocked}"] += 1
             return super()._sample(  # type: ignore[misc]
-                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                synced_gpus,
+                streamer,
+                **without_usual_positions(model_kwargs),
             )
         first = not generation_config.is_assistant
         outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=first)
@@ -77,6 +84,26 @@ class GeneratorMixin(ModelMixin):
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache)
         return ids
+
+    # generate() looks at the signatures
+    @functools.wraps(GenerationMixin._beam_search)
+    def _beam_search(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super()._beam_search(input_ids, *args, **without_usual_positions(kwargs))  # type: ignore[misc]
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def _assisted_decoding(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super()._assisted_decoding(input_ids, *args, **without_usual_positions(kwargs))  # type: ignore[misc]
+
+
+def without_usual_positions(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without `position_ids`, if these count from 0 in every row: so a model counts by itself, and on the
+    host, where a tape needs to know; else they would have to be read from the device at each step."""
+    positions = model_kwargs.get("position_ids")
+    if positions is None or model_kwargs.get("attention_mask") is not None or positions.dim() != 2:
+        return model_kwargs
+    if not bool((positions == torch.arange(positions.shape[1], device=positions.device)).all()):
+        return model_kwargs
+    return {name: value for name, value in model_kwargs.items() if name != "position_ids"}
 
 
 def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:

@@ -44,7 +44,7 @@ class StepState:
         if self._at is not None and wanted == self._after(self._moved + 1):
             self.move_on()
         elif self._at is None or wanted != self._after(self._moved):
-            self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=True)
+            self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._control.is_cuda)
             self._at, self._moved = wanted, 0
 
     def _after(self, moves: int) -> list[int]:
@@ -55,7 +55,9 @@ class StepState:
         """Let the next step be behind this one: one launch, nothing is uploaded."""
         if self._delta is None:
             with torch.inference_mode(False):
-                self._delta = torch.tensor(self._step, dtype=torch.int32).to(self._control.device)
+                self._delta = torch.empty_like(self._control)
+                # CUDA reads pageable memory before it returns, and need not wait for what is under way
+                self._delta.copy_(torch.tensor(self._step, dtype=torch.int32), non_blocking=self._control.is_cuda)
         self._control.add_(self._delta)
         self._moved += 1
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="nn.Module")
 
 
-def patch(model: Model, *, quantize: str | None = None) -> Model:
+def patch(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Model:
     """Run `model` on fused kernels; returns it. See `torch_foundry.patch.api.patch`."""
     from torch_foundry.patch import api
 
-    return api.patch(model, quantize=quantize)
+    return api.patch(model, quantize=quantize, sync_every=sync_every)
 
 
 def unpatch(model: Model, *, dequantize: bool = False) -> Model:
@@ -32,11 +32,13 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
     return api.unpatch(model, dequantize=dequantize)
 
 
-def patched(model: Model, *, quantize: str | None = None) -> contextlib.AbstractContextManager[Model]:
+def patched(
+    model: Model, *, quantize: str | None = None, sync_every: int | None = None
+) -> contextlib.AbstractContextManager[Model]:
     """`patch` for the length of a `with` block. See `torch_foundry.patch.api.patched`."""
     from torch_foundry.patch import api
 
-    return api.patched(model, quantize=quantize)
+    return api.patched(model, quantize=quantize, sync_every=sync_every)
 
 
 def report(model: nn.Module) -> Report:

@@ -25,7 +25,7 @@ from torch_foundry.patch.swap import is_swapped, restore, swap
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def patch(model: Model, *, quantize: str | None = None) -> Model:
+def patch(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Model:
     """Run `model` on fused kernels; returns it. Results are the same up to rounding.
 
     Decoder layers of known families, and embeddings, norms and output layers, get another class; parameters, names,
@@ -35,12 +35,18 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
 
     quantize: "q8_0", or another format of `torch_foundry.quant.FORMATS`: first pack the weights of the decoder layers,
         of the embeddings and of the output layer. That changes results, and stays after `unpatch`.
+    sync_every: how many tokens generate() hands to the device before it waits to read them. Default: 1 where a streamer
+        waits for each token, else 16; 64 is for throughput. An attribute `sync_every` of the generation config comes
+        first; TORCH_FOUNDRY_SYNC_EVERY is used where neither says anything. 0: Hugging Face's own loop (which also
+        draws torch's random numbers; ours are the same for any other number, but not torch's).
 
     RuntimeError says why if this build can't run kernels on the model's device. A model on the meta device may be
     patched (its weights can be loaded later), but not quantized.
     """
     _check_version()
     _check_device(model, quantize)
+    if sync_every is not None and (not isinstance(sync_every, int) or sync_every < 0):
+        raise ValueError(f"sync_every={sync_every!r}: expected a number of tokens, or 0 for Hugging Face's own loop")
     state = _state_of(model) or ModelState()
     plans, left = _plan_layers(model, state)
     if quantize is not None:
@@ -57,6 +63,7 @@ def patch(model: Model, *, quantize: str | None = None) -> Model:
 
     # from here on nothing can fail
     state.left = left
+    state.sync_every = state.sync_every if sync_every is None else sync_every
     for layer, plan in plans:
         swap(layer, LayerMixin, plan)
     for module, mixin, leaf_plan in leaves:
@@ -86,17 +93,17 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
 
 
 @contextlib.contextmanager
-def patched(model: Model, *, quantize: str | None = None) -> Iterator[Model]:
+def patched(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Iterator[Model]:
     """`patch` inside the block, `unpatch` (and make dense what was packed) after it.
 
     A model that was patched before stays so.
     """
     if _state_of(model) is not None:
-        if quantize is not None:
-            raise ValueError("the model is patched already; quantize it with patch(model, quantize=...)")
+        if quantize is not None or sync_every is not None:
+            raise ValueError("the model is patched already; change that with patch(model, ...)")
         yield model
         return
-    patch(model, quantize=quantize)
+    patch(model, quantize=quantize, sync_every=sync_every)
     try:
         yield model
     finally:
