@@ -1,5 +1,7 @@
 #include "core/launch.h"
 
+#include <ATen/record_function.h>
+
 #include "core/counters.h"
 #include "core/tape.h"
 
@@ -21,6 +23,7 @@ void Launch::run(const Grid& grid) {
     moved_ = 0;
     for (const Binding& b : bindings_) moved_ += b.tensor ? b.tensor->nbytes() : 0;
   }
+  RECORD_FUNCTION("kernel " + pipeline_.kernel.entry(), c10::ArrayRef<const c10::IValue>{}); // for torch.profiler
   CountedLaunch counted(moved_);
   const LaunchRecord record{bindings_, threadgroup_memory_, grid};
   pipeline_.executor.launch(pipeline_, record);

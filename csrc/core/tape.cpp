@@ -1,5 +1,6 @@
 #include "core/tape.h"
 
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include "core/counters.h"
@@ -13,7 +14,10 @@ class ListReplayer : public Replayer {
 public:
   explicit ListReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
   void replay() override {
-    for (const RecordedLaunch& launch : launches_) launch.pipeline->executor.launch(*launch.pipeline, launch.record());
+    for (const RecordedLaunch& launch : launches_) {
+      RECORD_FUNCTION("kernel " + launch.pipeline->kernel.entry(), c10::ArrayRef<const c10::IValue>{});
+      launch.pipeline->executor.launch(*launch.pipeline, launch.record());
+    }
   }
 
 private:
@@ -125,6 +129,7 @@ void Tape::replay() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (launches_.empty()) return;
   Replayer& found = replayer();
+  RECORD_FUNCTION("tape of " + std::to_string(size()) + " kernels", c10::ArrayRef<const c10::IValue>{});
   CountedLaunch counted(bytes_, size());
   found.replay();
 }

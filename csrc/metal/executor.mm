@@ -20,7 +20,8 @@ class EncodingReplayer : public Replayer {
 public:
   explicit EncodingReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
   void replay() override {
-    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { launches_.encode(encoder); }, launches_.size());
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { launches_.encode(encoder); }, launches_.size(),
+                     this, kTapeName);
   }
 
 private:

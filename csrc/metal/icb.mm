@@ -197,7 +197,8 @@ public:
 
   void replay() override {
     used_ = true;
-    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); }, launches_.size());
+    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); }, launches_.size(), this,
+                     kTapeName);
   }
 
   at::Tensor ranges() override {

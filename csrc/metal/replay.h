@@ -8,6 +8,8 @@
 
 namespace foundry::metal {
 
+constexpr const char* kTapeName = "torch_foundry tape"; // in torch.mps.profiler
+
 // Makes a replayer of indirect commands; null, with the reason in `why_not`, where the driver refuses.
 using IndirectReplay = std::unique_ptr<Replayer> (*)(c10::ArrayRef<RecordedLaunch> launches, std::string& why_not);
 

@@ -21,9 +21,9 @@ Place place(const at::TensorBase& tensor);
 
 // Runs `encode` on the current stream's queue with torch's shared, serial compute encoder: the encoder is valid inside
 // only, and is torch's to end. `encode` must not allocate tensors, compile, or wait. `launches`: how many it encodes,
-// for the policy of commits. `profiled`: a pipeline and its name, for torch's profiler; null without one.
+// for the policy of commits. `profiled`: a pipeline or a tape, and its name, for torch.mps.profiler.
 void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
-                      const void* profiled = nullptr, const char* name = nullptr);
+                      const void* profiled, const char* name);
 
 // Lets go of `object` when the GPU is done with all that has been encoded. Not to be called while encoding.
 void keep_until_done(std::shared_ptr<const void> object);

@@ -47,7 +47,7 @@ void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& e
   at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
     @autoreleasepool {
       auto& profiler = at::mps::getMPSProfiler();
-      const bool profile = profiled && profiler.isOperationProfilingEnabled();
+      const bool profile = profiler.isOperationProfilingEnabled();
       id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
       if (profile) profiler.beginProfileKernel(profiled, name, at::TensorList());
       (*work)(encoder);

@@ -12,6 +12,7 @@ CPU_ONLY = "--deselect=tests/ops/test_embedding.py::test_bad_inputs"
 SUITES = {
     "ops": ["tests/ops", "--ignore=tests/ops/test_faults.py", "-k", "not opcheck", CPU_ONLY],
     "formats": ["tests/quant/test_formats.py", "-k", "not opcheck"],
+    "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py", "-k", "not opcheck and not oracles"],
     "shaders": ["tests/runtime/test_compile_shader.py"],
     "models": ["tests/patch/test_lifecycle.py", "tests/kvcache"],
 }

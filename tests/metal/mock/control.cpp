@@ -93,6 +93,7 @@ void count_object(const char* kind, int change) {
 }
 
 void settle();       // stream.mm
+void profile(bool on);
 int64_t allocated(); // allocator.mm
 
 TORCH_LIBRARY(mock_metal, m) {
@@ -104,6 +105,7 @@ TORCH_LIBRARY(mock_metal, m) {
   m.def("trace() -> str[]", [] { return take(&Kept::trace); });
   m.def("alive() -> Dict(str, int)", &alive);
   m.def("synchronize() -> ()", &settle);
+  m.def("profile(bool on) -> ()", &profile);
   m.def("allocated() -> int", &allocated);
 }
 

@@ -117,7 +117,7 @@ MPSProfiler::~MPSProfiler() = default;
 uint64_t MPSProfiler::beginProfileKernel(const void* handle, const std::string& name, const TensorList&) {
   MOCK_RULE("profiler-hooks", handle, "beginProfileKernel without a handle");
   open.push_back(handle);
-  mock::trace("profile " + name);
+  mock::trace("begin " + name);
   return 0;
 }
 uint64_t MPSProfiler::beginProfileKernel(const void* handle, const std::string& name, bool) {
@@ -127,7 +127,10 @@ void MPSProfiler::endProfileKernel(const void* handle, SyncType) {
   MOCK_RULE("profiler-hooks", !open.empty() && open.back() == handle,
             "endProfileKernel without its beginProfileKernel");
   open.pop_back();
+  mock::trace("end");
 }
+void MPSProfiler::StartTrace(const std::string&, bool) { m_signpost_types = SignpostTypes::RUN_OPERATION; }
+void MPSProfiler::StopTrace() { m_signpost_types = SignpostTypes::SIGNPOST_NONE; }
 const std::string BaseInfo::toString(double, double) const { return ""; }
 const std::string OperationInfo::toString(double, double) const { return ""; }
 const std::string CpuFbInfo::toString(double, double) const { return ""; }
@@ -155,6 +158,15 @@ void synchronize() {
 void settle() {
   synchronize();
   while (NSAutoreleasePool* left = [NSAutoreleasePool currentPool]) [left release];
+}
+
+// As torch.mps.profiler.start() and stop().
+void profile(bool on) {
+  auto& profiler = at::mps::getMPSProfiler();
+  if (on)
+    profiler.StartTrace("interval", false);
+  else
+    profiler.StopTrace();
 }
 
 // Work of the mock's own aten kernels, in the stream's order.
