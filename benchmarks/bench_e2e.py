@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     formats.sort(key=lambda name: name not in DTYPES)  # what packed weights are compared with comes first
     tokens = options.numbers(str(args.max_tokens), "--max-tokens")[0]
     prompts, batches = options.numbers(args.prompts, "--prompts"), options.numbers(args.batches, "--batches")
-    cells = [Cell(batch, prompt, tokens) for prompt in prompts for batch in batches]
+    sizes = [(batch, prompt) for prompt in prompts for batch in batches]
+    if args.cells:
+        sizes = [options.pair(text, "--cells") for text in args.cells.split(",")]
+    cells = [Cell(batch, prompt, tokens) for batch, prompt in sizes]
     ways = options.some_of(args.ways, WAYS, "--ways")
     found = machine.look(device, quick=args.quick, commit=args.commit)
     records: list[Record] = []
@@ -114,6 +117,8 @@ class Run:
         with WAYS[key].ready(network):
             for cell in cells:
                 ids = cell.ids(network.config.vocab_size, self.device, self.seed)
+                if "torch._dynamo" in sys.modules:
+                    torch.compiler.reset()  # or a second shape would be compiled for all shapes
                 try:
                     done[cell] = time_generation(network, WAYS[key], ids, cell, self.iterations)
                 except torch.OutOfMemoryError as error:
@@ -172,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
     parser.add_argument("--prompts", default="128,512,2048", help="tokens of the prompts")
     parser.add_argument("--batches", default="1,4,8", help="sequences side by side")
+    parser.add_argument("--cells", help="these BATCHxPROMPT only, as in 1x128,8x512")
     parser.add_argument("--max-tokens", type=int, default=128, help="to decode after a prompt's first; default 128")
     parser.add_argument("--iterations", type=int, default=5, help="of each measurement; default 5")
     parser.add_argument("--profile", action="store_true", help="one more run of each under torch's profiler")

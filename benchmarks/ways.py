@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch_foundry
 
 Network = Any  # a model of transformers
+SYNC_EVERY = "TORCH_FOUNDRY_SYNC_EVERY"  # tokens that a loop of ours hands to the device at once; 0: transformers' loop
 
 
 def _always(device: torch.device, packed: bool) -> str | None:
@@ -42,9 +44,25 @@ class Way:
     ours: bool = False
 
 
+@contextlib.contextmanager
+def _hf_loop(network: Network) -> Iterator[Network]:
+    """Patched, but for the loop of generate()."""
+    before = os.environ.get(SYNC_EVERY)
+    os.environ[SYNC_EVERY] = "0"
+    try:
+        with torch_foundry.patched(network):
+            yield network
+    finally:
+        if before is None:
+            del os.environ[SYNC_EVERY]
+        else:
+            os.environ[SYNC_EVERY] = before
+
+
 BASELINE = "eager"
 WAYS = {
     BASELINE: Way("HF eager", why_not=_needs_dense),
     "compiled": Way("HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler),
     "patched": Way("patched", ready=torch_foundry.patched, ours=True),
+    "patched-hf-loop": Way("patched, HF's loop", ready=_hf_loop, ours=True),
 }

@@ -76,8 +76,12 @@ def cache_bytes(device: torch.device, quick: bool = False) -> int:
     if quick:
         return 0
     if device.type == "cuda":
-        return max(128 << 20, L2_FACTOR * torch.cuda.get_device_properties(device).L2_cache_size)
+        return max(128 << 20, L2_FACTOR * _l2_bytes(device))
     return 128 << 20 if device.type == "mps" else 64 << 20
+
+
+def _l2_bytes(device: torch.device) -> int:
+    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
 
 
 @functools.cache

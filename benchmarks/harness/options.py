@@ -51,6 +51,14 @@ def numbers(text: str, option: str) -> list[int]:
     return values
 
 
+def pair(text: str, option: str) -> tuple[int, int]:
+    """Two whole numbers above 0 with an x between them."""
+    parts = numbers(text.replace("x", ","), option)
+    if len(parts) != 2:
+        raise UserError(f"{option}: expected AxB, got {text!r}")
+    return parts[0], parts[1]
+
+
 def device(args: argparse.Namespace) -> torch.device:
     """The device to measure; UserError if there are no kernels for it."""
     found = [

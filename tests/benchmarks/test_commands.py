@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_e2e, bench_ops, bench_peers, generating, measuring
+from benchmarks import bench_e2e, bench_ops, bench_peers, generating, measuring, results
 from benchmarks.cases import QUICK, Case
 from benchmarks.generating import Cell, parity, worst_regret
 from benchmarks.harness import options, record
@@ -42,6 +42,9 @@ def test_bench_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(r["launches"] == 1 and r["machine"]["commit"] == "abc" for r in found)
     assert any(r["shape"].get("in") == "3d" for r in found)
     assert "0 invalid" in capsys.readouterr().out
+    assert results.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "| 96x64 |" in shown and "| glu | f32 | tiny mlp rows 1 n 96 |" in shown and "commit abc" in shown
     assert (tmp_path / f"roofline-{_slug(found[0])}.png").stat().st_size > 5000
 
 
@@ -127,7 +130,8 @@ def test_cases_are_the_shapes_of_the_models() -> None:
 
 # --------------------------------------------------------------------------------------------------------- whole models
 
-SHORT = ["--prompts", "6", "--batches", "1,2", "--max-tokens", "5", "--iterations", "2"]
+OURS = [way.title for way in WAYS.values() if way.ours]
+SHORT = ["--cells", "1x6,2x6", "--max-tokens", "5", "--iterations", "2"]
 
 
 def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,12 +140,16 @@ def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = [r for r in found if r["kind"] == "e2e"]
     assert {(r["way"], r["format"], r["shape"]["batch"]) for r in measured} == {
         (way, fmt, batch)
-        for way, fmt in (("HF eager", "f16"), ("HF eager", "f32"), *(("patched", f) for f in ("f16", "f32", "q8_0")))
+        for way, fmt in (
+            ("HF eager", "f16"),
+            ("HF eager", "f32"),
+            *((w, f) for w in OURS for f in ("f16", "f32", "q8_0")),
+        )
         for batch in (1, 2)
     }
     for r in measured:
         assert r["valid"] and r["times_us"]["rounds"] == 2 and r["prefill_us"]["median"] > 0
-        assert (r["launches"] > 0) == (r["way"] == "patched") and r["extra"]["iterations"] == 2
+        assert (r["launches"] > 0) == (r["way"] in OURS) and r["extra"]["iterations"] == 2
         assert r["extra"]["tokens_per_s"].keys() == {"min", "avg", "median", "max"}
         assert not any("stock code ran" in flag for flag in r["flags"])
     packed = next(r for r in measured if r["format"] == "q8_0")
@@ -153,6 +161,9 @@ def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(profiled) == len(measured) and all(r["attribution_only"] and not r["valid"] for r in profiled)
     assert "attribution only" in (tmp_path / profiled[0]["extra"]["profile"]).read_text()
     assert "compiles nothing on cpu" in capsys.readouterr().out
+    assert results.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "| tiny | f32 | 2, 6 | patched |" in shown and "same tokens" in shown and "0 invalid" in shown
 
 
 def test_wrong_tokens_are_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
