@@ -97,10 +97,12 @@ std::string first_errors(const std::string& log, int limit) {
   return picked.empty() ? "\n  " + log.substr(0, 2000) : picked;
 }
 
-// The host's arithmetic is not contracted, so this is not either: results don't depend on the template instance.
+// The host's arithmetic is not contracted, so this is not either: results don't depend on the template instance. With a
+// number of registers to keep to, the compiler leaves loads that stand together together; without, it moves each to its
+// first use, and a thread waits for one at a time.
 std::vector<std::string> options(const Toolchain& toolchain, const std::string& arch) {
-  std::vector<std::string> all{"-arch=" + arch, "-std=c++17", "-default-device", "-device-int128", "-fmad=false",
-                               "-lineinfo",     "-w"};
+  std::vector<std::string> all{"-arch=" + arch, "-std=c++17", "-default-device",    "-device-int128",
+                               "-fmad=false",   "-lineinfo",  "--maxrregcount=128", "-w"};
   for (const char* directory : {"/prelude", "/cuda/prelude", "/cuda/prelude/std"})
     all.push_back("-I" + toolchain.root + directory);
   if (toolchain.checked) all.push_back("-DMSL_CHECKED");
@@ -173,14 +175,16 @@ std::string module_text(const Source& source, const Kernel& kernel, const Varian
 std::string compile_cubin(const Toolchain& toolchain, const std::string& label, const std::string& text,
                           const std::string& arch) {
   const Nvrtc& api = nvrtc(toolchain.nvrtc);
-  std::string key = api.identity + '\n' + toolchain.prelude_hash + '\n' + arch + (toolchain.checked ? " checked" : "");
+  const std::vector<std::string> flags = options(toolchain, arch);
+  std::string key = api.identity + '\n' + toolchain.prelude_hash;
+  for (const std::string& flag : flags)
+    if (flag.rfind("-I", 0) != 0) key += '\n' + flag; // paths say nothing, the hash has what lies there
   const std::string name = content_hash(key + '\n' + text) + ".cubin";
   for (const std::string& directory : toolchain.read_only_caches)
     if (std::string cubin = read_file(directory + '/' + name); !cubin.empty()) return cubin;
   const std::string path = toolchain.cache + '/' + name;
   if (std::string cubin = read_file(path); !cubin.empty()) return cubin;
 
-  const std::vector<std::string> flags = options(toolchain, arch);
   Compiled compiled;
   // Kernels that multiply matrices want their lanes in the tensor core's order, the others in the shader's. Which they
   // are is seen in what the compiler has kept.
