@@ -1,4 +1,4 @@
-"""Forward passes of a few tokens replay tapes: bit for bit what recording them computed, on whatever the cache holds."""
+"""Forward passes of a few tokens replay tapes: bit for bit what recording them computes, whatever the cache holds."""
 
 from __future__ import annotations
 
