@@ -206,6 +206,24 @@ kernel void plain(device float* y, uint i [[thread_position_in_grid]]) { y[i] = 
 """
 
 
+def test_arguments_that_constants_switch_on_are_the_kernels_own() -> None:
+    """The constant that switches an argument on is needed, whether or not the body reads it; other kernels' are not."""
+    lib = torch_foundry.compile_shader(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "constant bool a [[function_constant(0)]];\nconstant bool b [[function_constant(1)]];\n"
+        "kernel void with_a(device float* y, device float* x [[buffer(1), function_constant(a)]]) { y[0] = 1; }\n"
+        "kernel void with_b(device float* y, device float* x [[buffer(1), function_constant(b)]]) {\n"
+        "  y[0] = bool(b) ? 2 : 3;\n}\n"
+    )
+    y = torch.zeros(1)
+    for name, constant, value in (("with_a", "a", 1.0), ("with_b", "b", 3.0)):
+        kernel = getattr(lib, name)
+        with pytest.raises(ValueError, match=rf"{name}: function constants without a value: {constant} \("):
+            kernel(y, None)
+        kernel(y, None, constants={constant: False})
+        assert y.item() == value
+
+
 @pytest.mark.parametrize("name, constant", [("wide", "width"), ("tall", "height"), ("loud", "gain"), ("plain", None)])
 def test_a_kernel_needs_only_the_constants_that_it_reads(name: str, constant: str | None) -> None:
     lib = torch_foundry.compile_shader(USES)

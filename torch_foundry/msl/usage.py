@@ -19,7 +19,7 @@ def constants_used(translation: Translation, kernel: Kernel) -> list[FunctionCon
     """
     references = _references(translation.source)
     reached: set[str] = set()
-    open_names = [kernel.entry.partition("<")[0].rpartition("::")[2]]
+    open_names = [kernel.entry.partition("<")[0].rpartition("::")[2], kernel.signature.rpartition("::")[2]]
     while open_names:
         name = open_names.pop()
         if name not in reached:
@@ -53,6 +53,11 @@ def _declarations(tokens: Tokens) -> Iterator[tuple[set[str], int, int]]:
             while i < len(tokens) and tokens.text[i] not in ("{", ";"):
                 i += 1
             begin = i + 1
+        elif text == "using":  # an alias has commas in its type
+            declared.add(following)
+            while tokens.text[i] != ";":
+                i += 1
+            end = True
         elif text == "template" and following == "<":
             i = _after_angles(tokens, i + 1) - 1
         elif text in ("(", "["):
