@@ -2,12 +2,11 @@
 #pragma once
 #include "rows.h"
 
-#define FC_SAMPLE_DRAW 0     // function constants: scores and masses are kept for a draw; otherwise the largest is
-#define FC_SAMPLE_RULES 1    // single tokens are banned or forced
-#define FC_SAMPLE_COUNTS 2   // penalties for tokens seen
-#define FC_SAMPLE_BANS 3     // tokens that sample_bans has marked
-#define FC_SAMPLE_TRUNCATE 4 // top-k, top-p or min-p
-#define FC_SAMPLE_PROBS 5    // the probabilities that are drawn from are written out
+#define FC_SAMPLE_DRAW 0   // function constants: scores and masses are kept for a draw; otherwise the largest is
+#define FC_SAMPLE_RULES 1  // single tokens are banned or forced
+#define FC_SAMPLE_COUNTS 2 // penalties for tokens seen
+#define FC_SAMPLE_BANS 3   // tokens that sample_bans has marked
+#define FC_SAMPLE_PROBS 4  // the probabilities that are drawn from are written out
 
 namespace foundry {
 

@@ -31,15 +31,28 @@ struct State {
   }
 };
 
-Constant flag(int index, bool value) { return {index, value}; }
+struct Flags {
+  bool draw = false, rules = false, counts = false, bans = false, probs = false;
+
+  // Every constant of the file: Metal wants a value for each.
+  Kernel kernel(const char* function, std::vector<std::string> arguments = {}) const {
+    return {"sample.metal",
+            function,
+            std::move(arguments),
+            {{FC_SAMPLE_DRAW, draw},
+             {FC_SAMPLE_RULES, rules},
+             {FC_SAMPLE_COUNTS, counts},
+             {FC_SAMPLE_BANS, bans},
+             {FC_SAMPLE_PROBS, probs}},
+            ""};
+  }
+};
 
 void merge(const at::Tensor& parts, const State& state, const SampleArgs& args, int64_t rows) {
   static PipelineTable<2> table;
   const bool counts = state.counts.has_value();
-  Pipeline& pipeline = table.get(parts.device(), counts, [&] {
-    return Kernel{
-        "sample.metal", "sample_greedy", {}, {flag(FC_SAMPLE_COUNTS, counts), flag(FC_SAMPLE_DRAW, false)}, ""};
-  });
+  Pipeline& pipeline =
+      table.get(parts.device(), counts, [&] { return Flags{false, false, counts}.kernel("sample_greedy"); });
   Launch launch(pipeline);
   launch.in(parts).in(state.params).in(state.rules);
   counts ? launch.inout(*state.counts) : launch.none();
@@ -51,7 +64,7 @@ void merge(const at::Tensor& parts, const State& state, const SampleArgs& args, 
 void ban(const at::Tensor& sequences, const at::Tensor& banned, const State& state, const SampleArgs& args,
          int64_t rows) {
   static PipelineTable<1> table;
-  Pipeline& pipeline = table.get(banned.device(), 0, [] { return Kernel{"sample.metal", "sample_bans", {}, {}, ""}; });
+  Pipeline& pipeline = table.get(banned.device(), 0, [] { return Flags{}.kernel("sample_bans"); });
   Launch launch(pipeline);
   launch.in(state.ids).in(state.length).in(state.params).in(sequences).inout(banned).args(args);
   launch.moves(state.ids.numel() * 8).run(per_row(rows, 256));
@@ -88,12 +101,8 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   static PipelineTable<48> table;
   const int variant = (((dtype_index(logits.scalar_type()) * 2 + draw) * 2 + use_rules) * 2 + counts.has_value()) * 2;
   Pipeline& pipeline = table.get(logits.device(), variant + banned.has_value(), [&] {
-    return Kernel{"sample.metal",
-                  "sample_scores",
-                  {metal_type(logits.scalar_type())},
-                  {flag(FC_SAMPLE_DRAW, draw), flag(FC_SAMPLE_RULES, use_rules),
-                   flag(FC_SAMPLE_COUNTS, counts.has_value()), flag(FC_SAMPLE_BANS, banned.has_value())},
-                  ""};
+    return Flags{draw, use_rules, counts.has_value(), banned.has_value()}.kernel("sample_scores",
+                                                                                 {metal_type(logits.scalar_type())});
   });
   {
     Launch launch(pipeline);
@@ -111,12 +120,8 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
 
   static PipelineTable<8> draws;
   Pipeline& drawing = draws.get(logits.device(), (truncate * 2 + counts.has_value()) * 2 + probs.has_value(), [&] {
-    return Kernel{"sample.metal",
-                  "sample_draw",
-                  {truncate ? "true" : "false"},
-                  {flag(FC_SAMPLE_DRAW, true), flag(FC_SAMPLE_COUNTS, counts.has_value()),
-                   flag(FC_SAMPLE_PROBS, probs.has_value())},
-                  ""};
+    return Flags{true, false, counts.has_value(), false, probs.has_value()}.kernel("sample_draw",
+                                                                                   {truncate ? "true" : "false"});
   });
   Launch launch(drawing);
   launch.in(parts).in(scores).in(params).in(rules);
@@ -151,8 +156,7 @@ void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t
   args.n = static_cast<uint32_t>(V);
   args.capacity = static_cast<uint32_t>(C);
   static PipelineTable<1> table;
-  Pipeline& pipeline =
-      table.get(ids.device(), 0, [] { return Kernel{"sample.metal", "sample_count_prompt", {}, {}, ""}; });
+  Pipeline& pipeline = table.get(ids.device(), 0, [] { return Flags{}.kernel("sample_count_prompt"); });
   Launch launch(pipeline);
   launch.in(ids).in(first).inout(counts).args(args).moves(B * prompt * 12);
   launch.run({{static_cast<uint32_t>(prompt), static_cast<uint32_t>(B), 1}, {64, 1, 1}, true});

@@ -36,11 +36,11 @@ if wanted tests; then
   pytest=("$PYTHON" -m pytest -q --tb=short -p no:cacheprovider)
   "$PYTHON" -c "import xdist" 2>/dev/null && pytest+=(-n "$(nproc)") # the GPU waits for Python
   step gpu "${pytest[@]}" -s tests/cuda/on_gpu.py
-  suites=(tests/ops tests/quant tests/runtime/test_compile_shader.py tests/patch/test_families.py tests/patch/test_running.py)
+  suites=(tests/ops tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/patch/test_families.py tests/patch/test_running.py)
   for suite in "${suites[@]}"; do
     # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime
     # (barrier divergence, ids out of range); assisted decoding of Gemma 2, with which transformers 5.17 fails unpatched.
-    step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore=tests/ops/test_faults.py \
+    step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore-glob="*/test_faults.py" \
       --deselect tests/ops/test_embedding.py::test_bad_inputs \
       -k "not opcheck and not divergence and not compile_errors and not gemma2-assisted"
   done

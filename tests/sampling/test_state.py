@@ -187,7 +187,8 @@ def test_torchs_seed_decides_by_default() -> None:
 @every
 def test_steps_of_a_tape_are_steps(settings: Settings, request: pytest.FixtureRequest) -> None:
     """One recorded step, replayed: all that changes from token to token is read from memory."""
-    device = request.config.getoption("--on-device", default=None) or "cpu"
+    options = request.config.option  # of the plugins that run suites on other devices
+    device = getattr(options, "on_device", None) or ("mps" if getattr(options, "on_mps", False) else "cpu")
     logits = normal(generator("tape"), 6, 4, V, dtype=F16, scale=3.0).to(device)
     prompt = torch.randint(0, V, (4, 5), generator=generator("tape prompt")).to(device)
     eager = Sampler(settings, prompt, vocab_size=V, capacity=30, seed=5)
@@ -202,11 +203,11 @@ def test_steps_of_a_tape_are_steps(settings: Settings, request: pytest.FixtureRe
         slot.copy_(one)
         tape.replay()
     for name in ("ids", "token", "length", "finished", "errors"):
-        assert torch.equal(getattr(eager, name), getattr(taped, name)), name
+        assert torch.equal(getattr(eager, name).cpu(), getattr(taped, name).cpu()), name
     if settings.truncates:  # other numbers under the same tape
         taped.use(settings.replace(top_k=1), seed=6)
         tape.replay()
-        assert torch.equal(taped.token[:, 0], logits[-1].argmax(-1))
+        assert torch.equal(taped.token[:, 0].cpu(), logits[-1].cpu().argmax(-1))
     with pytest.raises(ValueError, match="use: expected settings with the same processors"):
         taped.use(settings.replace(suppress=(1, 2)))
 
