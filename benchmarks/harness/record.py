@@ -64,8 +64,9 @@ class Record:
 
     @property
     def valid(self) -> bool:
-        """Whether the figures may be used."""
-        return self.kind != "skipped" and self.parity.ok is True and not self.attribution_only
+        """Whether the figures may be used: right results, and times that are times (some are differences)."""
+        timed = self.times is None or min(self.times.rounds) > 0.0
+        return self.kind != "skipped" and self.parity.ok is True and timed and not self.attribution_only
 
     @property
     def gb_s(self) -> float | None:

@@ -96,6 +96,11 @@ def test_no_parity_no_conclusion(machine: Machine, parity: Parity) -> None:
     assert "INVALID" in generation_table([dataclasses.replace(bad, kind="e2e")])
 
 
+def test_a_time_that_is_none_makes_no_speed(machine: Machine) -> None:
+    below = row(machine, times=Times((1e-6, -1e-6, 2e-6)))
+    assert not below.valid and below.speedup is None
+
+
 def test_profiled_times_are_for_attribution_only(machine: Machine) -> None:
     profiled = row(machine, attribution_only=True)
     assert not profiled.valid and profiled.speedup is None
