@@ -34,7 +34,7 @@ struct State {
 struct Flags {
   bool draw = false, rules = false, counts = false, bans = false, probs = false;
 
-  // Every constant of the file: Metal wants a value for each.
+  // All constants of the file, whichever the kernel uses.
   Kernel kernel(const char* function, std::vector<std::string> arguments = {}) const {
     return {"sample.metal",
             function,
