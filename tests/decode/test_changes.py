@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import torch_foundry
@@ -221,6 +222,23 @@ def test_other_attention_implementations() -> None:
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(Blocked, match="attention implementation flex_attention"):
         plan.check()
+
+
+def test_a_dispatch_mode_sees_every_op() -> None:
+    class Count(TorchDispatchMode):
+        """Counts our ops."""
+
+        calls = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += func.namespace == "torch_foundry"
+            return func(*args, **(kwargs or {}))
+
+    model, cache = started()
+    with Count() as count:
+        step(model, cache, 9)
+    assert count.calls > 10
+    assert report(model).eager == {"a dispatch mode is active": 1}
 
 
 def test_switched_off_is_silent() -> None:
