@@ -16,6 +16,7 @@ from torch_foundry.doctor import machine as facts
 from torch_foundry.doctor import measure
 
 ROOT = Path(__file__).parents[2]
+STREAM = 1 << 30  # bytes that are read and copied: many times any cache
 L2_FACTOR = 2  # buffers in turn take this many times the last cache
 
 
@@ -52,11 +53,11 @@ def look(device: torch.device, *, quick: bool = False, commit: str | None = None
 
     scale = measure.Scale.of(device, facts.emulated(device) and quick, quick)
     row = measure.bandwidth(device, scale)
-    read, copy = row["read_gb_s"], max(row["copy_gb_s"], row["torch_copy_gb_s"])
-    if device.type == "cpu":  # our kernels are emulated there: what memory gives, torch's own say
-        x = torch.ones((16 << 20) if quick else (64 << 20))
-        read = x.nbytes / measure.seconds(device, lambda: x.sum(), round_s=0.05) / 1e9
-        copy = 2 * x.nbytes / measure.seconds(device, lambda: x.clone(), round_s=0.05) / 1e9
+    x = torch.ones((16 << 20) if quick else STREAM // 4, device=device)
+    read = x.nbytes / measure.seconds(device, lambda: x.sum(), round_s=0.05) / 1e9
+    copy = 2 * x.nbytes / measure.seconds(device, lambda: x.clone(), round_s=0.05) / 1e9
+    if not facts.emulated(device):  # the higher of torch's and of our kernels'; a CPU that plays a GPU has none of ours
+        read, copy = max(read, row["read_gb_s"]), max(copy, row["copy_gb_s"], row["torch_copy_gb_s"])
     known = facts.machine()
     return Machine(
         device=device.type,
