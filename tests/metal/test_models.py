@@ -124,6 +124,25 @@ def test_the_demo_model_tells_the_same_story() -> None:
     assert stories[0] == stories[1] and len(stories[0][0]) > 30
 
 
+@pytest.fixture
+def indirect() -> Any:
+    foundry._metal_icb(True)
+    yield
+    foundry._metal_icb(False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
+def test_generating_by_indirect_commands(family: str, indirect: None) -> None:
+    """Each token is a replay of a tape: of indirect commands, on the same stream as torch's own ops."""
+    cpu, mps = on_both(family)
+    mock.synchronize()
+    mock.trace()
+    assert tokens(mps, max_new_tokens=12) == tokens(cpu, max_new_tokens=12)
+    events = mock.trace()
+    assert sum(event.startswith("icb") for event in events) >= 8 and fused_all(mps)
+    assert tokens(mps, {"input_ids": ids(3, 6, seed=3)}) == tokens(cpu, {"input_ids": ids(3, 6, seed=3)})
+
+
 # ---------------------------------------------------------------------------------------------------------- life cycle
 
 
