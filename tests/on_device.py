@@ -53,7 +53,7 @@ class OnDevice(TorchDispatchMode):
             buffers = [b if i else call.move(b) for b, i in zip(args[1], args[2], strict=True)]
             result = func(args[0], buffers, *args[2:], **kwargs)
             written = [b for b, i in zip(args[1], args[2], strict=True) if b is not None and not i]
-        elif not any(_is_plain(a) for a in [*args, *kwargs.values()]):
+        elif not any(_is_plain(a) for a in torch.utils._pytree.tree_leaves([args, kwargs])):
             return func(*args, **kwargs)
         else:
             result = func(*[call.move(a) for a in args], **{k: call.move(v) for k, v in kwargs.items()})
@@ -87,6 +87,8 @@ class _Call:
         self.tensors: dict[int, Tensor] = {}  # by id of the tensor there: the CPU tensor
 
     def move(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.move(v) for v in value)
         if not _is_plain(value):
             return value
         storage = value.untyped_storage()

@@ -34,7 +34,7 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """What a choice is for. linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
+    """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str

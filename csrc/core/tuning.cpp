@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <torch/library.h>
@@ -28,27 +29,32 @@ struct Space {
   const char* op;
   std::vector<Parameter> parameters;
 };
+const std::vector<Parameter>& linear_parameters() {
+  static const std::vector<Parameter> parameters = {{"outputs", {1, 2, 4, 8}},
+                                                    {"steps", {1, 2, 4}},
+                                                    {"split", {1, 2, 4, 8, 16}},
+                                                    {"simdgroups", {1, 2, 4, 8, 16, 32}},
+                                                    {"chains", {1, 4}}};
+  return parameters;
+}
 const Space& space(Op op) {
   static const Space spaces[kOps] = {
-      {"linear",
-       {{"outputs", {1, 2, 4, 8}},
-        {"steps", {1, 2, 4}},
-        {"split", {1, 2, 4, 8, 16}},
-        {"simdgroups", {1, 2, 4, 8, 16, 32}},
-        {"chains", {1, 4}}}},
+      {"linear", linear_parameters()},
       {"attention",
        {{"keys", {128, 256, 512, 1024}},
         {"simdgroups", {4, 8}},
         {"lanes", {1, 8}},
         {"far_keys", {128, 256, 512, 1024, 2048}}}},
+      {"norm_linear", linear_parameters()},
   };
   return spaces[static_cast<int>(op)];
 }
+constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear};
 
 Op op_named(std::string_view name) {
-  for (Op op : {Op::linear, Op::attention})
+  for (Op op : kAllOps)
     if (name == space(op).op) return op;
-  TORCH_CHECK(false, "tuning: expected the op linear or attention, got ", name);
+  TORCH_CHECK(false, "tuning: expected the op linear, norm_linear or attention, got ", name);
 }
 
 // Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
@@ -78,17 +84,11 @@ void check_choice(Op op, int rows, const Choice& c) {
   TORCH_CHECK(!wrong, "tuning: ", s.op, " for ", rows, " rows: ", wrong, ", got ", c10::ArrayRef<uint16_t>(c));
 }
 
-struct Found { // by `tune`, on this machine
-  std::string family;
-  Op op;
-  int row, bucket;
-  Choice choice;
-};
-
 std::mutex mutex;
-std::vector<Found>& found() {
-  static auto* list = new std::vector<Found>;
-  return *list;
+using Place = std::tuple<std::string, Op, int, int>; // family, op, row, bucket
+std::map<Place, Choice>& found() {                   // by `tune`, on this machine
+  static auto* map = new std::map<Place, Choice>;
+  return *map;
 }
 std::map<std::string, int64_t>& overrides() { // as the environment has them
   static auto* map = new std::map<std::string, int64_t>;
@@ -98,7 +98,7 @@ std::map<std::string, int64_t>& overrides() { // as the environment has them
 struct Table {
   std::vector<Choice> choices[kOps];
 };
-constexpr int buckets(Op op) { return op == Op::linear ? kLinearBuckets : kAttentionBuckets; }
+constexpr int buckets(Op op) { return op == Op::attention ? kAttentionBuckets : kLinearBuckets; }
 
 // The last shape of a bucket: kAny where it has no upper end.
 void last_shape(Op op, int bucket, int& rows, int64_t& n, int64_t& k) {
@@ -120,6 +120,7 @@ Choice built_in_choice(const std::string& family, Op op, const char* format, int
         n <= line.n && k <= line.k)
       return line.choice;
   }
+  if (op == Op::norm_linear) return built_in_choice(family, Op::linear, format, bucket);
   TORCH_INTERNAL_ASSERT(false, "no tuning entry for ", family, " ", format);
 }
 
@@ -145,28 +146,33 @@ void override_choice(Op op, int rows, Choice& c) {
   while (outputs * steps > 8) steps /= 2;
 }
 
+Choice listed_choice(const std::string& family, Op op, const QuantFormat& format, int bucket) {
+  const auto i = found().find({family, op, format.index, bucket});
+  return i == found().end() ? built_in_choice(family, op, format.name, bucket) : i->second;
+}
+
+Choice choice_of(const std::string& family, Op op, const QuantFormat& format, int bucket) {
+  Choice c = listed_choice(family, op, format, bucket);
+  int rows;
+  int64_t n, k;
+  last_shape(op, bucket, rows, n, k);
+  if (op != Op::attention) { // one order of sums for all numbers of rows
+    const Choice one = listed_choice(family, op, format, bucket % (kLinearBuckets / kRowBuckets));
+    c[2] = one[2];
+    c[3] = std::max(c[3], c[2]);
+    c[4] = one[4];
+  }
+  override_choice(op, rows, c);
+  check_choice(op, rows, c);
+  return c;
+}
+
 Table* make_table(const std::string& family) {
   auto* table = new Table; // kept: a launch on another thread may be reading the one that it replaces
-  const auto formats = quant_formats();
-  for (Op op : {Op::linear, Op::attention}) {
+  for (Op op : kAllOps) {
     auto& choices = table->choices[static_cast<int>(op)];
-    for (const QuantFormat& format : formats) {
-      for (int b = 0; b < buckets(op); b++) choices.push_back(built_in_choice(family, op, format.name, b));
-    }
-    for (const Found& f : found())
-      if (f.op == op && f.family == family) choices[f.row * buckets(op) + f.bucket] = f.choice;
-    for (size_t i = 0; i < choices.size(); i++) {
-      int rows;
-      int64_t n, k;
-      last_shape(op, static_cast<int>(i) % buckets(op), rows, n, k);
-      if (op == Op::linear) { // one order of sums for all numbers of rows
-        const int one = static_cast<int>(i) % (kLinearBuckets / kRowBuckets);
-        choices[i][2] = choices[i / kLinearBuckets * kLinearBuckets + one][2];
-        choices[i][3] = std::max(choices[i][3], choices[i][2]);
-        choices[i][4] = choices[i / kLinearBuckets * kLinearBuckets + one][4];
-      }
-      override_choice(op, rows, choices[i]);
-      check_choice(op, rows, choices[i]);
+    for (const QuantFormat& format : quant_formats()) {
+      for (int b = 0; b < buckets(op); b++) choices.push_back(choice_of(family, op, format, b));
     }
   }
   return table;
@@ -190,34 +196,35 @@ void changed() {
 
 // ---------------------------------------------------------------------------------------------------- for Python
 
-int row_of(Op op, const std::string& format) {
-  const QuantFormat& f = quant_format(format);
-  TORCH_CHECK(op == Op::linear || !f.packed(), "tuning: attention: expected f32, f16 or bf16, got ", format);
-  return f.index;
+const QuantFormat& format_of(Op op, const std::string& name) {
+  const QuantFormat& format = quant_format(name);
+  TORCH_CHECK(op != Op::attention || !format.packed(), "tuning: attention: expected f32, f16 or bf16, got ", name);
+  return format;
 }
 
 int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
-  if (op == Op::linear) {
-    TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: linear: expected 1 to 8 rows and a shape, got ",
-                rows, " rows, ", n, "x", k);
+  if (op != Op::attention) {
+    TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: ", space(op).op,
+                ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
     return linear_bucket(static_cast<int>(rows), n, k);
   }
   TORCH_CHECK(n >= 32 && n <= 256 && n % 32 == 0, "tuning: attention: expected a head_dim of 32 to 256, got ", n);
   return attention_bucket(n);
 }
 
-Found entry_of(const std::string& family, const std::string& op_name, const std::string& format, int64_t rows,
-               int64_t n, int64_t k, const std::vector<int64_t>& values) {
+std::pair<Place, Choice> entry_of(const std::string& family, const std::string& op_name, const std::string& format,
+                                  int64_t rows, int64_t n, int64_t k, const std::vector<int64_t>& values) {
   const Op op = op_named(op_name);
   TORCH_CHECK(values.size() == space(op).parameters.size(), "tuning: ", op_name, ": expected ",
               space(op).parameters.size(), " numbers, got ", values.size());
-  Found entry{family, op, row_of(op, format), bucket_of(op, rows, n, k), {}};
+  const int bucket = bucket_of(op, rows, n, k);
+  Choice choice{};
   for (size_t i = 0; i < values.size(); i++)
-    entry.choice[i] = static_cast<uint16_t>(std::clamp<int64_t>(values[i], 0, UINT16_MAX));
+    choice[i] = static_cast<uint16_t>(std::clamp<int64_t>(values[i], 0, UINT16_MAX));
   int bucket_rows;
-  last_shape(op, entry.bucket, bucket_rows, n, k);
-  check_choice(op, bucket_rows, entry.choice);
-  return entry;
+  last_shape(op, bucket, bucket_rows, n, k);
+  check_choice(op, bucket_rows, choice);
+  return {{family, op, format_of(op, format).index, bucket}, choice};
 }
 
 void check_entry(const std::string& op, const std::string& format, int64_t rows, int64_t n, int64_t k,
@@ -227,12 +234,9 @@ void check_entry(const std::string& op, const std::string& format, int64_t rows,
 
 void add(const std::string& family, const std::string& op, const std::string& format, int64_t rows, int64_t n,
          int64_t k, const std::vector<int64_t>& values) {
-  Found entry = entry_of(family, op, format, rows, n, k, values);
+  const auto [place, choice] = entry_of(family, op, format, rows, n, k, values);
   std::lock_guard<std::mutex> lock(mutex);
-  std::erase_if(found(), [&](const Found& f) {
-    return f.family == entry.family && f.op == entry.op && f.row == entry.row && f.bucket == entry.bucket;
-  });
-  found().push_back(std::move(entry));
+  found()[place] = choice;
   changed();
 }
 
@@ -255,10 +259,10 @@ std::vector<int64_t> numbers(Op op, const Choice& c) {
 std::vector<int64_t> chosen(const std::string& family, const std::string& op_name, const std::string& format,
                             int64_t rows, int64_t n, int64_t k) {
   const Op op = op_named(op_name);
+  const QuantFormat& f = format_of(op, format);
+  const int bucket = bucket_of(op, rows, n, k);
   std::lock_guard<std::mutex> lock(mutex);
-  const std::unique_ptr<Table> table(make_table(family));
-  return numbers(op,
-                 table->choices[static_cast<int>(op)][row_of(op, format) * buckets(op) + bucket_of(op, rows, n, k)]);
+  return numbers(op, choice_of(family, op, f, bucket));
 }
 
 // The largest n and k that share a bucket with these; where there is none, 2^63 - 1.

@@ -31,8 +31,8 @@ struct AttentionChoice {
 
 namespace tuning {
 
-enum class Op { linear, attention };
-constexpr int kOps = 2;
+enum class Op { linear, attention, norm_linear };
+constexpr int kOps = 3;
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
@@ -59,6 +59,12 @@ Choice choose(c10::Device device, Op op, int row, int bucket);
 // `rows`: of x that share one reading of W (1, 2, 4 or 8).
 inline LinearChoice linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::linear, format, tuning::linear_bucket(rows, n, k));
+  return {c[0], c[1], c[2], c[3], c[4]};
+}
+
+// The same for kernels that norm x on the way (decode.metal): n outputs of all the matrices.
+inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
+  const tuning::Choice c = tuning::choose(device, tuning::Op::norm_linear, format, tuning::linear_bucket(rows, n, k));
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 

@@ -4,7 +4,7 @@ namespace foundry::tuning {
 namespace {
 
 constexpr int64_t kAny = INT64_MAX;
-constexpr Op kLinear = Op::linear, kAttention = Op::attention;
+constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kAttention = Op::attention; // kNorm: else as kLinear
 
 // clang-format off
 constexpr Line kLines[] = {
@@ -111,6 +111,16 @@ constexpr Line kLines[] = {
     {"sm_90", kLinear, "q4_0", 1, 4096, 16384, {2, 2, 2, 4, 1}},
     {"sm_90", kLinear, "q4_0", 1, 16384, 4096, {2, 1, 1, 8, 1}},
     {"sm_90", kLinear, "q4_0", 1, kAny, kAny, {4, 1, 1, 2, 1}},
+    {"sm_90", kNorm, "", 2, kAny, kAny, {2, 1, 1, 8, 1}},
+    {"sm_90", kNorm, "f16", 1, 2048, 1024, {2, 2, 4, 4, 1}},
+    {"sm_90", kNorm, "f16", 1, 16384, 1024, {2, 2, 1, 8, 1}},
+    {"sm_90", kNorm, "f16", 1, kAny, kAny, {2, 4, 2, 4, 1}},
+    {"sm_90", kNorm, "bf16", 1, kAny, kAny, {2, 2, 2, 4, 1}},
+    {"sm_90", kNorm, "q8_0", 1, 2048, 1024, {2, 2, 4, 4, 1}},
+    {"sm_90", kNorm, "q8_0", 1, 16384, 1024, {2, 1, 1, 4, 1}},
+    {"sm_90", kNorm, "q8_0", 1, kAny, kAny, {2, 1, 2, 4, 1}},
+    {"sm_90", kNorm, "q4_0", 1, 2048, 1024, {2, 1, 2, 4, 1}},
+    {"sm_90", kNorm, "q4_0", 1, kAny, kAny, {2, 1, 1, 4, 1}},
     {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 512}},
     {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 8, 1024}},
 

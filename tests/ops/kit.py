@@ -157,7 +157,7 @@ def tuned(family: str, op: str, **changes: int) -> Iterator[None]:
 def every_key(op: str) -> Iterator[tuning.Key]:
     """One key for each format and bucket of shapes."""
     for name, fmt in quant.FORMATS.items():
-        if op == "linear":
+        if op != "attention":
             for rows in (1, 2, 4, 8):
                 for n in range(8, 18):
                     for k in range(9, 16):

@@ -216,7 +216,7 @@ def test_qkv_with_tables_by_token_and_a_start_of_the_host() -> None:
 def test_a_row_does_not_depend_on_its_company(formats: tuple[str | None, ...], split: int) -> None:
     case = Case(9, 1184, (9, 7, 3), formats)
     given, pair = inputs(case, F16), glu_inputs(Case(9, 1184, (9, 9), formats[:2]), F16)
-    with kit.choice("linear", split=split, simdgroups=2 * split):
+    with kit.choice("norm_linear", split=split, simdgroups=2 * split):
         together, glu_together = ops.norm_linear(**given), ops.norm_glu(**pair)
         for m in (1, 2, 3, 4, 7, 8):
             rows = slice(9 - m, 9)
@@ -253,7 +253,7 @@ def test_a_launch_for_each_run_of_formats() -> None:
 
 
 def test_lane_orders() -> None:
-    with kit.choice("linear", split=4, simdgroups=8):
+    with kit.choice("norm_linear", split=4, simdgroups=8):
         kit.in_every_lane_order(lambda: ops.norm_linear(**inputs(Case(3, 1024), F32)))
         kit.in_every_lane_order(lambda: ops.norm_qkv(**own(qkv_inputs(Heads(tokens=2, k=1024), F32))))
 
