@@ -52,9 +52,10 @@ class Generated:
 
 
 def generate(network: Network, ids: Tensor, new: int, **options: Any) -> Tensor:
-    """`new` greedy tokens after each prompt, [batch, new]."""
+    """`new` tokens after each prompt, [batch, new]: greedy ones unless `options` say something else."""
+    torch.manual_seed(0)
     mask = torch.ones_like(ids)
-    out = network.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **options)
+    out = network.generate(ids, attention_mask=mask, max_new_tokens=new, **{"do_sample": False, **options})
     return out[:, ids.shape[1] :]
 
 
@@ -133,9 +134,9 @@ def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tenso
     the stock model's logits for the very same sequence, within rounding of the largest; and no stage of a patched model
     may be out of line (`torch_foundry.compare`), with the same packed weights on both sides.
     """
+    dtype, expected = network.dtype, expected if way.rank == 1 else None
     if expected is not None and torch.equal(got, expected):
         return Parity(True, STRICT, 0.0)
-    dtype = network.dtype
     if dtype == torch.float32 and expected is not None:
         return Parity(False, STRICT, None, f"tokens differ from step {_first_difference(got, expected)} on")
     drift, detail = LIMIT[dtype], ""
@@ -146,14 +147,15 @@ def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tenso
         drift = max(drift, found.logits)
     if expected is not None:
         detail = f"tokens differ from step {_first_difference(got, expected)} on"
-    criterion = f"each token within {SIGMAS} x {drift:.1e} of stock's largest logit" + ", compare" * way.ours
-    regret = worst_regret(network, ids, got)
+    of = "largest logit" if way.rank == 1 else f"{way.rank} largest logits"
+    criterion = f"each token within {SIGMAS} x {drift:.1e} of stock's {of}" + ", compare" * way.ours
+    regret = worst_regret(network, ids, got, way.rank)
     return Parity(regret <= SIGMAS * drift, criterion, regret, detail)
 
 
 @torch.no_grad()
-def worst_regret(network: Network, ids: Tensor, got: Tensor) -> float:
-    """How far below the largest logit the chosen tokens lie at most, in standard deviations of the logits there.
+def worst_regret(network: Network, ids: Tensor, got: Tensor, rank: int = 1) -> float:
+    """How far below the `rank` largest logits the chosen tokens lie at most, in standard deviations of those logits.
 
     The logits come from one pass over prompt and tokens, which decodes nothing: `got` is [batch, n].
     """
@@ -161,7 +163,7 @@ def worst_regret(network: Network, ids: Tensor, got: Tensor) -> float:
     for prompt, chosen in zip(ids, got, strict=True):  # one by one: logits are large
         whole = torch.cat((prompt, chosen[:-1]))[None]
         logits = network(whole, use_cache=False, logits_to_keep=len(chosen)).logits[0].float()
-        gap = logits.amax(-1) - logits.gather(-1, chosen[:, None])[:, 0]
+        gap = logits.topk(rank).values[:, -1] - logits.gather(-1, chosen[:, None])[:, 0]
         worst = max(worst, float((gap / logits.std(-1)).nan_to_num(torch.inf).max()))
     return worst
 

@@ -32,9 +32,10 @@ def _needs_compiler(device: torch.device, packed: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Way:
-    """One way: the model is generated from inside of `ready(network)`, with `options` for generate().
+    """One way: the model generates inside of `ready(network)`, with `options` for generate(); greedily by default.
 
-    why_not: the reason for which it cannot run with (device, packed weights), or None.
+    why_not: the reason for which it cannot run with (device, packed weights), or None. rank: a right token is one of
+    that many most likely ones.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Way:
     options: dict[str, Any] = field(default_factory=dict)
     why_not: Callable[[torch.device, bool], str | None] = _always
     ours: bool = False
+    rank: int = 1
 
 
 @contextlib.contextmanager
@@ -59,10 +61,13 @@ def _hf_loop(network: Network) -> Iterator[Network]:
             os.environ[SYNC_EVERY] = before
 
 
+RANK = 50
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": RANK, "top_p": 0.9}
 BASELINE = "eager"
 WAYS = {
     BASELINE: Way("HF eager", why_not=_needs_dense),
     "compiled": Way("HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler),
     "patched": Way("patched", ready=torch_foundry.patched, ours=True),
     "patched-hf-loop": Way("patched, HF's loop", ready=_hf_loop, ours=True),
+    "patched-sampled": Way("patched, sampled", torch_foundry.patched, SAMPLED, ours=True, rank=RANK),
 }

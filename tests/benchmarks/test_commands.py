@@ -192,6 +192,7 @@ def test_regret_is_zero_for_greedy_tokens_and_large_for_others() -> None:
     other = tokens.clone()
     other[1, 2] = (other[1, 2] + 1) % 320
     assert worst_regret(network, ids, other) > 0.1
+    assert worst_regret(network, ids, other, rank=320) == 0 < worst_regret(network, ids, other, rank=2)
     half = network.half()
     assert parity(half, WAYS["compiled"], ids, other, None).ok is False
     assert parity(half, WAYS["compiled"], ids, tokens, None).ok
