@@ -35,10 +35,11 @@ ALLOWED: dict[str, set[str]] = {
     "kvcache": OPS,
     "patch": MODELS | {"support"},
     "decode": MODELS | {"patch", "sampling", "tape"},
+    "profiling": MODELS | {"decode", "doctor", "patch", "sampling", "tape"},
     "demo_model": set(),
-    "cli": MODELS | {"patch", "compare", "demo_model", "doctor", "support", "tuner", "tuning", "__init__"},
+    "cli": MODELS | {"patch", "compare", "demo_model", "doctor", "profiling", "support", "tuner", "tuning", "__init__"},
     "__main__": {"cli"},
-    "__init__": {"compare", "patch", "runtime", "shader", "tape"},
+    "__init__": {"compare", "patch", "profiling", "runtime", "shader", "tape"},
     "compare": MODELS | {"patch"},
     "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "shader", "support", "tape"},
 }

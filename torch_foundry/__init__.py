@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
     from torch_foundry.patch import patch, patched, report, unpatch
+    from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
     from torch_foundry.shader import compile_shader
     from torch_foundry.tape import record
@@ -28,6 +29,7 @@ _HOMES = {
     "host_options": "runtime",
     "patch": "patch",
     "patched": "patch",
+    "profile": "profiling",
     "record": "tape",
     "report": "patch",
     "reset_counters": "runtime",
@@ -44,6 +46,7 @@ __all__ = [
     "host_options",
     "patch",
     "patched",
+    "profile",
     "record",
     "report",
     "reset_counters",

@@ -112,3 +112,19 @@ def record() -> Iterator[Tape]:
             yield tape
     finally:
         tape._tape.stop()
+    for seen in _watching:
+        seen.append(tape)
+
+
+_watching: list[list[Tape]] = []
+
+
+@contextlib.contextmanager
+def recordings() -> Iterator[list[Tape]]:
+    """Collects the tapes that are recorded in the block, by whatever code, in order."""
+    seen: list[Tape] = []
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching[:] = [other for other in _watching if other is not seen]

@@ -11,6 +11,7 @@ import torch
 
 import torch_foundry
 from torch_foundry import ops, runtime
+from torch_foundry import tape as tapes
 
 
 def block(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -205,3 +206,14 @@ def test_what_is_on_a_tape(given: Given) -> None:
     assert torch.equal(y, expected) and [r.scope for r in part.launches()] == ["layers.0.mlp"] * 2
     with pytest.raises(RuntimeError, match="launch 2 of a tape of 2"):
         part.part([0, 2])
+
+
+def test_recordings_are_seen(given: Given) -> None:
+    with tapes.recordings() as outer, tapes.recordings() as inner:
+        with torch_foundry.record() as tape:
+            block(*given)
+        with pytest.raises(ValueError, match="half way"), torch_foundry.record():
+            raise ValueError("half way")
+    with torch_foundry.record():
+        block(*given)
+    assert outer == inner == [tape]

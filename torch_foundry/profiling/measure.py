@@ -1,0 +1,101 @@
+"""Measuring a token: its tape as a whole, each of its kernels apart, and generate() around it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from typing import Any
+
+import torch
+
+from torch_foundry import runtime
+from torch_foundry.doctor.measure import Scale, bandwidth
+from torch_foundry.doctor.timing import seconds, synchronize
+from torch_foundry.patch import report
+from torch_foundry.patch.swap import is_swapped
+from torch_foundry.profiling.result import Line, Profile
+from torch_foundry.tape import Tape, recordings
+
+LAYER = re.compile(r"^layers\.\d+")
+
+
+@torch.no_grad()
+def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64) -> Profile:
+    """Where the time of a greedy token of `model` goes, with `context` tokens in the cache of each of `batch` rows.
+
+    model: patched, of a family whose decode steps are recorded; random ids are fed to it. tokens: how many are
+    generated for the time of generate(). Each group of launches (the same kernel in the same scope, in all layers) is
+    replayed by itself; weights of a small model may then come from a cache.
+
+    ValueError for sizes below 1 or more than the model's positions; RuntimeError says why a step can't be recorded.
+    """
+    config = model.config.get_text_config()
+    if min(context, batch, tokens) < 1:
+        raise ValueError(f"context, batch and tokens: expected at least 1, got {context}, {batch} and {tokens}")
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and context + tokens > limit:
+        raise ValueError(f"context: {context} tokens and {tokens} more are beyond the model's {limit} positions")
+    device = model.device
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, config.vocab_size, (batch, context), generator=generator).to(device)
+    with recordings() as tapes:
+        generate_s = _generate(model, ids, tokens)
+    if not tapes:
+        reasons = ", ".join(report(model).eager) if is_swapped(model) else "the model is not patched"
+        raise RuntimeError(f"{type(model).__name__} can't be profiled, as no step of it was recorded: {reasons}")
+    tape = tapes[-1]
+    submit_s = _submit(device, tape)
+    emulated = runtime.executor(device) == "host"
+    return Profile(
+        model=type(model).__name__,
+        device=str(device),
+        executor=runtime.executor(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        batch=batch,
+        context=context,
+        read_gb_s=bandwidth(device, Scale.of(device, emulated, quick=True))["read_gb_s"],
+        generate_s=generate_s,
+        submit_s=submit_s,
+        replay_s=seconds(device, tape.replay),
+        lines=_lines(device, tape),
+    )
+
+
+def _generate(model: Any, ids: torch.Tensor, tokens: int) -> float:
+    """Seconds of a token: generate() of `tokens` more than one, less generate() of one."""
+    config = copy.deepcopy(model.generation_config)
+    config.do_sample, config.eos_token_id, config.sync_every = False, None, tokens
+    mask = torch.ones_like(ids)
+
+    def timed(count: int) -> float:
+        start = time.perf_counter()
+        model.generate(ids, attention_mask=mask, generation_config=config, max_new_tokens=count)
+        synchronize(ids.device)
+        return time.perf_counter() - start
+
+    timed(tokens + 1)
+    return min((timed(tokens + 1) - timed(1)) / tokens for _ in range(3))
+
+
+def _submit(device: torch.device, tape: Tape) -> float:
+    """Seconds until a replay has been handed over, without waiting for it."""
+    times = []
+    for _ in range(10):
+        synchronize(device)
+        start = time.perf_counter()
+        tape.replay()
+        times.append(time.perf_counter() - start)
+    synchronize(device)
+    return min(times)
+
+
+def _lines(device: torch.device, tape: Tape) -> list[Line]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    recorded = tape.launches()
+    for i, launch in enumerate(recorded):
+        groups.setdefault((LAYER.sub("layers.*", launch.scope), launch.kernel), []).append(i)
+    return [
+        Line(scope, kernel, len(found), sum(recorded[i].bytes for i in found), seconds(device, tape.part(found).replay))
+        for (scope, kernel), found in groups.items()
+    ]
