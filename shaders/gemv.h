@@ -66,19 +66,95 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[N], t
   }
 }
 
+// The chunks of a row of x that go with a unit of W, and the sum of their elements.
+template <typename Q> struct Values {
+  float v[Unit<Q>::chunks][chunk], total;
+  template <typename X>
+  METAL_FUNC void load(thread const X& x, uint row, uint k, uint end, thread float& squares) thread {
+    total = 0.0f;
+    for (int c = 0; c < int(Unit<Q>::chunks); ++c) {
+      x.load(row, k + c * Unit<Q>::gap, end, v[c], squares);
+      for (int j = 0; j < chunk; ++j) total += v[c][j];
+    }
+  }
+};
+
+// A unit of W as codes that count from 0: what they are too large is taken off with the sum of x.
+template <typename Q> struct Weights {
+  float w[Unit<Q>::chunks][chunk], d;
+  template <typename Raw> METAL_FUNC void unpack(thread const Raw& raw, uint block) thread {
+    for (int c = 0; c < int(Unit<Q>::chunks); ++c) Q::codes(raw.bytes(block), c, w[c]);
+    d = widen(raw.d) * (1.0f / subnormal_half);
+  }
+  METAL_FUNC float add_products(thread const Values<Q>& x, float sum) const thread {
+    float products = dot<1>(w[0], x.v[0]);
+    for (int c = 1; c < int(Unit<Q>::chunks); ++c) products = metal::fma(Q::ratio(c), dot<1>(w[c], x.v[c]), products);
+    return metal::fma(d, metal::fma(-Q::zero, x.total, products), sum);
+  }
+};
+
+// Adds the products of the step of K that `raw` holds. As soon as a row's codes are unpacked, those of the step at
+// `next` are read in their place, unless that is behind `end`.
+template <typename Q, int M, int N, typename Raw, typename X>
+METAL_FUNC void accumulate_codes(thread Raw (&raw)[N], device const typename Q::block* thread (&w_row)[N],
+                                 thread const X& x, thread const uint (&x_row)[M], uint k, uint next, uint end,
+                                 thread float (&sum)[M * N], thread float (&squares)[M]) {
+  constexpr bool rows_first = M > 2; // more rows of x than registers
+  Values<Q> v[M];
+  Weights<Q> w[N];
+  for (int m = 0; m < M && !rows_first; ++m) v[m].load(x, x_row[m], k, end, squares[m]);
+  for (int n = 0; n < N; ++n) {
+    w[n].unpack(raw[n], k / Q::block_size);
+    if (next < end) raw[n].read(w_row[n], next);
+    for (int m = 0; m < M && !rows_first; ++m) sum[m * N + n] = w[n].add_products(v[m], sum[m * N + n]);
+  }
+  for (int m = 0; m < M && rows_first; ++m) {
+    v[m].load(x, x_row[m], k, end, squares[m]);
+    for (int n = 0; n < N; ++n) sum[m * N + n] = w[n].add_products(v[m], sum[m * N + n]);
+  }
+}
+
+// See `walk`. By floats, and by codes, where one step in flight means that it is read while the step before it is used.
+template <int P, bool ByCodes> struct Walk {
+  template <typename Q, int M, int V, int N, int U, typename X>
+  static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[N], thread const X& x,
+                             thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N],
+                             thread float (&squares)[M]) {
+    for (; k + (U - 1) * step < end; k += U * step)
+      accumulate<Q, M, V, N, U, P>(w_row, x, x_row, k, step, end, sum, squares);
+    for (; U > 1 && k < end; k += step) accumulate<Q, M, V, N, 1, P>(w_row, x, x_row, k, step, end, sum, squares);
+  }
+};
+
+template <> struct Walk<1, true> {
+  template <typename Q, int M, int V, int N, int U, typename X>
+  static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[N], thread const X& x,
+                             thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N],
+                             thread float (&squares)[M]) {
+    Codes<Q, V == 16 && Q::by_words> raw[U][N];
+    for (; U > 1 && k + (U - 1) * step < end; k += U * step) {
+      for (int u = 0; u < U; ++u)
+        for (int n = 0; n < N; ++n) raw[u][n].read(w_row[n], k + u * step);
+      for (int u = 0; u < U; ++u)
+        accumulate_codes<Q, M, N>(raw[u], w_row, x, x_row, k + u * step, end, end, sum, squares);
+    }
+    for (int n = 0; n < N && k < end; ++n) raw[0][n].read(w_row[n], k);
+    for (; k < end; k += step) accumulate_codes<Q, M, N>(raw[0], w_row, x, x_row, k, k + step, end, sum, squares);
+  }
+};
+
 // The part of a team's products and squares that falls to this lane: the chunks `unit`, `unit` + 32 * split and so on,
-// U at a time. A chunk's lane depends on k and the split alone, so M, N, U and V do not change a bit of the result.
+// U at a time. A chunk's lane depends on k and the split alone, so M, N, U and V do not change a bit of the result. V
+// is 1, 8 where rows of x, and of a dense W, are aligned to 16 bytes, or 16 where pairs of W's blocks are to 4 besides.
 template <typename Q, int M, int V, int N, int U, int P, typename X>
 METAL_FUNC void walk(device const typename Q::block* thread (&w_row)[N], thread const X& x,
                      thread const uint (&x_row)[M], uint unit, uint split, uint end, thread float (&sum)[M * N],
                      thread float (&squares)[M]) {
-  const uint step = split * simd_width * Unit<Q>::elements;
   for (int i = 0; i < M * N; ++i) sum[i] = 0.0f;
   for (int m = 0; m < M; ++m) squares[m] = 0.0f;
-  uint k = Unit<Q>::first(unit);
-  for (; k + (U - 1) * step < end; k += U * step)
-    accumulate<Q, M, V, N, U, P>(w_row, x, x_row, k, step, end, sum, squares);
-  for (; U > 1 && k < end; k += step) accumulate<Q, M, V, N, 1, P>(w_row, x, x_row, k, step, end, sum, squares);
+  using Way = Walk<P, (Q::block_size > 1)>;
+  const uint step = split * simd_width * Unit<Q>::elements;
+  Way::template run<Q, M, V, N, U>(w_row, x, x_row, Unit<Q>::first(unit), step, end, sum, squares);
 }
 
 // The sums over the simdgroup of C values; lane i gets that of value i.

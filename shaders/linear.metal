@@ -13,7 +13,7 @@ using namespace foundry;
 // Matrix-vector product for M rows at once: every chunk of W is read and unpacked once for all rows. A team of args.split
 // simdgroups makes N neighbouring outputs (gemv.h). Rows beyond args.rows and outputs beyond args.n repeat the last valid
 // one and are not stored.
-// foundry-lint: instance(linear_rows<Q8_0, half, 4, 8, 4, 1, 1>)
+// foundry-lint: instance(linear_rows<Q8_0, half, 4, 16, 4, 1, 1>)
 // foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 8, 2, 2, 4>)
 // foundry-lint: instance(linear_rows<F16, float, 8, 1, 4, 1, 1>)
 template <typename Q, typename T, int M, int V, int N, int U, int P>
@@ -29,8 +29,9 @@ template <typename Q, typename T, int M, int V, int N, int U, int P>
     ushort lane [[thread_index_in_simdgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
-  const uint team = simdgroup / args.split, part = simdgroup % args.split;
-  const uint n0 = (group.x * (simdgroups / args.split) + team) * N;
+  const uint shift = ctz(args.split);  // a power of two: a division would take as long as a read from memory
+  const uint team = simdgroup >> shift, part = simdgroup & (args.split - 1);
+  const uint n0 = (group.x * (simdgroups >> shift) + team) * N;
   const uint m0 = group.y * M;
 
   device const typename Q::block* w_row[N];
@@ -38,9 +39,9 @@ template <typename Q, typename T, int M, int V, int N, int U, int P>
     w_row[n] = weight + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
   uint x_row[M];
   for (int m = 0; m < M; ++m)
-    x_row[m] = row_offset(args.x, min(m0 + m, args.rows - 1));
+    x_row[m] = m0 + m == 0 ? 0 : row_offset(args.x, min(m0 + m, args.rows - 1));
   float sum[M * N], unused[M];
-  const Plain<T, V> rows = {x};
+  const Plain<T, V == 1 ? 1 : 8> rows = {x};
   const uint end = n0 < args.n ? args.k : 0;  // a team past the last output has nothing to read
   walk<Q, M, V, N, U, P>(w_row, rows, x_row, part * simd_width + lane, args.split, end, sum, unused);
   const float total = team_sums(sum, args.split, part, partial, simdgroup, lane);

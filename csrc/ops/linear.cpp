@@ -36,6 +36,12 @@ int route(int64_t m) {
   return i;
 }
 
+// Whether pairs of a packed weight's blocks begin at multiples of four bytes.
+bool in_words(const WeightMatrix& w, const at::Tensor& weight) {
+  return w.format.packed() && reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 4 == 0 &&
+         (w.n == 1 || weight.stride(0) % 4 == 0) && w.k / w.format.block_size % 2 == 0 && w.format.block_bytes % 2 == 0;
+}
+
 int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
 
 // Values of LinearArgs::activation.
@@ -66,23 +72,22 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   const int r = route(m);
   const int rows = kRoutes[r].rows;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
+  const int width = !aligned ? 1 : rows && in_words(w, weight) ? 16 : 8; // V of gemv.h
   const LinearChoice choice =
       rows ? linear_choice(x.device(), w.format.index, rows, w.n, w.k) : LinearChoice{1, 1, 1, 1, 1};
   constexpr int kLayouts = 4 * 3 * 2; // outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
   const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
-  static PipelineTable<kMaxFormats * 3 * kRouteCount * 2 * kLayouts> table;
+  static PipelineTable<kMaxFormats * 3 * kRouteCount * 3 * kLayouts> table;
   const int kind = (w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r;
-  const int variant = (kind * 2 + aligned) * kLayouts + layout;
+  const int variant = (kind * 3 + (width > 1) + (width > 8)) * kLayouts + layout;
   Pipeline& p = table.get(x.device(), variant, [&] {
     Kernel kernel{"linear.metal", kRoutes[r].function, {w.format.policy, metal_type(x.scalar_type())}};
-    const char* width = aligned ? "8" : "1";
-    if (!rows) {
-      kernel.arguments.emplace_back(width);
-      return kernel;
+    if (rows) {
+      for (int n : {rows, width, int(choice.outputs), int(choice.steps), int(choice.chains)})
+        kernel.arguments.push_back(std::to_string(n));
+    } else {
+      kernel.arguments.push_back(std::to_string(width));
     }
-    for (const std::string& argument : {std::to_string(rows), std::string(width), std::to_string(choice.outputs),
-                                        std::to_string(choice.steps), std::to_string(choice.chains)})
-      kernel.arguments.push_back(argument);
     return kernel;
   });
   LinearArgs args{};

@@ -9,6 +9,12 @@
 //     // Chunk i + c * block_size/chunk/shared of the block, 0 <= c < shared: its weights are the returned scale times
 //     // w[0..]. A format with an offset returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
 //     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
+//     // Kernels only. The same for c = 0 .. shared - 1 from the eight bytes of codes that chunk i lies in, `b.qs + 4 *
+//     i`,
+//     // as codes from 0 on in cheap units: a weight is the block's scale `d` times w[j] * ratio(c) - zero, over
+//     // subnormal_half. by_words: whether reading in four bytes is worth it where rows are aligned to them.
+//     static void codes(uint2 bytes, int c, thread float (&w)[chunk]);
+//     FOUNDRY_CONST float zero = ...; static constexpr float ratio(int c); FOUNDRY_CONST bool by_words = ...;
 //     static void pack(const float* w, block& b);     // host only: byte for byte as the format's reference encoder
 //   };
 #pragma once
@@ -71,5 +77,50 @@ template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(u
   constexpr uint32_t base = uint32_t(127 + 23 - Shift) << 23;
   return float_of_bits((bits & (Mask << Shift)) ^ (base | Flip << Shift)) - float((1 << (23 - Shift)) + Zero);
 }
+
+#ifdef __METAL_VERSION__
+// What the last bit of a half is worth where its exponent is 0. As such numbers, codes cost a mask and a conversion.
+FOUNDRY_CONST float subnormal_half = 1.0f / 16777216.0f;
+
+// The codes of four bytes in their order: bytes 0 and 2, then 1 and 3, masked as pairs of subnormal halves.
+METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, thread float* w) {
+  const metal::half2 even = as_type<metal::half2>(bytes & mask), odd = as_type<metal::half2>(bytes >> 8 & mask);
+  w[0] = float(even.x);
+  w[1] = float(odd.x);
+  w[2] = float(even.y);
+  w[3] = float(odd.y);
+}
+
+// Eight bytes of a block's codes and its scale on their way from memory: those of the unit at element k of a row.
+// Words: rows are aligned to four bytes, blocks to two, and two blocks make words; so blocks of an odd number, and the
+// codes of the others, begin within a word.
+template <typename Q, bool Words> struct Codes {
+  uint32_t q[4];
+  foundry_half d;
+  METAL_FUNC void read(device const typename Q::block* row, uint k) thread {
+    device const typename Q::block& b = row[k / Q::block_size];
+    for (short j = 0; j < 4; ++j) q[j] = b.qs[k % Q::block_size / chunk * 4 + j];
+    d = b.d;
+  }
+  METAL_FUNC metal::uint2 bytes(uint) const thread {
+    return metal::uint2(as_type<uint32_t>(metal::ushort2(ushort(q[0]), ushort(q[1]))),
+                        as_type<uint32_t>(metal::ushort2(ushort(q[2]), ushort(q[3]))));
+  }
+};
+
+template <typename Q> struct Codes<Q, true> {
+  uint32_t q[3];
+  foundry_half d;
+  METAL_FUNC void read(device const typename Q::block* row, uint k) thread {
+    const uint block = k / Q::block_size;
+    device const uint32_t* words = (device const uint32_t*)(row[block].qs - 1 - block % 2);
+    for (short j = 0; j < 3; ++j) q[j] = words[k % Q::block_size / chunk * 2 + j];
+    d = row[block].d;
+  }
+  METAL_FUNC metal::uint2 bytes(uint block) const thread {
+    return block % 2 ? metal::uint2(q[1], q[2]) : metal::uint2(q[0] >> 16 | q[1] << 16, q[1] >> 16 | q[2] << 16);
+  }
+};
+#endif
 
 } // namespace foundry

@@ -24,7 +24,14 @@ struct Q8_0 {
     return widen(b.d);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  FOUNDRY_CONST bool by_words = true;
+  FOUNDRY_CONST float zero = 128.0f * subnormal_half;
+  static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+  static METAL_FUNC void codes(metal::uint2 bytes, int, thread float (&w)[chunk]) {
+    for (short j = 0; j < 2; ++j) split_codes(bytes[j] ^ 0x80808080u, 0x00ff00ffu, w + 4 * j);
+  }
+#else
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
     for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));

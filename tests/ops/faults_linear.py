@@ -52,6 +52,14 @@ def _split(name: str, old: str, new: str, check: Callable[[], None], file: str =
     return Fault(f"linear-split-{name}", "linear.metal", old, new, with_choice, file)
 
 
+def _codes(name: str, old: str, new: str, kind: str = "q8_0", file: str = "gemv.h", steps: int = 1) -> Fault:
+    def check() -> None:
+        with kit.choice("linear", chains=1, steps=steps, outputs=2):
+            test_accuracy(Case(1, 9, 1280, kind), F32)
+
+    return Fault(f"linear-codes-{name}", "linear.metal", old, new, check, file)
+
+
 SHARED = {"split": 4, "simdgroups": 8}
 BARRIER = "] = total;\n    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
@@ -87,7 +95,7 @@ FAULTS = [
         outputs=2,
         steps=4,
     ),
-    _rows("last-chunk-dropped", "k + (U - 1) * step < end;", "k + (U - 1) * step + chunk < end;", file="gemv.h"),
+    _rows("last-chunk-dropped", "for (; k + (U - 1) * step <", "for (; k + (U - 1) * step + chunk <", file="gemv.h"),
     _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
     _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
     _rows("last-output-not-stored", f"{STORED}\n", f"{STORED.replace('n <', 'n + 1 <')}\n", Case(1, 9, 256)),
@@ -95,6 +103,14 @@ FAULTS = [
     _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
     _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),
     _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
+    _codes("zero-not-taken-off", "metal::fma(-Q::zero, x.total, products)", "products"),
+    _codes("upper-nibbles-not-scaled", "metal::fma(Q::ratio(c), dot", "metal::fma(1.0f, dot", "q4_0"),
+    _codes("next-step-not-read", "if (next < end) raw", "if (next + 64 < end) raw", "q4_0"),
+    _codes(
+        "second-step-twice", "raw[u][n].read(w_row[n], k + u * step)", "raw[u][n].read(w_row[n], k + step)", steps=2
+    ),
+    _codes("odd-blocks-as-even", "block % 2 ? metal::uint2", "block > 99 ? metal::uint2", file="quant/format.h"),
+    _codes("pairs-exchanged", "w[1] = float(odd.x)", "w[1] = float(even.y)", "q4_0", "quant/format.h"),
     Fault(
         "linear-sum-depends-on-the-number-of-rows",
         "linear.metal",
