@@ -172,7 +172,7 @@ template <bool Keep>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]]) {
   constexpr uint room = Keep ? sample_candidates : 1;
-  threadgroup ulong shared[32], masses[room], rest[1];
+  threadgroup ulong shared[33], masses[room], rest[1];
   threadgroup float candidates[room];
   threadgroup uint indices[room], tiles[room], places[room], result[2];  // result: the token, other results
   SampleRow row = {scores + r * args.n, parts + r * args.parts, args.n, args.parts, simdgroups, 0.0f, 0, 0};
@@ -180,15 +180,15 @@ template <bool Keep>
   uint key = 0;
   for (uint t = own.first; t < own.last; ++t)
     key = max(key, row.tiles[t].key);
-  deposit_max(key, shared, simdgroup, lane);
-  const uint error = error_of(max_of(shared, simdgroups), true);
-  row.largest = error ? 0.0f : value_of_key(max_of(shared, simdgroups));
+  deposit_max(key, shared, simdgroups, simdgroup, lane);
+  const uint error = error_of(uint(total(shared)), true);
+  row.largest = error ? 0.0f : value_of_key(uint(total(shared)));
 
   ulong mass = 0;
   for (uint t = own.first; t < own.last; ++t)
     mass += tile_mass(row.tiles[t], row.largest);
-  ulong before = deposit_prefix(mass, shared, simdgroup, lane);
-  row.mass = sum_of(shared, simdgroups);
+  ulong before = deposit_prefix(mass, shared, simdgroups, simdgroup, lane);
+  row.mass = total(shared);
   const ulong stream = ulong(streams[r]);
   const uint4 counter = uint4(uint(length[r] - start[r]), uint(stream), uint(stream >> 32), 0u);
   row.fraction = philox4x32_10(counter, uint2(params->seed_low, params->seed_high)).x;
@@ -208,7 +208,7 @@ template <bool Keep>
       keep_candidates(row, *params, n, candidates, masses, tiles, shared, simdgroup, lane);
       draw_candidate(row, n, tiles, masses, indices, result, shared, simdgroup, lane);
       for (uint i = simdgroup * simd_width + lane; has_probs && i < n; i += simdgroups * simd_width)
-        row_probs[indices[i]] = tiles[i] ? float(masses[i]) / float(sum_of(shared, simdgroups)) : 0.0f;
+        row_probs[indices[i]] = tiles[i] ? float(masses[i]) / float(total(shared)) : 0.0f;
     } else {
       const Threshold limit = threshold(row, *params, bound, result + 1, shared, simdgroup, lane);
       draw_slowly(row, limit, row_probs, result, shared, simdgroup, lane);

@@ -12,32 +12,41 @@ METAL_FUNC ulong mass_in_tile(thread const SampleRow& row, uint tile, uint i, bo
 
 // In one simdgroup: the token of a tile at which the sum passes `rest`.
 METAL_FUNC uint draw_from_tile(thread const SampleRow& row, uint tile, ulong rest, uint lane) {
-  ulong total = 0;
   const uint start = tile * sample_tile;
-  for (uint j = lane; j < sample_tile; j += simd_width) total += mass_in_tile(row, tile, start + j, false);
-  total = simd_sum_exact(total);
-  const bool tiny = total == 0;
-  rest = metal::min(rest, tiny ? 0 : total - 1); // the tile's mass is rounded otherwise than the sum of its tokens
-  uint chosen = 0xffffffffu;
-  ulong before = 0;
-  for (uint j = lane; j < sample_tile; j += simd_width) {
-    const ulong sum = before + simd_inclusive_sum_exact(mass_in_tile(row, tile, start + j, tiny));
-    if (sum > rest) chosen = metal::min(chosen, start + j);
-    before = simd_broadcast_exact(sum, simd_width - 1);
+  ulong sums[sample_tile / simd_width], all = 0;
+  for (uint j = 0; j < sample_tile / simd_width; ++j) {
+    sums[j] = simd_sum_exact(mass_in_tile(row, tile, start + j * simd_width + lane, false));
+    all += sums[j];
   }
-  return metal::simd_min(chosen);
+  const bool tiny = all == 0;
+  for (uint j = 0; tiny && j < sample_tile / simd_width; ++j) {
+    sums[j] = simd_sum_exact(mass_in_tile(row, tile, start + j * simd_width + lane, true));
+    all += sums[j];
+  }
+  rest = metal::min(rest, all - 1); // the tile's mass is rounded otherwise than the sum of its tokens
+  uint first = start;               // of the 32 tokens in question
+  ulong sum = 0, before = 0;
+  for (uint j = 0; j < sample_tile / simd_width; ++j) {
+    sum += sums[j];
+    if (sum <= rest) {
+      before = sum;
+      first = start + (j + 1) * simd_width;
+    }
+  }
+  sum = before + simd_inclusive_sum_exact(mass_in_tile(row, tile, first + lane, tiny), lane);
+  return metal::simd_min(sum > rest ? first + lane : 0xffffffffu);
 }
 
 // Among candidates, which the threads share in order: the one that finds the token writes it to *picked. Their mass
-// is sum_of(shared).
+// is total(shared).
 METAL_FUNC void draw_candidate(thread const SampleRow& row, uint n, threadgroup const uint* kept,
                                threadgroup const ulong* masses, threadgroup const uint* indices,
                                threadgroup uint* picked, threadgroup ulong* shared, uint simdgroup, uint lane) {
   const Share own = share_in_order(n, simdgroup * simd_width + lane, row.simdgroups * simd_width);
   ulong mass = 0;
   for (uint i = own.first; i < own.last; ++i) mass += kept[i] ? masses[i] : 0;
-  ulong sum = deposit_prefix(mass, shared, simdgroup, lane);
-  const ulong wanted = share_of(sum_of(shared, row.simdgroups), row.fraction);
+  ulong sum = deposit_prefix(mass, shared, row.simdgroups, simdgroup, lane);
+  const ulong wanted = share_of(total(shared), row.fraction);
   if (sum <= wanted && wanted < sum + mass) {
     for (uint i = own.first; i < own.last && sum <= wanted; ++i) {
       sum += kept[i] ? masses[i] : 0;
@@ -64,20 +73,20 @@ METAL_FUNC void draw_slowly(thread const SampleRow& row, thread const Threshold&
   const uint start = own.first * sample_tile, end = metal::min(own.last * sample_tile, row.n);
   ulong ties = 0, mass = 0;
   for (uint i = start + lane; i < end; i += simd_width) ties += order_key(row.scores[i]) == limit.key;
-  deposit_sum(ties, shared, simdgroup, lane);
-  const uint ties_before = uint(sum_of(shared, simdgroup));
+  deposit_prefix(ties, shared, row.simdgroups, simdgroup, lane);
+  const uint ties_before = uint(shared[simdgroup]);
 
   uint seen = ties_before;
   for (uint i = start; i < end; i += simd_width) mass += kept_mass(row, limit, i + lane, seen);
-  deposit_sum(mass, shared, simdgroup, lane);
-  ulong before = sum_of(shared, simdgroup);
-  const ulong total = sum_of(shared, row.simdgroups), wanted = share_of(total, row.fraction);
+  deposit_prefix(mass, shared, row.simdgroups, simdgroup, lane);
+  ulong before = shared[simdgroup];
+  const ulong all = total(shared), wanted = share_of(all, row.fraction);
   seen = ties_before;
   for (uint i = start; i < end; i += simd_width) {
-    const ulong one = kept_mass(row, limit, i + lane, seen), sum = before + simd_inclusive_sum_exact(one);
+    const ulong one = kept_mass(row, limit, i + lane, seen), sum = before + simd_inclusive_sum_exact(one, lane);
     if (sum > wanted && sum - one <= wanted) *picked = i + lane;
     before = simd_broadcast_exact(sum, simd_width - 1);
-    if (probs && i + lane < row.n) probs[i + lane] = float(one) / float(total);
+    if (probs && i + lane < row.n) probs[i + lane] = float(one) / float(all);
   }
 }
 

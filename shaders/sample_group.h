@@ -14,47 +14,58 @@ METAL_FUNC ulong share_of(ulong mass, uint fraction) {
   return (mass >> 32) * fraction + (((mass & 0xffffffffu) * fraction) >> 32);
 }
 
-// There are no simd functions of 64 bits; halves of v < 2^51 leave room for 32 lanes.
+// There are no simd functions of 64 bits; thirds of v < 2^60 leave room for 32 lanes.
 METAL_FUNC ulong simd_sum_exact(ulong v) {
-  return (ulong(metal::simd_sum(uint(v >> 24))) << 24) + metal::simd_sum(uint(v) & 0xffffffu);
+  const ulong high = metal::simd_sum(uint(v >> 40)), middle = metal::simd_sum(uint(v >> 20) & 0xfffffu);
+  return (high << 40) + (middle << 20) + metal::simd_sum(uint(v) & 0xfffffu);
 }
-METAL_FUNC ulong simd_inclusive_sum_exact(ulong v) {
-  return (ulong(metal::simd_prefix_inclusive_sum(uint(v >> 24))) << 24) +
-         metal::simd_prefix_inclusive_sum(uint(v) & 0xffffffu);
+// Five shuffles: where prefix sums are no instruction, they go lane by lane.
+METAL_FUNC ulong simd_inclusive_sum_exact(ulong v, uint lane) {
+  for (ushort by = 1; by < simd_width; by *= 2) {
+    const uint2 other = metal::simd_shuffle_up(uint2(uint(v), uint(v >> 32)), by);
+    v += lane >= by ? (ulong(other.y) << 32) | other.x : 0;
+  }
+  return v;
 }
 METAL_FUNC ulong simd_broadcast_exact(ulong v, ushort lane) {
   return (ulong(metal::simd_broadcast(uint(v >> 32), lane)) << 32) | metal::simd_broadcast(uint(v), lane);
 }
 
-// All threads call this; then `shared` holds one value per simdgroup, and sum_of or max_of is that of all.
+// All threads call these; then total(shared) is the sum over all threads, or the largest. `shared` has 33 places.
 METAL_FUNC void deposit(ulong v, threadgroup ulong* shared, uint simdgroup, uint lane) {
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); // until the last ones are read
   if (lane == 0) shared[simdgroup] = v;
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
-METAL_FUNC void deposit_sum(ulong v, threadgroup ulong* shared, uint simdgroup, uint lane) {
+METAL_FUNC void deposit_sum(ulong v, threadgroup ulong* shared, uint simdgroups, uint simdgroup, uint lane) {
   deposit(simd_sum_exact(v), shared, simdgroup, lane);
+  if (simdgroup == 0) {
+    const ulong sum = simd_sum_exact(lane < simdgroups ? shared[lane] : 0);
+    if (lane == 0) shared[simd_width] = sum;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
-METAL_FUNC void deposit_max(uint v, threadgroup ulong* shared, uint simdgroup, uint lane) {
+METAL_FUNC void deposit_max(uint v, threadgroup ulong* shared, uint simdgroups, uint simdgroup, uint lane) {
   deposit(metal::simd_max(v), shared, simdgroup, lane);
+  if (simdgroup == 0) {
+    const uint largest = metal::simd_max(lane < simdgroups ? uint(shared[lane]) : 0u);
+    if (lane == 0) shared[simd_width] = largest;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
-METAL_FUNC ulong sum_of(threadgroup const ulong* shared, uint simdgroups) {
-  ulong sum = 0;
-  for (uint i = 0; i < simdgroups; ++i) sum += shared[i];
-  return sum;
-}
-METAL_FUNC uint max_of(threadgroup const ulong* shared, uint simdgroups) {
-  uint best = 0;
-  for (uint i = 0; i < simdgroups; ++i) best = metal::max(best, uint(shared[i]));
-  return best;
-}
-
-// deposit_sum that returns the sum over the threads before this one.
-METAL_FUNC ulong deposit_prefix(ulong v, threadgroup ulong* shared, uint simdgroup, uint lane) {
-  const ulong inclusive = simd_inclusive_sum_exact(v);
+// Returns the sum over the threads before this one; shared[simdgroup] is that before the simdgroup.
+METAL_FUNC ulong deposit_prefix(ulong v, threadgroup ulong* shared, uint simdgroups, uint simdgroup, uint lane) {
+  const ulong inclusive = simd_inclusive_sum_exact(v, lane);
   deposit(simd_broadcast_exact(inclusive, simd_width - 1), shared, simdgroup, lane);
-  return sum_of(shared, simdgroup) + inclusive - v;
+  if (simdgroup == 0) {
+    const ulong own = lane < simdgroups ? shared[lane] : 0, sum = simd_inclusive_sum_exact(own, lane);
+    shared[lane] = sum - own;
+    if (lane == simd_width - 1) shared[simd_width] = sum;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  return shared[simdgroup] + inclusive - v;
 }
+METAL_FUNC ulong total(threadgroup const ulong* shared) { return shared[simd_width]; }
 
 // One value for all threads, which read *result. Between two of these to one place, all threads pass a barrier.
 METAL_FUNC void publish(uint v, threadgroup uint* result, uint simdgroup, uint lane) {

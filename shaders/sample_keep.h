@@ -48,10 +48,10 @@ METAL_FUNC void lower_bound(thread const SampleRow& row, device const SamplePara
       ++tiles;
     }
   }
-  deposit_max(~smallest, shared, simdgroup, lane);
-  uint low = ~max_of(shared, row.simdgroups), high = order_key(row.largest) + 1, key = low;
-  deposit_sum(tiles, shared, simdgroup, lane);
-  bool possible = row.n > sample_candidates && sum_of(shared, row.simdgroups) >= needed;
+  deposit_max(~smallest, shared, row.simdgroups, simdgroup, lane);
+  uint low = ~uint(total(shared)), high = order_key(row.largest) + 1, key = low;
+  deposit_sum(tiles, shared, row.simdgroups, simdgroup, lane);
+  bool possible = row.n > sample_candidates && total(shared) >= needed;
   uint best = key_of_nothing + 1;
   while (possible) {
     ulong reach = 0, below = 0;
@@ -60,15 +60,15 @@ METAL_FUNC void lower_bound(thread const SampleRow& row, device const SamplePara
       reach += tile.key >= key;
       below += tile.key < key && top_p ? tile_mass(tile, row.largest) : 0;
     }
-    deposit_sum(reach, shared, simdgroup, lane);
-    const ulong reaching = sum_of(shared, row.simdgroups);
+    deposit_sum(reach, shared, row.simdgroups, simdgroup, lane);
+    const ulong reaching = total(shared);
     bool holds = reaching >= needed;
     if (!top_k) {
       bool enough = min_p && value_of_key(key) <= lowest;
       if (top_p) {
-        deposit_sum(below, shared, simdgroup, lane);
+        deposit_sum(below, shared, row.simdgroups, simdgroup, lane);
         const ulong at_most = reaching * sample_tile * mass_of(value_of_key(key), row.largest);
-        enough = enough || sum_of(shared, row.simdgroups) + at_most <= spare;
+        enough = enough || total(shared) + at_most <= spare;
       }
       holds = holds && enough;
     }
@@ -89,8 +89,8 @@ METAL_FUNC void gather(thread const SampleRow& row, uint bound, threadgroup uint
   Share own = own_tiles(row, simdgroup, lane);
   ulong count = 0;
   for (uint t = own.first; t < own.last; ++t) count += row.tiles[t].key >= bound;
-  uint place = uint(deposit_prefix(count, shared, simdgroup, lane));
-  const uint n_tiles = uint(sum_of(shared, row.simdgroups));
+  uint place = uint(deposit_prefix(count, shared, row.simdgroups, simdgroup, lane));
+  const uint n_tiles = uint(total(shared));
   if (n_tiles <= sample_candidates) {
     for (uint t = own.first; t < own.last; ++t)
       if (row.tiles[t].key >= bound) tiles[place++] = t;
@@ -108,15 +108,15 @@ METAL_FUNC void gather(thread const SampleRow& row, uint bound, threadgroup uint
   own = share_in_order(listed, simdgroup * simd_width + lane, row.simdgroups * simd_width);
   count = 0;
   for (uint t = own.first; t < own.last; ++t) count += places[t];
-  place = uint(deposit_prefix(count, shared, simdgroup, lane));
+  place = uint(deposit_prefix(count, shared, row.simdgroups, simdgroup, lane));
   for (uint t = own.first; t < own.last; ++t) {
     const uint here = places[t];
     places[t] = place;
     place += here;
   }
-  const ulong total = sum_of(shared, row.simdgroups);
-  const bool fits = n_tiles <= sample_candidates && total <= sample_candidates;
-  publish(fits ? uint(total) : sample_candidates + 1, result, simdgroup, lane);
+  const ulong found = total(shared);
+  const bool fits = n_tiles <= sample_candidates && found <= sample_candidates;
+  publish(fits ? uint(found) : sample_candidates + 1, result, simdgroup, lane);
 
   for (uint t = simdgroup; fits && t < listed; t += row.simdgroups) {
     const uint start = tiles[t] * sample_tile;
@@ -124,13 +124,14 @@ METAL_FUNC void gather(thread const SampleRow& row, uint bound, threadgroup uint
     for (uint j = 0; j < sample_tile; j += simd_width) {
       const uint i = start + j + lane;
       const float score = i < row.n ? row.scores[i] : -INFINITY;
-      const uint taken = order_key(score) >= bound;
-      const uint before = metal::simd_prefix_exclusive_sum(taken);
+      const bool taken = order_key(score) >= bound;
+      const uint votes = uint(metal::simd_vote::vote_t(metal::simd_ballot(taken)));
       if (taken) {
-        scores[next + before] = score;
-        indices[next + before] = i;
+        const uint before = next + metal::popcount(votes & ((1u << lane) - 1));
+        scores[before] = score;
+        indices[before] = i;
       }
-      next += metal::simd_sum(taken);
+      next += metal::popcount(votes);
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -150,8 +151,8 @@ METAL_FUNC void keep_candidates(thread const SampleRow& row, device const Sample
     masses[i] = mass_of(scores[i], row.largest);
     mass += kept[i] ? masses[i] : 0;
   }
-  deposit_sum(mass, shared, simdgroup, lane); // and a barrier
-  const ulong all = stages & stage_top_k ? sum_of(shared, row.simdgroups) : row.mass;
+  deposit_sum(mass, shared, row.simdgroups, simdgroup, lane); // and a barrier
+  const ulong all = stages & stage_top_k ? total(shared) : row.mass;
   const ulong limit = share_of(all, params.top_p);
   const bool top_p = stages & stage_top_p, min_p = stages & stage_min_p;
   for (uint i = tid; (top_p || min_p) && i < n; i += threads) {

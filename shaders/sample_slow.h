@@ -5,7 +5,7 @@
 
 namespace foundry {
 
-// The number of tokens with keys above `key`, or their mass, as sum_of(shared).
+// The number of tokens with keys above `key`, or their mass, as total(shared).
 template <bool Mass>
 METAL_FUNC void measure_above(uint key, thread const SampleRow& row, threadgroup ulong* shared, uint simdgroup,
                               uint lane) {
@@ -18,7 +18,7 @@ METAL_FUNC void measure_above(uint key, thread const SampleRow& row, threadgroup
       if (order_key(score) > key) sum += Mass ? mass_of(score, row.largest) : 1;
     }
   }
-  deposit_sum(sum, shared, simdgroup, lane);
+  deposit_sum(sum, shared, row.simdgroups, simdgroup, lane);
 }
 
 // Publishes the lowest key, from `low` on, above which there is less than `limit` > 0.
@@ -30,7 +30,7 @@ METAL_FUNC void lowest_kept(ulong limit, uint low, thread const SampleRow& row, 
   while (high - low > 1) {
     const uint key = low + (high - low) / 2;
     measure_above<Mass>(key, row, shared, simdgroup, lane);
-    if (sum_of(shared, row.simdgroups) < limit)
+    if (total(shared) < limit)
       high = key;
     else
       low = key;
@@ -52,9 +52,9 @@ METAL_FUNC Threshold threshold(thread const SampleRow& row, device const SampleP
     lowest_kept<false>(params.top_k, bound, row, result, shared, simdgroup, lane);
     const uint key = *result;
     measure_above<false>(key - 1, row, shared, simdgroup, lane);
-    count = sum_of(shared, row.simdgroups);
+    count = total(shared);
     measure_above<true>(key - 1, row, shared, simdgroup, lane);
-    mass = sum_of(shared, row.simdgroups);
+    mass = total(shared);
   }
   if (stages & stage_top_p) {
     const ulong limit = share_of(mass, params.top_p);
@@ -63,11 +63,11 @@ METAL_FUNC Threshold threshold(thread const SampleRow& row, device const SampleP
       lowest_kept<true>(limit, bound, row, result, shared, simdgroup, lane);
       const uint key = *result;
       measure_above<false>(key, row, shared, simdgroup, lane);
-      const ulong larger = sum_of(shared, row.simdgroups);
+      const ulong larger = total(shared);
       measure_above<false>(key - 1, row, shared, simdgroup, lane);
-      const ulong ties = sum_of(shared, row.simdgroups) - larger;
+      const ulong ties = total(shared) - larger;
       measure_above<true>(key, row, shared, simdgroup, lane);
-      const ulong room = limit - sum_of(shared, row.simdgroups), one = mass_of(value_of_key(key), row.largest);
+      const ulong room = limit - total(shared), one = mass_of(value_of_key(key), row.largest);
       kept = larger + (one ? metal::min(ties, (room + one - 1) / one) : ties);
     }
     count = metal::min(count, metal::max(kept, ulong(params.top_p_keep)));
@@ -82,15 +82,15 @@ METAL_FUNC Threshold threshold(thread const SampleRow& row, device const SampleP
         low = key;
     }
     measure_above<false>(high - 1, row, shared, simdgroup, lane);
-    count = metal::min(count, metal::max(sum_of(shared, row.simdgroups), ulong(params.min_p_keep)));
+    count = metal::min(count, metal::max(total(shared), ulong(params.min_p_keep)));
   }
   lowest_kept<false>(count, bound, row, result, shared, simdgroup, lane);
   Threshold limit;
   limit.key = *result;
   measure_above<false>(limit.key, row, shared, simdgroup, lane);
-  const ulong larger = sum_of(shared, row.simdgroups);
+  const ulong larger = total(shared);
   measure_above<false>(limit.key - 1, row, shared, simdgroup, lane);
-  limit.all_ties = sum_of(shared, row.simdgroups) - larger;
+  limit.all_ties = total(shared) - larger;
   limit.ties = metal::min(count - larger, limit.all_ties);
   return limit;
 }
