@@ -12,10 +12,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationM
 
 from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
 from torch_foundry.decode.loop import Loop
+from torch_foundry.decode.steps import Steps
 from torch_foundry.decode.stops import Stops
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked, ModelPlan
-from torch_foundry.sampling import Settings
+from torch_foundry.sampling import Sampler, Settings
 
 VARIABLE = "TORCH_FOUNDRY_SYNC_EVERY"
 BY_DEFAULT = 16
@@ -60,8 +61,10 @@ class GeneratorMixin(ModelMixin):
                 raise Blocked(reason)
             pad = generation_config._pad_token_tensor
             stops = Stops(stopping_criteria, input_ids, None if pad is None else int(pad))
-            loop = Loop(model, plan, input_ids, settings, stops, every, streamer)
-            loop.locate(model_kwargs)
+            assert stops.max_length is not None
+            capacity = max(stops.max_length, input_ids.shape[1] + 1)
+            sampler = Sampler(settings, input_ids, vocab_size=model.lm_head.out_features, capacity=capacity)
+            loop = Loop(Steps(model, plan, sampler, model_kwargs), stops, every, streamer)
         except Blocked as blocked:
             if plan.state.enabled:
                 plan.eager[f"generate: {blocked}"] += 1

@@ -33,6 +33,7 @@ class CacheLayers:
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
         self.buffers: list[torch.Tensor] = []  # keys and values of each layer in turn
+        self._seen = 0  # tokens, when they were placed
 
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
@@ -61,7 +62,14 @@ class CacheLayers:
             self.buffers = buffers
         elif buffers[0].shape[0] != batch:
             raise Blocked("cache holds another shape, dtype or device")
+        self._seen = seen
         return starts, same
+
+    def untouched(self, counted: int) -> bool:
+        """Whether nothing has happened to the layers since `place` but counting `counted` tokens."""
+        length = self._seen + counted
+        now = [b for slot in self.slots for b in slot.buffers]
+        return all(slot.get_seq_length() == length for slot in self.slots) and all(map(is_, now, self.buffers))
 
     def count(self, tokens: int) -> None:
         """`tokens` were written."""
@@ -111,7 +119,7 @@ class StepTape:
         self._result: torch.Tensor | None = None
         self._tape: Tape | None = None
 
-    def fits(self, positions: int) -> bool:
+    def fits(self, positions: int = 0) -> bool:
         """Whether it may run now, with positions below `positions`: nothing that it was recorded from has changed."""
         return (
             positions <= self.state.horizon

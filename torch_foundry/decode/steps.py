@@ -1,0 +1,141 @@
+"""Handing decode steps to the device, each with the choice of its token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.decode.decoder import WIDEST, DecoderMixin
+from torch_foundry.decode.models import head_of, is_plain, logits_of
+from torch_foundry.decode.plan import DecoderPlan
+from torch_foundry.decode.tape import CacheLayers, StepTape, Tail
+from torch_foundry.decode.watch import Snapshot
+from torch_foundry.nn import FoundryLinear
+from torch_foundry.patch.leaves import LinearMixin
+from torch_foundry.patch.state import Blocked, ModelPlan
+from torch_foundry.patch.weights import Linear, weight_reason
+from torch_foundry.sampling import Sampler
+
+ROOM = 64  # tokens for which the cache makes room at once
+
+
+class Steps:
+    """The steps of one generation, from the prompt on.
+
+    Until `count`, tokens are in the cache's memory but no part of it: an exception leaves the cache as it was.
+    """
+
+    def __init__(self, model: Any, plan: ModelPlan, sampler: Sampler, model_kwargs: dict[str, Any]) -> None:
+        """Reads, before anything is under way, where the prompt ends. Raises Blocked for what is not usual."""
+        self.model, self.plan, self.sampler = model, plan, sampler
+        self.batch = sampler.token.shape[0]
+        if self.batch > WIDEST:
+            raise Blocked(f"more than {WIDEST} rows")
+        head = head_of(model)
+        assert head is not None
+        self.head = head
+        self.decoder: DecoderMixin = model.model
+        positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+        if positions is None or positions.dim() != 2 or positions.shape[0] not in (1, self.batch):
+            raise Blocked("positions are not [batch, tokens]")
+        if mask is not None and (mask.dim() != 2 or mask.shape[0] != self.batch):
+            raise Blocked("mask is not [batch, tokens]")
+        last = positions[:, -1].tolist()
+        self._next = [p + 1 for p in (last if len(last) == self.batch else last * self.batch)]  # of each row's newest
+        self._mask = mask
+        self._tape: StepTape | None = None
+        self._layers: CacheLayers | None = None
+        self._starts: list[int] = []  # where the room begins
+        self._room = self._used = self._counted = 0  # tokens that there is room for, that are in it, that count
+        self._output: Snapshot | None = None
+
+    def submit(self, cache: DynamicCache, steps: int, remaining: int) -> bool:
+        """Hand `steps` steps, of `remaining` that there may be, to the device.
+
+        False if the cache has to move while there are tokens that don't count yet. Raises Blocked if no tape may do it.
+        In both cases nothing has happened.
+        """
+        model: Any = self.model
+        if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
+            raise Blocked(f"hook on {type(model).__name__}")
+        plan = self.decoder.decoder_plan()
+        plan.check()
+        tape = self._tape if self._used + steps <= self._room else None
+        if tape is None or not self._unchanged(cache, tape):
+            if self._used > self._counted:
+                return False
+            tape = self._prepare(plan, cache, max(steps, min(ROOM, remaining)))
+        tape.state.seek([s if i % 2 else s + self._used for i, s in enumerate(self._starts)], self._next)
+        for i in range(steps):
+            if i:
+                tape.state.move_on()
+            result = tape.run()
+            if tape.tail is None:
+                self.sampler.step(logits_of(model, self.head, result)[:, -1])
+        self._used += steps
+        self._next = [p + steps for p in self._next]
+        self.plan.leaves += steps if tape.tail is not None else 0
+        return True
+
+    def count(self, steps: int) -> None:
+        """Of the steps that don't count yet, the first `steps` are part of the text."""
+        if steps:
+            assert self._layers is not None
+            self._layers.count(steps)
+            self._counted += steps
+
+    def step_by_layers(self, cache: DynamicCache) -> None:
+        """One step by the model's own forward pass, which counts at once. All others have to count by now."""
+        token = self.sampler.token.clone()  # hooks may keep it
+        mask = self._mask
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(self.batch, cache.get_seq_length() + 1 - mask.shape[1])], dim=1)
+        positions = torch.tensor(self._next, device=token.device)[:, None]
+        inputs = {"input_ids": token, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        outputs = self.model(**inputs, use_cache=True, return_dict=True)
+        self.sampler.step(outputs.logits[:, -1])
+        self._next = [p + 1 for p in self._next]
+        self._room = self._used = self._counted = 0
+
+    def _unchanged(self, cache: DynamicCache, tape: StepTape) -> bool:
+        layers = self._layers
+        assert layers is not None
+        return layers.belong_to(cache) and layers.untouched(self._counted) and tape.fits() and self._output_holds()
+
+    def _prepare(self, plan: DecoderPlan, cache: DynamicCache, room: int) -> StepTape:
+        """A tape that may take `room` steps."""
+        layers, tape = self._layers, self._tape
+        if layers is None or not layers.belong_to(cache):
+            layers, tape = CacheLayers(cache, len(plan.layers)), None
+        starts, same = layers.place(plan, self.batch, room)
+        positions = max(max(self._next), starts[0] + starts[1]) + room
+        if tape is None or not same or not tape.fits(positions) or not self._output_holds():
+            self._tape = None  # its memory may be needed for the next one
+            tail, masked = self._tail(plan), self._mask is not None
+            tape = StepTape(plan, layers, self.sampler.token, positions=positions, masked=masked, tail=tail)
+            if self._mask is not None:
+                tape.state.set_mask(self._mask)
+        self._layers, self._tape, self._starts = layers, tape, starts
+        self._room, self._used, self._counted = room, 0, 0
+        return tape
+
+    def _tail(self, plan: DecoderPlan) -> Tail | None:
+        """Logits and choice, if our ops alone make them."""
+        model: Any = self.model
+        output, self._output = model.lm_head, None
+        if not is_plain(self.head, model.config):
+            return None
+        if not issubclass(type(output), LinearMixin | FoundryLinear):
+            return None
+        snapshot = Snapshot([output])
+        if snapshot.reason() or any(t.device != plan.device for t in snapshot.tensors):
+            return None
+        if weight_reason((output._parameters,), plan.dtype):
+            return None
+        self._output, linear, sampler = snapshot, Linear(output), self.sampler
+        return lambda hidden: sampler.step(linear(hidden)[:, 0])
+
+    def _output_holds(self) -> bool:
+        return self._output is None or (self._output.holds() and self.model.lm_head is self._output.modules[0])
