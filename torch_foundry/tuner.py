@@ -22,9 +22,14 @@ SHAPES = (
     *((1024, 2560), (4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)),
     *((1024, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)),
 )
+NORM_SHAPES = (  # q, k and v together, and gate and up: they follow a norm
+    *((1152, 896), (9728, 896), (3072, 2048), (16384, 2048)),
+    *((6144, 2560), (19456, 2560), (6144, 4096), (28672, 4096)),
+)
 LAUNCHES = 16  # in a tape, at least
 CACHE_BYTES = 128 << 20  # weights are used in turn, so that they come from memory as in a model
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
+EPS = 1e-5  # of norms
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -32,10 +37,11 @@ def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> 
     """All that is to tune: one row first, as the others take the order of sums from it; one key a bucket."""
     found: dict[tuple[object, ...], tuning.Key] = {}
     for name in formats:
-        for n, k in shapes:
-            for m in sorted({1, *rows}):
-                key = tuning.Key("linear", name, m, n, k)
-                found.setdefault((name, m, *tuning.bucket(key)), key)
+        for op, of_op in (("linear", shapes), ("norm_linear", NORM_SHAPES if shapes == list(SHAPES) else shapes)):
+            for n, k in of_op:
+                for m in sorted({1, *rows}):
+                    key = tuning.Key(op, name, m, n, k)
+                    found.setdefault((op, name, m, *tuning.bucket(key)), key)
     for name in formats:
         if name in DTYPES:
             for d in HEAD_DIMS:
@@ -61,7 +67,7 @@ class Workload:
 
 def workload(key: tuning.Key, device: torch.device) -> Workload:
     """What `key` is timed and checked with."""
-    return _linear(key, device) if key.op == "linear" else _attention(key, device)
+    return _attention(key, device) if key.op == "attention" else _linear(key, device)
 
 
 def _linear(key: tuning.Key, device: torch.device) -> Workload:
@@ -73,12 +79,22 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
     drawn = truth.normal(g, sample, key.k, dtype=torch.float32, scale=key.k**-0.5)
     weight = quant.quantize(drawn, key.format) if fmt.packed else drawn.to(dtype)
     dense = quant.dequantize(weight, key.format) if fmt.packed else weight
-    exact, stock = reference.linear(x.double(), dense.double()), reference.linear(x, dense.to(dtype))
+    gain = truth.normal(g, key.k, dtype=dtype)
+    if normed := key.op == "norm_linear":
+        rows, rounded = (reference.rms_norm(t, gain.to(t.dtype), EPS) for t in (x.double(), x))
+    else:
+        rows, rounded = x.double(), x
+    exact, stock = reference.linear(rows, dense.double()), reference.linear(rounded, dense.to(dtype))
     whole = weight.repeat(-(-key.n // sample), 1)[: key.n].to(device)
     copies = [whole] + [whole.clone() for _ in range(min(64, CACHE_BYTES // whole.nbytes))]
-    x = x.to(device)
+    x, gain = x.to(device), gain.to(device)
     name = key.format if fmt.packed else None
-    calls: list[Callable[[], Tensor]] = [partial(ops.linear, x, w, format=name) for w in copies]
+    calls: list[Callable[[], Tensor]] = [
+        partial(ops.norm_linear, x, gain, EPS, [w], formats=[name])
+        if normed
+        else partial(ops.linear, x, w, format=name)
+        for w in copies
+    ]
     repeats = -(-key.n // sample)
     return Workload(calls, exact.repeat(1, repeats)[:, : key.n], stock.repeat(1, repeats)[:, : key.n])
 

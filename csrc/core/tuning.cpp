@@ -44,7 +44,8 @@ const Space& space(Op op) {
        {{"keys", {128, 256, 512, 1024}},
         {"simdgroups", {4, 8}},
         {"lanes", {1, 8}},
-        {"far_keys", {128, 256, 512, 1024, 2048}}}},
+        {"far_keys", {128, 256, 512, 1024, 2048}},
+        {"groups", {1, 64, 256, 1024}}}},
       {"norm_linear", linear_parameters()},
   };
   return spaces[static_cast<int>(op)];

@@ -27,6 +27,7 @@ struct AttentionChoice {
   uint16_t simdgroups; // per threadgroup
   uint16_t lanes;      // that read a key together: 1 or 8
   uint16_t far_keys;   // per split of the keys beyond
+  uint16_t groups;     // threadgroups to aim at: rows share a reading of the keys as long as there are so many
 };
 
 namespace tuning {
@@ -70,7 +71,7 @@ inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows,
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, tuning::attention_bucket(head_dim));
-  return {c[0], c[1], c[2], c[3]};
+  return {c[0], c[1], c[2], c[3], c[4]};
 }
 
 } // namespace foundry

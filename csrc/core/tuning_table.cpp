@@ -14,7 +14,7 @@ constexpr Line kLines[] = {
     {"host", kLinear, "q8_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kLinear, "q4_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kLinear, "", 1, kAny, kAny, {4, 1, 1, 2, 4}},
-    {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256}},
+    {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1}},
 
     // Apple GPUs, from published designs; nothing here has been measured by us.
     // llama.cpp, Q8_0: two rows a team, four simdgroups share K. Q4_0: four rows, two simdgroups, no split.
@@ -27,7 +27,7 @@ constexpr Line kLines[] = {
     {"apple", kLinear, "", 1, 2048, kAny, {4, 1, 1, 4, 1}},
     {"apple", kLinear, "", 1, kAny, kAny, {4, 1, 1, 8, 1}},
     // MLX and torch split long caches over 32 or 64 threadgroups a head on base and Pro chips: some 1000 keys each at 32 K.
-    {"apple", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024}},
+    {"apple", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64}},
 
     // NVIDIA H100: the fewest lines that stay within 4 to 8 % of the fastest variant at every shape of Qwen2.5-0.5B,
     // Llama-3.2-1B, Qwen3-4B and Llama-3-8B (benchmarks/RESULTS.md).
@@ -121,14 +121,14 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "q8_0", 1, kAny, kAny, {2, 1, 2, 4, 1}},
     {"sm_90", kNorm, "q4_0", 1, 2048, 1024, {2, 1, 2, 4, 1}},
     {"sm_90", kNorm, "q4_0", 1, kAny, kAny, {2, 1, 1, 4, 1}},
-    {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 512}},
-    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 8, 1024}},
+    {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 512, 256}},
+    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 8, 1024, 256}},
 
     // Any other GPU.
     {"", kLinear, "", 1, 2048, kAny, {2, 2, 4, 8, 1}},
     {"", kLinear, "", 4, kAny, kAny, {4, 1, 1, 4, 1}},
     {"", kLinear, "", 1, kAny, kAny, {2, 2, 2, 4, 1}},
-    {"", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024}},
+    {"", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64}},
 };
 // clang-format on
 

@@ -96,12 +96,16 @@ uint32_t splits_of(int64_t kv_len, const AttentionChoice& choice) {
 
 void decode(Call& call) {
   Variant& variant = call.variant;
-  // Registers: rows * head_dim / 32 sums per lane. Threadgroup memory: 16 KiB for the simdgroups' results.
-  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
-  while (variant.rows < call.rows() && variant.rows < 8 && variant.rows * 2 <= most) variant.rows *= 2;
   call.args.keys = variant.choice.keys;
   call.args.far_keys = variant.choice.far_keys;
   call.args.splits = splits_of(call.args.kv_len, variant.choice);
+  // Rows that read the keys together. Registers: rows * head_dim / 32 sums a lane. Threadgroup memory: 16 KiB for the
+  // simdgroups' results. And a short cache would leave most of the GPU idle.
+  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
+  const auto groups = [&](int rows) { return ceil_div(call.rows(), rows) * call.heads() * call.args.splits; };
+  while (variant.rows < call.rows() && variant.rows < 8 && variant.rows * 2 <= most &&
+         groups(variant.rows * 2) >= variant.choice.groups)
+    variant.rows *= 2;
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / variant.head_dim;
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split

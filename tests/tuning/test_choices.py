@@ -163,6 +163,16 @@ def test_attention_with_lanes_has_no_race() -> None:
         kit.in_every_lane_order(lambda: ops.attention(**given))
 
 
+def test_rows_that_share_the_keys_change_no_bit() -> None:
+    given = test_attention.inputs(test_attention.Case(heads=14, queries=2, kv_len=300, capacity=300), F32)
+    found = []
+    for groups in (1, 64, 1024):
+        with kit.choice("attention", groups=groups):
+            found.append(ops.attention(**given))
+    kit.assert_equal(found[1], found[0])
+    kit.assert_equal(found[2], found[0])
+
+
 def test_a_key_nobody_sees_changes_no_bit() -> None:
     """More splits, some of them unseen, give the same bits: what a decode at 5000 of 5000 and of 9000 keys gives."""
     g = kit.generator("unseen")
