@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {"compare", "patch", "profiling", "runtime", "shader", "tape"},
     "compare": MODELS | {"patch"},
-    "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "shader", "support", "tape"},
+    "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "sampling", "shader", "support", "tape"},
 }
 
 

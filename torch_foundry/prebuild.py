@@ -51,6 +51,25 @@ def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None, sha
     ops.linear(x, _weight(device, dtype, name, shape), format=name)
 
 
+def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape: Shape) -> None:
+    """The ops that follow an RMSNorm in a decode step: for one token, as in most of them."""
+    n, k = max(shape[0], 64), shape[1]
+    x, gain = torch.zeros(1, 1, k, dtype=dtype, device=device), torch.ones(k, dtype=dtype, device=device)
+    first, other = (_weight(device, dtype, name, (rows, k)) for rows in (n, 64))
+    if op == "norm_glu":
+        ops.norm_glu(x, gain, 1e-6, first, first.clone(), format=name)
+    elif op == "norm_linear":
+        ops.norm_linear(x, gain, 1e-6, [first, other, other.clone()], formats=[name] * 3)
+    else:
+        table = torch.ones(8, 64, dtype=dtype, device=device)
+        cache = torch.zeros(1, 1, 8, 64, dtype=dtype, device=device)
+        ops.norm_qkv(
+            x, gain, 1e-6, [first, other, other.clone()], table, table.clone(), cache, cache.clone(), 0, head_dim=64,
+            formats=[name] * 3, positions=torch.zeros(1, 1, dtype=torch.int32, device=device),
+            step=torch.zeros(2, dtype=torch.int32, device=device),
+        )  # fmt: skip
+
+
 def _embedding(device: Device, dtype: torch.dtype, name: str | None) -> None:
     ids = torch.zeros(1, dtype=torch.int64, device=device)
     ops.embedding(ids, _weight(device, dtype, name), format=name, dtype=dtype)
@@ -118,6 +137,9 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             for shape, rows in product(weights_of, (1, 2, 4, 8, 32)):
                 text = f"linear {weights}, {rows} rows of {short}" + (f", {shape}" if shape != SMALL else "")
                 yield text, partial(_linear, device, dtype, rows, packed, shape)
+            for shape, op in product(weights_of, ("norm_linear", "norm_glu", "norm_qkv")):
+                text = f"{op} {weights}, a row of {short}" + (f", {shape}" if shape != SMALL else "")
+                yield text, partial(_normed, device, dtype, op, packed, shape)
             yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
 
 
@@ -129,9 +151,8 @@ def kernels(family: str) -> list[tuple[str, str]]:
     choose = torch.ops.torch_foundry._tuning_choice
     shapes: dict[tuple[int, ...], Shape] = {}  # the smallest that get other kernels from the tuning table
     for n, k in sorted(product((32, *(2**i for i in range(9, 15))), (256, *(2**i for i in range(10, 13))))):
-        found = [
-            choose(family, "linear", f, rows, n, k) for f in ("f32", "f16", "bf16", *PACKED) for rows in (1, 2, 4, 8)
-        ]
+        keys = product(("linear", "norm_linear"), ("f32", "f16", "bf16", *PACKED), (1, 2, 4, 8))
+        found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
         shapes.setdefault(tuple(v for values in found for v in values), (n, k))
     torch.ops.torch_foundry._list_kernels(family)
     for _, call in calls("cpu", list(shapes.values())):

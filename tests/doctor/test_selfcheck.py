@@ -26,6 +26,10 @@ SEEDED = {
     "q4_0-zero-point": "linear q4_0: one-hot",
     "rms_norm-residual-read-with-the-strides-of-x": "rms_norm: rows",
     "rope-cache-written-one-token-late": "rope_and_cache 3 tokens",
+    "decode-eps-ignored": "norm_linear dense",
+    "decode-bias-of-the-first": "norm_linear dense",
+    "decode-gate-and-up-exchanged": "norm_glu dense",
+    "decode-sign-of-sin": "norm_qkv dense",
 }
 CHECKS = selfcheck.suite(quick=False)
 
@@ -34,10 +38,22 @@ def test_every_fault_is_one_of_the_ops_tests() -> None:
     assert {fault.name for fault in FAULTS} >= set(SEEDED)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in SEEDED], ids=str)
+def _sampler(name: str, old: str, new: str, file: str = "") -> Fault:
+    return Fault(name, "sample.metal", old, new, lambda: None, file)
+
+
+SAMPLER = {
+    _sampler("greedy-highest-of-equals", "if (k > key) {", "if (k >= key) {"): "sample: the largest",
+    _sampler("temperature-multiplies", "s /= params", "s *= params"): "sample: temperature",
+    _sampler("philox-nine-rounds", "round < 10", "round < 9", "philox.h"): "sample: top-k",
+}
+NOTICED = {**{fault: SEEDED[fault.name] for fault in FAULTS if fault.name in SEEDED}, **SAMPLER}
+
+
+@pytest.mark.parametrize("fault", NOTICED, ids=str)
 def test_a_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
     directory = faulty_shaders(fault, tmp_path)
-    checks = [check for check in CHECKS if SEEDED[fault.name] in check.name]
+    checks = [check for check in CHECKS if NOTICED[fault] in check.name]
     assert checks
     checks[0].run("cpu")
     with runtime.use_shaders(directory), truth.poisoned_outputs():

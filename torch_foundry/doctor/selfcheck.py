@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
 from torch_foundry.doctor import opchecks, truth
+from torch_foundry.doctor.stepchecks import steps
 from torch_foundry.doctor.truth import BF16, DTYPES, F16, F32, assert_equal, generator, normal
 
 Given = dict[str, Any]
@@ -33,7 +34,8 @@ class Check:
 def suite(quick: bool) -> list[Check]:
     """All checks; with `quick`, those that find most."""
     sized = [part(quick) for part in (_norms, _linear, _glu, _rope, _attention)]
-    return [check for part in (*sized, _embedding(), _argmax(), _model()) for check in part]
+    named = (Check(*each) for each in steps(quick))
+    return [check for part in (*sized, _embedding(), _argmax(), named, _model()) for check in part]
 
 
 def _short(dtype: torch.dtype) -> str:
