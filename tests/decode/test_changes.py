@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,17 @@ def test_other_dtypes() -> None:
         model(ids(1, 9), past_key_values=(doubles := DynamicCache(config=model.config)))
     step(model, doubles, 9)
     assert report(model).eager
+
+
+def test_old_weights_are_given_up() -> None:
+    model, _ = started()
+    old = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    model.load_state_dict(other_weights(model), assign=True)
+    assert old() is None
+    model, _ = started()
+    old = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    torch_foundry.patch(model, quantize="q8_0")
+    assert old() is None
 
 
 def test_lora() -> None:

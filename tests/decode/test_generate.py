@@ -398,6 +398,16 @@ def test_embeddings_as_prompt() -> None:
     assert report(model).tokens == 30
 
 
+def test_many_rows() -> None:
+    inputs = padded([9, 4, 7] * 7)
+    model = patched()
+    assert generate(model, inputs).tolist() == reference("llama", inputs).tolist()
+    assert report(model).tokens == 30
+    inputs = padded([9, 4, 7] * 22)
+    assert generate(model, inputs, max_new_tokens=3).tolist() == reference("llama", inputs, max_new_tokens=3).tolist()
+    assert next(iter(report(model).eager)) == "generate: more than 64 rows"
+
+
 def test_inference_mode() -> None:
     model = patched()
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked
 
 LONGEST = 8  # tokens of a row in a step
-WIDEST = 16  # rows of a batch times tokens; more go through kernels that are made for many
+WIDEST = 64  # rows of a batch times tokens: a tape keeps all that lies between its launches
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
 OFF = frozenset({"output_attentions", "output_hidden_states"})

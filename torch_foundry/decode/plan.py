@@ -67,6 +67,11 @@ class DecoderPlan(ModelPlan):
         multiplier = self.decoder.multiplier
         return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version
 
+    def forget(self) -> None:
+        """Let go of tapes, and of the tensors that they read."""
+        self.snapshot, self._ropes = None, None
+        self._tapes.clear()
+
     def _renew(self) -> None:
         self.snapshot = None
         self._tapes.clear()

@@ -15,7 +15,7 @@ from torch_foundry import runtime, support
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
-from torch_foundry.patch.model import model_mixin
+from torch_foundry.patch.model import forget, model_mixin
 from torch_foundry.patch.quantize import dequantize_model, quantize_model
 from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.state import ModelState, Plan
@@ -50,6 +50,7 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
     state = _state_of(model) or ModelState()
     plans, left = _plan_layers(model, state)
     if quantize is not None:
+        forget(model)
         quantize_model(model, [layer for layer, _ in plans] + _fused_layers(model), quantize)
         state.quantized = quantize
         plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged

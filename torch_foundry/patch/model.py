@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
+from torch_foundry.patch.state import ModelPlan
 from torch_foundry.patch.swap import FoundryModule
 
 
@@ -36,6 +37,7 @@ class ModelMixin(FoundryModule):
             raise
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        forget(self)  # type: ignore[arg-type]
         # .to(device) copies buffers one by one; a packed weight that two modules share has to stay one
         shared = shared_packed(self)  # type: ignore[arg-type]
         result = super()._apply(fn, recurse)  # type: ignore[misc]
@@ -43,6 +45,11 @@ class ModelMixin(FoundryModule):
             for other in others:
                 other._buffers["weight"] = first._buffers["weight"]
         return result
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; tapes don't keep weights that are exchanged."""
+        forget(self)  # type: ignore[arg-type]
+        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> Any:
         """As stock; packed weights stay tied as they are."""
@@ -73,6 +80,14 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
         rows = keep if isinstance(keep, int) and keep else tokens
         tensors["logits"] = ([batch, rows, model.config.get_text_config().vocab_size], model.dtype)
     return tensors
+
+
+def forget(model: nn.Module) -> None:
+    """Drop what whole models keep for next time: when weights are exchanged, it would keep the old ones."""
+    for module in model.modules():
+        plan = module.__dict__.get("_foundry")
+        if isinstance(plan, ModelPlan):
+            plan.forget()
 
 
 def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
