@@ -201,8 +201,13 @@ template <bool Keep>
 
   if (!error && Keep) {
     lower_bound(row, *params, result + 1, shared, simdgroup, lane);
-    const uint bound = result[1];
+    uint bound = result[1];
     gather(row, bound, tiles, places, candidates, indices, result, shared, simdgroup, lane);
+    if (result[0] > sample_candidates) {
+      raise_bound(row, *params, bound, result + 1, shared, simdgroup, lane);
+      bound = result[1];
+      gather(row, bound, tiles, places, candidates, indices, result, shared, simdgroup, lane);
+    }
     const uint n = result[0];
     if (n <= sample_candidates) {
       keep_candidates(row, *params, n, candidates, masses, tiles, shared, simdgroup, lane);

@@ -25,6 +25,13 @@ METAL_FUNC Share own_tiles(thread const SampleRow& row, uint simdgroup, uint lan
   return share_in_order(row.n_tiles, simdgroup * simd_width + lane, row.simdgroups * simd_width);
 }
 
+// So many of the largest matter, whatever their masses.
+METAL_FUNC ulong needed_tokens(device const SampleParams& params) {
+  if (params.stages & stage_top_k) return params.top_k;
+  return metal::max(params.stages & stage_top_p ? params.top_p_keep : 1u,
+                    params.stages & stage_min_p ? params.min_p_keep : 1u);
+}
+
 // Publishes a key such that tokens with smaller ones are not kept and don't matter to which others are. From the tiles
 // alone: a tile whose largest score reaches the key holds at least one token that does, which settles top-k; top-p
 // gives up what lies below if that is at most 1 - p, namely all of the other tiles and at most 256 times the mass at
@@ -33,8 +40,7 @@ METAL_FUNC void lower_bound(thread const SampleRow& row, device const SamplePara
                             threadgroup ulong* shared, uint simdgroup, uint lane) {
   const uint stages = params.stages;
   const bool top_k = stages & stage_top_k, top_p = stages & stage_top_p, min_p = stages & stage_min_p;
-  const ulong needed =
-      top_k ? params.top_k : metal::max(top_p ? params.top_p_keep : 1u, min_p ? params.min_p_keep : 1u);
+  const ulong needed = needed_tokens(params);
   const ulong spare = top_p ? row.mass - share_of(row.mass, params.top_p) : 0;
   const float lowest = min_p ? row.largest + metal::log(params.min_p) * 1.0001f - 0.001f : 0.0f;
   const Share own = own_tiles(row, simdgroup, lane);

@@ -1,5 +1,5 @@
-// Truncation where more tokens are in question than fit into threadgroup memory: thresholds by bisection of the keys,
-// each step a pass over the tiles that still matter. Exact as well.
+// Truncation where more tokens are in question than fit into threadgroup memory: bisection of the keys, each step a
+// pass over the tiles that still matter, first until they fit and otherwise to the end. Exact as well.
 #pragma once
 #include "sample_keep.h"
 
@@ -21,19 +21,48 @@ METAL_FUNC void measure_above(uint key, thread const SampleRow& row, threadgroup
   deposit_sum(sum, shared, row.simdgroups, simdgroup, lane);
 }
 
+// Publishes a higher `bound` (see lower_bound) that not more tokens reach than fit; if there is none, the highest of
+// all.
+METAL_FUNC void raise_bound(thread const SampleRow& row, device const SampleParams& params, uint bound,
+                            threadgroup uint* result, threadgroup ulong* shared, uint simdgroup, uint lane) {
+  const uint stages = params.stages;
+  const bool top_k = stages & stage_top_k, top_p = stages & stage_top_p, min_p = stages & stage_min_p;
+  const ulong limit = share_of(row.mass, params.top_p), needed = needed_tokens(params);
+  uint low = bound - 1, high = order_key(row.largest); // all up to `low` are cut
+  bool fits = false;
+  while (!fits && high - low > 1) {
+    const uint key = low + (high - low) / 2;
+    bool cut = top_k || (min_p && metal::exp(value_of_key(key) - row.largest) < params.min_p);
+    if (top_p && !cut) {
+      measure_above<true>(key, row, shared, simdgroup, lane);
+      cut = total(shared) >= limit;
+    }
+    if (cut) {
+      measure_above<false>(key, row, shared, simdgroup, lane);
+      cut = total(shared) >= needed;
+      fits = cut && total(shared) <= sample_candidates;
+    }
+    if (cut)
+      low = key;
+    else
+      high = key;
+  }
+  publish(low + 1, result, simdgroup, lane);
+}
+
 // Publishes the lowest key, from `low` on, above which there is less than `limit` > 0.
 template <bool Mass>
 METAL_FUNC void lowest_kept(ulong limit, uint low, thread const SampleRow& row, threadgroup uint* result,
                             threadgroup ulong* shared, uint simdgroup, uint lane) {
-  uint high = order_key(row.largest);
+  uint high = order_key(row.largest), key = low; // `low` often is what is wanted
   low -= 1;
   while (high - low > 1) {
-    const uint key = low + (high - low) / 2;
     measure_above<Mass>(key, row, shared, simdgroup, lane);
     if (total(shared) < limit)
       high = key;
     else
       low = key;
+    key = low + (high - low) / 2;
   }
   publish(high, result, simdgroup, lane);
 }

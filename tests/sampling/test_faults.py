@@ -89,6 +89,8 @@ FAULTS = [
           lambda: test_probabilities.check_many_tiles()),
     fault("candidates-swapped", KEEP, "indices[before] = i;", "indices[before] = i ^ 1;",
           probabilities("top-k-50")),
+    fault("raised-bound-too-high", SLOW, "cut = total(shared) >= limit;", "cut = 2 * total(shared) >= limit;",
+          replay("candidates-fit-later")),
     fault("slow-top-p-one-less", SLOW, "(room + one - 1) / one", "room / one", replay("candidates-do-not-fit", 400)),
     fault("slow-top-k-without-ties", SLOW, "measure_above<false>(key - 1, row, shared, simdgroup, lane);\n    count =",
           "measure_above<false>(key, row, shared, simdgroup, lane);\n    count =",
