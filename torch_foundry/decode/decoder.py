@@ -29,10 +29,12 @@ class DecoderMixin(ModelMixin):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As stock; up to eight tokens on a filled `DynamicCache` by a tape."""
         cache = kwargs.get("past_key_values")
-        if type(cache) is not DynamicCache or args or torch.compiler.is_compiling() or not self._foundry.state.enabled:
+        if type(cache) is not DynamicCache or torch.compiler.is_compiling() or not self._foundry.state.enabled:
             return super().__call__(*args, **kwargs)
+        if len(args) == 1 and "input_ids" not in kwargs:
+            kwargs["input_ids"], args = args[0], ()
         ids, seen = kwargs.get("input_ids"), cache.get_seq_length()
-        if type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST or not seen:
+        if args or type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST or not seen:
             return super().__call__(*args, **kwargs)
         plan = self.decoder_plan()
         try:

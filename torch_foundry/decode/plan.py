@@ -113,7 +113,9 @@ class DecoderPlan(ModelPlan):
             plan = layer._make_plan()
         if layer.training:
             raise Blocked("training")
-        if reason := plan.watch.changed() or attention_reason(plan.config):
+        if plan.config is not self.config:
+            raise Blocked("a layer has a config of its own")  # `check` looks at one
+        if reason := plan.watch.changed():
             raise Blocked(reason)
         return plan
 
