@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -82,6 +83,7 @@ class _OnlyLaunches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
 def _repeats(func: Any) -> bool:
     """Whether `func` launches our kernels, or only allocates or views memory."""
     if func.namespace == "torch_foundry":
@@ -98,17 +100,20 @@ def _is_view(func: Any) -> bool:
 
 
 @contextlib.contextmanager
-def record() -> Iterator[Tape]:
+def record(*, checked: bool = True) -> Iterator[Tape]:
     """`with record() as tape:` runs the block and keeps the launches that this thread makes in it.
 
     Ops run as always while they are recorded. An op of torch that computes something raises RuntimeError with its name:
     a replay would not repeat it. Views and allocations may happen; a tensor allocated inside lives as long as the tape.
     If the block raises, the tape is of no use.
+
+    checked=False saves the looking at each op, for code that has been recorded before: what a replay doesn't repeat
+    would be left out without a word.
     """
     tape = Tape()
     tape._tape.start()
     try:
-        with _OnlyLaunches():
+        with _OnlyLaunches() if checked else contextlib.nullcontext():
             yield tape
     finally:
         tape._tape.stop()

@@ -26,8 +26,8 @@ class DecoderPlan(ModelPlan):
     """What `check` found, until the model changes."""
 
     __slots__ = (
-        "_facts", "_ropes", "_scale", "_tapes", "config", "decoder", "device", "dtype", "final", "module", "rotary",
-        "snapshot", "vocabulary",
+        "_facts", "_ropes", "_scale", "_tapes", "config", "decoder", "device", "dtype", "final", "module", "proven",
+        "rotary", "snapshot", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState) -> None:
@@ -40,6 +40,7 @@ class DecoderPlan(ModelPlan):
         self.vocabulary = 0
         self.final: Norm | None = None
         self.snapshot: Snapshot | None = None
+        self.proven: set[Any] = set()  # kinds of steps that were seen to launch nothing but our kernels
         self._facts: Any = None
         self._scale = 1.0
         self._ropes: RopeTables | None = None
@@ -74,6 +75,7 @@ class DecoderPlan(ModelPlan):
 
     def _renew(self) -> None:
         self.snapshot = None
+        self.proven.clear()
         self._tapes.clear()
         module = self.module
         if module.training:

@@ -145,8 +145,10 @@ class StepTape:
     def _record(self) -> torch.Tensor:
         state = self.state
         step = Step(state.positions, self.rope.tables, state.start, state.mask)
+        kind = (*self.ids.shape, self.masked, self.given, self.tail is None)
+        proven = self.plan.proven
         try:
-            with torch.no_grad(), record() as tape:
+            with torch.no_grad(), record(checked=kind not in proven) as tape:
                 with scope("embedding"):
                     x = self.plan.embed(self.ids)
                 for i, layer in enumerate(self.plan.layers):
@@ -159,6 +161,7 @@ class StepTape:
                 raise Blocked(str(error).split(":")[0]) from None
             raise
         self._tape = tape
+        proven.add(kind)
         self.plan.recorded += 1
         self._counted()
         return self._result
