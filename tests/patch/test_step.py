@@ -97,3 +97,21 @@ def test_narrow_dtypes(family: str, dtype: torch.dtype) -> None:
 
 def test_a_batch_too_large_for_fused_kernels() -> None:
     check_steps("phi3", {"input_ids": ids(9, 15)}, 2, launches=9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_moves_little_but_its_weights_and_the_cache(family: str) -> None:
+    """Bytes that its launches declare, against those of the weights and of a cache that is full."""
+    model = build(family, layers=1, hidden_size=256, intermediate_size=512)
+    layer: Any = model.model.layers[0]
+    weights = sum(p.nbytes for p in layer.parameters())
+    torch_foundry.patch(model)
+    slot: Any = prefilled(model, {"input_ids": ids(1, 20)}, 1).layers[0]
+    keys, values = slot._keys.data, slot._values.data
+    step = Step(torch.tensor([[20]], dtype=torch.int32), tables(model, 64), torch.tensor([[20, 0]], dtype=torch.int32))
+    x = torch.randn(1, 1, 256)
+    with torch_foundry.record() as tape:
+        decode(LayerPlan(layer, layer._foundry.state), x, step, keys, values)
+    least = weights + keys.nbytes + values.nbytes
+    assert least < tape.bytes <= 1.05 * least, f"{tape.bytes / least:.3f}"

@@ -72,10 +72,12 @@ FAMILIES = {
 }
 
 
-def build(family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0) -> PreTrainedModel:
-    """A new model, the same for the same arguments, in eval mode."""
+def build(
+    family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0, **sizes: int
+) -> PreTrainedModel:
+    """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
     case = FAMILIES[family]
-    options = {**COMMON, **case.options, "num_hidden_layers": layers}
+    options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
     for per_layer in ("layer_types", "no_rope_layers"):
         if per_layer in options:
             options[per_layer] = (options[per_layer] * layers)[:layers]
