@@ -220,6 +220,19 @@ def test_a_cache_without_a_config_and_windows() -> None:
     assert report(model).steps == 30
 
 
+def test_attention_in_both_directions() -> None:
+    """Between the new tokens, that is: a tape is causal."""
+    stock = copy.deepcopy(shared("gemma3"))
+    stock.config.use_bidirectional_attention = True
+    model = torch_foundry.patch(copy.deepcopy(stock))
+    caches = [filled(m, ids(1, 9)) for m in (stock, model)]
+    theirs, ours = (logits(m, c, ids(1, 3, seed=1)) for m, c in zip((stock, model), caches, strict=True))
+    assert_close(ours, theirs)
+    assert report(model).eager == {"attention is not causal": 1}
+    found = [m.generate(ids(1, 9), max_new_tokens=9, do_sample=False).tolist() for m in (stock, model)]
+    assert found[0] == found[1] and report(model).tokens == 0
+
+
 def test_inference_mode_and_back() -> None:
     stock, model = shared("llama"), patched()
     caches = [filled(m, ids(1, 9)) for m in (stock, model)]

@@ -63,6 +63,8 @@ def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
     settings = object.__getattribute__(module.config, "__dict__")  # the config's own __getattribute__ is slow
     if kwargs.get("use_cache") is None and not settings.get("use_cache", True):
         raise Blocked("use_cache is off")
+    if settings.get("use_bidirectional_attention"):
+        raise Blocked("attention is not causal")
     if settings.get("output_hidden_states") or settings.get("_output_attentions"):
         raise Blocked("outputs of layers are asked for")
 

@@ -140,6 +140,8 @@ def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict
             raise Blocked(f"argument {name}")
     if type(model_kwargs.get("past_key_values")) is not DynamicCache:
         raise Blocked(f"cache is {type(model_kwargs.get('past_key_values')).__name__}")
+    if getattr(model.config, "use_bidirectional_attention", False):
+        raise Blocked("attention is not causal")
     if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
         raise Blocked("methods of the model were replaced")
     if not isinstance(getattr(model, "model", None), DecoderMixin):
