@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ import torch
 from benchmarks import bench_e2e, bench_ops, bench_peers, generating, measuring, results
 from benchmarks.cases import QUICK, Case
 from benchmarks.generating import Cell, parity, worst_regret
-from benchmarks.harness import options, record
+from benchmarks.harness import clock, options, record
 from benchmarks.harness.machine import Machine
 from benchmarks.models import MODELS, REAL, build, config, weight_bytes
 from benchmarks.ops import OPS, cases
@@ -134,7 +135,14 @@ OURS = [way.title for way in WAYS.values() if way.ours]
 SHORT = ["--cells", "1x6,2x6", "--max-tokens", "5", "--iterations", "2"]
 
 
-def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def even_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which each run takes a second more than the one before: tokens take time, on a busy machine too."""
+    seconds = itertools.count(1)
+    monkeypatch.setattr(clock, "wall", lambda device, run: (run(), float(next(seconds)))[1])
+
+
+def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str], even_clock: None) -> None:
     assert bench_e2e.main([*FEW, *SHORT, "--formats", "q8_0,f16,f32", "--profile", "--out", str(tmp_path)]) == 0
     found = rows(tmp_path / "e2e.jsonl")
     measured = [r for r in found if r["kind"] == "e2e"]
@@ -166,7 +174,7 @@ def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| tiny | f32 | 2, 6 | patched |" in shown and "same tokens" in shown and "0 invalid" in shown
 
 
-def test_wrong_tokens_are_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_tokens_are_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, even_clock: None) -> None:
     right = generating.generate
 
     def wrong(network: Any, ids: torch.Tensor, new: int, **more: Any) -> torch.Tensor:
