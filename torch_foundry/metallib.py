@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,8 +39,10 @@ def compile_command(level: str, source: Path, target: Path) -> list[str]:
 
 
 def library_text(file: str, text: str, entries: Iterable[str]) -> str:
-    """A shader's text with an instantiation of each template in `entries`, under the name that it has in C++ too."""
-    made = [f'template [[host_name("{e}")]] [[kernel]] decltype({e}) {e};\n' for e in entries if "<" in e]
+    """A shader's text with an instantiation of each template in `entries`, under the name that the executor looks for
+    (`library_name` in csrc/metal/library.mm): the entry as an identifier."""
+    names = {entry: re.sub(r"\W", "_", entry) for entry in entries if "<" in entry}
+    made = [f'template [[host_name("{name}")]] [[kernel]] decltype({e}) {e};\n' for e, name in names.items()]
     return "".join([text, f'\n#line 1 "{file}: instance"\n', *made]) if made else text
 
 

@@ -1,6 +1,7 @@
 #include "metal/library.h"
 
 #include <atomic>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -43,14 +44,22 @@ Ref<MTLCompileOptions*> compile_options() {
   return options;
 }
 
-// The name that the kernel has in its library.
-std::string library_name(const Kernel& kernel) { return kernel.host_name.empty() ? kernel.entry() : kernel.host_name; }
+// The name that the kernel has in its library. Of a template's instance it is the entry as an identifier
+// (metallib.py makes the same one): that Metal takes other characters is not documented.
+std::string library_name(const Kernel& kernel) {
+  if (!kernel.host_name.empty() || kernel.arguments.empty())
+    return kernel.host_name.empty() ? kernel.entry() : kernel.host_name;
+  std::string name = kernel.entry();
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+}
 
 // The library's text: a template of our own gets its one instance, under the name by which it is asked for.
 std::string library_text(const Source& source, const Kernel& kernel) {
   if (!kernel.host_name.empty() || kernel.arguments.empty()) return source.text;
   const std::string entry = kernel.entry();
-  return source.text + "\n#line 1 \"" + source.file + ": instance\"\ntemplate [[host_name(\"" + entry +
+  return source.text + "\n#line 1 \"" + source.file + ": instance\"\ntemplate [[host_name(\"" + library_name(kernel) +
          "\")]] [[kernel]] decltype(" + entry + ") " + entry + ";\n";
 }
 

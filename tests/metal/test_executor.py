@@ -48,7 +48,7 @@ def test_launches_share_one_encoder(given: tuple[torch.Tensor, torch.Tensor]) ->
         y = ops.rms_norm(y, w, 1e-6)
     first, *launches = events("compute encoder", "dispatch", "commit", "compile", "pipeline")
     assert first == "compute encoder"
-    assert len(launches) == 5 and all(event.startswith("dispatch rms_norm<float, Llama") for event in launches)
+    assert len(launches) == 5 and all(event.startswith("dispatch rms_norm_float__Llama") for event in launches)
     expected = given[0]
     for _ in range(6):
         expected = ops.rms_norm(expected, given[1], 1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -144,6 +145,8 @@ def test_every_kernel_of_common_models_is_found(tmp_path: Path, xcode: Callable[
     shutil.copytree(_ext.BUILT / "translated", tmp_path / "translated")
     command = [sys.executable, "-m", "torch_foundry.metallib", "--built", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    names = re.findall(r'host_name\("(.*?)"\)', (tmp_path / "metal" / "kernels-4.0.metallib").read_text())
+    assert len(set(names)) == len(names) > 80 and all(name.isidentifier() for name in names)
     count = len(subprocess.run([*command, "--list"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines())
     assert result.stdout == f"kernels-3.1.metallib: {count} kernels\nkernels-4.0.metallib: {count} kernels\n", result
     assert count > 80
