@@ -3,111 +3,120 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
-SOURCE = "kernel void NAME(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = 3 * i; }"
-PROGRAM = f"""
-import sys, torch, torch_foundry._ext
+import torch_foundry
+from torch_foundry import compile_shader
+
 mock = torch.ops.mock_metal
-setting, value, *names = sys.argv[1:]
-if setting:
-    mock.set(setting, int(value))
-for name in names:
-    y = torch.zeros(4, device="mps")
-    kernel = getattr(torch_foundry.compile_shader({SOURCE!r}.replace("NAME", name)), name)
-    kernel(y)
-    with torch_foundry.record() as tape:
-        kernel(y)
-    tape.replay()
-    assert y.tolist() == [0, 3, 6, 9]
-print(*(event for event in mock.trace() if event.startswith("pipeline")), sep=", ")
-"""
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+foundry = torch.ops.torch_foundry
+SOURCE = "kernel void NAME(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = 3 * i; }\n"
+Run = Callable[..., tuple[str, str]]
+numbers = count()
 
 
 @pytest.fixture
-def cache(shared: Path) -> Path:
-    """A cache without archives. What the mock's GPU compiles for itself stays there."""
-    shutil.rmtree(shared / "metal", ignore_errors=True)
-    return shared
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """What a process does that runs kernels of these names and ends: its pipelines and its warnings."""
+
+    def process(*names: str) -> tuple[str, str]:
+        mock.trace()
+        capfd.readouterr()
+        foundry._metal_archive(str(tmp_path / "digest-"))
+        for name in names:
+            # a comment of its own makes it another text for the executor, not for the archive
+            kernel = getattr(compile_shader(SOURCE.replace("NAME", name) + f"// {next(numbers)}\n"), name)
+            y = torch.zeros(4, device="mps")
+            with torch_foundry.record() as tape:
+                kernel(y)
+            tape.replay()
+            assert y.tolist() == [0, 3, 6, 9]
+        foundry._metal_save_archive()
+        made = ", ".join(event for event in mock.trace() if event.startswith("pipeline"))
+        return made, "\n".join(line for line in capfd.readouterr().err.splitlines() if "Warning" in line)
+
+    yield process
+    foundry._metal_archive("")
 
 
-def run(cache: Path, *names: str, on: str = "1", icb: str = "0", setting: str = "", value: int = 0) -> tuple[str, str]:
-    """Pipelines that a process made for kernels of these names, and the warnings that it gave."""
-    own = {"TORCH_FOUNDRY_METAL_ARCHIVE": on, "TORCH_FOUNDRY_ICB": icb, "TORCH_FOUNDRY_CACHE": str(cache)}
-    command = [sys.executable, "-c", PROGRAM, setting, str(value), *names]
-    result = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip(), "\n".join(line for line in result.stderr.splitlines() if "Warning" in line)
+def archive(place: Path) -> Path:
+    return place / "digest-apple9.archive"
 
 
-def archive(cache: Path) -> Path:
-    (file,) = (cache / "metal").iterdir()
-    assert file.name.endswith("-apple9.archive")
-    return file
+def test_the_next_process_finds_what_the_last_one_made(run: Run, tmp_path: Path) -> None:
+    assert run("a") == ("pipeline a", "")
+    assert run("a", "b") == ("pipeline from archive a, pipeline b", "")
+    before = archive(tmp_path).read_bytes()
+    assert run("b", "a") == ("pipeline from archive b, pipeline from archive a", "")
+    assert archive(tmp_path).read_bytes() == before
 
 
-def test_the_next_process_finds_what_the_last_one_made(cache: Path) -> None:
-    assert run(cache, "a") == ("pipeline a", "")
-    assert run(cache, "a", "b") == ("pipeline from archive a, pipeline b", "")
-    before = archive(cache).read_bytes()
-    assert run(cache, "b", "a") == ("pipeline from archive b, pipeline from archive a", "")
-    assert archive(cache).read_bytes() == before
-
-
-def test_pipelines_for_indirect_commands_are_others(cache: Path) -> None:
-    assert run(cache, "a", icb="1") == ("pipeline a, pipeline a", "")
-    assert run(cache, "a", icb="1") == ("pipeline from archive a, pipeline from archive a", "")
-
-
-def test_off_by_default(cache: Path) -> None:
-    assert run(cache, "a", on="") == ("pipeline a", "")
-    assert not (cache / "metal").exists()
+def test_pipelines_for_indirect_commands_are_others(run: Run) -> None:
+    foundry._metal_icb(True)
+    try:
+        assert run("a") == ("pipeline a, pipeline a", "")
+        assert run("a") == ("pipeline from archive a, pipeline from archive a", "")
+    finally:
+        foundry._metal_icb(False)
 
 
 @pytest.mark.parametrize("content", [b"", b"MTLArchive of another system\n"], ids=["empty", "foreign"])
-def test_a_file_that_is_none_is_left_out_and_written_anew(content: bytes, cache: Path) -> None:
-    run(cache, "a")
-    archive(cache).write_bytes(content)
-    made, warning = run(cache, "a", "b")
+def test_a_file_that_is_none_is_left_out_and_written_anew(content: bytes, run: Run, tmp_path: Path) -> None:
+    archive(tmp_path).write_bytes(content)
+    made, warning = run("a", "b")
     assert made == "pipeline a, pipeline b"
     assert warning.count("Warning") == 1
-    assert f"archive of compiled kernels {archive(cache)} is not used (Invalid file" in warning
-    assert run(cache, "a", "b") == ("pipeline from archive a, pipeline from archive b", "")
+    assert f"archive of compiled kernels {archive(tmp_path)} is not used (Invalid file" in warning
+    assert run("a", "b") == ("pipeline from archive a, pipeline from archive b", "")
 
 
-def test_a_system_that_makes_none(cache: Path) -> None:
-    made, warning = run(cache, "a", "b", setting="archives", value=0)
+def test_a_system_that_makes_none(run: Run, tmp_path: Path) -> None:
+    before = mock.set("archives", 0)
+    try:
+        made, warning = run("a", "b")
+    finally:
+        mock.set("archives", before)
     assert made == "pipeline a, pipeline b"
     assert (
         warning.count("Warning") == 1 and "can't be made (Binary archives are not supported on this device)" in warning
     )
-    assert not list((cache / "metal").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written(cache: Path) -> None:
-    run(cache, "a")
-    file = archive(cache)
-    file.unlink()
-    file.mkdir()  # so that nothing can be renamed to it
-    made, warnings = run(cache, "a")
+def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    archive(tmp_path).mkdir()  # so that nothing can be renamed to it
+    made, warnings = run("a")
     not_read, not_written = warnings.splitlines()
     assert made == "pipeline a" and "is not used" in not_read
     assert "was not written (it can't be renamed)" in not_written
-    assert list((cache / "metal").iterdir()) == [file]
+    assert list(tmp_path.iterdir()) == [archive(tmp_path)]
 
 
-def test_a_setting_that_is_none(cache: Path) -> None:
-    own = {"TORCH_FOUNDRY_METAL_ARCHIVE": "yes"}
-    command = [sys.executable, "-c", "import torch_foundry._ext"]
-    result = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
-    assert "TORCH_FOUNDRY_METAL_ARCHIVE='yes': expected one of '0', '1'" in result.stderr
+PROGRAM = f"""
+import torch, torch_foundry
+torch_foundry.compile_shader({SOURCE!r}.replace("NAME", "a")).a(torch.zeros(4, device="mps"))
+print(*(event for event in torch.ops.mock_metal.trace() if event.startswith("pipeline")))
+"""
+
+
+def test_the_environment_asks_for_it(tmp_path: Path) -> None:
+    """Off by default; written when the process ends."""
+
+    def process(value: str) -> tuple[str, str]:
+        own = {"TORCH_FOUNDRY_METAL_ARCHIVE": value, "TORCH_FOUNDRY_CACHE": str(tmp_path)}
+        command = [sys.executable, "-c", "import torch_foundry._ext" + PROGRAM]
+        result = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+        return result.stdout.strip(), result.stderr
+
+    assert process("")[0] == "pipeline a" and not (tmp_path / "metal").exists()
+    assert [process("1")[0] for _ in range(2)] == ["pipeline a", "pipeline from archive a"]
+    (file,) = (tmp_path / "metal").iterdir()
+    assert file.name.endswith("-apple9.archive")
+    assert "TORCH_FOUNDRY_METAL_ARCHIVE='yes': expected one of '0', '1'" in process("yes")[1]
