@@ -13,8 +13,9 @@ namespace foundry {
 // query does not depend on the queries beside it nor on keys it cannot see. How many keys a split has, how many
 // simdgroups a threadgroup and how many lanes a key: core/tuning.h.
 FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
-FOUNDRY_CONST uint32_t attention_near = 4096;          // short splits up to here, to fill the GPU; longer ones beyond
-FOUNDRY_CONST uint32_t attention_merge_simdgroups = 8; // they take the splits in turn
+FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU,
+FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
+FOUNDRY_CONST uint32_t attention_merge_simdgroups = 8;    // they take the splits in turn
 
 // Prefill: a threadgroup takes 8 query rows per simdgroup.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;
@@ -26,7 +27,7 @@ struct AttentionArgs {
   uint32_t q_len, kv_len;
   uint32_t n_kv_heads, group; // group: query heads per KV head
   uint32_t splits;
-  uint32_t keys, far_keys; // per split, multiples of 32 * simdgroups: of the first attention_near keys, of the others
+  uint32_t keys, far_keys; // per split, multiples of 32 * simdgroups: of the nearest and of the last keys
   uint32_t causal;         // 0 or 1
   uint32_t window;         // 0: none
   float scale, softcap;
@@ -38,6 +39,14 @@ struct AttentionArgs {
   uint32_t has_step;     // 0 or 1: kv_len is a bound; `step` has the position of the first query's key
 };
 static_assert(sizeof(AttentionArgs) == 25 * 4, "shared with the host");
+
+// Splits that `length` keys are in.
+inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {
+  const uint32_t near = length < attention_near ? length : attention_near;
+  const uint32_t middle = length < attention_middle ? length : attention_middle;
+  const uint32_t far_splits = (length - middle + far_keys - 1) / far_keys;
+  return (near + keys - 1) / keys + (middle - near + 2 * keys - 1) / (2 * keys) + far_splits;
+}
 
 // Of one split: the largest score and the sum of exp(score - largest).
 struct AttentionPartial {

@@ -153,8 +153,8 @@ template <typename T, typename M, int D, int R, int S, int L>
   }
 }
 
-// Joins the splits of a query row: each simdgroup those that are its turn, then all of them. A split that saw nothing
-// adds exactly zero, so splits of unseen keys don't change a result.
+// Joins the splits of a query row in 32 columns: each simdgroup those that are its turn, then all of them. A split that
+// saw nothing adds exactly zero, so splits of unseen keys don't change a result.
 // foundry-lint: instance(attention_merge<half, 64>)
 template <typename T, int D>
 [[kernel]] void attention_merge(
@@ -163,47 +163,41 @@ template <typename T, int D>
     device const int* step [[buffer(2)]],
     device T* y [[buffer(3)]],
     constant AttentionArgs& args [[buffer(4)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
+    uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int C = D / 32, S = attention_merge_simdgroups;
-  threadgroup AttentionPartial gathered[S];
-  threadgroup float values[S][D];
+  constexpr int S = attention_merge_simdgroups, U = 4;  // U splits in flight
+  threadgroup float values[S][32], sums[S][32];
+  const uint row = group.x, column = group.y * 32 + lane, splits = used_splits(args, filled(args, step).length);
   device const AttentionPartial* row_partials = partials + row * args.splits;
-  const uint splits = used_splits(args, filled(args, step).length);
-  float m = invisible, total = 0.0f, value[C];
-  for (uint s = simdgroup; s < splits; s += S)
+  device const float* row_y = partial_y + row * args.splits * D + column;
+  float m = invisible, sum = 0.0f, value = 0.0f;
+  for (uint s = lane; s < splits; s += 32)
     m = max(m, row_partials[s].largest);
-  for (int c = 0; c < C; ++c)
-    value[c] = 0.0f;
-  for (uint s = simdgroup; s < splits; s += S) {
-    const float w = exp(row_partials[s].largest - m);
-    total = fma(w, row_partials[s].sum, total);
-    float v[C];
-    load_wide(partial_y + (row * args.splits + s) * D + lane * C, v);
-    for (int c = 0; c < C; ++c)
-      value[c] = fma(w, v[c], value[c]);
-  }
-  for (int c = 0; c < C; ++c)
-    values[simdgroup][lane * C + c] = value[c];
-  if (lane == 0) {
-    gathered[simdgroup].largest = m;
-    gathered[simdgroup].sum = total;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-
-  for (int s = 0; s < S; ++s)
-    m = max(m, gathered[s].largest);
-  for (uint column = tid; column < D; column += S * 32) {
-    float sum = 0.0f, out = 0.0f;
-    for (int s = 0; s < S; ++s) {
-      const float w = exp(gathered[s].largest - m);
-      sum = fma(w, gathered[s].sum, sum);
-      out = fma(w, values[s][column], out);
+  m = simd_max(m);
+  for (uint first = simdgroup; first < splits; first += S * U) {
+    float w[U], of[U], v[U];
+    for (int u = 0; u < U; ++u) {
+      const uint s = min(first + u * S, splits - 1);
+      w[u] = first + u * S < splits ? exp(row_partials[s].largest - m) : 0.0f;
+      of[u] = row_partials[s].sum;
+      v[u] = row_y[s * D];
     }
-    y[row * D + column] = T(sum == 0.0f ? 0.0f : out / sum);
+    for (int u = 0; u < U; ++u) {
+      sum = fma(w[u], of[u], sum);
+      value = fma(w[u], v[u], value);
+    }
   }
+  values[simdgroup][lane] = value;
+  sums[simdgroup][lane] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup > 0)
+    return;
+  for (int s = 1; s < S; ++s) {
+    sum += sums[s][lane];
+    value += values[s][lane];
+  }
+  y[row * D + column] = T(sum == 0.0f ? 0.0f : value / sum);
 }
 
 // ------------------------------------------------------------------------------------------------------------ prefill

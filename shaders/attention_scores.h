@@ -49,18 +49,19 @@ template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return 
 
 // The keys of a split.
 METAL_FUNC KeyRange split_keys(constant AttentionArgs& args, uint split) {
-  const uint near_splits = attention_near / args.keys;
-  const bool is_near = split < near_splits;
+  const uint middle_split = attention_near / args.keys;
+  const uint far_split = middle_split + (attention_middle - attention_near) / (2 * args.keys);
+  const uint keys = split < middle_split ? args.keys : split < far_split ? 2 * args.keys : args.far_keys;
   KeyRange range;
-  range.begin = int(is_near ? split * args.keys : attention_near + (split - near_splits) * args.far_keys);
-  range.end = range.begin + int(is_near ? args.keys : args.far_keys);
+  range.begin = split < middle_split ? 0 : split < far_split ? attention_near : attention_middle;
+  range.begin += int((split - (split < middle_split ? 0 : split < far_split ? middle_split : far_split)) * keys);
+  range.end = range.begin + int(keys);
   return range;
 }
 
 // Splits that have keys. The grid may have more: it was made for a cache that is full.
 METAL_FUNC uint used_splits(constant AttentionArgs& args, int length) {
-  const uint keys = uint(length), near_keys = min(keys, attention_near);
-  const uint used = (near_keys + args.keys - 1) / args.keys + (keys - near_keys + args.far_keys - 1) / args.far_keys;
+  const uint used = attention_splits(uint(length), args.keys, args.far_keys);
   return min(used, args.splits);
 }
 

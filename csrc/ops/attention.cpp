@@ -89,16 +89,11 @@ void prefill(const Call& call) {
       per_row(ceil_div(call.rows(), attention_prefill_rows), kSimdWidth * attention_prefill_simdgroups, call.heads()));
 }
 
-uint32_t splits_of(int64_t kv_len, const AttentionChoice& choice) {
-  const int64_t near_keys = std::min<int64_t>(kv_len, attention_near);
-  return ceil_div(near_keys, choice.keys) + ceil_div(kv_len - near_keys, choice.far_keys);
-}
-
 void decode(Call& call) {
   Variant& variant = call.variant;
   call.args.keys = variant.choice.keys;
   call.args.far_keys = variant.choice.far_keys;
-  call.args.splits = splits_of(call.args.kv_len, variant.choice);
+  call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
   // Rows that read the keys together. Registers: rows * head_dim / 32 sums a lane. Threadgroup memory: 16 KiB for the
   // simdgroups' results. And a short cache would leave most of the GPU idle.
   const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
@@ -138,7 +133,7 @@ void decode(Call& call) {
       .in(call.step ? *call.step : call.q)
       .out(call.y)
       .args(call.args)
-      .run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups));
+      .run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups, variant.head_dim / 32));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,
@@ -190,7 +185,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
             mask, kv_start, step,
             y,    args,     Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
             moved};
-  const int64_t partial = y.numel() * splits_of(kv_len, choice); // elements of decode's partial results
+  const int64_t partial =
+      y.numel() * attention_splits(u32(kv_len), choice.keys, choice.far_keys); // elements of decode's partial results
   if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
     decode(call);
   else

@@ -251,6 +251,14 @@ def test_a_length_in_memory_is_as_good(case: Case, dtype: torch.dtype) -> None:
         kit.assert_equal(ops.attention(**stepped({**given, **wide})), ops.attention(**given))
 
 
+def test_splits_grow() -> None:
+    """Beyond 4096 keys, and again beyond 16384: those of each kind, and one more that is not full."""
+    for kv_len in (5000, 17900):
+        given = inputs(Case(kv_len=kv_len, capacity=kv_len, heads=2, kv_heads=1, head_dim=32), F32)
+        opchecks.attention(given)
+        kit.assert_equal(ops.attention(**stepped(given)), ops.attention(**given))
+
+
 @pytest.mark.parametrize("queries", [1, 3, 18])
 @pytest.mark.parametrize("extra", [{"mask": "bool+batch"}, {"start": (90, 97)}, {"window": 20}], ids=str)
 def test_masks_know_what_went_before(queries: int, extra: dict[str, Any]) -> None:
