@@ -184,11 +184,16 @@ def test_torchs_seed_decides_by_default() -> None:
     assert seeds[0] != seeds[1] and Sampler(drawing(), prompt, vocab_size=V, capacity=4).seed == seeds[0]
 
 
+def device_of(request: pytest.FixtureRequest) -> str:
+    """Where the plugins that run suites on other devices want tensors that are not to be copied back and forth."""
+    options = request.config.option
+    return getattr(options, "on_device", None) or ("mps" if getattr(options, "on_mps", False) else "cpu")
+
+
 @every
 def test_steps_of_a_tape_are_steps(settings: Settings, request: pytest.FixtureRequest) -> None:
     """One recorded step, replayed: all that changes from token to token is read from memory."""
-    options = request.config.option  # of the plugins that run suites on other devices
-    device = getattr(options, "on_device", None) or ("mps" if getattr(options, "on_mps", False) else "cpu")
+    device = device_of(request)
     logits = normal(generator("tape"), 6, 4, V, dtype=F16, scale=3.0).to(device)
     prompt = torch.randint(0, V, (4, 5), generator=generator("tape prompt")).to(device)
     eager = Sampler(settings, prompt, vocab_size=V, capacity=30, seed=5)
@@ -210,6 +215,34 @@ def test_steps_of_a_tape_are_steps(settings: Settings, request: pytest.FixtureRe
         assert torch.equal(taped.token[:, 0].cpu(), logits[-1].cpu().argmax(-1))
     with pytest.raises(ValueError, match="use: expected settings with the same processors"):
         taped.use(settings.replace(suppress=(1, 2)))
+
+
+@every
+def test_a_sampler_begins_again(settings: Settings, request: pytest.FixtureRequest) -> None:
+    """With other prompts and other numbers under the same tape, as a new one would."""
+    device = device_of(request)
+    g = generator("again")
+    logits = normal(g, 6, 4, V, dtype=F32, scale=3.0).to(device)
+    first, second = (torch.randint(0, V, (4, n), generator=g).to(device) for n in (5, 9))
+    settings = settings.replace(repetition_ignore=2)
+    sampler = Sampler(settings, first, vocab_size=V, capacity=20, seed=5)
+    slot = logits[0].clone()
+    with record() as tape:
+        sampler.step(slot)
+    tape.replay()
+    other = settings.replace(temperature=0.8, pad=3, repetition_ignore=(1, 0, 7, 2))
+    sampler.begin(second, settings=other, seed=8, streams=[7, 6, 5, 4])
+    new = Sampler(other, second, vocab_size=V, capacity=20, seed=8, streams=torch.tensor([7, 6, 5, 4]))
+    for one in logits:
+        slot.copy_(one)
+        tape.replay()
+        new.step(one)
+    for name in ("ids", "token", "length", "finished", "errors", "params"):
+        assert torch.equal(getattr(sampler, name).cpu(), getattr(new, name).cpu()), name
+    with pytest.raises(ValueError, match="input_ids: expected 4 rows, got 3"):
+        sampler.begin(second[:3])
+    with pytest.raises(ValueError, match="repetition_ignore: expected 4 numbers, got 3"):
+        sampler.begin(second, settings=settings.replace(repetition_ignore=(1, 2, 3)))
 
 
 @every

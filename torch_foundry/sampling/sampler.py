@@ -14,6 +14,7 @@ from torch_foundry.sampling.settings import Settings
 
 # Bits of rules[token], as in shaders/sample.h.
 EOS, BAD_WORD, MIN_LENGTH, MIN_NEW, FORCED_BOS, FORCED_EOS, SUPPRESSED, BEGIN_SUPPRESSED = (1 << i for i in range(8))
+PARAMS = 18  # words of SampleParams there
 ERRORS = {1: "NaN among the scores", 2: "no token has a score above -inf", 4: "an infinite score can't be drawn from"}
 
 
@@ -37,36 +38,59 @@ class Sampler:
         seed: int | None = None,
         streams: Sequence[int] | Tensor | None = None,
     ) -> None:
-        batch, prompt = input_ids.shape
-        if capacity < prompt:
-            raise ValueError(f"capacity: expected at least the prompt's {prompt} tokens, got {capacity}")
-        device = input_ids.device
-        self.settings, self.vocab_size, self.device = settings, vocab_size, device
-        if seed is None:
-            seed = int(torch.randint(-(2**63), 2**63 - 1, ()))
-        self.seed = seed
-        self.ids = torch.full((batch, capacity), settings.pad, dtype=torch.int64, device=device)
-        self.ids[:, :prompt] = input_ids
-        self.token = self.ids[:, prompt - 1 : prompt].clone() if prompt else self.ids.new_zeros(batch, 1)
-        self.length = torch.full((batch,), prompt, dtype=torch.int32, device=device)
-        self.start = self.length.clone()
-        self.finished = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.errors = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.streams = torch.as_tensor(torch.arange(batch) if streams is None else streams, dtype=torch.int64).to(
-            device
+        batch, device = len(input_ids), input_ids.device
+        self.settings, self.seed, self.vocab_size, self.device = settings, 0, vocab_size, device
+        self.ids = torch.empty(batch, capacity, dtype=torch.int64, device=device)
+        self.token = torch.empty(batch, 1, dtype=torch.int64, device=device)
+        self.length, self.start, self.finished, self.errors = (
+            torch.empty(batch, dtype=torch.int32, device=device) for _ in range(4)
         )
-        self.params = torch.tensor(_params(settings, seed), dtype=torch.int32).to(device)
+        self.streams = torch.empty(batch, dtype=torch.int64, device=device)
+        self.params = torch.empty(PARAMS, dtype=torch.int32, device=device)
         self.rules = _rules(settings, vocab_size).to(device)
         self.sequences = _sequences(settings, vocab_size).to(device) if settings.bans_sequences else None
         table = (batch, vocab_size)
-        self.counts = torch.zeros(table, dtype=torch.int32, device=device) if settings.counts_tokens else None
-        self.banned = torch.zeros(table, dtype=torch.int32, device=device) if settings.bans_sequences else None
+        self.counts = torch.empty(table, dtype=torch.int32, device=device) if settings.counts_tokens else None
+        self.banned = torch.empty(table, dtype=torch.int32, device=device) if settings.bans_sequences else None
+        self.begin(input_ids, seed=seed, streams=streams)
+
+    def begin(
+        self,
+        input_ids: Tensor,
+        *,
+        settings: Settings | None = None,
+        seed: int | None = None,
+        streams: Sequence[int] | Tensor | None = None,
+    ) -> None:
+        """Start again with other prompts, in the same memory, so that tapes of a step stay valid.
+
+        Arguments as of the class; settings: as `use` takes them. ValueError: another number of rows, or a prompt that
+        is longer than the capacity.
+        """
+        prompt, (rows, capacity) = input_ids.shape[1], self.ids.shape
+        if len(input_ids) != rows:
+            raise ValueError(f"input_ids: expected {rows} rows, got {len(input_ids)}")
+        if capacity < prompt:
+            raise ValueError(f"capacity: expected at least the prompt's {prompt} tokens, got {capacity}")
+        ignore = (settings or self.settings).repetition_ignore or 0
+        if not isinstance(ignore, int) and len(ignore) != rows:
+            raise ValueError(f"repetition_ignore: expected {rows} numbers, got {len(ignore)}")
+        self.use(settings or self.settings, _random_seed() if seed is None else seed)
+        self.ids[:, prompt:] = self.settings.pad
+        self.ids[:, :prompt] = input_ids
+        self.token.copy_(input_ids[:, -1:]) if prompt else self.token.fill_(self.settings.pad)
+        for tensor, value in ((self.length, prompt), (self.start, prompt), (self.finished, 0), (self.errors, 0)):
+            tensor.fill_(value)
+        self.streams.copy_(
+            torch.as_tensor(torch.arange(rows, device="cpu") if streams is None else streams, dtype=torch.int64)
+        )
+        if self.banned is not None:
+            self.banned.zero_()
         if self.counts is not None:
-            ignore = settings.repetition_ignore or 0
-            if not isinstance(ignore, int) and len(ignore) != batch:
-                raise ValueError(f"repetition_ignore: expected {batch} numbers, got {len(ignore)}")
-            first = torch.tensor([ignore] * batch if isinstance(ignore, int) else ignore, dtype=torch.int32)
-            ops.sample_count_prompt(self.ids, first.to(device), prompt, self.counts)
+            first = torch.tensor(
+                [ignore] * rows if isinstance(ignore, int) else ignore, dtype=torch.int32, device="cpu"
+            )
+            ops.sample_count_prompt(self.ids, first.to(self.device), prompt, self.counts.zero_())
 
     def step(self, logits: Tensor) -> Tensor:
         """Choose and write one token per row; returns `token`.
@@ -106,7 +130,7 @@ class Sampler:
         if settings.structure != self.settings.structure:
             raise ValueError("use: expected settings with the same processors and tokens, only other numbers")
         self.settings, self.seed = settings, self.seed if seed is None else seed
-        self.params.copy_(torch.tensor(_params(settings, self.seed), dtype=torch.int32))
+        self.params.copy_(torch.tensor(_params(settings, self.seed), dtype=torch.int32, device="cpu"))
 
     def check(self) -> None:
         """Wait for the device and raise RuntimeError if some row had no possible token, naming row and reason."""
@@ -137,6 +161,11 @@ class Sampler:
         )
 
 
+def _random_seed() -> int:
+    """64 bits of torch's default generator on the CPU."""
+    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
+
+
 def _params(settings: Settings, seed: int) -> list[int]:
     """SampleParams of shaders/sample.h, word by word."""
     s = settings
@@ -158,7 +187,7 @@ def _params(settings: Settings, seed: int) -> list[int]:
 
 def _rules(settings: Settings, vocab_size: int) -> Tensor:
     """uint8 [V]: which rules name a token. Hugging Face ignores tokens outside the vocabulary in some of them."""
-    s, rules = settings, torch.zeros(vocab_size, dtype=torch.uint8)
+    s, rules = settings, torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
     single = tuple(word[0] for word in s.bad_words if len(word) == 1)
     forced = () if s.forced_bos is None else (s.forced_bos,)
     for name, tokens in (("bad_words", single), ("forced_bos", forced), ("forced_eos", s.forced_eos)):
@@ -184,7 +213,7 @@ def _sequences(settings: Settings, vocab_size: int) -> Tensor:
     for word in words:
         _require_known("bad_words", word, vocab_size)
     ends = itertools.accumulate((len(word) for word in words), initial=0)
-    return torch.tensor([len(words), *ends, *itertools.chain(*words)], dtype=torch.int32)
+    return torch.tensor([len(words), *ends, *itertools.chain(*words)], dtype=torch.int32, device="cpu")
 
 
 def _require_known(name: str, tokens: Iterable[int], vocab_size: int) -> None:

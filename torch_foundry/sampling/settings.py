@@ -99,6 +99,7 @@ class Settings:
         return dataclasses.replace(
             self,
             repetition_penalty=2.0 if self.counts_tokens else 1.0,
+            repetition_ignore=None,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             no_repeat_ngram=int(self.no_repeat_ngram > 0 and self.bans_sequences),
