@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import torch_foundry
+from tests.patch.test_step import LAUNCHES
 from tests.patch.zoo import FAMILIES, assert_close, build, ids, padded, shared
 from torch_foundry import counters
 from torch_foundry.patch import report
@@ -100,14 +101,16 @@ def test_logits_are_the_callers_to_keep() -> None:
     assert len({t.data_ptr() for t in kept}) == 4
 
 
-def test_a_step_is_one_tape_of_few_launches() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_one_tape_of_few_launches(family: str) -> None:
     for layers in (2, 4):
-        model = patched("llama", layers=layers)
+        model = patched(family, layers=layers)
         cache = filled(model, ids(1, 9))
         logits(model, cache, ids(1, 1))
         before = counters()
         logits(model, cache, ids(1, 1))
-        assert counters().launches - before.launches == 5 * layers + 3  # embedding, norm and output layer
+        # embedding, norm and output layer
+        assert counters().launches - before.launches == LAUNCHES[family] * layers + 3
 
 
 def test_caches_have_their_own_tapes() -> None:
