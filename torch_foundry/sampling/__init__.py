@@ -18,7 +18,8 @@ All that changes from token to token lies in the sampler's tensors and is read a
     .errors    int32 [B]            0, or bits of why no token could be chosen (`Sampler.check` names them)
     .params    int32 [18]           the settings' numbers: `sampler.use(settings)` changes them under a recorded tape
 
-`sampler.begin(other_ids)` starts again in the same memory. A step is 2 launches, 3 with no_repeat_ngram or bad words of several tokens.
+`sampler.begin(other_ids)` starts again in the same memory. A step is 2 launches, 3 with no_repeat_ngram or bad words of
+several tokens.
 
 Draws: the n-th new token of a row uses Philox4x32-10 with key = seed and counter = (n, the row's stream id), so it
 depends neither on the row's place in the batch (give rows their `streams`), nor on padding, nor on how many steps are
