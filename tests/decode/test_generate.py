@@ -34,7 +34,7 @@ def generate(model: Any, inputs: Any = None, *, every: int | None = None, **opti
     return model.generate(**inputs, generation_config=settings, **extra)
 
 
-CALL = {"streamer", "past_key_values", "logits_processor", "stopping_criteria", "tokenizer"}
+CALL = {"sync_every", "streamer", "past_key_values", "logits_processor", "stopping_criteria", "tokenizer"}
 
 
 class Collect:
@@ -87,6 +87,7 @@ def test_choosing_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_foundry.patch(model, sync_every=4)
     assert reads(model) == 8
     assert reads(model, every=0) == 0
+    assert reads(model, every=16, sync_every=32) == 1 and reads(model, sync_every=8) == 4
     assert report(model).eager == {"generate: sync_every is 0": 1}
     for bad in ("a few", "-1", "1.5"):
         monkeypatch.setenv("TORCH_FOUNDRY_SYNC_EVERY", bad)
@@ -406,6 +407,13 @@ def test_many_rows() -> None:
     inputs = padded([9, 4, 7] * 22)
     assert generate(model, inputs, max_new_tokens=3).tolist() == reference("llama", inputs, max_new_tokens=3).tolist()
     assert next(iter(report(model).eager)) == "generate: more than 64 rows"
+
+
+def test_several_texts_of_one_prompt() -> None:
+    model = patched()
+    found = generate(model, num_return_sequences=4, **SAMPLED).tolist()
+    assert len({tuple(row) for row in found}) == 4
+    assert report(model).tokens == 30 and not report(model).eager
 
 
 def test_inference_mode() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ BY_DEFAULT = 16
 KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "inputs_embeds", "tokenizer"})
 REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
 RECORDED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_chosen: ContextVar[int | None] = ContextVar("sync_every", default=None)  # by the call of generate() that is running
 
 
 class GeneratorMixin(ModelMixin):
-    """A model of `models.HEADS`."""
+    """A model of `models.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
 
     def generator_plan(self) -> ModelPlan:
         """The plan; a copy of a model makes its own."""
@@ -34,6 +36,14 @@ class GeneratorMixin(ModelMixin):
         if plan.__class__ is not ModelPlan:
             plan = self.__dict__["_foundry"] = ModelPlan(plan.state)
         return plan
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
+        token = _chosen.set(sync_every)
+        try:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            _chosen.reset(token)
 
     def _sample(
         self,
@@ -110,12 +120,13 @@ def without_usual_positions(model_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
-    """How many tokens are handed to the device before they are read: `sync_every` of the generation config, or of
-    `patch()`, or of the environment, or the default: 1 where a streamer waits for them, else 16.
+    """How many tokens are handed to the device before they are read: `sync_every` of generate(), of the generation
+    config, of `patch()`, or of the environment, or the default: 1 where a streamer waits for them, else 16.
 
     ValueError for what is not a number from 0; Blocked for 0, which asks for Hugging Face's loop.
     """
-    every: Any = getattr(config, "sync_every", None)
+    every: Any = _chosen.get()
+    every = getattr(config, "sync_every", None) if every is None else every
     every = chosen if every is None else every
     every = os.environ.get(VARIABLE) or None if every is None else every
     if every is None:

@@ -36,9 +36,10 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
     quantize: "q8_0", or another format of `torch_foundry.quant.FORMATS`: first pack the weights of the decoder layers,
         of the embeddings and of the output layer. That changes results, and stays after `unpatch`.
     sync_every: how many tokens generate() hands to the device before it waits to read them. Default: 1 where a streamer
-        waits for each token, else 16; 64 is for throughput. An attribute `sync_every` of the generation config comes
-        first; TORCH_FOUNDRY_SYNC_EVERY is used where neither says anything. 0: Hugging Face's own loop (which also
-        draws torch's random numbers; ours are the same for any other number, but not torch's).
+        waits for each token, else 16; 64 is for throughput. `generate(sync_every=...)` and an attribute of that name of
+        the generation config come first; TORCH_FOUNDRY_SYNC_EVERY is used where nothing else says anything. 0: Hugging
+        Face's own loop (which also draws torch's random numbers; ours are the same for any other number, but not
+        torch's).
 
     RuntimeError says why if this build can't run kernels on the model's device. A model on the meta device may be
     patched (its weights can be loaded later), but not quantized.
