@@ -25,8 +25,8 @@ template <typename Q, typename T, int M, int V, int N, int U, int P>
 METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)[N], device const T* x,
                                  device const T* gain, constant NormedArgs& args, bool busy, Seat seat,
                                  threadgroup float* partial) {
-  constexpr int C = normed_sums(M, N);
-  static_assert(C <= int(simd_width), "a lane for each sum");
+  constexpr bool together = M * N + M <= int(simd_width);  // a lane for each sum, those of squares too
+  constexpr int C = together ? normed_sums(M, N) : M * N;
   const Weighted<T, V, P> rows = {x, gain, args.offset};
   uint x_row[M];
   for (int m = 0; m < M; ++m)
@@ -37,7 +37,14 @@ METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)
   for (int i = 0; i < C; ++i)
     all[i] = i < M * N ? sum[i < M * N ? i : 0] : i < M * N + M ? squares[i - M * N < M ? i - M * N : 0] : 0.0f;
   const float total = team_sums(all, args.split, part, partial, seat.simdgroup, seat.lane);
-  const float of_row = simd_shuffle(total, ushort(M * N + min(int(seat.lane) / N, M - 1)));
+  const int m = min(int(seat.lane) / N, M - 1);
+  float of_row;
+  if (together) {
+    of_row = simd_shuffle(total, ushort(M * N + m));
+  } else {
+    of_row = team_sums(squares, args.split, part, partial + seat.simdgroups * C, seat.simdgroup, seat.lane);
+    of_row = simd_shuffle(of_row, ushort(m));
+  }
   return total * rsqrt(of_row / float(args.k) + args.eps);
 }
 

@@ -66,30 +66,26 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[N], t
   }
 }
 
-// The chunks of a row of x that go with a unit of W, and the sum of their elements.
+// The chunks of a row of x that go with a unit of W.
 template <typename Q> struct Values {
-  float v[Unit<Q>::chunks][chunk], total;
+  float v[Unit<Q>::chunks][chunk];
   template <typename X>
   METAL_FUNC void load(thread const X& x, uint row, uint k, uint end, thread float& squares) thread {
-    total = 0.0f;
-    for (int c = 0; c < int(Unit<Q>::chunks); ++c) {
-      x.load(row, k + c * Unit<Q>::gap, end, v[c], squares);
-      for (int j = 0; j < chunk; ++j) total += v[c][j];
-    }
+    for (int c = 0; c < int(Unit<Q>::chunks); ++c) x.load(row, k + c * Unit<Q>::gap, end, v[c], squares);
   }
 };
 
-// A unit of W as codes that count from 0: what they are too large is taken off with the sum of x.
+// A unit of W as codes, which the block's scale multiplies once.
 template <typename Q> struct Weights {
   float w[Unit<Q>::chunks][chunk], d;
   template <typename Raw> METAL_FUNC void unpack(thread const Raw& raw, uint block) thread {
     for (int c = 0; c < int(Unit<Q>::chunks); ++c) Q::codes(raw.bytes(block), c, w[c]);
-    d = widen(raw.d) * (1.0f / subnormal_half);
+    d = widen(raw.d);
   }
   METAL_FUNC float add_products(thread const Values<Q>& x, float sum) const thread {
     float products = dot<1>(w[0], x.v[0]);
     for (int c = 1; c < int(Unit<Q>::chunks); ++c) products = metal::fma(Q::ratio(c), dot<1>(w[c], x.v[c]), products);
-    return metal::fma(d, metal::fma(-Q::zero, x.total, products), sum);
+    return metal::fma(d, products, sum);
   }
 };
 

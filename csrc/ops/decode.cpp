@@ -91,7 +91,7 @@ struct Way {
         aligned(p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain)) {
     choice = norm_linear_choice(p.x.device(), format.index, m, p.outputs(first, end), p.k);
     if (in_pairs && choice.outputs < 2) choice.outputs = 2;
-    while (normed_sums(m, choice.outputs) > int(kSimdWidth)) choice.outputs /= 2;
+    while (m * choice.outputs > int(kSimdWidth)) choice.outputs /= 2;
     for (size_t i = first; i < end; i++) aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
   }
 

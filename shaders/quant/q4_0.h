@@ -26,12 +26,12 @@ struct Q4_0 {
 
 #ifdef __METAL_VERSION__
   FOUNDRY_CONST bool by_words = false;
-  FOUNDRY_CONST float zero = 8.0f * subnormal_half;
   static METAL_FUNC constexpr float ratio(int c) {
     return c == 0 ? 1.0f : 0.0625f;
   } // the upper nibbles stay where they are
   static METAL_FUNC void codes(metal::uint2 bytes, int c, thread float (&w)[chunk]) {
-    for (short j = 0; j < 2; ++j) split_codes(bytes[j], c == 0 ? 0x000f000fu : 0x00f000f0u, w + 4 * j);
+    for (short j = 0; j < 2; ++j)
+      split_codes(bytes[j], c == 0 ? 0x000f000fu : 0x00f000f0u, c == 0 ? 8.0h : 128.0h, w + 4 * j);
   }
 #else
   static void pack(const float* w, block& b) {

@@ -26,10 +26,9 @@ struct Q8_0 {
 
 #ifdef __METAL_VERSION__
   FOUNDRY_CONST bool by_words = true;
-  FOUNDRY_CONST float zero = 128.0f * subnormal_half;
   static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
   static METAL_FUNC void codes(metal::uint2 bytes, int, thread float (&w)[chunk]) {
-    for (short j = 0; j < 2; ++j) split_codes(bytes[j] ^ 0x80808080u, 0x00ff00ffu, w + 4 * j);
+    for (short j = 0; j < 2; ++j) split_codes(bytes[j] ^ 0x80808080u, 0x00ff00ffu, 128.0h, w + 4 * j);
   }
 #else
   static void pack(const float* w, block& b) {

@@ -103,7 +103,7 @@ FAULTS = [
     _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
     _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),
     _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
-    _codes("zero-not-taken-off", "metal::fma(-Q::zero, x.total, products)", "products"),
+    _codes("zero-off-by-one", "1024.0h + zero", "1025.0h + zero", file="quant/format.h"),
     _codes("upper-nibbles-not-scaled", "metal::fma(Q::ratio(c), dot", "metal::fma(1.0f, dot", "q4_0"),
     _codes("next-step-not-read", "if (next < end) raw", "if (next + 64 < end) raw", "q4_0"),
     _codes(

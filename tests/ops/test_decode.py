@@ -211,12 +211,12 @@ def test_qkv_with_tables_by_token_and_a_start_of_the_host() -> None:
 # ---------------------------------------------------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("formats", [(None, None, None), MIXED], ids=str)
+@pytest.mark.parametrize("chains, formats", [(4, (None, None, None)), (4, MIXED), (1, MIXED)], ids=str)
 @pytest.mark.parametrize("split", [1, 4])
-def test_a_row_does_not_depend_on_its_company(formats: tuple[str | None, ...], split: int) -> None:
+def test_a_row_does_not_depend_on_its_company(chains: int, formats: tuple[str | None, ...], split: int) -> None:
     case = Case(9, 1184, (9, 7, 3), formats)
     given, pair = inputs(case, F16), glu_inputs(Case(9, 1184, (9, 9), formats[:2]), F16)
-    with kit.choice("norm_linear", split=split, simdgroups=2 * split):
+    with kit.choice("norm_linear", split=split, simdgroups=2 * split, chains=chains):
         together, glu_together = ops.norm_linear(**given), ops.norm_glu(**pair)
         for m in (1, 2, 3, 4, 7, 8):
             rows = slice(9 - m, 9)
@@ -235,6 +235,18 @@ def test_tokens_do_not_depend_on_each_other() -> None:
         kit.assert_equal(ops.norm_qkv(**{**alone, **one, "step": step}), q[:, :, t : t + 1])
     kit.assert_equal(alone["k_cache"], together["k_cache"])
     kit.assert_equal(alone["v_cache"], together["v_cache"])
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_variants(outputs: int, chains: int) -> None:
+    """As they are chosen for other devices; 8 rows and 4 outputs gather the squares apart from the products."""
+    with kit.choice("norm_linear", outputs=outputs, chains=chains, split=2, simdgroups=4):
+        for m in (1, 8):
+            for format in (None, "q8_0", "q4_0"):
+                check(inputs(Case(m, 800, (9,), (format,)), F16))
+                check_glu(glu_inputs(Case(m, 800, (9, 9), (format, format)), F32))
+                check_qkv(qkv_inputs(Heads(tokens=m, k=800, formats=(format,) * 3), F16))
 
 
 def launches(compute: Any) -> int:
@@ -331,7 +343,7 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 FAULTS = [
     _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32)),
     _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows),
-    _fault("squares-of-row-0", "int(seat.lane) / N, M - 1", "0, M - 1", lambda: test_linear(Case(m=3), F32)),
+    _fault("squares-of-row-0", "min(int(seat.lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32)),
     _fault("squares-with-the-gain", "squares += dot<P>(v, v);", "squares += dot<P>(v, g);",
            lambda: test_linear(Case(), F32), "gemv.h"),
     _fault("row-of-the-second-matrix", "w1 + ulong(n) * args.row_blocks[1]", "w1 + ulong(n ^ 1) * args.row_blocks[1]",
