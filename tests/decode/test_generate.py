@@ -350,6 +350,16 @@ def test_long_texts(family: str, every: int) -> None:
     assert report(model).recorded <= 4 and not report(model).eager, str(report(model))
 
 
+def test_memory_is_set_aside_for_what_was_asked_for() -> None:
+    model = patched()
+    for prompt, new in ((100, 150), (9, 40), (120, 8)):
+        before = report(model).recorded
+        found = generate(model, {"input_ids": ids(1, prompt)}, max_new_tokens=new, return_dict_in_generate=True)
+        capacity = found.past_key_values.layers[0].buffers[0].shape[2]
+        assert capacity == -(-(prompt + new) // 128) * 128
+        assert report(model).recorded - before == 1
+
+
 @pytest.mark.parametrize("place", [1, 2, 9, 16])
 def test_an_interrupt_leaves_a_cache_that_can_be_used(place: int) -> None:
     for family in ("llama", "mistral"):

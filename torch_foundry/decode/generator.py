@@ -74,7 +74,8 @@ class GeneratorMixin(ModelMixin):
             assert stops.max_length is not None
             capacity = max(stops.max_length, input_ids.shape[1] + 1)
             sampler = Sampler(settings, input_ids, vocab_size=model.lm_head.out_features, capacity=capacity)
-            loop = Loop(Steps(model, plan, sampler, model_kwargs), stops, every, streamer)
+            steps = Steps(model, plan, sampler, model_kwargs)
+            steps.expect(model_kwargs["past_key_values"], stops.remaining)
         except Blocked as blocked:
             if plan.state.enabled:
                 plan.eager[f"generate: {blocked}"] += 1
@@ -90,7 +91,7 @@ class GeneratorMixin(ModelMixin):
         first = not generation_config.is_assistant
         outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=first)
         cache = outputs.past_key_values
-        new = loop.run(outputs.logits[:, -1], cache)
+        new = Loop(steps, stops, every, streamer).run(outputs.logits[:, -1], cache)
         if streamer is not None:
             streamer.end()
         ids: Any = torch.cat([input_ids, new.to(input_ids.device)], dim=1)

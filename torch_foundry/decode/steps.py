@@ -12,6 +12,7 @@ from torch_foundry.decode.models import head_of, is_plain, logits_of
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import CacheLayers, StepTape, Tail
 from torch_foundry.decode.watch import Snapshot
+from torch_foundry.kvcache.adopt import ForeignCache, expect
 from torch_foundry.nn import FoundryLinear
 from torch_foundry.patch.leaves import LinearMixin
 from torch_foundry.patch.state import Blocked, ModelPlan
@@ -19,6 +20,7 @@ from torch_foundry.patch.weights import Linear, weight_reason
 from torch_foundry.sampling import Sampler
 
 ROOM = 64  # tokens for which the cache makes room at once
+EXPECTED = 256  # tokens, at most, that memory is set aside for when the prompt is taken in
 
 
 class Steps:
@@ -50,6 +52,13 @@ class Steps:
         self._starts: list[int] = []  # where the room begins
         self._room = self._used = self._counted = 0  # tokens that there is room for, that are in it, that count
         self._output: Snapshot | None = None
+
+    def expect(self, cache: DynamicCache, tokens: int) -> None:
+        """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
+        try:
+            expect(cache, len(self.decoder.decoder_plan().layers), min(tokens, EXPECTED))
+        except ForeignCache as foreign:
+            raise Blocked(f"cache is {foreign}") from None
 
     def submit(self, cache: DynamicCache, steps: int, remaining: int) -> bool:
         """Hand `steps` steps, of `remaining` that there may be, to the device.

@@ -44,6 +44,14 @@ def adopt(cache: Any, index: int) -> FoundryLayer | FoundrySlidingLayer:
     raise ForeignCache(type(layer).__name__)
 
 
+def expect(cache: DynamicCache, layers: int, tokens: int) -> None:
+    """Let the memory of the first `layers` layers of `cache`, when it is allocated, have room for `tokens` more than
+    are stored then: so it stays where it is for that long. Raises ForeignCache as `adopt` does."""
+    for index in range(layers):
+        layer = adopt(cache, index)
+        layer._keys.spare = layer._values.spare = tokens
+
+
 def _is_differentiable(layer: DynamicLayer) -> bool:
     """Whether the contents are part of a graph (prefix tuning) that has to stay one."""
     return torch.is_grad_enabled() and layer.is_initialized and layer.keys is not None and layer.keys.requires_grad

@@ -18,13 +18,14 @@ class GrowingBuffer:
     bounded number of times.
     """
 
-    __slots__ = ("appended", "data", "first", "length", "own")
+    __slots__ = ("appended", "data", "first", "length", "own", "spare")
 
     def __init__(self) -> None:
         self.data: torch.Tensor | None = None
         self.first = 0
         self.length = 0
         self.appended = 0  # tokens, ever
+        self.spare = 0  # tokens that are likely to come after those that room is made for
         self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
 
     @property
@@ -80,13 +81,13 @@ class GrowingBuffer:
         data = self.data
         if data is None:
             batch, heads, head_dim = shape
-            self.data = torch.empty(batch, heads, _round_up(tokens), head_dim, dtype=dtype, device=device)
+            self.data = torch.empty(batch, heads, _round_up(tokens + self.spare), head_dim, dtype=dtype, device=device)
             self.first, self.length, self.own = 0, 0, True
             return
         end = self.first + self.length
         if end + tokens <= data.shape[2] and self._writable(data):
             return
-        capacity = _round_up(max(self.length + tokens, 2 * self.length))
+        capacity = _round_up(max(self.length + tokens + self.spare, 2 * self.length))
         grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self.data, self.first, self.own = grown, 0, True
