@@ -9,6 +9,7 @@
 #include "internals.h"
 #include "math.h"
 #include "math_names.h"
+#include "packed.h"
 #include "matrix.h"
 #include "scalar.h"
 #include "simd.h"

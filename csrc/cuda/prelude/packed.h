@@ -1,0 +1,24 @@
+// Sums of pairs of 16-bit floats in one instruction, where the GPU has it. The bits are those of the general way, which
+// computes in float and rounds: a float holds more than twice their digits.
+#pragma once
+#include "vector.h"
+
+namespace metal {
+
+#define MSL_PACKED(T, op, instruction)                                                                                 \
+  MSL_INLINE vec<T, 2> operator op(const vec<T, 2>& a, const vec<T, 2>& b) {                                           \
+    uint32_t result;                                                                                                   \
+    asm(instruction " %0, %1, %2;" : "=r"(result) : "r"(as_type<uint32_t>(a)), "r"(as_type<uint32_t>(b)));             \
+    return as_type<vec<T, 2>>(result);                                                                                 \
+  }
+#if __CUDA_ARCH__ >= 530
+MSL_PACKED(half, +, "add.rn.f16x2")
+MSL_PACKED(half, -, "sub.rn.f16x2")
+#endif
+#if __CUDA_ARCH__ >= 900
+MSL_PACKED(bfloat, +, "add.rn.bf16x2")
+MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
+#endif
+#undef MSL_PACKED
+
+} // namespace metal
