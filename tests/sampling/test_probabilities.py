@@ -19,13 +19,18 @@ from torch_foundry.sampling import Settings, oracle
 
 V, LENGTH = 400, 9
 
+try:  # a length for each row: not in the oldest transformers that is supported
+    PADDED = {"repetition-ignores-padding": [hf.RepetitionPenaltyLogitsProcessor(1.7, torch.tensor([0, 3, 9, 1]))]}
+except ValueError:
+    PADDED = {}
+
 # Any list of processors that Hugging Face's generate() could make; LENGTH tokens stand in each row.
 PROCESSORS: dict[str, list[Any]] = {
     "none": [],
     "repetition": [hf.RepetitionPenaltyLogitsProcessor(1.7)],
     "repetition-below-1": [hf.RepetitionPenaltyLogitsProcessor(0.6)],
     "repetition-ignores-some": [hf.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=4)],
-    "repetition-ignores-padding": [hf.RepetitionPenaltyLogitsProcessor(1.7, torch.tensor([0, 3, 9, 1]))],
+    **PADDED,
     "ngram-1": [hf.NoRepeatNGramLogitsProcessor(1)],
     "ngram-2": [hf.NoRepeatNGramLogitsProcessor(2)],
     "ngram-3": [hf.NoRepeatNGramLogitsProcessor(3)],
