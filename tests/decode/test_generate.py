@@ -13,6 +13,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, PreTra
 import torch_foundry
 from tests.patch.zoo import FAMILIES, VOCAB, assert_close, build, config, ids, padded, random_model, shared
 from torch_foundry import counters
+from torch_foundry.kvcache.layer import FoundryLayer
 from torch_foundry.patch import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -372,6 +373,22 @@ def test_an_interrupt_leaves_a_cache_that_can_be_used(place: int) -> None:
         seen = lengths.pop()
         rest = generate(model, {"input_ids": full[:, : seen + 1]}, past_key_values=cache, max_new_tokens=38 - seen)
         assert rest.tolist() == full.tolist()
+
+
+def test_an_interrupt_while_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = patched("gemma3"), DynamicCache(config=shared("gemma3").config)
+    count, calls = FoundryLayer.count, []
+
+    def interrupted(layer: FoundryLayer, tokens: int) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        count(layer, tokens)
+
+    monkeypatch.setattr(FoundryLayer, "count", interrupted)  # the second layer; the first one has a window
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [9 + 15, 9 + 15]
 
 
 def test_an_error_of_a_step_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

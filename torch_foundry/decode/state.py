@@ -44,6 +44,7 @@ class StepState:
         if self._at is not None and wanted == self._after(self._moved + 1):
             self.move_on()
         elif self._at is None or wanted != self._after(self._moved):
+            self._at = None
             self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._control.is_cuda)
             self._at, self._moved = wanted, 0
 
@@ -58,8 +59,10 @@ class StepState:
                 self._delta = torch.empty_like(self._control)
                 # CUDA reads pageable memory before it returns, and need not wait for what is under way
                 self._delta.copy_(torch.tensor(self._step, dtype=torch.int32), non_blocking=self._control.is_cuda)
+        at, self._at = self._at, None  # an interrupt right here: then nobody knows what the device has
         self._control.add_(self._delta)
         self._moved += 1
+        self._at = at
 
     def set_mask(self, mask: torch.Tensor) -> None:
         """Take over `mask` [B, tokens so far]: nonzero where a token may be seen."""

@@ -13,6 +13,7 @@ from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import CacheLayers, StepTape, Tail
 from torch_foundry.decode.watch import Snapshot
 from torch_foundry.kvcache.adopt import ForeignCache, expect
+from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryLinear
 from torch_foundry.patch.leaves import LinearMixin
 from torch_foundry.patch.state import Blocked, ModelPlan
@@ -48,6 +49,7 @@ class Steps:
         self._next = [p + 1 for p in (last if len(last) == self.batch else last * self.batch)]  # of each row's newest
         self._mask = mask
         self._tape: StepTape | None = None
+        self._cache: DynamicCache | None = None
         self._layers: CacheLayers | None = None
         self._starts: list[int] = []  # where the room begins
         self._room = self._used = self._counted = 0  # tokens that there is room for, that are in it, that count
@@ -90,10 +92,16 @@ class Steps:
 
     def count(self, steps: int) -> None:
         """Of the steps that don't count yet, the first `steps` are part of the text."""
-        if steps:
-            assert self._layers is not None
+        if not steps:
+            return
+        assert self._layers is not None and self._cache is not None
+        undo = Undo(self._cache)
+        try:
             self._layers.count(steps)
-            self._counted += steps
+        except BaseException:  # an interrupt: all layers or none
+            undo.run()
+            raise
+        self._counted += steps
 
     def step_by_layers(self, cache: DynamicCache) -> None:
         """One step by the model's own forward pass, which counts at once. All others have to count by now."""
@@ -126,7 +134,7 @@ class Steps:
             tape = StepTape(plan, layers, self.sampler.token, positions=positions, masked=masked, tail=tail)
             if self._mask is not None:
                 tape.state.set_mask(self._mask)
-        self._layers, self._tape, self._starts = layers, tape, starts
+        self._cache, self._layers, self._tape, self._starts = cache, layers, tape, starts
         self._room, self._used, self._counted = room, 0, 0
         return tape
 
