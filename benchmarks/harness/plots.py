@@ -97,9 +97,11 @@ def _intensity(row: Row, nbytes: str) -> float:
 
 
 def _history(figure: Any, rows: list[Row], name: str) -> bool:
-    """Median time at each commit over that at the first, for the rows that changed most."""
-    axes = figure.subplots()
+    """Median time at each commit over that at the first, for the rows that changed most; nothing with one commit."""
     commits: list[str] = list(dict.fromkeys(r["machine"]["commit"] for r in sorted(rows, key=lambda r: r["when"])))
+    if len(commits) < 2:
+        return False
+    axes = figure.subplots()
     curves: dict[str, dict[str, float]] = defaultdict(dict)
     for r in rows:
         key = f"{r['name']} {r['way']} {r['format']} " + " ".join(map(str, r["shape"].values()))
@@ -116,4 +118,4 @@ def _history(figure: Any, rows: list[Row], name: str) -> bool:
     axes.set(xlabel="commit", ylabel="time, over that at the first")
     axes.set_title(f"{name}: what changed most in {len(commits)} commit(s)")
     axes.legend(fontsize=7)
-    return bool(curves)
+    return True
