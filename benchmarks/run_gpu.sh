@@ -2,7 +2,7 @@
 # The benchmarks, for a bare machine with torch, its CUDA toolkit, matplotlib and an NVIDIA GPU; no network is needed.
 #   benchmarks/run_gpu.sh [build] [ops] [e2e]      all three by default
 # PYTHON names the interpreter that has torch, OUT the folder for records, tables and plots, COMMIT what to record where
-# there is no git; OPS_ARGS and E2E_ARGS are further options of bench_ops and bench_e2e.
+# there is no git; OPS_ARGS and E2E_ARGS replace the options of bench_ops and bench_e2e below.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -11,6 +11,8 @@ mkdir -p "$OUT"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCH_FOUNDRY_CACHE=${TORCH_FOUNDRY_CACHE:-$PWD/build/bench/cache}
 common=(--device cuda --out "$OUT" ${COMMIT:+--commit "$COMMIT"})
+OPS_ARGS=${OPS_ARGS:---rows 1,4,512 --layouts 2d --formats f16,f32,q8_0,q4_0}
+E2E_ARGS=${E2E_ARGS:---models qwen2.5-0.5b,llama-3-8b --formats f16,q8_0,q4_0 --cells 1x128,8x128,1x2048 --iterations 3}
 parts=("$@")
 failed=0
 
@@ -40,7 +42,7 @@ with Pool() as pool:
         job.result()'
 fi
 # shellcheck disable=SC2086  # lists of options
-if wanted ops; then step ops "$PYTHON" -m benchmarks.bench_ops "${common[@]}" ${OPS_ARGS:-}; fi
+if wanted ops; then step ops "$PYTHON" -m benchmarks.bench_ops "${common[@]}" $OPS_ARGS; fi
 # shellcheck disable=SC2086
-if wanted e2e; then step e2e "$PYTHON" -m benchmarks.bench_e2e "${common[@]}" ${E2E_ARGS:-}; fi
+if wanted e2e; then step e2e "$PYTHON" -m benchmarks.bench_e2e "${common[@]}" $E2E_ARGS; fi
 exit $failed
