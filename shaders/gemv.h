@@ -78,8 +78,8 @@ template <typename Q> struct Values {
 // A unit of W as codes, which the block's scale multiplies once.
 template <typename Q> struct Weights {
   float w[Unit<Q>::chunks][chunk], d;
-  template <typename Raw> METAL_FUNC void unpack(thread const Raw& raw, uint block) thread {
-    for (int c = 0; c < int(Unit<Q>::chunks); ++c) Q::codes(raw.bytes(block), c, w[c]);
+  template <typename Raw> METAL_FUNC void unpack(thread const Raw& raw, uint block, uint base) thread {
+    for (int c = 0; c < int(Unit<Q>::chunks); ++c) Q::codes(raw.bytes(block), base, c, w[c]);
     d = widen(raw.d);
   }
   METAL_FUNC float add_products(thread const Values<Q>& x, float sum) const thread {
@@ -96,11 +96,13 @@ METAL_FUNC void accumulate_codes(thread Raw (&raw)[N], device const typename Q::
                                  thread const X& x, thread const uint (&x_row)[M], uint k, uint next, uint end,
                                  thread float (&sum)[M * N], thread float (&squares)[M]) {
   constexpr bool rows_first = M > 2; // more rows of x than registers
+  // Two halves of 1024. K is less than 2^31, but as a constant they would cost an instruction beside that of the mask.
+  const uint base = 0x64006400u | (rows_first ? 0 : end >> 31);
   Values<Q> v[M];
   Weights<Q> w[N];
   for (int m = 0; m < M && !rows_first; ++m) v[m].load(x, x_row[m], k, end, squares[m]);
   for (int n = 0; n < N; ++n) {
-    w[n].unpack(raw[n], k / Q::block_size);
+    w[n].unpack(raw[n], k / Q::block_size, base);
     if (next < end) raw[n].read(w_row[n], next);
     for (int m = 0; m < M && !rows_first; ++m) sum[m * N + n] = w[n].add_products(v[m], sum[m * N + n]);
   }

@@ -10,9 +10,9 @@
 //     // w[0..]. A format with an offset returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
 //     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
 //     // Kernels only. The same for c = 0 .. shared - 1 from the eight bytes of codes that chunk i lies in, `b.qs + 4 *
-//     // i`: a weight is the block's scale `d` times w[j] * ratio(c). by_words: whether reading in four bytes is worth
-//     // it where rows are aligned to them.
-//     static void codes(uint2 bytes, int c, thread float (&w)[chunk]);
+//     // i`: a weight is the block's scale `d` times w[j] * ratio(c). base: a pair of halves of 1024 (see split_codes).
+//     // by_words: whether reading in four bytes is worth it where rows are aligned to them.
+//     static void codes(uint2 bytes, uint base, int c, thread float (&w)[chunk]);
 //     static constexpr float ratio(int c); FOUNDRY_CONST bool by_words = ...;
 //     static void pack(const float* w, block& b);     // host only: byte for byte as the format's reference encoder
 //   };
@@ -79,11 +79,12 @@ template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(u
 
 #ifdef __METAL_VERSION__
 // The codes of four bytes in their order, less `zero`: bytes 0 and 2, then 1 and 3 are masked as pairs. In the mantissa
-// of 1024 they are halves without a conversion, and the difference is exact.
-METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, half zero, thread float* w) {
+// of 1024 they are halves without a conversion, and the difference is exact. `base` is a pair of 1024, or of what else
+// is to be inverted in the codes.
+METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half zero, thread float* w) {
   const metal::half2 offset = metal::half2(1024.0h + zero);
-  const metal::half2 even = as_type<metal::half2>((bytes & mask) | 0x64006400u) - offset;
-  const metal::half2 odd = as_type<metal::half2>((bytes >> 8 & mask) | 0x64006400u) - offset;
+  const metal::half2 even = as_type<metal::half2>((bytes & mask) ^ base) - offset;
+  const metal::half2 odd = as_type<metal::half2>((bytes >> 8 & mask) ^ base) - offset;
   w[0] = float(even.x);
   w[1] = float(odd.x);
   w[2] = float(even.y);

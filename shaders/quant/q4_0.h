@@ -29,9 +29,9 @@ struct Q4_0 {
   static METAL_FUNC constexpr float ratio(int c) {
     return c == 0 ? 1.0f : 0.0625f;
   } // the upper nibbles stay where they are
-  static METAL_FUNC void codes(metal::uint2 bytes, int c, thread float (&w)[chunk]) {
+  static METAL_FUNC void codes(metal::uint2 bytes, uint base, int c, thread float (&w)[chunk]) {
     for (short j = 0; j < 2; ++j)
-      split_codes(bytes[j], c == 0 ? 0x000f000fu : 0x00f000f0u, c == 0 ? 8.0h : 128.0h, w + 4 * j);
+      split_codes(bytes[j], c == 0 ? 0x000f000fu : 0x00f000f0u, base, c == 0 ? 8.0h : 128.0h, w + 4 * j);
   }
 #else
   static void pack(const float* w, block& b) {

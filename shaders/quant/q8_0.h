@@ -27,8 +27,8 @@ struct Q8_0 {
 #ifdef __METAL_VERSION__
   FOUNDRY_CONST bool by_words = true;
   static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
-  static METAL_FUNC void codes(metal::uint2 bytes, int, thread float (&w)[chunk]) {
-    for (short j = 0; j < 2; ++j) split_codes(bytes[j] ^ 0x80808080u, 0x00ff00ffu, 128.0h, w + 4 * j);
+  static METAL_FUNC void codes(metal::uint2 bytes, uint base, int, thread float (&w)[chunk]) {
+    for (short j = 0; j < 2; ++j) split_codes(bytes[j], 0x00ff00ffu, base ^ 0x00800080u, 128.0h, w + 4 * j);
   }
 #else
   static void pack(const float* w, block& b) {
