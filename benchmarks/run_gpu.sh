@@ -32,7 +32,7 @@ step() { # name, then a command; its output goes to a file and is shown
 }
 
 if wanted build; then # without the host's kernels: none of them is run here
-  TORCH_FOUNDRY_PREBUILD=0 step build "$PYTHON" setup.py -q build_ext --inplace
+  TORCH_FOUNDRY_PREBUILD=0 step build sh -c '"$0" setup.py -q build_ext --inplace >&2' "$PYTHON"
   [[ $failed -eq 0 ]] || exit 1
   # The kernels that all models use, compiled side by side; each of the others when it is first asked for.
   step kernels "$PYTHON" -c 'from concurrent.futures import ThreadPoolExecutor as Pool
