@@ -7,13 +7,15 @@ import dataclasses
 from benchmarks.cases import Case, Op, Sizes
 from benchmarks.models import Model
 from benchmarks.ops.attention import ATTENTION, ROPE_AND_CACHE
-from benchmarks.ops.matrices import EMBEDDING, LINEAR, NORM_GLU, NORM_LINEAR
+from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
+from benchmarks.ops.matrices import EMBEDDING, LINEAR
 from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
 from torch_foundry import quant
 
 OPS: dict[str, Op] = {
     "linear": LINEAR,
     "norm_linear": NORM_LINEAR,
+    "norm_qkv": NORM_QKV,
     "norm_glu": NORM_GLU,
     "rms_norm": RMS_NORM,
     "add_rms_norm": ADD_RMS_NORM,

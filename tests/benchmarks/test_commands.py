@@ -121,7 +121,7 @@ def test_cases_are_the_shapes_of_the_models() -> None:
     assert {(2048, 8192), (128256, 2048), (2560, 4096), (9728, 2560), (14336, 4096), (1024, 4096)} <= linear
     every = cases(real, list(OPS), ["f16", "q4_0"], ["2d", "3d"], QUICK)
     assert len(every) == len(set(every)) and {c.op for c in every if c.format == "q4_0"} == {
-        *("linear", "norm_linear", "norm_glu", "embedding")
+        *("linear", "norm_linear", "norm_qkv", "norm_glu", "embedding")
     }
     for name, model in MODELS.items():
         described = config(model, 64)
