@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections import deque
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,11 +14,13 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
+from torch_foundry.decode.kept import Kept
 from torch_foundry.decode.loop import Loop
+from torch_foundry.decode.state import horizon_for
 from torch_foundry.decode.steps import Steps
 from torch_foundry.decode.stops import Stops
 from torch_foundry.patch.model import ModelMixin
-from torch_foundry.patch.state import Blocked, ModelPlan
+from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
 from torch_foundry.sampling import Sampler, Settings
 
 VARIABLE = "TORCH_FOUNDRY_SYNC_EVERY"
@@ -25,25 +29,47 @@ KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_
 REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
 RECORDED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _chosen: ContextVar[int | None] = ContextVar("sync_every", default=None)  # by the call of generate() that is running
+_alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
+
+
+class GeneratorPlan(ModelPlan):
+    """What generations leave to each other."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, state: ModelState) -> None:
+        super().__init__(state)
+        self.kept: deque[Kept] = deque(maxlen=1)  # taken out by the generation that uses it: threads may share a model
+
+    def forget(self) -> None:
+        """Let go of it."""
+        self.kept.clear()
+
+    def take(self) -> Kept | None:
+        """The last one, if there is one."""
+        with contextlib.suppress(IndexError):
+            return self.kept.pop()
+        return None
 
 
 class GeneratorMixin(ModelMixin):
     """A model of `models.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
 
-    def generator_plan(self) -> ModelPlan:
+    def generator_plan(self) -> GeneratorPlan:
         """The plan; a copy of a model makes its own."""
         plan = self._foundry
-        if plan.__class__ is not ModelPlan:
-            plan = self.__dict__["_foundry"] = ModelPlan(plan.state)
+        if plan.__class__ is not GeneratorPlan:
+            plan = self.__dict__["_foundry"] = GeneratorPlan(plan.state)
         return plan
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
-        token = _chosen.set(sync_every)
+        chosen, alone = _chosen.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
         try:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
         finally:
-            _chosen.reset(token)
+            _chosen.reset(chosen)
+            _alone.reset(alone)
 
     def _sample(
         self,
@@ -72,10 +98,11 @@ class GeneratorMixin(ModelMixin):
             pad = generation_config._pad_token_tensor
             stops = Stops(stopping_criteria, input_ids, None if pad is None else int(pad))
             assert stops.max_length is not None
-            capacity = max(stops.max_length, input_ids.shape[1] + 1)
+            capacity = horizon_for(max(stops.max_length, input_ids.shape[1] + 1))
             sampler = Sampler(settings, input_ids, vocab_size=model.lm_head.out_features, capacity=capacity)
             steps = Steps(model, plan, sampler, model_kwargs)
-            steps.expect(model_kwargs["past_key_values"], stops.remaining)
+            cache = model_kwargs["past_key_values"]
+            steps.expect(cache, stops.remaining)
         except Blocked as blocked:
             if plan.state.enabled:
                 plan.eager[f"generate: {blocked}"] += 1
@@ -88,14 +115,19 @@ class GeneratorMixin(ModelMixin):
                 streamer,
                 **without_usual_positions(model_kwargs),
             )
+        returned = generation_config.return_dict_in_generate
+        alone = _alone.get() and not returned and not cache.get_seq_length()
+        if alone:
+            steps.resume(plan.take(), cache, model_kwargs["position_ids"].shape[1], stops.remaining)
         first = not generation_config.is_assistant
         outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=first)
-        cache = outputs.past_key_values
         new = Loop(steps, stops, every, streamer).run(outputs.logits[:, -1], cache)
+        if alone and (left := steps.leave()) is not None:
+            plan.kept.append(left)
         if streamer is not None:
             streamer.end()
         ids: Any = torch.cat([input_ids, new.to(input_ids.device)], dim=1)
-        if generation_config.return_dict_in_generate:
+        if returned:
             return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache)
         return ids
 

@@ -64,6 +64,8 @@ class Loop:
                     break
                 chosen, fresh = chosen + tokens, 0
             self._read()
+        for block in self._waiting:  # which nobody wants any more: after this nothing is under way
+            block.read()
         return torch.tensor(self.stops.tokens, device="cpu")
 
     def _submit(self, cache: DynamicCache, chosen: int, fresh: int, left: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.decoder import WIDEST, DecoderMixin
+from torch_foundry.decode.kept import Kept
 from torch_foundry.decode.models import head_of, is_plain, logits_of
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import CacheLayers, StepTape, Tail
@@ -54,6 +55,7 @@ class Steps:
         self._starts: list[int] = []  # where the room begins
         self._room = self._used = self._counted = 0  # tokens that there is room for, that are in it, that count
         self._output: Snapshot | None = None
+        self._by_layers = False  # whether the model's own forward pass was used
 
     def expect(self, cache: DynamicCache, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
@@ -61,6 +63,27 @@ class Steps:
             expect(cache, len(self.decoder.decoder_plan().layers), min(tokens, EXPECTED))
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
+
+    def resume(self, kept: Kept | None, cache: DynamicCache, prompt: int, tokens: int) -> None:
+        """Go on with what an earlier generation has left, if it fits: the prompt will be stored in its memory."""
+        masked = self._mask is not None
+        room = prompt + min(tokens, EXPECTED)
+        if kept is None or not kept.fits(self.sampler, masked, room):
+            return
+        self._output = kept.output
+        if not self._output_holds():
+            self._output = None
+            return
+        self._layers, self._tape, self._cache = kept.begin(self.sampler, cache), kept.tape, cache
+        self.sampler = kept.sampler
+        if self._mask is not None:
+            kept.tape.state.set_mask(self._mask)
+
+    def leave(self) -> Kept | None:
+        """What the next generation can use; the cache, which nobody else knows, is empty then. Nothing is under way."""
+        if self._tape is None or self._layers is None or self._by_layers or not self._tape.fits():
+            return None
+        return Kept.of(self.sampler, self._tape, self._output, self._layers)
 
     def submit(self, cache: DynamicCache, steps: int, remaining: int) -> bool:
         """Hand `steps` steps, of `remaining` that there may be, to the device.
@@ -105,6 +128,7 @@ class Steps:
 
     def step_by_layers(self, cache: DynamicCache) -> None:
         """One step by the model's own forward pass, which counts at once. All others have to count by now."""
+        self._by_layers = True
         token = self.sampler.token.clone()  # hooks may keep it
         mask = self._mask
         if mask is not None:
@@ -155,4 +179,7 @@ class Steps:
         return lambda hidden: sampler.step(linear(hidden)[:, 0])
 
     def _output_holds(self) -> bool:
-        return self._output is None or (self._output.holds() and self.model.lm_head is self._output.modules[0])
+        output, model = self._output, self.model
+        return output is None or (
+            output.holds() and model.lm_head is output.modules[0] and is_plain(self.head, model.config)
+        )

@@ -52,6 +52,12 @@ def expect(cache: DynamicCache, layers: int, tokens: int) -> None:
         layer._keys.spare = layer._values.spare = tokens
 
 
+def lend(layer: FoundryLayer | FoundrySlidingLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Let an empty layer use this memory, of which nobody else has a view."""
+    layer._keys.lend(keys)
+    layer._values.lend(values)
+
+
 def _is_differentiable(layer: DynamicLayer) -> bool:
     """Whether the contents are part of a graph (prefix tuning) that has to stay one."""
     return torch.is_grad_enabled() and layer.is_initialized and layer.keys is not None and layer.keys.requires_grad

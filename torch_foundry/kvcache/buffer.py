@@ -92,6 +92,11 @@ class GrowingBuffer:
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self.data, self.first, self.own = grown, 0, True
 
+    def lend(self, data: torch.Tensor) -> None:
+        """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
+        assert not self.length
+        self.data, self.first, self.own = data, 0, True
+
     def room(self, tokens: int) -> None:
         """Make room for `tokens` more behind what is stored, keeping the memory where it is if that is possible: what
         is stored moves to the front if half of the buffer is unused by then. Not before the first use."""

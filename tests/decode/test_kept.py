@@ -1,0 +1,151 @@
+"""What generations leave to each other: the same tokens as without, and nothing that anybody else can see."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import torch_foundry
+from tests.patch.zoo import FAMILIES, ids, padded, shared
+from torch_foundry.decode import kept
+from torch_foundry.patch import report
+
+pytestmark = pytest.mark.usefixtures("quiet")
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 30, "repetition_penalty": 1.2}
+
+
+def patched(family: str = "llama") -> Any:
+    return torch_foundry.patch(copy.deepcopy(shared(family)))
+
+
+def generate(model: Any, inputs: Any = None, **options: Any) -> Any:
+    torch.manual_seed(4)
+    inputs = inputs or {"input_ids": ids(1, 9), "attention_mask": torch.ones(1, 9, dtype=torch.long)}
+    return model.generate(**inputs, **{"max_new_tokens": 20, "do_sample": False, **options})
+
+
+def recorded(model: Any, *args: Any, **options: Any) -> int:
+    """How many steps a generation records; its tokens must be those of a model that has kept nothing."""
+    before = report(model).recorded
+    found = generate(model, *args, **options).tolist()
+    forgetful = copy.deepcopy(model)
+    assert found == generate(forgetful, *args, **options).tolist()
+    return report(model).recorded - before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_recorded_once(family: str) -> None:
+    model = patched(family)
+    assert recorded(model) == 1
+    for length in (9, 30, 5, 120, 12):
+        assert recorded(model, {"input_ids": ids(1, length, seed=length)}) == (1 if length == 120 else 0)
+    for lengths in ([9, 4, 7], [2, 30, 11], [9, 9, 3]):
+        assert recorded(model, padded(lengths), max_new_tokens=30) == (1 if lengths[0] == 9 and lengths[1] == 4 else 0)
+    assert generate(model).tolist() == generate(copy.deepcopy(shared(family))).tolist()
+
+
+def test_sampling() -> None:
+    model = patched()
+    assert recorded(model, **SAMPLED) == 1
+    assert recorded(model, **SAMPLED) == 0
+    assert recorded(model, **{**SAMPLED, "temperature": 0.5, "repetition_penalty": 1.5}) == 0, "numbers only"
+    assert recorded(model, {"input_ids": ids(1, 20, seed=5)}, **SAMPLED) == 0
+    assert recorded(model) == 1, "other kernels"
+    assert recorded(model, eos_token_id=[5, 6], pad_token_id=0) == 1, "other tokens that end a text"
+    assert recorded(model, eos_token_id=[5, 6], pad_token_id=0) == 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_after_an_early_end(every: int) -> None:
+    """The device was ahead by a block when the last token was read."""
+    model = patched()
+    eos = generate(model)[0, 14].item()
+    for _ in range(3):
+        recorded(model, eos_token_id=eos, pad_token_id=0, sync_every=every)
+    assert recorded(model, eos_token_id=eos, pad_token_id=0) == 0
+
+
+def test_caches_that_somebody_knows_are_left_alone() -> None:
+    model = patched()
+    generate(model)
+    assert len(model._foundry.kept) == 1
+    mine = DynamicCache(config=model.config)
+    text = generate(model, past_key_values=mine)
+    given = generate(model, return_dict_in_generate=True)
+    stored = [layer.keys.clone() for cache in (mine, given.past_key_values) for layer in cache.layers]
+    for seed in range(3):
+        generate(model, {"input_ids": ids(1, 12, seed=seed)})
+    again = [layer.keys for cache in (mine, given.past_key_values) for layer in cache.layers]
+    assert all(torch.equal(a, b) for a, b in zip(stored, again, strict=True))
+    assert mine.get_seq_length() == text.shape[1] - 1
+    seen = []
+    hooked = patched()
+    hooked.register_forward_hook(lambda m, a, out: seen.append(out.past_key_values))
+    generate(hooked)
+    assert not hooked._foundry.kept and seen[0].get_seq_length() == 28
+
+
+def test_changes_in_between() -> None:
+    model = patched()
+    generate(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert recorded(model) == 0, "in place"
+    model.load_state_dict({n: 1.05 * t for n, t in model.state_dict().items()}, assign=True)
+    assert recorded(model) == 1
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight)
+    assert recorded(model) == 1
+    model.to(torch.bfloat16)
+    assert recorded(model) == 1
+    with torch.inference_mode():
+        generate(model)
+        generate(model)
+    generate(model)
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    generate(model)
+    handle.remove()
+    generate(model)
+
+
+def test_memory_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    generate(model)
+    model.to(torch.float32)
+    assert not model._foundry.kept
+    monkeypatch.setattr(kept, "LARGEST", 1000)
+    generate(model)
+    assert not model._foundry.kept
+    assert recorded(model) == 1
+
+
+def test_threads() -> None:
+    model = patched()
+    prompts = [{"input_ids": ids(1, 5 + n, seed=n)} for n in range(8)]
+    alone = [generate(model, prompt).tolist() for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda prompt: generate(model, prompt).tolist(), prompts)) == alone
+
+
+def test_an_error_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    expected = generate(model).tolist()
+
+    class Stop:
+        """A streamer that ends it."""
+
+        def put(self, value: Any) -> None:
+            if value.numel() == 1:
+                raise KeyboardInterrupt
+
+        def end(self) -> None: ...
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, streamer=Stop())
+    assert not model._foundry.kept
+    assert generate(model).tolist() == expected

@@ -1,0 +1,80 @@
+"""What a generation leaves to the next one, whose step need not be recorded then: memory at the same addresses.
+
+One tape, sampler and cache memory are kept by a model, if they are small and nobody else can see the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.decode.tape import CacheLayers, StepTape
+from torch_foundry.decode.watch import Snapshot
+from torch_foundry.kvcache.adopt import lend
+from torch_foundry.sampling import Sampler
+
+LARGEST = 256 << 20  # bytes of keys and values that are kept between calls
+
+
+@dataclass
+class Kept:
+    """Of a generation that is over."""
+
+    sampler: Sampler
+    tape: StepTape
+    output: Snapshot | None  # of the output layer, if it's on the tape
+    buffers: list[torch.Tensor]  # keys and values of each layer in turn
+
+    @classmethod
+    def of(cls, sampler: Sampler, tape: StepTape, output: Snapshot | None, layers: CacheLayers) -> Kept | None:
+        """Take the memory out of the cache, which is empty then; None, and it stays, if there is too much of it."""
+        buffers = layers.buffers
+        if sum(b.nbytes for b in buffers) > LARGEST:
+            return None
+        for slot in layers.slots:
+            slot.reset()
+        return cls(sampler, tape, output, buffers)
+
+    def fits(self, sampler: Sampler, masked: bool, room: int) -> bool:
+        """Whether a generation that starts with `sampler`, with a cache of `room` tokens, could go on with this."""
+        tape = self.tape
+        return (
+            tape.masked == masked
+            and tape.fits(room)
+            and min(b.shape[2] for b in self.buffers) >= room
+            and (torch.is_inference_mode_enabled() or not any(t.is_inference() for t in self.buffers))
+            and _refillable(self.sampler, sampler)
+        )
+
+    def begin(self, sampler: Sampler, cache: DynamicCache) -> CacheLayers:
+        """Let the kept sampler be like `sampler`, and the empty `cache` use the kept memory."""
+        for name, new in _tensors(sampler).items():
+            vars(self.sampler)[name].copy_(new)
+        self.sampler.settings, self.sampler.seed = sampler.settings, sampler.seed
+        layers = self.tape.layers = CacheLayers(cache, len(self.buffers) // 2)
+        layers.buffers = self.buffers
+        for i, slot in enumerate(layers.slots):
+            lend(slot, self.buffers[2 * i], self.buffers[2 * i + 1])
+        if self.tape.state.mask is not None:
+            self.tape.state.mask.fill_(True)
+        return layers
+
+
+def _tensors(sampler: Sampler) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(sampler).items() if isinstance(value, torch.Tensor)}
+
+
+def _refillable(old: Sampler, new: Sampler) -> bool:
+    """Whether the tensors of `old` can take the values of `new`'s, under a tape that was recorded with `old`."""
+    ours, theirs = _tensors(old), _tensors(new)
+    if old.settings.structure != new.settings.structure or ours.keys() != theirs.keys():
+        return False
+    return all(
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and (torch.is_inference_mode_enabled() or not a.is_inference())
+        for a, b in zip(ours.values(), theirs.values(), strict=True)
+    )
