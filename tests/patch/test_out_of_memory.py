@@ -55,6 +55,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
 
     for name in OPS:
         monkeypatch.setattr(ops, name, failing(getattr(ops, name)))
+    monkeypatch.setattr(torch.nn.functional, "linear", failing(torch.nn.functional.linear))
     yield fake
 
 

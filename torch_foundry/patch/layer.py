@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,11 +151,11 @@ def run(
     spec = plan.spec
     x = x.contiguous()
     h = attend(plan, x if plan.pre_attn is None else plan.pre_attn(x), mask, rotary, slot)
-    x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
+    x = project(plan.o.of_many, h, x, plan.post_attn, spec.residual_scale)
     h = x if plan.pre_ffn is None else plan.pre_ffn(x)
-    gate_up = [linear(h) for linear in plan.gate_up]
+    gate_up = [linear.of_many(h) for linear in plan.gate_up]
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
-    return project(plan.down, ops.glu(gate, up, spec.activation), x, plan.post_ffn, spec.residual_scale)
+    return project(plan.down.of_many, ops.glu(gate, up, spec.activation), x, plan.post_ffn, spec.residual_scale)
 
 
 def tensors(plan: LayerPlan, x: torch.Tensor, keys: int) -> dict[str, Described]:
@@ -165,7 +166,9 @@ def tensors(plan: LayerPlan, x: torch.Tensor, keys: int) -> dict[str, Described]
     return {name: (shape, x.dtype) for name, shape in shapes.items()} | {"keys": cache, "values": cache}
 
 
-def project(linear: Linear, h: torch.Tensor, x: torch.Tensor, post_norm: Norm | None, scale: float) -> torch.Tensor:
+def project(
+    linear: Callable[..., torch.Tensor], h: torch.Tensor, x: torch.Tensor, post_norm: Norm | None, scale: float
+) -> torch.Tensor:
     """Back to the residual stream: x + scale * W h, or x + norm(W h)."""
     return linear(h, x, scale) if post_norm is None else post_norm(linear(h), x)
 
@@ -176,7 +179,7 @@ def attend(
     """Attention up to the output projection: [B, L, n_heads * head_dim]."""
     spec = plan.spec
     batch, queries, _ = h.shape
-    qkv = [linear(h) for linear in plan.qkv]
+    qkv = [linear.of_many(h) for linear in plan.qkv]
     q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
     if plan.qk_norm is not None:
         q_norm, k_norm = plan.qk_norm

@@ -98,7 +98,7 @@ class LinearMixin(LeafMixin):
         if reason := tensor_reason(input):
             raise Blocked(reason)
         check_weights(plan.linear.parameters, input.dtype, input)
-        return plan.linear(input.contiguous())
+        return plan.linear.of_many(input.contiguous())
 
     def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
         return super()._tensors(input, weight) | {"result": ([*input.shape[:-1], weight.shape[0]], input.dtype)}

@@ -12,10 +12,8 @@ import torch
 
 from torch_foundry import ops
 from torch_foundry.patch.layer import LayerPlan, project
-from torch_foundry.patch.weights import Matrices
+from torch_foundry.patch.weights import FEW, Matrices
 from torch_foundry.runtime import scope
-
-FEW = 16  # rows of x that norm_linear and its like take
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 
