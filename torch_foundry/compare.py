@@ -118,7 +118,7 @@ def _compare(model: nn.Module, ids: torch.Tensor, inputs: dict[str, Any]) -> Dri
     for i, (name, _) in enumerate(outputs):
         growth = drifts[i] / drifts[i - 1] if i and drifts[i - 1] else None
         stages.append(Stage(name, drifts[i], growth, alone[i], isinstance(swapped[name], LayerMixin)))
-    same = (stock.argmax(-1) == ours.argmax(-1)).double().mean().item()
+    same = (stock.argmax(-1) == ours.argmax(-1)).float().mean().item()
     return Drift(stages, _first_bad(stages, stock.dtype), stock.dtype, _error(ours, stock), same)
 
 
@@ -148,7 +148,8 @@ def _hooked(modules: dict[str, nn.Module], hook: Callable[..., None]) -> Iterato
 
 
 def _error(ours: torch.Tensor, stock: torch.Tensor) -> float:
-    difference, norm = (ours.double() - stock.double()).norm().item(), stock.double().norm().item()
+    truth = stock.cpu().double()  # on the CPU: mps has no float64
+    difference, norm = (ours.cpu().double() - truth).norm().item(), truth.norm().item()
     error = difference / norm if norm else difference
     return math.inf if math.isnan(error) else error
 
