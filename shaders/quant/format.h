@@ -79,8 +79,8 @@ template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(u
 
 #ifdef __METAL_VERSION__
 // The codes of four bytes in their order, less `zero`: bytes 0 and 2, then 1 and 3 are masked as pairs. In the mantissa
-// of 1024 they are halves without a conversion, and the difference is exact. `base` is two halves of 1024, with the bits
-// set that are to be inverted in the codes.
+// of 1024 they are halves without a conversion, and the difference is exact. `base` is two halves of 1024, with the
+// bits set that are to be inverted in the codes.
 METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half zero, thread float* w) {
   const metal::half2 offset = metal::half2(1024.0h + zero);
   const metal::half2 even = as_type<metal::half2>((bytes & mask) ^ base) - offset;
