@@ -14,6 +14,8 @@ constexpr Line kLines[] = {
     {"host", kLinear, "q8_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kLinear, "q4_0", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kLinear, "", 1, kAny, kAny, {4, 1, 1, 2, 4}},
+    {"host", kNorm, "", 8, kAny, kAny, {4, 1, 1, 2, 4}}, // more outputs, for which x is weighted once
+    {"host", kNorm, "", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1}},
 
     // Apple GPUs, from published designs; nothing here has been measured by us.
