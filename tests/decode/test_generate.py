@@ -434,6 +434,17 @@ def test_many_rows() -> None:
     inputs = padded([9, 4, 7] * 22)
     assert generate(model, inputs, max_new_tokens=3).tolist() == reference("llama", inputs, max_new_tokens=3).tolist()
     assert next(iter(report(model).eager)) == "generate: more than 64 rows"
+    found = []
+    for each in (copy.deepcopy(shared("llama")), model):
+        torch.manual_seed(5)
+        found.append(generate(each, inputs, max_new_tokens=3, **SAMPLED).tolist())
+    assert found[0] == found[1], "torch's random numbers, from the first on"
+
+
+def test_greedy_code_takes_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    generate(patched())
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_several_texts_of_one_prompt() -> None:

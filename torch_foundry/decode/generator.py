@@ -98,9 +98,7 @@ class GeneratorMixin(ModelMixin):
             pad = generation_config._pad_token_tensor
             stops = Stops(stopping_criteria, input_ids, None if pad is None else int(pad))
             assert stops.max_length is not None
-            capacity = horizon_for(max(stops.max_length, input_ids.shape[1] + 1))
-            sampler = Sampler(settings, input_ids, vocab_size=model.lm_head.out_features, capacity=capacity)
-            steps = Steps(model, plan, sampler, model_kwargs)
+            steps = Steps(model, plan, input_ids.shape[0], model_kwargs)
             cache = model_kwargs["past_key_values"]
             steps.expect(cache, stops.remaining)
         except Blocked as blocked:
@@ -115,6 +113,16 @@ class GeneratorMixin(ModelMixin):
                 streamer,
                 **without_usual_positions(model_kwargs),
             )
+        capacity = horizon_for(max(stops.max_length, input_ids.shape[1] + 1))
+        steps.sampler = Sampler(
+            settings,
+            input_ids,
+            vocab_size=model.lm_head.out_features,
+            capacity=capacity,
+            seed=None
+            if settings.do_sample
+            else 0,  # None: from torch, whose numbers greedy code leaves alone
+        )
         returned = generation_config.return_dict_in_generate
         alone = _alone.get() and not returned and not cache.get_seq_length()
         if alone:

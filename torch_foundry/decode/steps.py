@@ -31,10 +31,11 @@ class Steps:
     Until `count`, tokens are in the cache's memory but no part of it: an exception leaves the cache as it was.
     """
 
-    def __init__(self, model: Any, plan: ModelPlan, sampler: Sampler, model_kwargs: dict[str, Any]) -> None:
+    sampler: Sampler  # given before the first step
+
+    def __init__(self, model: Any, plan: ModelPlan, batch: int, model_kwargs: dict[str, Any]) -> None:
         """Reads, before anything is under way, where the prompt ends. Raises Blocked for what is not usual."""
-        self.model, self.plan, self.sampler = model, plan, sampler
-        self.batch = sampler.token.shape[0]
+        self.model, self.plan, self.batch = model, plan, batch
         if self.batch > WIDEST:
             raise Blocked(f"more than {WIDEST} rows")
         head = head_of(model)
