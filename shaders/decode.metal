@@ -16,8 +16,9 @@ struct Seat {
   uint group, row_group;  // of the grid
   ushort lane, simdgroup, simdgroups;
 
-  METAL_FUNC uint team(uint split) const { return group * (simdgroups / split) + simdgroup / split; }  // in the grid
-  METAL_FUNC uint part(uint split) const { return simdgroup % split; }
+  // Of the grid, and of the team. A split is a power of two: a division would take as long as a read from memory.
+  METAL_FUNC uint team(uint split) const { return group * (simdgroups >> ctz(split)) + (simdgroup >> ctz(split)); }
+  METAL_FUNC uint part(uint split) const { return simdgroup & (split - 1); }
 };
 
 // (norm x) W^T: for lane m * N + n that of row m of the team's rows of x and of w_row[n].
@@ -27,7 +28,7 @@ METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)
                                  threadgroup float* partial) {
   constexpr bool together = M * N + M <= int(simd_width);  // a lane for each sum, those of squares too
   constexpr int C = together ? normed_sums(M, N) : M * N;
-  const Weighted<T, V, P> rows = {x, gain, args.offset};
+  const Weighted<T, V == 1 ? 1 : 8, P> rows = {x, gain, args.offset};
   uint x_row[M];
   for (int m = 0; m < M; ++m)
     x_row[m] = min(seat.row_group * M + m, args.rows - 1) * args.k;
@@ -71,7 +72,7 @@ METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, 
 }
 
 // y = (norm x) W^T + bias, for up to three W side by side.
-// foundry-lint: instance(norm_linear<Q8_0, half, 4, 8, 4, 1, 1>)
+// foundry-lint: instance(norm_linear<Q8_0, half, 4, 16, 4, 1, 1>)
 // foundry-lint: instance(norm_linear<F32, float, 1, 1, 2, 2, 4>)
 template <typename Q, typename T, int M, int V, int N, int U, int P>
 [[kernel]] void norm_linear(

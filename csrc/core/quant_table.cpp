@@ -105,6 +105,13 @@ WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::opti
   return {*wanted, weight.size(0), bytes / block * wanted->block_size, weight.stride(0) / block};
 }
 
+bool in_words(const WeightMatrix& matrix, const at::Tensor& weight) {
+  const QuantFormat& format = matrix.format;
+  return format.packed() && reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 4 == 0 &&
+         (matrix.n == 1 || weight.stride(0) % 4 == 0) && matrix.k / format.block_size % 2 == 0 &&
+         format.block_bytes % 2 == 0;
+}
+
 void check_output_size(int64_t rows, int64_t columns) {
   TORCH_CHECK(columns == 0 || rows <= INT32_MAX / columns, "output: expected at most 2^31-1 elements, got [", rows,
               ", ", columns, "] (kernels index with 32 bits)");

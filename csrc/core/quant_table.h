@@ -41,6 +41,9 @@ struct WeightMatrix {
 // Checks `weight` as `format`: uint8 [n, bytes] when packed; when dense (or not given), f32, f16 or bf16 [n, k].
 WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::optional<std::string_view> format);
 
+// Whether pairs of a packed weight's blocks begin at multiples of four bytes.
+bool in_words(const WeightMatrix& matrix, const at::Tensor& weight);
+
 // Refuses, before it is allocated, a result of more elements than kernels can index.
 void check_output_size(int64_t rows, int64_t columns);
 

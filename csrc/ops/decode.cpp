@@ -74,6 +74,9 @@ struct Projections {
   }
 };
 
+// Rows of x that share a reading of the weights.
+int rows_together(int64_t rows) { return rows > 4 ? 8 : rows > 2 ? 4 : static_cast<int>(rows); }
+
 int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
 
 // How a run of matrices is multiplied: the variant of the kernel, and its grid.
@@ -81,30 +84,31 @@ struct Way {
   const QuantFormat& format;
   at::ScalarType dtype;
   LinearChoice choice;
-  int m; // rows of x that share a reading
-  bool aligned;
+  int m;     // rows of x that share a reading
+  int width; // V of gemv.h
 
   Way(const Projections& p, size_t first, size_t end, bool in_pairs)
-      : format(p.matrices[first].format), dtype(p.x.scalar_type()), m(p.rows > 4   ? 8
-                                                                      : p.rows > 2 ? 4
-                                                                                   : int(p.rows)),
-        aligned(p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain)) {
+      : format(p.matrices[first].format), dtype(p.x.scalar_type()), m(rows_together(p.rows)),
+        width(p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain) ? 16 : 1) {
+    for (size_t i = first; i < end; i++) {
+      if (!format.packed() && !aligned_rows(p.weights[i])) width = 1;
+      if (width > 8 && !in_words(p.matrices[i], p.weights[i])) width = 8;
+    }
     choice = norm_linear_choice(p.x.device(), format.index, m, p.outputs(first, end), p.k);
     if (in_pairs && choice.outputs < 2) choice.outputs = 2;
     while (m * choice.outputs > int(kSimdWidth)) choice.outputs /= 2;
-    for (size_t i = first; i < end; i++) aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
   }
 
-  static constexpr int count = kMaxFormats * 3 * 4 * 2 * 24;
+  static constexpr int count = kMaxFormats * 3 * 4 * 3 * 24;
   int index() const { // layouts: outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
     const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
-    return (((format.index * 3 + dtype_index(dtype)) * 4 + log2(m)) * 2 + aligned) * 24 + layout;
+    return (((format.index * 3 + dtype_index(dtype)) * 4 + log2(m)) * 3 + (width > 1) + (width > 8)) * 24 + layout;
   }
 
   Kernel kernel(const char* function, const char* table_type = nullptr) const {
     Kernel k{"decode.metal", function, {format.policy, metal_type(dtype)}, {}, ""};
     if (table_type) k.arguments.emplace_back(table_type);
-    for (int n : {m, aligned ? 8 : 1, int(choice.outputs), int(choice.steps), int(choice.chains)})
+    for (int n : {m, width, int(choice.outputs), int(choice.steps), int(choice.chains)})
       k.arguments.push_back(std::to_string(n));
     return k;
   }

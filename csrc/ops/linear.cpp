@@ -36,12 +36,6 @@ int route(int64_t m) {
   return i;
 }
 
-// Whether pairs of a packed weight's blocks begin at multiples of four bytes.
-bool in_words(const WeightMatrix& w, const at::Tensor& weight) {
-  return w.format.packed() && reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 4 == 0 &&
-         (w.n == 1 || weight.stride(0) % 4 == 0) && w.k / w.format.block_size % 2 == 0 && w.format.block_bytes % 2 == 0;
-}
-
 int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
 
 // Values of LinearArgs::activation.
