@@ -119,9 +119,7 @@ class GeneratorMixin(ModelMixin):
             input_ids,
             vocab_size=model.lm_head.out_features,
             capacity=capacity,
-            seed=None
-            if settings.do_sample
-            else 0,  # None: from torch, whose numbers greedy code leaves alone
+            seed=None if settings.do_sample else 0,  # None: from torch, whose numbers greedy code leaves alone
         )
         returned = generation_config.return_dict_in_generate
         alone = _alone.get() and not returned and not cache.get_seq_length()
