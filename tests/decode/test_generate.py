@@ -282,6 +282,32 @@ def test_hugging_faces_loop_runs_on_tapes() -> None:
         assert set(report(model).eager) == {"generate: sync_every is 0"}, str(report(model))
 
 
+@pytest.mark.parametrize("every", [0, 16])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole text", "new tokens"])
+@pytest.mark.parametrize("start", [0, 9, 3])
+def test_positions_of_the_callers_own(every: int, whole: bool, start: int) -> None:
+    """For a second turn, whose positions go on from the first, or don't."""
+    new = ids(1, 12, seed=8)
+    found = []
+    for model in (copy.deepcopy(shared("llama")), patched()):
+        cache = filled(model)
+        inputs = {
+            "input_ids": torch.cat([ids(1, 9), new], dim=1) if whole else new,
+            "attention_mask": torch.ones(1, 21, dtype=torch.long),
+        }
+        count = inputs["input_ids"].shape[1]
+        inputs["position_ids"] = (start - (9 if whole and start else 0) + torch.arange(count))[None].clamp(min=0)
+        found.append(generate(model, inputs, every=every, past_key_values=cache).tolist())
+    assert found[0] == found[1]
+
+
+def filled(model: Any) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids(1, 9), past_key_values=cache)
+    return cache
+
+
 def test_hooks_on_the_whole_model_run_for_each_token() -> None:
     model, calls = patched(), []
     model.register_forward_hook(lambda *_: calls.append(1))

@@ -111,7 +111,7 @@ class GeneratorMixin(ModelMixin):
                 generation_config,
                 synced_gpus,
                 streamer,
-                **without_usual_positions(model_kwargs),
+                **without_usual_positions(input_ids, generation_config, model_kwargs),
             )
         capacity = horizon_for(max(stops.max_length, input_ids.shape[1] + 1))
         steps.sampler = Sampler(
@@ -140,20 +140,29 @@ class GeneratorMixin(ModelMixin):
     # generate() looks at the signatures
     @functools.wraps(GenerationMixin._beam_search)
     def _beam_search(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super()._beam_search(input_ids, *args, **without_usual_positions(kwargs))  # type: ignore[misc]
+        kwargs = without_usual_positions(input_ids, kwargs.get("generation_config"), kwargs)
+        return super()._beam_search(input_ids, *args, **kwargs)  # type: ignore[misc]
 
     @functools.wraps(GenerationMixin._assisted_decoding)
     def _assisted_decoding(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super()._assisted_decoding(input_ids, *args, **without_usual_positions(kwargs))  # type: ignore[misc]
+        kwargs = without_usual_positions(input_ids, kwargs.get("generation_config"), kwargs)
+        return super()._assisted_decoding(input_ids, *args, **kwargs)  # type: ignore[misc]
 
 
-def without_usual_positions(model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without `position_ids`, if these count from 0 in every row: so a model counts by itself, and on the
-    host, where a tape needs to know; else they would have to be read from the device at each step."""
-    positions = model_kwargs.get("position_ids")
+def without_usual_positions(input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without `position_ids`, if these are what a model counts by itself, and on the host, where a tape
+    needs to know them; else they have to be read from the device at each step."""
+    positions, cache = model_kwargs.get("position_ids"), model_kwargs.get("past_key_values")
     if positions is None or model_kwargs.get("attention_mask") is not None or positions.dim() != 2:
         return model_kwargs
-    if not bool((positions == torch.arange(positions.shape[1], device=positions.device)).all()):
+    if cache is not None and cache.get_seq_length():
+        # ids may be the whole text, or what is new in it; with a mask of ones, generate() notes the whole length here
+        total = getattr(config, "_mask_length", None)
+    else:
+        total = input_ids.shape[1]
+    if positions.shape[1] != total:
+        return model_kwargs
+    if not bool((positions == torch.arange(total, device=positions.device)).all()):
         return model_kwargs
     return {name: value for name, value in model_kwargs.items() if name != "position_ids"}
 
