@@ -27,11 +27,14 @@ class Block:
         if found.device.type == "cpu":
             self._host = found
             return
-        cuda = found.is_cuda
-        self._host = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=cuda)
+        self._host = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=found.is_cuda)
         self._host.copy_(found, non_blocking=True)
-        self._event = torch.Event(device=found.device, blocking=not cuda)  # on CUDA the thread spins: it wakes sooner
-        self._event.record()
+        if found.is_cuda:  # whose current device may be another one
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(found.device))
+        else:
+            self._event = torch.Event(device=found.device, blocking=True)
+            self._event.record()
 
     def read(self) -> list[list[int]]:
         """Wait; of each row the tokens, and its error bits."""
