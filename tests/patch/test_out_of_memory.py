@@ -230,7 +230,8 @@ model = torch_foundry.patch(build("llama"))
 cache = DynamicCache(config=model.config)
 with torch.no_grad():
     model(ids(1, 5), past_key_values=cache)
-    model(ids(1, 3), past_key_values=copy.deepcopy(cache))  # compiles what it needs
+    model(ids(1, 3), past_key_values=copy.deepcopy(cache))  # compiles what it needs ...
+    model(ids(1, 300))  # ... and gives the GPU's threads their stacks
     expected = model(ids(1, 3), past_key_values=DynamicCache(config=model.config)).logits
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (240 << 20), -1))
