@@ -14,7 +14,6 @@ from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked
 
 LONGEST = 8  # tokens of a row in a step
-WIDEST = 64  # rows of a batch times tokens: a tape keeps all that lies between its launches
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
 OFF = frozenset({"output_attentions", "output_hidden_states"})
@@ -79,9 +78,9 @@ def step(
 ) -> torch.Tensor:
     """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Blocked."""
     batch, length = ids.shape
-    if batch * length > WIDEST:
-        raise Blocked(f"more than {WIDEST} tokens in a step")
     plan.check()
+    if batch * length > plan.widest:
+        raise Blocked(f"more than {plan.widest} tokens in a step")
     device = plan.device
     if ids.device != device or ids.is_floating_point():
         raise Blocked("ids are not integers on the model's device")

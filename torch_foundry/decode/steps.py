@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.decode.decoder import WIDEST, DecoderMixin
+from torch_foundry.decode.decoder import DecoderMixin
 from torch_foundry.decode.kept import Kept
 from torch_foundry.decode.models import head_of, is_plain, logits_of
 from torch_foundry.decode.plan import DecoderPlan
@@ -36,12 +36,13 @@ class Steps:
     def __init__(self, model: Any, plan: ModelPlan, batch: int, model_kwargs: dict[str, Any]) -> None:
         """Reads, before anything is under way, where the prompt ends. Raises Blocked for what is not usual."""
         self.model, self.plan, self.batch = model, plan, batch
-        if self.batch > WIDEST:
-            raise Blocked(f"more than {WIDEST} rows")
+        self.decoder: DecoderMixin = model.model
+        widest = self.decoder.decoder_plan().widest
+        if self.batch > widest:
+            raise Blocked(f"more than {widest} rows")
         head = head_of(model)
         assert head is not None
         self.head = head
-        self.decoder: DecoderMixin = model.model
         positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
         if positions is None or positions.dim() != 2 or positions.shape[0] not in (1, self.batch):
             raise Blocked("positions are not [batch, tokens]")
