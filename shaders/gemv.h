@@ -150,7 +150,7 @@ METAL_FUNC void walk(device const typename Q::block* thread (&w_row)[N], thread 
                      thread float (&squares)[M]) {
   for (int i = 0; i < M * N; ++i) sum[i] = 0.0f;
   for (int m = 0; m < M; ++m) squares[m] = 0.0f;
-  using Way = Walk<P, (Q::block_size > 1)>;
+  using Way = Walk<P, Q::has_codes>;
   const uint step = split * simd_width * Unit<Q>::elements;
   Way::template run<Q, M, V, N, U>(w_row, x, x_row, Unit<Q>::first(unit), step, end, sum, squares);
 }

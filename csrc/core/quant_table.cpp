@@ -26,7 +26,8 @@ template <typename Q> void pack_blocks(const float* weights, void* blocks, int64
     TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
     Q::pack(weights, block);
     float w[chunk];
-    TORCH_CHECK(std::isfinite(Q::unpack(block, 0, 0, w)), "weight: values too large for the scale of the format");
+    const float d = Q::unpack(block, 0, 0, w); // 1 where there is an offset, and the scale is in the weights
+    TORCH_CHECK(std::isfinite(d * w[0]), "weight: values too large for the scale of the format");
   }
 }
 
@@ -47,7 +48,7 @@ template <typename Q> int register_format(const char* policy, const char* name, 
       static_cast<int>(table().size()), policy,  name,   gguf_type, Q::block_size, sizeof(typename Q::block),
       alignof(typename Q::block),       nullptr, nullptr};
   if constexpr (Q::block_size > 1) {
-    format.pack = &pack_blocks<Q>;
+    if constexpr (requires { &Q::pack; }) format.pack = &pack_blocks<Q>;
     format.unpack = &unpack_blocks<Q>;
   }
   TORCH_INTERNAL_ASSERT(format.index < kMaxFormats, "more weight formats than kMaxFormats");
@@ -66,7 +67,7 @@ namespace {
 c10::Dict<std::string, std::vector<int64_t>> describe_formats() {
   c10::Dict<std::string, std::vector<int64_t>> dict;
   for (const QuantFormat& f : quant_formats())
-    dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes});
+    dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes, f.pack != nullptr});
   return dict;
 }
 

@@ -18,8 +18,9 @@ struct QuantFormat {
   int gguf_type;
   int64_t block_size; // weights in a block; 1 for dense formats
   int64_t block_bytes;
-  int64_t alignment;                                           // of a block in memory
-  void (*pack)(const float* weights, void* blocks, int64_t n); // null for dense formats
+  int64_t alignment; // of a block in memory
+  // Null for dense formats, and where weights can't be packed as this.
+  void (*pack)(const float* weights, void* blocks, int64_t n);
   void (*unpack)(const void* blocks, float* weights, int64_t n);
 
   bool packed() const { return block_size > 1; }

@@ -21,6 +21,7 @@ const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed,
 
 void pack_weight(const at::Tensor& weight, std::string_view format, const at::Tensor& packed) {
   const QuantFormat& f = check_pair(weight, packed, format);
+  TORCH_CHECK(f.pack, "format: expected one that weights can be packed as, got '", format, "'");
   const auto* from = static_cast<const float*>(weight.const_data_ptr());
   char* to = static_cast<char*>(packed.mutable_data_ptr());
   at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {

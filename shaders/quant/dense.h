@@ -8,6 +8,7 @@ template <typename T> struct Dense {
   using block = T;
   FOUNDRY_CONST int block_size = 1;
   FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
 };
 
 using F32 = Dense<float>;

@@ -9,12 +9,14 @@
 //     // Chunk i + c * block_size/chunk/shared of the block, 0 <= c < shared: its weights are the returned scale times
 //     // w[0..]. A format with an offset returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
 //     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
+//     FOUNDRY_CONST bool has_codes = ...;             // whether it has what follows; else kernels use `unpack` alone
 //     // Kernels only. The same for c = 0 .. shared - 1 from the eight bytes of codes that chunk i lies in, `b.qs + 4 *
 //     // i`: a weight is the block's scale `d` times w[j] * ratio(c). base: a pair of halves of 1024 (see split_codes).
 //     // by_words: whether reading in four bytes is worth it where rows are aligned to them.
 //     static void codes(uint2 bytes, uint base, int c, thread float (&w)[chunk]);
 //     static constexpr float ratio(int c); FOUNDRY_CONST bool by_words = ...;
-//     static void pack(const float* w, block& b);     // host only: byte for byte as the format's reference encoder
+//     // Host only, and only if weights can be packed as this: byte for byte as the format's reference encoder.
+//     static void pack(const float* w, block& b);
 //   };
 #pragma once
 #include "../portable.h"
@@ -75,6 +77,15 @@ inline float reciprocal(float d) { return std::isfinite(1.0f / d) ? 1.0f / d : 0
 template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(uint32_t bits) {
   constexpr uint32_t base = uint32_t(127 + 23 - Shift) << 23;
   return float_of_bits((bits & (Mask << Shift)) ^ (base | Flip << Shift)) - float((1 << (23 - Shift)) + Zero);
+}
+
+// The eight codes in the low bits of the bytes of four words, less `Zero`.
+template <uint32_t Mask, int Zero>
+inline void byte_codes(FOUNDRY_THREAD const uint32_t (&q)[4], FOUNDRY_THREAD float (&w)[chunk]) {
+  for (short j = 0; j < 4; ++j) {
+    w[2 * j] = code<0, Mask, 0, Zero>(q[j]);
+    w[2 * j + 1] = code<8, Mask, 0, Zero>(q[j]);
+  }
 }
 
 #ifdef __METAL_VERSION__

@@ -14,6 +14,7 @@ struct Q4_0 {
   using block = block_q4_0;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
+  FOUNDRY_CONST bool has_codes = true;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + i * 4;

@@ -14,6 +14,7 @@ struct Q8_0 {
   using block = block_q8_0;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = true;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + 4 * i;

@@ -90,9 +90,8 @@ def _check_format(name: str | None) -> None:
         return
     from torch_foundry import quant
 
-    packed = [f for f in quant.FORMATS if quant.FORMATS[f].block_size > 1]
-    if name not in packed:
-        raise UserError(f"--quantize {name}: expected one of {', '.join(packed)}")
+    if name not in quant.PACKABLE:
+        raise UserError(f"--quantize {name}: expected one of {', '.join(quant.PACKABLE)}")
 
 
 def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], args: argparse.Namespace) -> Run:

@@ -24,9 +24,8 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
     A weight whose rows are not whole blocks stays dense. If input and output embedding share their weight, they share
     the packed one as well. Dense weights are released one by one: the peak is the model and one packed weight.
     """
-    formats = [name for name, known in quant.FORMATS.items() if known.packed]
-    if fmt not in formats:
-        raise ValueError(f"quantize={fmt!r}: expected one of {', '.join(formats)}")
+    if fmt not in quant.PACKABLE:
+        raise ValueError(f"quantize={fmt!r}: expected one of {', '.join(quant.PACKABLE)}")
     if not layers:
         raise Unsupported(f"cannot quantize: {type(model).__name__} has no decoder layers of a known family")
     for layer in tqdm(layers, desc=f"Packing as {fmt}", unit="layer", delay=2):

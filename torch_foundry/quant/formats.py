@@ -13,12 +13,16 @@ _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Format:
-    """A weight format: its GGUF type id, weights per block and bytes per block (1 and the element size when dense)."""
+    """A weight format: its GGUF type id, weights per block and bytes per block (1 and the element size when dense).
+
+    `packable`: whether `quantize` can pack weights as this; the blocks of the others come from files.
+    """
 
     name: str
     gguf_type: int
     block_size: int
     block_bytes: int
+    packable: bool
 
     @property
     def packed(self) -> bool:
@@ -48,8 +52,12 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    name: Format(name, *numbers) for name, numbers in torch.ops.torch_foundry.quant_formats().items()
+    name: Format(name, *sizes, packable=bool(packable))
+    for name, (*sizes, packable) in torch.ops.torch_foundry.quant_formats().items()
 }
+
+
+PACKABLE: tuple[str, ...] = tuple(name for name, known in FORMATS.items() if known.packable)
 
 
 def get_format(name: str) -> Format:

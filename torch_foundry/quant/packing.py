@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch_foundry.quant.formats import get_format
+from torch_foundry.quant.formats import PACKABLE, get_format
 
 for _mutating in ("pack_weight", "unpack_weight"):  # they only write into their last argument
 
@@ -28,11 +28,13 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     """Pack `weight` [N, K] (f32, f16 or bf16) into uint8 [N, K / block * bytes], on the weight's device.
 
     Bytes equal those of GGUF's reference encoder. A dense `format` gives `weight` in its dtype. ValueError if K is not
-    whole blocks, RuntimeError if a weight isn't finite or too large for the format's scale.
+    whole blocks or nothing can be packed as `format`, RuntimeError if a weight isn't finite or too large for the format's scale.
     """
     target = get_format(format)
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"weight: expected a floating-point [N, K], got {weight.dtype} {list(weight.shape)}")
+    if target.packed and not target.packable:
+        raise ValueError(f"format: expected one of {', '.join(PACKABLE)} to pack as, got {format!r}")
     rows, columns = weight.shape
     packed = torch.empty(rows, target.row_size(columns), dtype=target.dtype, device=weight.device)
     if not target.packed:

@@ -1,0 +1,39 @@
+// IQ4_NL: Q4_0 whose codes stand for sixteen values at unequal distances.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_iq4_nl {
+  foundry_half d;
+  uint16_t qs[8];
+};
+static_assert(sizeof(block_iq4_nl) == 18, "GGUF IQ4_NL");
+
+FOUNDRY_CONST float iq4_values[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, -22.0f, -10.0f,
+                                      1.0f,    13.0f,   25.0f,  38.0f,  53.0f,  69.0f,  89.0f,  113.0f};
+
+// The values of eight codes: the nibbles at bit `shift` of the bytes of four words.
+inline void iq4_chunk(FOUNDRY_DEVICE const uint16_t* words, int shift, FOUNDRY_THREAD float (&w)[chunk]) {
+  for (short j = 0; j < 4; ++j) {
+    const uint32_t q = uint32_t(words[j]) >> shift;
+    w[2 * j] = iq4_values[q & 0xf];
+    w[2 * j + 1] = iq4_values[q >> 8 & 0xf];
+  }
+}
+
+struct IQ4_NL {
+  using block = block_iq4_nl;
+  FOUNDRY_CONST int block_size = 32;
+  FOUNDRY_CONST int shared = 2;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
+    iq4_chunk(b.qs + i * 4, 4 * c, w);
+    return widen(b.d);
+  }
+};
+
+FOUNDRY_FORMAT(IQ4_NL, iq4_nl, 20)
+
+} // namespace foundry

@@ -1,0 +1,35 @@
+// Q2_K: 256 weights in sixteen sub-blocks of 16, each with a scale and an offset of 4 bits, in units of two f16. Each
+// half of the block is 32 bytes: the four pairs of bits of byte j are weights j, j + 32, j + 64 and j + 96.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q2_k {
+  uint8_t scales[16]; // the scale low, the offset high
+  uint16_t qs[32];
+  foundry_half d, dmin;
+};
+static_assert(sizeof(block_q2_k) == 84, "GGUF Q2_K");
+
+struct Q2_K {
+  using block = block_q2_k;
+  FOUNDRY_CONST int block_size = 256;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j) q[j] = uint32_t(words[j]) >> i / 4 % 4 * 2;
+    byte_codes<3, 0>(q, w);
+    const uint32_t scale = b.scales[i / 2];
+    const float d = widen(b.d) * float(scale & 0xf), m = widen(b.dmin) * float(scale >> 4); // exact in f32
+    for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
+    return 1.0f;
+  }
+};
+
+FOUNDRY_FORMAT(Q2_K, q2_k, 10)
+
+} // namespace foundry

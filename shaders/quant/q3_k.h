@@ -1,0 +1,37 @@
+// Q3_K: 256 weights in sixteen sub-blocks of 16, each with a 6-bit scale around 32, in units of an f16. The lower two
+// bits of a code lie as in Q2_K; the third, for weight j of each 32, in byte j of `hmask`; codes are around 4.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q3_k {
+  uint16_t hmask[16];
+  uint16_t qs[32];
+  uint8_t scales[12]; // eight bytes of low nibbles, s and s + 8; four of upper pairs, s, s + 4, s + 8 and s + 12
+  foundry_half d;
+};
+static_assert(sizeof(block_q3_k) == 110, "GGUF Q3_K");
+
+struct Q3_K {
+  using block = block_q3_k;
+  FOUNDRY_CONST int block_size = 256;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
+    FOUNDRY_DEVICE const uint16_t* high = b.hmask + i % 4 * 4;
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j)
+      q[j] = (uint32_t(words[j]) >> i / 4 % 4 * 2 & 0x0303) | (uint32_t(high[j]) >> i / 4 & 0x0101) << 2;
+    byte_codes<7, 4>(q, w);
+    const short s = i / 2;
+    const int scale = (b.scales[s % 8] >> s / 8 * 4 & 0xf) | (b.scales[8 + s % 4] >> s / 4 * 2 & 3) << 4;
+    return widen(b.d) * float(scale - 32);
+  }
+};
+
+FOUNDRY_FORMAT(Q3_K, q3_k, 11)
+
+} // namespace foundry

@@ -1,0 +1,66 @@
+// Q4_1: 32 weights, an f16 scale, an f16 offset and 4-bit codes, which lie as in Q4_0.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q4_1 {
+  foundry_half d, m;
+  uint16_t qs[8];
+};
+static_assert(sizeof(block_q4_1) == 20, "GGUF Q4_1");
+
+#ifndef __METAL_VERSION__
+// Codes 0 .. `top` of 32 weights between the least and the largest; the products are rounded before the sums.
+template <typename Block> void pack_between(const float* w, Block& b, int top, uint8_t (&codes)[32]) {
+  float least = w[0], largest = w[0];
+  for (int j = 1; j < 32; ++j) {
+    least = std::fmin(least, w[j]);
+    largest = std::fmax(largest, w[j]);
+  }
+  const float d = (largest - least) / static_cast<float>(top);
+  const float inverse = reciprocal(d);
+  b.d = narrow(d);
+  b.m = narrow(least);
+  for (int j = 0; j < 32; ++j) {
+    const float scaled = static_cast<float>(static_cast<double>(w[j] - least) * inverse) + 0.5f;
+    codes[j] = static_cast<uint8_t>(std::fmin(scaled, static_cast<float>(top)));
+  }
+}
+
+// The lower four bits of 32 codes, as Q4_0 lays them out.
+inline void pack_nibbles(const uint8_t (&codes)[32], uint16_t (&qs)[8]) {
+  for (int j = 0; j < 8; ++j) {
+    const int low = (codes[2 * j] & 15) | (codes[2 * j + 16] & 15) << 4;
+    const int high = (codes[2 * j + 1] & 15) | (codes[2 * j + 17] & 15) << 4;
+    qs[j] = static_cast<uint16_t>(low | high << 8);
+  }
+}
+#endif
+
+struct Q4_1 {
+  using block = block_q4_1;
+  FOUNDRY_CONST int block_size = 32;
+  FOUNDRY_CONST int shared = 2;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j) q[j] = uint32_t(b.qs[i * 4 + j]) >> 4 * c;
+    byte_codes<0xf, 0>(q, w);
+    for (short j = 0; j < chunk; ++j) w[j] = widen(b.d) * w[j] + widen(b.m);
+    return 1.0f;
+  }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    uint8_t codes[32];
+    pack_between(w, b, 15, codes);
+    pack_nibbles(codes, b.qs);
+  }
+#endif
+};
+
+FOUNDRY_FORMAT(Q4_1, q4_1, 3)
+
+} // namespace foundry

@@ -1,0 +1,48 @@
+// Q4_K: 256 weights in eight sub-blocks of 32, each of which has a scale and an offset of 6 bits, in units of two f16.
+// Of each 32 bytes of codes, the low nibbles are one sub-block and the high nibbles the next.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q4_k {
+  foundry_half d, dmin;
+  uint8_t scales[12];
+  uint16_t qs[64];
+};
+static_assert(sizeof(block_q4_k) == 144, "GGUF Q4_K");
+
+// w[] of sub-block s, so far codes: times its scale, less its offset. Both products are exact in f32.
+template <typename Block>
+inline void scale_and_offset(FOUNDRY_DEVICE const Block& b, short s, FOUNDRY_THREAD float (&w)[chunk]) {
+  uint32_t scale, offset;
+  if (s < 4) {
+    scale = b.scales[s] & 0x3f;
+    offset = b.scales[s + 4] & 0x3f;
+  } else { // four bits beside each other, the upper two over the first eight
+    scale = (b.scales[s + 4] & 0xf) | (b.scales[s - 4] >> 6 << 4);
+    offset = (b.scales[s + 4] >> 4) | (b.scales[s] >> 6 << 4);
+  }
+  const float d = widen(b.d) * float(scale), m = widen(b.dmin) * float(offset);
+  for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
+}
+
+struct Q4_K {
+  using block = block_q4_k;
+  FOUNDRY_CONST int block_size = 256;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j) q[j] = uint32_t(words[j]) >> (i & 4);
+    byte_codes<0xf, 0>(q, w);
+    scale_and_offset(b, i / 4, w);
+    return 1.0f;
+  }
+};
+
+FOUNDRY_FORMAT(Q4_K, q4_k, 12)
+
+} // namespace foundry

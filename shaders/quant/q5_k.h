@@ -1,0 +1,35 @@
+// Q5_K: Q4_K with a fifth bit: bit s of byte j of `qh` is that of weight j of sub-block s.
+#pragma once
+#include "q4_k.h"
+
+namespace foundry {
+
+struct block_q5_k {
+  foundry_half d, dmin;
+  uint8_t scales[12];
+  uint16_t qh[16];
+  uint16_t qs[64];
+};
+static_assert(sizeof(block_q5_k) == 176, "GGUF Q5_K");
+
+struct Q5_K {
+  using block = block_q5_k;
+  FOUNDRY_CONST int block_size = 256;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
+    FOUNDRY_DEVICE const uint16_t* high = b.qh + i % 4 * 4;
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j)
+      q[j] = (uint32_t(words[j]) >> (i & 4) & 0x0f0f) | (uint32_t(high[j]) >> i / 4 & 0x0101) << 4;
+    byte_codes<0x1f, 0>(q, w);
+    scale_and_offset(b, i / 4, w);
+    return 1.0f;
+  }
+};
+
+FOUNDRY_FORMAT(Q5_K, q5_k, 13)
+
+} // namespace foundry

@@ -1,0 +1,36 @@
+// Q6_K: 256 weights in sixteen sub-blocks of 16, each with a signed 8-bit scale, in units of an f16; codes around 32.
+// Of each half of the block, 64 bytes hold the low four bits (nibbles of weights j and j + 64), 32 bytes the upper two.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_q6_k {
+  uint16_t ql[64];
+  uint16_t qh[32];
+  int8_t scales[16];
+  foundry_half d;
+};
+static_assert(sizeof(block_q6_k) == 210, "GGUF Q6_K");
+
+struct Q6_K {
+  using block = block_q6_k;
+  FOUNDRY_CONST int block_size = 256;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    FOUNDRY_DEVICE const uint16_t* low = b.ql + i / 16 * 32 + i % 8 * 4;
+    FOUNDRY_DEVICE const uint16_t* high = b.qh + i / 16 * 16 + i % 4 * 4;
+    const short nibble = i / 8 % 2 * 4, pair = i / 4 % 4 * 2;
+    uint32_t q[4];
+    for (short j = 0; j < 4; ++j)
+      q[j] = (uint32_t(low[j]) >> nibble & 0x0f0f) | (uint32_t(high[j]) >> pair & 0x0303) << 4;
+    byte_codes<0x3f, 32>(q, w);
+    return widen(b.d) * float(b.scales[i / 2]);
+  }
+};
+
+FOUNDRY_FORMAT(Q6_K, q6_k, 14)
+
+} // namespace foundry
