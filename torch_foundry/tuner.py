@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops, quant, reference, tuning
-from torch_foundry.doctor import timing, truth
+from torch_foundry.doctor import blocks, timing, truth
 from torch_foundry.tape import record
 
 ROWS = (1, 2, 4, 8)
@@ -77,7 +77,7 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
     x = truth.normal(g, key.rows, key.k, dtype=dtype)
     sample = min(key.n, 4096)  # rows of W that are drawn; the others repeat them
     drawn = truth.normal(g, sample, key.k, dtype=torch.float32, scale=key.k**-0.5)
-    weight = quant.quantize(drawn, key.format) if fmt.packed else drawn.to(dtype)
+    weight = blocks.packed(drawn, key.format) if fmt.packed else drawn.to(dtype)
     dense = quant.dequantize(weight, key.format) if fmt.packed else weight
     gain = truth.normal(g, key.k, dtype=dtype)
     if normed := key.op == "norm_linear":

@@ -11,21 +11,22 @@ from tests.cuda import compile_only
 
 pytestmark = pytest.mark.skipif(compile_only.unavailable() is not None, reason=str(compile_only.unavailable()))
 
-# Each op's variants as prebuild lists them, then every format with every dtype; the kernels are printed.
+# Each op's variants as prebuild lists them, then every format, common ones with every dtype; prints the kernels.
 ALL = """
 import json, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch_foundry import ops, prebuild, quant
+from torch_foundry.doctor import blocks
 calls = [call for _, call in prebuild.calls()]
 def linear(dtype, name, rows):
-    weight = quant.quantize(torch.zeros(32, 256), name)
+    weight = blocks.packed(torch.zeros(32, 256), name)
     ops.linear(torch.zeros(rows, 256, dtype=dtype), weight, format=name)
 def embedding(dtype, name):
-    weight = quant.quantize(torch.zeros(32, 256), name)
+    weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
 for name, f in quant.FORMATS.items():
-    for dtype in prebuild.DTYPES if f.block_size > 1 else ():
-        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in (1, 3, 32)]
+    for dtype in prebuild.DTYPES if name in prebuild.PACKED else [torch.float16] if f.packed else ():
+        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if name in prebuild.PACKED else (1, 32))]
         calls.append(lambda d=dtype, n=name: embedding(d, n))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()

@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 import torch_foundry
 from tests.patch.zoo import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
-from torch_foundry import quant, runtime
+from torch_foundry import prebuild, quant, runtime
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.patch import patch, report, unpatch
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
-FORMATS = [name for name, format_ in quant.FORMATS.items() if format_.block_size > 1]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,8 +85,8 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     assert tokens(mps) == tokens(cpu)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_every_packed_format(format_: str) -> None:
+@pytest.mark.parametrize("format_", prebuild.PACKED)
+def test_packed_weights(format_: str) -> None:
     cpu, mps = on_both(quantize=format_)
     assert torch.equal(run(mps, PROMPT), run(cpu, PROMPT))
     assert tokens(mps) == tokens(cpu)

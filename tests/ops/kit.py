@@ -35,6 +35,8 @@ from torch_foundry.doctor.truth import (  # noqa: F401  (for the test modules)
     relative_error,
 )
 
+# Formats with a way through the kernels of their own: by codes that are read as words and as halves.
+CODES = ["q8_0", "q4_0"]
 LANE_ORDERS = ("forward", "reverse", "random")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_foundry import ops, quant, runtime
 from torch_foundry import reference as plain
+from torch_foundry.doctor import blocks
 from torch_foundry.doctor.truth import assert_norm, double
 
 EPS = 1e-5
@@ -32,7 +33,7 @@ class Case(kit.Case):
 def matrix(g: torch.Generator, n: int, k: int, format: str | None, dtype: torch.dtype) -> Tensor:
     packed = format is not None and quant.FORMATS[format].packed
     weight = kit.normal(g, n, k, dtype=F32 if packed else dtype, scale=k**-0.5)
-    return quant.quantize(weight, format) if format and packed else weight
+    return blocks.packed(weight, format) if format and packed else weight
 
 
 def inputs(case: Case, dtype: torch.dtype) -> Given:
@@ -69,6 +70,7 @@ CASES = [
     (Case(m=2, k=896, n=(14, 6, 6), formats=MIXED, bias=(0, 1, 2)), F32),
     (Case(m=8, k=896, n=(14, 6, 6), formats=MIXED, bias=(1,)), BF16),
     (Case(k=320, n=(8, 7, 9), formats=("q4_0", "q8_0", "q4_0")), F16),
+    (Case(m=2, k=512, n=(9, 4), formats=("q4_k", "q6_k")), F32),
     (Case(kind="gemma", k=512), F32),
     (Case(kind="olmo", m=4), F16),
 ]

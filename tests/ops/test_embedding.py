@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
+from torch_foundry.doctor import blocks, opchecks
 
 PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
 
@@ -37,7 +37,7 @@ CASES = [
     (Case(scale=33.941125, hidden=31), BF16),
     (Case(format="f16"), F32),
     *((Case(hidden=3 * quant.FORMATS[name].block_size, format=name), F32) for name in PACKED),
-    *((Case(hidden=quant.FORMATS[name].block_size, format=name, scale=5.656854), BF16) for name in PACKED),
+    *((Case(hidden=quant.FORMATS[name].block_size, format=name, scale=5.656854), BF16) for name in kit.CODES),
 ]
 BENCH = [Case(tokens=64, vocab=4096, hidden=256), Case(tokens=64, vocab=4096, hidden=896, format="q8_0")]
 
@@ -45,7 +45,7 @@ BENCH = [Case(tokens=64, vocab=4096, hidden=256), Case(tokens=64, vocab=4096, hi
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     g = kit.generator(case)
     dense = kit.normal(g, case.vocab, case.hidden, dtype=F32)
-    weight = dense.to(dtype) if case.format is None else quant.quantize(dense, case.format)
+    weight = dense.to(dtype) if case.format is None else blocks.packed(dense, case.format)
     ids = torch.randint(0, case.vocab, (case.tokens,), generator=g, dtype=torch.int64 if case.wide_ids else torch.int32)
     ids[0] = case.vocab - 1
     return {"ids": ids, "weight": weight, "format": case.format, "dtype": dtype, "scale": case.scale}

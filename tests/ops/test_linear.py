@@ -15,10 +15,11 @@ from torch import Tensor
 
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
+from torch_foundry.doctor import blocks, opchecks
 
 ROOT = Path(__file__).parents[2]
-PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+PACKED = [*kit.CODES, "q4_k"]  # in every kernel; the others, which differ in their unpacking alone, where it shows
+OTHERS = [name for name, f in quant.FORMATS.items() if f.packed and name not in PACKED]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ for _name in PACKED:
         (Case(1, 24, 9 * _block, _name), BF16),
         (Case(33, 65, 3 * _block, _name), F16),
     ]
+CASES += [(Case(m, 9, 4 * quant.FORMATS[name].block_size, name), F32) for name in OTHERS for m in (8, 33)]
 for _m in (3, 33):
     CASES += [
         (Case(_m, bias=True), F32),
@@ -90,7 +92,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     g = kit.generator(case)
     x = kit.normal(g, case.m, case.k, dtype=dtype)
     dense = kit.normal(g, case.n, case.k, dtype=F32, scale=case.k**-0.5)
-    weight = dense.to(dtype) if case.format is None else quant.quantize(dense, case.format)
+    weight = dense.to(dtype) if case.format is None else blocks.packed(dense, case.format)
     bias = kit.normal(g, case.n, dtype=dtype) if case.bias else None
     residual = kit.normal(g, case.m, case.n, dtype=dtype) if case.residual else None
     options = {"bias": bias, "residual": residual, "scale": case.scale, "activation": case.activation}
@@ -117,10 +119,12 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
-@pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("steps, outputs", [(1, 4), (2, 2)])
+ONE_CHAIN = [*((name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2))), ("q4_k", 2, 2)]
+
+
+@pytest.mark.parametrize("name, steps, outputs", ONE_CHAIN)
 def test_by_codes(name: str, steps: int, outputs: int) -> None:
-    """The inner product of GPUs, which the host has no use for: codes from 0 on, read a step ahead."""
+    """The inner product of GPUs, which the host has no use for: codes from 0 on, if it has any, read a step ahead."""
     block = quant.FORMATS[name].block_size
     with kit.choice("linear", chains=1, steps=steps, outputs=outputs):
         for m, n, blocks in ((1, 1, 1), (1, 9, 28), (1, 9, 35), (2, 5, 17), (3, 9, 9), (8, 6, 50), (4, 40, 128)):
@@ -136,11 +140,12 @@ def test_by_codes(name: str, steps: int, outputs: int) -> None:
 # ------------------------------------------------------------------------------------------------------- exact equality
 
 EXACT = [(None, F32), (None, F16), (None, BF16), *((name, F32) for name in PACKED), *((name, F16) for name in PACKED)]
+EXACT += [(name, F32) for name in OTHERS]
 exact = pytest.mark.parametrize("format, dtype", EXACT, ids=lambda v: kit.dtype_id(v) or str(v))
 
 
 def packed_or_dense(weight: Tensor, name: str | None, dtype: torch.dtype) -> dict[str, Any]:
-    return {"weight": weight.to(dtype) if name is None else quant.quantize(weight, name), "format": name}
+    return {"weight": weight.to(dtype) if name is None else blocks.packed(weight, name), "format": name}
 
 
 @exact
@@ -153,15 +158,19 @@ def test_one_hot_reads_every_weight_back(format: str | None, dtype: torch.dtype,
     kit.assert_equal(got, dense_of(given).T.to(dtype))
 
 
-def integer_weight(g: torch.Generator, n: int, k: int, name: str | None) -> Tensor:
-    """Whole numbers that `name` holds exactly: the largest of each block is what makes the block's scale 1."""
-    for largest in (4,) if name is None else (127, -8, 8, 7):
-        weight = torch.randint(-abs(largest) + 1, abs(largest), (n, k), generator=g).float()
-        if name is None:
-            return weight
-        weight[:, :: quant.FORMATS[name].block_size] = largest
-        if torch.equal(quant.dequantize(quant.quantize(weight, name), name), weight):
-            return weight
+def integer_weight(g: torch.Generator, n: int, k: int, name: str | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Whole numbers that `name` holds exactly: the first two of each block are what makes the block's scale 1."""
+    if name is None:
+        return {"weight": kit.integers(g, n, k, dtype=dtype), "format": None}
+    block = quant.FORMATS[name].block_size
+    if name not in quant.PACKABLE:
+        return {"weight": blocks.whole_numbers(g, n, k, name), "format": name}
+    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1)):
+        weight = torch.randint(low, high + 1, (n, k), generator=g).float()
+        weight[:, ::block], weight[:, 1::block] = low, high
+        packed = quant.quantize(weight, name)
+        if torch.equal(quant.dequantize(packed, name), weight):
+            return {"weight": packed, "format": name}
     raise AssertionError(f"no whole numbers found that {name} holds exactly")
 
 
@@ -170,12 +179,12 @@ def integer_weight(g: torch.Generator, n: int, k: int, name: str | None) -> Tens
 def test_integers_are_exact(format: str | None, dtype: torch.dtype, m: int) -> None:
     """Every partial sum is a whole number below 2^24, so any order of summation gives the same bits."""
     g = kit.generator(format, m)
-    k = 3 * quant.FORMATS[format].block_size if format else 96
-    weight = integer_weight(g, 65, k, format)
-    given = packed_or_dense(weight, format, dtype)
+    k = (3 if format in PACKED else 2) * quant.FORMATS[format].block_size if format else 96
+    given = integer_weight(g, 65, k, format, dtype)
+    weight = dense_of(given)
     x, bias = kit.integers(g, m, k, dtype=dtype), kit.integers(g, 65, dtype=dtype)
     residual = kit.integers(g, m, 65, dtype=dtype)
-    expected = residual.double() + 2 * (x.double() @ weight.double().T + bias.double())
+    expected = residual.double() + 2 * (x.double() @ weight.T + bias.double())
     kit.assert_equal(ops.linear(x, **given, bias=bias, residual=residual, scale=2.0), expected.to(dtype))
 
 
@@ -272,6 +281,8 @@ def test_bad_inputs() -> None:
         ops.linear(x, w, format="f16")
     with kit.refuses(r"weight: expected rows of whole q8_0 blocks of 34 bytes, got 67 bytes"):
         ops.linear(x, packed[:, :67], format="q8_0")
+    with kit.refuses(r"weight: expected rows of whole q4_k blocks of 144 bytes, got 68 bytes"):
+        ops.linear(x, packed, format="q4_k")
     with kit.refuses(r"weight: expected an address that is a multiple of 2 bytes"):
         ops.linear(x, kit.shifted(packed), format="q8_0")
     with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
@@ -294,7 +305,7 @@ def test_no_backward() -> None:
 
 def test_no_kernel_or_op_knows_a_format() -> None:
     """Formats are policies: none is named outside shaders/quant (but for instances that the lint is asked to check)."""
-    names = [name for f in PACKED for name in (f, f.upper())]
+    names = [name for f in (*PACKED, *OTHERS) for name in (f, f.upper())]
     pattern = re.compile(rf"\b({'|'.join(names)}|block_q\w*)\b")
     files = [*(ROOT / "shaders").glob("*"), *(ROOT / "csrc/ops").glob("*")]
     texts = {

@@ -11,10 +11,10 @@ import test_linear
 import torch
 from kit import F32, every_key
 
-from torch_foundry import ops, quant, tuning
+from torch_foundry import ops, tuning
 
 FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_100"]
-PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+PACKED = kit.CODES
 
 # Apple GPUs
 THREADS, THREADGROUP_BYTES, SUMS = 1024, 32768, 32

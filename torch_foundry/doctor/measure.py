@@ -167,13 +167,14 @@ SHAPES = [  # out_features, in_features
     ("lm_head, 0.5 B", 151936, 896),
 ]
 QUICK_FORMATS = ("f16", "q8_0", "q4_0")
+FORMATS = ("f32", "bf16", *QUICK_FORMATS)
 CHUNK = 1 << 22  # weights that are held in float64 at a time
 
 
 def gemv_jobs(quick: bool, emulated: bool) -> list[tuple[str, int, int, str]]:
     """(name, N, K, format) of what `gemv` measures. The largest shape is shortened where a CPU plays the GPU."""
     shapes = [(name, min(n, 16384) if emulated else n, k) for name, n, k in (SHAPES[:4] if quick else SHAPES)]
-    formats = QUICK_FORMATS if quick else tuple(quant.FORMATS)
+    formats = QUICK_FORMATS if quick else FORMATS
     return [(name, n, k, fmt) for name, n, k in shapes for fmt in formats]
 
 

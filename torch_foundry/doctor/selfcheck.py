@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry import ops, quant
+from torch_foundry import ops, prebuild, quant
 from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks, truth
+from torch_foundry.doctor import blocks, opchecks, truth
 from torch_foundry.doctor.stepchecks import steps
 from torch_foundry.doctor.truth import BF16, DTYPES, F16, F32, assert_equal, generator, normal
 
 Given = dict[str, Any]
 Device = torch.device | str
-PACKED = [name for name, f in quant.FORMATS.items() if f.packed]
+OTHERS = [name for name, f in quant.FORMATS.items() if f.packed and name not in prebuild.PACKED]
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Check:
 
 def suite(quick: bool) -> list[Check]:
     """All checks; with `quick`, those that find most."""
-    sized = [part(quick) for part in (_norms, _linear, _glu, _rope, _attention)]
+    sized = [part(quick) for part in (_norms, _linear, _embedding, _glu, _rope, _attention)]
     named = (Check(*each) for each in steps(quick))
-    return [check for part in (*sized, _embedding(), _argmax(), named, _model()) for check in part]
+    return [check for part in (*sized, _argmax(), named, _model()) for check in part]
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -89,7 +89,7 @@ def _linear_inputs(dtype: torch.dtype, m: int, n: int, k: int, name: str | None,
     dense = normal(g, n, k, dtype=F32, scale=k**-0.5)
     return {
         "x": normal(g, m, k, dtype=dtype),
-        "weight": dense.to(dtype) if name is None else quant.quantize(dense, name),
+        "weight": dense.to(dtype) if name is None else blocks.packed(dense, name),
         "format": name,
         **{"bias": None, "residual": None, "scale": 1.0, "activation": None},
         **options,
@@ -104,7 +104,9 @@ def _full_linear_inputs(dtype: torch.dtype, m: int, activation: str) -> Given:
 
 
 def _linear(quick: bool) -> Iterator[Check]:
-    for name in (None, *PACKED):
+    for other in () if quick else OTHERS:  # they share all but the unpacking
+        yield Check(f"linear {other}: one-hot inputs read every weight back", partial(_one_hot, other))
+    for name in (None, *prebuild.PACKED):
         k = 9 * quant.FORMATS[name].block_size if name else 264
         label = name or "dense"
         for dtype in _dtypes(quick):
@@ -141,7 +143,7 @@ def _company(name: str | None, k: int, device: Device) -> None:
         assert_equal(ops.linear(given["x"][:m], given["weight"], format=name).cpu(), alone[:m].cpu())
 
 
-def _embedding() -> Iterator[Check]:
+def _embedding(quick: bool) -> Iterator[Check]:
     def inputs(name: str | None) -> dict[str, Any]:
         weight = _linear_inputs(F16, 1, 50, 96 if name is None else 3 * quant.FORMATS[name].block_size, name)["weight"]
         return {
@@ -152,7 +154,7 @@ def _embedding() -> Iterator[Check]:
             "scale": 5.656854,
         }
 
-    for name in (None, *PACKED):
+    for name in (None, *prebuild.PACKED, *(() if quick else OTHERS)):
         yield Check(f"embedding {name or 'dense'}, bit for bit", _on(opchecks.embedding, partial(inputs, name)))
 
 

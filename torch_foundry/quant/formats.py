@@ -52,8 +52,8 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    name: Format(name, *sizes, packable=bool(packable))
-    for name, (*sizes, packable) in torch.ops.torch_foundry.quant_formats().items()
+    name: Format(name, gguf_type, block_size, block_bytes, bool(packable))
+    for name, (gguf_type, block_size, block_bytes, packable) in torch.ops.torch_foundry.quant_formats().items()
 }
 
 

@@ -28,7 +28,7 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     """Pack `weight` [N, K] (f32, f16 or bf16) into uint8 [N, K / block * bytes], on the weight's device.
 
     Bytes equal those of GGUF's reference encoder. A dense `format` gives `weight` in its dtype. ValueError if K is not
-    whole blocks or nothing can be packed as `format`, RuntimeError if a weight isn't finite or too large for the format's scale.
+    whole blocks or `format` is none of PACKABLE, RuntimeError if a weight isn't finite or too large for the scale.
     """
     target = get_format(format)
     if weight.dim() != 2 or not weight.is_floating_point():
