@@ -25,8 +25,9 @@ def embedding(dtype, name):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
 for name, f in quant.FORMATS.items():
-    for dtype in prebuild.DTYPES if name in prebuild.PACKED else [torch.float16] if f.packed else ():
-        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if name in prebuild.PACKED else (1, 32))]
+    common = name in prebuild.PACKED
+    for dtype in prebuild.DTYPES if common else [torch.float16] if f.packed else ():
+        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if common else (1, 32))]
         calls.append(lambda d=dtype, n=name: embedding(d, n))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()
