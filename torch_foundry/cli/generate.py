@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("generate", help="generate text, stock and patched side by side", description=__doc__)
     add_model_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=120, metavar="N")
-    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first (q8_0, q4_0); for both runs")
+    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first (q8_0, q4_0, ...); for both runs")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
     parser.add_argument("--top-k", type=int, default=50)

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("profile", help="where the time of a token goes", description=__doc__)
     add_model_options(parser)
-    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first: q8_0, q4_0")
+    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first: q8_0, q4_0, ...")
     parser.add_argument("--context", type=int, default=512, help="tokens in the cache (default: 512)")
     parser.add_argument("--batch", type=int, default=1, help="rows (default: 1)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate for the time of generate()")
