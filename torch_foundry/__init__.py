@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
+    from torch_foundry.loaders import LoadError
     from torch_foundry.patch import patch, patched, report, unpatch
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "LoadError": "loaders",
     "compare": "compare",
     "compile_shader": "shader",
     "counters": "runtime",
@@ -38,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "LoadError",
     "__version__",
     "compare",
     "compile_shader",

@@ -1,0 +1,17 @@
+"""LoadError: what programs and people read off it."""
+
+import pickle
+
+import torch_foundry
+
+
+def test_a_load_error_says_what_where_and_by_which_code() -> None:
+    error = torch_foundry.LoadError("COUNT", "m.gguf", "n_tensors", expected="at most 3", found="9", offset=8)
+    assert str(error) == "m.gguf: n_tensors: expected at most 3, found 9 at byte 8 [COUNT]"
+    assert (error.code, error.file, error.field, error.offset) == ("COUNT", "m.gguf", "n_tensors", 8)
+
+
+def test_a_load_error_crosses_processes() -> None:
+    error = torch_foundry.LoadError("MAGIC", "m.gguf", expected="GGUF", found="tjgg")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))

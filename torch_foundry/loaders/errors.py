@@ -1,0 +1,40 @@
+"""The error of every loader."""
+
+from __future__ import annotations
+
+import os
+
+
+class LoadError(Exception):
+    """A file that can't be loaded, and what is wrong with it.
+
+    Attributes, which stay the same from version to version:
+        code: what kind of fault it is ("TRUNCATED", "SHAPE", ...), for programs
+        file: path of the file
+        field: what in the file ("n_tensors", "blk.0.attn_q.weight", a metadata key ...); "" for the file as a whole
+        offset: where in the file, in bytes; None where that says nothing
+        expected, found: what a good file has there, and what this one has
+    """
+
+    def __init__(
+        self,
+        code: str,
+        file: str | os.PathLike[str],
+        field: str = "",
+        *,
+        expected: str,
+        found: str,
+        offset: int | None = None,
+    ) -> None:
+        self.code, self.file, self.field, self.offset = code, os.fspath(file), field, offset
+        self.expected, self.found = expected, found
+        where = f"{field}: " if field else ""
+        at = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{self.file}: {where}expected {expected}, found {found}{at} [{code}]")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.code, self.file, self.field, self.expected, self.found, self.offset)
+
+
+def _rebuild(code: str, file: str, field: str, expected: str, found: str, offset: int | None) -> LoadError:
+    return LoadError(code, file, field, expected=expected, found=found, offset=offset)
