@@ -94,6 +94,16 @@ SCALED_EMBEDDINGS = frozenset(
     }
 )
 
+EXPERTS = (
+    frozenset(  # gate_up_proj [experts, 2 * intermediate, hidden], down_proj [experts, hidden, intermediate], act_fn
+        {
+            "mixtral.modeling_mixtral.MixtralExperts",
+            "qwen2_moe.modeling_qwen2_moe.Qwen2MoeExperts",
+            "qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts",
+        }
+    )
+)
+
 ACTIVATIONS: dict[str, str] = {  # class -> name in ops.glu
     "torch.nn.modules.activation.SiLU": "silu",
     "transformers.activations.SiLUActivation": "silu",

@@ -11,7 +11,8 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.kvcache.undo import Undo
-from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import NAMES as EXPERT_WEIGHTS
 from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
 from torch_foundry.patch.state import ModelPlan
 from torch_foundry.patch.swap import FoundryModule
@@ -110,6 +111,11 @@ def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             if key not in dense:
                 dense[key] = module.dequantized(dtype)
             state[f"{name}.weight"] = dense[key]
+        elif isinstance(module, FoundryExperts):
+            gate, up, down = (module.dequantized(state_name, dtype) for state_name in EXPERT_WEIGHTS)
+            for own in EXPERT_WEIGHTS:
+                del state[f"{name}.{own}"]
+            state |= {f"{name}.gate_up_proj": torch.cat([gate, up], dim=1), f"{name}.down_proj": down}
     return state
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
-from torch_foundry.nn import FoundryEmbedding, FoundryLinear
-from torch_foundry.patch.families import SCALED_EMBEDDINGS, class_key
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.patch.families import EXPERTS, SCALED_EMBEDDINGS, class_key
 from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.swap import base_class, is_swapped, restore
 
@@ -19,7 +19,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> None:
-    """Pack, as `fmt`, the linear layers inside `layers` and the input and output embeddings of `model`.
+    """Pack, as `fmt`, the linear layers and experts inside `layers` and the input and output embeddings of `model`.
 
     A weight whose rows are not whole blocks stays dense. If input and output embedding share their weight, they share
     the packed one as well. Dense weights are released one by one: the peak is the model and one packed weight.
@@ -32,6 +32,8 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
         for name, module in list(layer.named_modules()):
             if _is_dense(module) and _packable(module.in_features, fmt):
                 _replace(layer, name, FoundryLinear.from_linear(_stock(module), fmt))
+            elif class_key(type(module)) in EXPERTS and any(_packable(p.shape[-1], fmt) for p in module.parameters()):
+                _replace(layer, name, FoundryExperts.from_experts(module, fmt))
     _quantize_embeddings(model, fmt)
 
 
@@ -49,6 +51,8 @@ def dequantize_model(model: nn.Module) -> None:
                 restored = module.to_linear(dtype, known)
             dense[key] = restored.weight  # type: ignore[assignment]
             _replace(model, name, restored)
+        elif isinstance(module, FoundryExperts):
+            _replace(model, name, module.to_experts(dtype))
 
 
 def _quantize_embeddings(model: Any, fmt: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import NAMES as EXPERT_WEIGHTS
 from torch_foundry.patch.layer import LayerMixin
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import ModelPlan
@@ -75,6 +76,8 @@ def build_report(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             packed[name] = module.format
+        elif isinstance(module, FoundryExperts):
+            packed |= {f"{name}.{own}": fmt for own, fmt in zip(EXPERT_WEIGHTS, module.formats, strict=True)}
         if not is_swapped(module):
             continue
         plan = module._foundry
