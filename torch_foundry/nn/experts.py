@@ -45,9 +45,8 @@ class FoundryExperts(nn.Module):
             rows, columns = self._shape(name)
             expected = (self.num_experts, rows, known.row_size(columns))
             if tensor.dtype != known.dtype or tuple(tensor.shape) != expected:
-                raise ValueError(
-                    f"{name}: expected {known.dtype} {list(expected)} for {fmt}, got {tensor.dtype} {list(tensor.shape)}"
-                )
+                found = f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{name}: expected {known.dtype} {list(expected)} for {fmt}, got {found}")
             self.register_buffer(name, tensor)
         self._packed_as = tuple(fmt if quant.get_format(fmt).packed else None for fmt in formats)
         for name in list(stock._parameters):
@@ -68,7 +67,8 @@ class FoundryExperts(nn.Module):
             packed = quant.quantize(dense.reshape(-1, columns), own)
             tensors.append(packed.view(count, rows, -1))
             formats.append(own)
-        return cls(experts, *tensors, formats)
+        gate, up, last = tensors
+        return cls(experts, gate, up, last, formats)
 
     @property
     def formats(self) -> tuple[str, ...]:
