@@ -453,11 +453,8 @@ def test_embeddings_as_prompt() -> None:
 
 
 def test_many_rows() -> None:
-    """Of packed weights: for dense ones there is torch's own matrix product, layer by layer."""
+    """For those there is torch's own matrix product, layer by layer."""
     inputs = padded([9, 4, 7] * 7)
-    packed = torch_foundry.patch(copy.deepcopy(shared("llama")), quantize="q8_0")
-    assert generate(packed, inputs).tolist() == generate(packed, inputs, every=0).tolist()
-    assert report(packed).tokens == 30 and report(packed).steps == 58
     model = patched()
     assert generate(model, inputs, max_new_tokens=3).tolist() == reference("llama", inputs, max_new_tokens=3).tolist()
     assert report(model).eager == {"generate: more than 16 rows": 1, "more than 16 tokens in a step": 2}

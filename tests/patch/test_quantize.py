@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tests.patch.zoo import FAMILIES, classes, ids, shared
 from torch_foundry import quant
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn.linear import linear_of_many
 from torch_foundry.patch import patch, patched, report, unpatch
 from torch_foundry.patch.spec import Unsupported
 
@@ -45,6 +46,27 @@ def test_tokens_are_those_of_the_rounded_weights(family: str) -> None:
     linear = (4 if family == "phi3" else 7) * 2
     assert len(seen.packed) == linear + 2 and set(seen.packed.values()) == {"q8_0"}
     assert not any(isinstance(m, nn.Linear) and not isinstance(m, FoundryLinear) for m in model.modules())
+
+
+@pytest.mark.parametrize("fmt", ["q8_0", "q4_0"])
+def test_many_rows_go_through_torchs_product_on_unpacked_weights(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what torch gives for the dense weight, in pieces of it too; so does a long prompt of the model."""
+    weight, bias = quant.quantize(torch.randn(70, 64), fmt), torch.randn(70)
+    dense = quant.dequantize(weight, fmt)
+    x = torch.randn(2, 9, 64)
+    assert torch.equal(linear_of_many(x, weight, fmt, bias), nn.functional.linear(x, dense, bias))
+    monkeypatch.setattr("torch_foundry.nn.linear.AT_ONCE", 33 * 64)
+    torch.testing.assert_close(linear_of_many(x, weight, fmt, bias), nn.functional.linear(x, dense, bias))
+
+    stock, model = rounded(shared("llama"), fmt), patch(copy.deepcopy(shared("llama")), quantize=fmt)
+    prompt = ids(2, 40)
+    calls = []
+    monkeypatch.setattr(
+        "torch_foundry.patch.weights.linear_of_many", lambda *given: calls.append(given) or linear_of_many(*given)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
+    assert len(calls) == sum(isinstance(module, FoundryLinear) for module in model.modules())
 
 
 def test_stock_code_runs_on_packed_weights() -> None:

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import StepTape
+from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked
 
@@ -79,8 +80,8 @@ def step(
     """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Blocked."""
     batch, length = ids.shape
     plan.check()
-    if batch * length > plan.widest:
-        raise Blocked(f"more than {plan.widest} tokens in a step")
+    if batch * length > FEW:
+        raise Blocked(f"more than {FEW} tokens in a step")
     device = plan.device
     if ids.device != device or ids.is_floating_point():
         raise Blocked("ids are not integers on the model's device")

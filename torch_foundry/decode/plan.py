@@ -19,9 +19,7 @@ from torch_foundry.patch.guard import attention_reason, device_reason, recording
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import EmbeddingMixin, NormMixin
 from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
-from torch_foundry.patch.weights import FEW, Norm, weight_reason
-
-MANY = 64  # rows that a tape of packed weights takes: it keeps all that lies between its launches
+from torch_foundry.patch.weights import Norm, weight_reason
 
 
 class DecoderPlan(ModelPlan):
@@ -29,7 +27,7 @@ class DecoderPlan(ModelPlan):
 
     __slots__ = (
         "_facts", "_ropes", "_scale", "_tapes", "config", "decoder", "device", "dtype", "final", "module", "proven",
-        "rotary", "snapshot", "vocabulary", "widest",
+        "rotary", "snapshot", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState) -> None:
@@ -40,7 +38,6 @@ class DecoderPlan(ModelPlan):
         self.rotary = Rotary(module.rotary_emb)
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.vocabulary = 0
-        self.widest = FEW  # rows of a batch times tokens in a step
         self.final: Norm | None = None
         self.snapshot: Snapshot | None = None
         self.proven: set[Any] = set()  # kinds of steps that were seen to launch nothing but our kernels
@@ -106,9 +103,6 @@ class DecoderPlan(ModelPlan):
             raise Blocked(reason)
         if any(t.device != self.device for t in snapshot.tensors):
             raise Blocked("weights on several devices")
-        # many rows of dense weights are torch's own matrix product's, which no tape repeats
-        packed = all(linear.format for plan in self.layers for linear in (*plan.qkv, plan.o, *plan.gate_up, plan.down))
-        self.widest = MANY if packed else FEW
         self._facts = self._read_facts()
         self._scale = self._read_scale()
         self.snapshot = snapshot

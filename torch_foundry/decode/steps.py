@@ -16,6 +16,7 @@ from torch_foundry.decode.watch import Snapshot
 from torch_foundry.kvcache.adopt import ForeignCache, expect
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryLinear
+from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.leaves import LinearMixin
 from torch_foundry.patch.state import Blocked, ModelPlan
 from torch_foundry.patch.weights import Linear, weight_reason
@@ -37,9 +38,8 @@ class Steps:
         """Reads, before anything is under way, where the prompt ends. Raises Blocked for what is not usual."""
         self.model, self.plan, self.batch = model, plan, batch
         self.decoder: DecoderMixin = model.model
-        widest = self.decoder.decoder_plan().widest
-        if self.batch > widest:
-            raise Blocked(f"more than {widest} rows")
+        if self.batch > FEW:
+            raise Blocked(f"more than {FEW} rows")
         head = head_of(model)
         assert head is not None
         self.head = head

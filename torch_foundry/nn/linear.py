@@ -11,6 +11,26 @@ from torch.nn import functional
 from torch_foundry import ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
+FEW = 16  # rows that ops.linear and its like are made for
+AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
+
+
+def linear_of_many(x: torch.Tensor, weight: torch.Tensor, fmt: str | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]; not for tapes.
+
+    It is made for them, and ours is several times slower there (benchmarks/RESULTS.md). A packed weight is unpacked to
+    x's dtype on its device, some rows at a time, as if the model had been loaded dense.
+    """
+    if fmt is None:
+        return functional.linear(x, weight, bias)
+    rows = max(1, AT_ONCE // x.shape[-1])
+    parts = []
+    for start in range(0, weight.shape[0], rows):
+        ids = torch.arange(start, min(start + rows, weight.shape[0]), dtype=torch.int32, device=x.device)
+        dense = ops.embedding(ids, weight, format=fmt, dtype=x.dtype)
+        parts.append(functional.linear(x, dense, None if bias is None else bias[start : start + rows]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
 
 class _PackedMatmul(torch.autograd.Function):
     """x W^T + b, differentiable with respect to x and b; W is unpacked again in backward instead of being kept."""
@@ -78,6 +98,8 @@ class FoundryLinear(nn.Linear):
             and (bias is None or bias.dtype == input.dtype)
             and not torch.compiler.is_compiling()
         ):
+            if input.numel() > FEW * self.in_features:
+                return linear_of_many(input, self.weight, self.format, bias)
             return ops.linear(input.contiguous(), self.weight, format=self.format, bias=bias)
         return functional.linear(input, self.dequantized(input.dtype), bias)
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from torch_foundry import ops
+from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.layer import LayerPlan, project
-from torch_foundry.patch.weights import FEW, Matrices
+from torch_foundry.patch.weights import Matrices
 from torch_foundry.runtime import scope
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # cos, sin

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from torch_foundry import ops
-from torch_foundry.nn.linear import FoundryLinear
+from torch_foundry.nn.linear import FEW, FoundryLinear, linear_of_many
 from torch_foundry.patch.spec import norm_kind
-
-FEW = 16  # rows that ops.linear and its like are made for
 
 
 def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype) -> str | None:
@@ -74,12 +71,10 @@ class Linear:
         )
 
     def of_many(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
-        """The same, where more than FEW rows of x go through torch's own matrix product if the weight is dense: it is
-        made for them, and ours is several times slower there (benchmarks/RESULTS.md). Not for tapes."""
-        weight: torch.Tensor = self.weights["weight"]
-        if self.format is not None or x.numel() <= FEW * x.shape[-1]:
+        """The same, where more than FEW rows of x go through torch's own matrix product. Not for tapes."""
+        if x.numel() <= FEW * x.shape[-1]:
             return self(x, residual, scale)
-        y = F.linear(x, weight, self.parameters["bias"])
+        y = linear_of_many(x, self.weights["weight"], self.format, self.parameters["bias"])
         return y if residual is None else torch.add(residual, y, alpha=scale)
 
 
