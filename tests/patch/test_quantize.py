@@ -61,9 +61,9 @@ def test_many_rows_go_through_torchs_product_on_unpacked_weights(fmt: str, monke
     stock, model = rounded(shared("llama"), fmt), patch(copy.deepcopy(shared("llama")), quantize=fmt)
     prompt = ids(2, 40)
     calls = []
-    monkeypatch.setattr(
-        "torch_foundry.patch.weights.linear_of_many", lambda *given: calls.append(given) or linear_of_many(*given)
-    )
+    for caller in ("patch.weights", "nn.linear"):
+        spy = lambda *given: calls.append(given) or linear_of_many(*given)  # noqa: E731
+        monkeypatch.setattr(f"torch_foundry.{caller}.linear_of_many", spy)
     with torch.no_grad():
         torch.testing.assert_close(model(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
     assert len(calls) == sum(isinstance(module, FoundryLinear) for module in model.modules())
