@@ -21,6 +21,8 @@ using namespace foundry;
 // foundry-lint: instance(embedding<TQ1_0, bfloat, int, 8>)
 // foundry-lint: instance(embedding<TQ2_0, bfloat, int, 8>)
 // foundry-lint: instance(embedding<MXFP4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Affine4_64_F16, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Affine3_32_BF16, half, int, 8>)
 // foundry-lint: instance(embedding<F16, float, long, 1>)
 template <typename Q, typename T, typename Id, int V>
 [[kernel]] void embedding(

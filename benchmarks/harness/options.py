@@ -20,7 +20,7 @@ def add(parser: argparse.ArgumentParser, models: Iterable[str], formats: str) ->
     known = list(models)
     parser.add_argument("--device", help="cpu, cuda or mps; by default the GPU, if this build runs on it")
     parser.add_argument("--models", default=",".join(known), help=f"some of {', '.join(known)}")
-    parser.add_argument("--formats", default=formats, help=f"some of {', '.join(quant.FORMATS)}")
+    parser.add_argument("--formats", default=formats, help=f"some of {quant.listing(quant.FORMATS)}")
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder for records and plots; default {OUT}")
     parser.add_argument("--seed", type=int, default=0, help="of weights and prompts")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, few rounds: shows that it works, no more")

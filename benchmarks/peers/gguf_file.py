@@ -49,6 +49,8 @@ def write(path: Path, model: Model, network: Network, fmt: str) -> None:
 
 def _stored(model: Model, kind: str, name: str, parameter: torch.Tensor, fmt: str) -> dict[str, Any]:
     known = quant.get_format(fmt)
+    if known.gguf_type is None:
+        raise ValueError(f"format: expected one that GGUF files have, got {fmt!r}")
     if parameter.dim() < 2 or parameter.shape[1] % known.block_size:
         return {"tensor": parameter.float().numpy()}
     heads = {"q_proj": model.num_attention_heads, "k_proj": model.num_key_value_heads}

@@ -15,7 +15,7 @@ struct QuantFormat {
   int index;          // position in the table: the format's part of a variant index
   const char* policy; // the type that kernels are instantiated with
   const char* name;
-  int gguf_type;
+  int gguf_type;      // -1: no GGUF file has it
   int64_t block_size; // weights in a block; 1 for dense formats
   int64_t block_bytes;
   int64_t alignment; // of a block in memory
@@ -26,7 +26,7 @@ struct QuantFormat {
   bool packed() const { return block_size > 1; }
 };
 
-constexpr int kMaxFormats = 64; // size of per-format pipeline tables
+constexpr int kMaxFormats = 128; // size of per-format pipeline tables
 
 c10::ArrayRef<QuantFormat> quant_formats();
 const QuantFormat& quant_format(std::string_view name);

@@ -34,7 +34,8 @@ struct foundry_bfloat {
 };
 #endif
 
-// FOUNDRY_FORMAT(policy, name, GGUF type id): the host table defines it before it includes formats.h; kernels do not.
+// FOUNDRY_FORMAT(policy, name, GGUF type id or -1): the host table defines it before it includes formats.h; kernels do
+// not.
 #ifndef FOUNDRY_FORMAT
 #define FOUNDRY_FORMAT(policy, name, gguf_type)
 #endif
@@ -46,6 +47,8 @@ FOUNDRY_CONST int chunk = 8;
 
 #ifdef __METAL_VERSION__
 METAL_FUNC float widen(foundry_half h) { return float(h); }
+METAL_FUNC float widen(foundry_bfloat b) { return float(b); }
+METAL_FUNC float widen(float f) { return f; }
 METAL_FUNC float float_of_bits(uint32_t bits) { return as_type<float>(bits); }
 #else
 inline float float_of_bits(uint32_t bits) {
@@ -60,11 +63,24 @@ inline float widen(foundry_half h) {
   return static_cast<float>(value);
 }
 
+inline float widen(foundry_bfloat b) { return float_of_bits(uint32_t{b.bits} << 16); }
+inline float widen(float f) { return f; }
+
 inline foundry_half narrow(float f) { // to nearest, ties to even
   const _Float16 value = static_cast<_Float16>(f);
   foundry_half h;
   __builtin_memcpy(&h, &value, sizeof h);
   return h;
+}
+
+// The same for the type that a format's scale may have.
+inline void narrow_to(float f, foundry_half& to) { to = narrow(f); }
+inline void narrow_to(float f, float& to) { to = f; }
+inline void narrow_to(float f, foundry_bfloat& to) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, sizeof bits);
+  if (std::isfinite(f)) bits += 0x7fff + (bits >> 16 & 1);
+  to.bits = static_cast<uint16_t>(bits >> 16);
 }
 
 // 1/d for a block's scale; 0 for a scale so small that the block decodes to zeros anyway.

@@ -16,3 +16,4 @@
 #include "tq1_0.h"
 #include "tq2_0.h"
 #include "mxfp4.h"
+#include "affine.h"

@@ -24,7 +24,8 @@ def linear(dtype, name, rows):
 def embedding(dtype, name):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
-for name, f in quant.FORMATS.items():
+for name in ("f32", "f16", "bf16", *blocks.samples()):
+    f = quant.FORMATS[name]
     common = name in prebuild.PACKED
     for dtype in prebuild.DTYPES if common else [torch.float16] if f.packed else ():
         calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if common else (1, 32))]

@@ -19,7 +19,7 @@ from torch_foundry.doctor import blocks, opchecks
 
 ROOT = Path(__file__).parents[2]
 PACKED = [*kit.CODES, "q4_k"]  # in every kernel; the others, which differ in their unpacking alone, where it shows
-OTHERS = [name for name, f in quant.FORMATS.items() if f.packed and name not in PACKED]
+OTHERS = [name for name in blocks.samples() if name not in PACKED]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def integer_weight(g: torch.Generator, n: int, k: int, name: str | None, dtype: 
     block = quant.FORMATS[name].block_size
     if name not in quant.PACKABLE:
         return {"weight": blocks.whole_numbers(g, n, k, name), "format": name}
-    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1)):
+    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1)):
         weight = torch.randint(low, high + 1, (n, k), generator=g).float()
         weight[:, ::block], weight[:, 1::block] = low, high
         packed = quant.quantize(weight, name)

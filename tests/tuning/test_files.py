@@ -153,7 +153,7 @@ def test_command_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         (["--import", str(foreign)], "made for family apple9, but this is family host: tune again"),
         (["--import", str(old)], "made for shaders 123, but this is shaders"),
         (["--import", str(tmp_path / "none.json")], "none.json: No such file"),
-        (["--formats", "q9_9"], f"--formats: expected some of {', '.join(quant.FORMATS)}, got 'q9_9'"),
+        (["--formats", "q9_9"], f"--formats: expected some of {quant.listing(quant.FORMATS)}, got 'q9_9'"),
         (["--shapes", "12by4"], "--shapes: expected whole numbers above 0, got '12by4'"),
         (["--rows", "3"], "--rows: expected some of 1, 2, 4, 8, got '3'"),
     ):

@@ -91,7 +91,7 @@ def _check_format(name: str | None) -> None:
     from torch_foundry import quant
 
     if name not in quant.PACKABLE:
-        raise UserError(f"--quantize {name}: expected one of {', '.join(quant.PACKABLE)}")
+        raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 
 def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], args: argparse.Namespace) -> Run:

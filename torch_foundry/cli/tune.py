@@ -112,7 +112,7 @@ def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
     formats = args.formats.split(",")
     for name in formats:
         if name not in quant.FORMATS:
-            raise UserError(f"--formats: expected some of {', '.join(quant.FORMATS)}, got {name!r}")
+            raise UserError(f"--formats: expected some of {quant.listing(quant.FORMATS)}, got {name!r}")
     rows = _numbers(args.rows, "--rows")
     if not set(rows) <= set(tuner.ROWS):
         raise UserError(f"--rows: expected some of 1, 2, 4, 8, got {args.rows!r}")

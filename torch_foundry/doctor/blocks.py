@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,16 @@ _SCALES = {
     "iq4_nl": (0,),
     "iq4_xs": (0,),
 }
+
+
+def samples() -> list[str]:
+    """The packed formats to check kernels with. Of those that share one text but for numbers (groups with a scale of
+    their own), only as many as are needed for every number of bits, every size of a group and every type of a scale."""
+    families: dict[str, list[str]] = {}
+    for name, known in quant.FORMATS.items():
+        if known.packed:
+            families.setdefault(re.sub(r"_g\d+(_.*)?$", "", name), []).append(name)
+    return [members[4 * i % len(members)] for i, members in enumerate(families.values())]
 
 
 def packed(dense: Tensor, name: str) -> Tensor:

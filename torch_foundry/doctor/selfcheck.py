@@ -20,7 +20,7 @@ from torch_foundry.doctor.truth import BF16, DTYPES, F16, F32, assert_equal, gen
 
 Given = dict[str, Any]
 Device = torch.device | str
-OTHERS = [name for name, f in quant.FORMATS.items() if f.packed and name not in prebuild.PACKED]
+OTHERS = [name for name in blocks.samples() if name not in prebuild.PACKED]
 
 
 @dataclass(frozen=True)

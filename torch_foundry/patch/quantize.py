@@ -25,7 +25,7 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
     the packed one as well. Dense weights are released one by one: the peak is the model and one packed weight.
     """
     if fmt not in quant.PACKABLE:
-        raise ValueError(f"quantize={fmt!r}: expected one of {', '.join(quant.PACKABLE)}")
+        raise ValueError(f"quantize={fmt!r}: expected one of {quant.listing(quant.PACKABLE)}")
     if not layers:
         raise Unsupported(f"cannot quantize: {type(model).__name__} has no decoder layers of a known family")
     for layer in tqdm(layers, desc=f"Packing as {fmt}", unit="layer", delay=2):

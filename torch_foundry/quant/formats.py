@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +17,13 @@ _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 class Format:
     """A weight format: its GGUF type id, weights per block and bytes per block (1 and the element size when dense).
 
+    `gguf_type`: None where no GGUF file has it: blocks that are made of the tensors of other files.
+
     `packable`: whether `quantize` can pack weights as this; the blocks of the others come from files.
     """
 
     name: str
-    gguf_type: int
+    gguf_type: int | None
     block_size: int
     block_bytes: int
     packable: bool
@@ -52,7 +56,7 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    name: Format(name, gguf_type, block_size, block_bytes, bool(packable))
+    name: Format(name, None if gguf_type < 0 else gguf_type, block_size, block_bytes, bool(packable))
     for name, (gguf_type, block_size, block_bytes, packable) in torch.ops.torch_foundry.quant_formats().items()
 }
 
@@ -60,9 +64,17 @@ FORMATS: dict[str, Format] = {
 PACKABLE: tuple[str, ...] = tuple(name for name, known in FORMATS.items() if known.packable)
 
 
+def listing(names: Iterable[str]) -> str:
+    """Names of formats for a message; of those that differ in numbers alone, the first and the last."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(re.sub(r"\d_g\d+(_\w+)?$", "", name), []).append(name)
+    return ", ".join(f"{each[0]} ... {each[-1]}" if len(each) > 1 else each[0] for each in families.values())
+
+
 def get_format(name: str) -> Format:
     """The format called `name`; ValueError lists what there is."""
     try:
         return FORMATS[name]
     except KeyError:
-        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}") from None
+        raise ValueError(f"format: expected one of {listing(FORMATS)}, got {name!r}") from None

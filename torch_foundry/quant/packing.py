@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch_foundry.quant.formats import PACKABLE, get_format
+from torch_foundry.quant.formats import PACKABLE, get_format, listing
 
 for _mutating in ("pack_weight", "unpack_weight"):  # they only write into their last argument
 
@@ -34,7 +34,7 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"weight: expected a floating-point [N, K], got {weight.dtype} {list(weight.shape)}")
     if target.packed and not target.packable:
-        raise ValueError(f"format: expected one of {', '.join(PACKABLE)} to pack as, got {format!r}")
+        raise ValueError(f"format: expected one of {listing(PACKABLE)} to pack as, got {format!r}")
     rows, columns = weight.shape
     packed = torch.empty(rows, target.row_size(columns), dtype=target.dtype, device=weight.device)
     if not target.packed:
