@@ -50,6 +50,7 @@ METAL_FUNC float widen(foundry_half h) { return float(h); }
 METAL_FUNC float widen(foundry_bfloat b) { return float(b); }
 METAL_FUNC float widen(float f) { return f; }
 METAL_FUNC float float_of_bits(uint32_t bits) { return as_type<float>(bits); }
+METAL_FUNC float half_of_bits(uint32_t bits) { return float(as_type<half>(ushort(bits))); }
 #else
 inline float float_of_bits(uint32_t bits) {
   float value;
@@ -65,6 +66,7 @@ inline float widen(foundry_half h) {
 
 inline float widen(foundry_bfloat b) { return float_of_bits(uint32_t{b.bits} << 16); }
 inline float widen(float f) { return f; }
+inline float half_of_bits(uint32_t bits) { return widen(foundry_half{static_cast<uint16_t>(bits)}); }
 
 inline foundry_half narrow(float f) { // to nearest, ties to even
   const _Float16 value = static_cast<_Float16>(f);

@@ -163,7 +163,7 @@ def integer_weight(g: torch.Generator, n: int, k: int, name: str | None, dtype: 
     if name is None:
         return {"weight": kit.integers(g, n, k, dtype=dtype), "format": None}
     block = quant.FORMATS[name].block_size
-    if name not in quant.PACKABLE:
+    if blocks.has_whole_numbers(name):
         return {"weight": blocks.whole_numbers(g, n, k, name), "format": name}
     for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1)):
         weight = torch.randint(low, high + 1, (n, k), generator=g).float()

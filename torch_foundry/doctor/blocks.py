@@ -10,15 +10,25 @@ from torch import Tensor
 from torch_foundry import quant
 from torch_foundry.doctor.truth import generator
 
-# Where the f16 scales lie in a block. Every other byte may have any value.
-_SCALES = {
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-    "iq4_nl": (0,),
-    "iq4_xs": (0,),
+# Where the scales (f16, of NVFP4 E4M3) lie in a block, and one at which all weights are whole. Every other byte may
+# have any value.
+_SCALES: dict[str, tuple[tuple[int, ...], float]] = {
+    "q2_k": ((80, 82), 1),
+    "q3_k": ((108,), 1),
+    "q4_k": ((0, 2), 1),
+    "q5_k": ((0, 2), 1),
+    "q6_k": ((208,), 1),
+    "iq4_nl": ((0,), 1),
+    "iq4_xs": ((0,), 1),
+    "iq1_s": ((0,), 8),  # eighths
+    "iq1_m": ((48,), 8),
+    "iq2_xxs": ((0,), 8),
+    "iq2_xs": ((0,), 8),
+    "iq2_s": ((0,), 8),
+    "iq3_xxs": ((0,), 4),
+    "iq3_s": ((0,), 1),
+    "nvfp4": ((0, 1, 2, 3), 1),
+    "q1_0": ((0,), 1),
 }
 
 
@@ -45,17 +55,38 @@ def packed(dense: Tensor, name: str) -> Tensor:
     blocks = whole_numbers(g, rows, columns, name)
     ratio = dense[:64].cpu().float().square().mean().sqrt() / quant.dequantize(blocks[:64], name).square().mean().sqrt()
     each = blocks.view(rows, -1, f.block_bytes)
-    for at in _SCALES[name]:
-        scales = ratio * (0.5 + torch.rand(each.shape[:2], generator=g))
-        each[..., at : at + 2] = scales.half().unsqueeze(-1).view(torch.uint8)
+    offsets, whole = _SCALES[name]
+    for at in offsets:
+        _set_scales(each, name, at, whole * ratio * (0.5 + torch.rand(each.shape[:2], generator=g)))
     return blocks.to(dense.device)
 
 
 def whole_numbers(g: torch.Generator, rows: int, columns: int, name: str) -> Tensor:
-    """Random codes with f16 scales of 1, for a format that nothing can be packed as: uint8 [rows, bytes]."""
+    """Random codes with scales at which all weights are whole numbers: uint8 [rows, bytes]. Not of every format."""
     f = quant.FORMATS[name]
     blocks = torch.randint(0, 256, (rows, f.row_size(columns)), generator=g, dtype=torch.uint8)
     each = blocks.view(rows, -1, f.block_bytes)
-    for at in _SCALES[name]:
-        each[..., at : at + 2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+    offsets, whole = _SCALES[name]
+    for at in offsets:
+        _set_scales(each, name, at, torch.full(each.shape[:2], whole))
     return blocks
+
+
+def has_whole_numbers(name: str) -> bool:
+    """Whether `whole_numbers` knows a format. The rest can be packed, and hold whole numbers that they are given."""
+    return name in _SCALES
+
+
+def _set_scales(each: Tensor, name: str, at: int, scales: Tensor) -> None:
+    """Write `scales` [rows, blocks] to the blocks [rows, blocks, bytes], from byte `at` on."""
+    if name == "nvfp4":  # codes are doubled
+        each[..., at] = (2 * scales).to(torch.float8_e4m3fn).view(torch.uint8)
+        return
+    halves = scales.half().unsqueeze(-1).view(torch.uint8)
+    if name != "iq1_m":
+        each[..., at : at + 2] = halves
+        return
+    for nibble in range(4):  # each in the upper half of the upper byte of a word
+        byte = at + 2 * nibble + 1
+        value = halves[..., nibble // 2] >> nibble % 2 * 4 & 0xF
+        each[..., byte] = each[..., byte] & 0xF | value << 4
