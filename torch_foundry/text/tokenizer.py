@@ -1,0 +1,201 @@
+"""Tokenizers from GGUF metadata."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ..loaders.errors import LoadError
+from .pretokenizers import PRE, Pre, pre_tokenizer
+from .vocabulary import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    check_vocabulary,
+    respelled,
+)
+
+# Phi-3's control tokens take the white space after them with them; only its name says so. Not these:
+PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def tokenizer_from_gguf(
+    metadata: Mapping[str, Any], path: str | os.PathLike[str], embedding_rows: int | None = None
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that a GGUF file's metadata describes, chat template included; it saves and loads like any other.
+
+    Ids are those of the tokenizer that the file was made from: no id is past the vocabulary, none is added. Control
+    tokens in a text are tokens, as everywhere in Hugging Face. LoadError as `check_vocabulary` says, and VOCAB_PRE for
+    a way to split text that isn't in `PRE`.
+    """
+    vocabulary = check_vocabulary(metadata, path, embedding_rows)
+    templates = _templates(metadata, path)
+    pre = _pre(vocabulary, path) if vocabulary.model == "gpt2" else Pre(())
+    try:
+        backend = _BUILDERS[vocabulary.model](vocabulary, pre)
+        _add_tokens(backend, vocabulary)
+    except BaseException as problem:  # what the Rust library can't take, it panics at; that is no Exception
+        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
+            raise
+        raise LoadError("VOCAB_TOKEN", path, "tokenizer.ggml", expected="a vocabulary", found=str(problem)) from problem
+    if backend.get_vocab_size() != len(vocabulary.tokens):
+        size = f"{backend.get_vocab_size()} once built"
+        raise LoadError("VOCAB_SIZE", path, "tokenizer.ggml.tokens", expected=f"{len(vocabulary.tokens)}", found=size)
+    names = {f"{name}_token": vocabulary.tokens[i] for name, i in vocabulary.ids.items() if name in _HF_NAMES}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **names,
+        **_adds(vocabulary, pre),
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+    tokenizer.chat_template = templates
+    return tokenizer
+
+
+_HF_NAMES = ("bos", "eos", "unk", "pad", "sep", "mask", "cls")
+
+
+def _pre(vocabulary: Vocabulary, path: str | os.PathLike[str]) -> Pre:
+    if vocabulary.pre is None:
+        warnings.warn(f"{path}: tokenizer.ggml.pre is absent; text is split as by old converters", stacklevel=3)
+        return PRE["default"]
+    if vocabulary.pre not in PRE:
+        known, found = "one of " + ", ".join(sorted(PRE)), repr(vocabulary.pre[:80])
+        raise LoadError("VOCAB_PRE", path, "tokenizer.ggml.pre", expected=known, found=found)
+    return PRE[vocabulary.pre]
+
+
+def _adds(vocabulary: Vocabulary, pre: Pre) -> dict[str, bool]:
+    """Whether begin and end are added to a text: the file's word, else the model's habit; never without the token."""
+    bos, eos = vocabulary.add_bos, vocabulary.add_eos
+    if vocabulary.model == "gemma4":
+        bos = False  # the flag is set, but the model's tokenizer adds none: its template writes it
+    bos = (vocabulary.model == "llama" or pre.bos) if bos is None else bos
+    eos = vocabulary.model == "t5" if eos is None else eos
+    return {"add_bos_token": bos and "bos" in vocabulary.ids, "add_eos_token": eos and "eos" in vocabulary.ids}
+
+
+def _bytes(vocabulary: Vocabulary, pre: Pre) -> Tokenizer:
+    """Byte-level BPE."""
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    backend = Tokenizer(models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=pre.whole))
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizer(pre)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pieces(vocabulary: Vocabulary, pre: Pre) -> Tokenizer:
+    """SentencePiece's BPE: spaces are a letter, characters that are no token are bytes."""
+    merges = vocabulary.merges if vocabulary.merges is not None else derived_merges(vocabulary)
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    unknown = vocabulary.tokens[vocabulary.ids["unk"]] if "unk" in vocabulary.ids else None
+    bpe = models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in vocabulary.types)
+    prefix = vocabulary.prefix is not False
+    return _with_spaces(Tokenizer(bpe), vocabulary, prefix, squeeze=bool(vocabulary.squeeze))
+
+
+def _gemma(vocabulary: Vocabulary, pre: Pre) -> Tokenizer:
+    """Gemma 4's BPE: as SentencePiece's, with merges listed and runs of spaces among the tokens."""
+    ids = {token: i for i, token in enumerate(respelled(vocabulary.tokens))}
+    unknown = vocabulary.tokens[vocabulary.ids["unk"]] if "unk" in vocabulary.ids else None
+    fallback = BYTE in vocabulary.types or "<0x00>" in ids
+    bpe = models.BPE(vocab=ids, merges=vocabulary.merges, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+    return _with_spaces(Tokenizer(bpe), vocabulary, prefix=False, squeeze=False)
+
+
+def _unigram(vocabulary: Vocabulary, pre: Pre) -> Tokenizer:
+    """SentencePiece's unigram model."""
+    assert vocabulary.scores is not None
+    pairs = list(zip(_t5_names(vocabulary), vocabulary.scores, strict=True))
+    unigram = models.Unigram(pairs, unk_id=vocabulary.ids.get("unk"), byte_fallback=BYTE in vocabulary.types)
+    squeeze = vocabulary.squeeze is not False
+    return _with_spaces(Tokenizer(unigram), vocabulary, vocabulary.prefix is not False, squeeze)
+
+
+_BUILDERS = {"gpt2": _bytes, "llama": _pieces, "gemma4": _gemma, "t5": _unigram}
+
+
+def _with_spaces(backend: Tokenizer, vocabulary: Vocabulary, prefix: bool, squeeze: bool) -> Tokenizer:
+    """SentencePiece's normalisation, and back. A prefix is added after each control token too, as llama.cpp does."""
+    steps: list[normalizers.Normalizer] = []
+    if vocabulary.charsmap is not None:
+        steps.append(normalizers.Precompiled(vocabulary.charsmap))
+    if squeeze:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if prefix:
+        steps.append(normalizers.Prepend("▁"))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    if vocabulary.model == "t5" and squeeze:  # pieces don't cross spaces; cut there, long texts take linear time
+        backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return backend
+
+
+def derived_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """SentencePiece merges any two neighbours that make a piece, best score first: those pairs, in that order."""
+    assert vocabulary.scores is not None
+    pieces = {t: i for i, t in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
+    found = []
+    for piece, i in pieces.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in pieces and right in pieces:
+                found.append((-vocabulary.scores[i], cut, left, right))
+    found.sort(key=lambda pair: pair[:2])
+    return [pair[2:] for pair in found]
+
+
+def _t5_names(vocabulary: Vocabulary) -> list[str]:
+    """T5's blanks <extra_id_0> ... are what the file pads its vocabulary with, the last first."""
+    tokens = list(vocabulary.tokens)
+    blanks = [i for i, t in enumerate(tokens) if vocabulary.types[i] == UNUSED and t.startswith("[PAD")]
+    if vocabulary.architecture in ("t5", "t5encoder") and "<extra_id_0>" not in tokens:
+        for i, blank in enumerate(blanks[:100]):
+            tokens[blank] = f"<extra_id_{99 - i}>"
+    return tokens
+
+
+def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Tokens that stand in a text as they are: control tokens, which decoding can skip, and the file's own others."""
+    tokens = respelled(vocabulary.tokens) if vocabulary.model == "gemma4" else _t5_names(vocabulary)
+    strips = vocabulary.architecture == "phi3" and vocabulary.model == "llama"
+    added = []
+    for token, kind in zip(tokens, vocabulary.types, strict=True):
+        control = kind in (CONTROL, UNKNOWN) or token.startswith("<extra_id_")
+        if not control and kind != USER_DEFINED:
+            continue
+        if vocabulary.model == "gemma4" and token.strip("▁") == "":
+            continue  # merges make these
+        rstrip = strips and control and token not in PHI3_KEEPS
+        added.append(AddedToken(token, normalized=False, special=control, rstrip=rstrip))
+    backend.add_tokens(added)
+
+
+def _templates(metadata: Mapping[str, Any], path: str | os.PathLike[str]) -> Any:
+    """None, the one chat template, or templates by name; each checked."""
+    prefix = "tokenizer.chat_template"
+    found = {
+        k.removeprefix(prefix).lstrip(".") or "default": k
+        for k in metadata
+        if k == prefix or k.startswith(prefix + ".")
+    }
+    templates = {}
+    for name, key in found.items():
+        template = metadata[key]
+        if not isinstance(template, str):
+            raise LoadError("VOCAB_TYPE", path, key, expected="a string", found=type(template).__name__)
+        templates[name] = template
+    return templates.get("default") if set(templates) <= {"default"} else templates
