@@ -23,6 +23,10 @@ using namespace foundry;
 // foundry-lint: instance(embedding<MXFP4, bfloat, int, 8>)
 // foundry-lint: instance(embedding<Affine4_64_F16, bfloat, int, 8>)
 // foundry-lint: instance(embedding<Affine3_32_BF16, half, int, 8>)
+// foundry-lint: instance(embedding<Int4_128, bfloat, int, 8>)
+// foundry-lint: instance(embedding<NF4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<FP4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<MXFP8, bfloat, int, 8>)
 // foundry-lint: instance(embedding<F16, float, long, 1>)
 template <typename Q, typename T, typename Id, int V>
 [[kernel]] void embedding(

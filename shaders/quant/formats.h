@@ -26,3 +26,6 @@
 #include "iq3_xxs.h"
 #include "iq3_s.h"
 #include "affine.h"
+#include "int.h"
+#include "nf4.h"
+#include "mxfp8.h"

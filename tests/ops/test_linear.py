@@ -165,7 +165,7 @@ def integer_weight(g: torch.Generator, n: int, k: int, name: str | None, dtype: 
     block = quant.FORMATS[name].block_size
     if blocks.has_whole_numbers(name):
         return {"weight": blocks.whole_numbers(g, n, k, name), "format": name}
-    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1)):
+    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1), (-3, 3)):
         weight = torch.randint(low, high + 1, (n, k), generator=g).float()
         weight[:, ::block], weight[:, 1::block] = low, high
         packed = quant.quantize(weight, name)

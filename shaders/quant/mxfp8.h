@@ -1,0 +1,54 @@
+// MXFP8: 32 weights, a power of two as their scale and floats of 8 bits (E4M3), as mlx has them in two tensors.
+#pragma once
+#include "format.h"
+
+namespace foundry {
+
+struct block_mxfp8 {
+  uint8_t e; // the scale is 2^(e - 127)
+  uint8_t qs[32];
+};
+static_assert(sizeof(block_mxfp8) == 33, "no padding");
+
+struct MXFP8 {
+  using block = block_mxfp8;
+  FOUNDRY_CONST int block_size = 32;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float scale(uint32_t e) { return float_of_bits(e == 0 ? 0x00400000u : e << 23); }
+
+  static inline float value(uint32_t code) { // up to 480: what others have as NaN is a number in mlx
+    const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+    const float magnitude =
+        exponent == 0 ? float(mantissa) * 0.001953125f : float_of_bits((exponent + 120) << 23 | mantissa << 20);
+    return code & 0x80 ? -magnitude : magnitude;
+  }
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
+    for (short j = 0; j < chunk; ++j) w[j] = value(b.qs[i * 8 + j]);
+    return scale(b.e);
+  }
+
+#ifndef __METAL_VERSION__
+  // No weight is beyond the range; mlx rounds the scale to the nearest, which costs the largest up to a third.
+  static void pack(const float* w, block& b) {
+    float largest = 0.0f;
+    for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
+    const float power = largest > 0.0f ? std::ceil(std::log2(largest / 448.0f)) : -127.0f;
+    b.e = static_cast<uint8_t>(std::fmin(std::fmax(power, -127.0f), 127.0f) + 127.0f);
+    for (int j = 0; j < block_size; ++j) {
+      const float magnitude = std::fabs(w[j]) / scale(b.e);
+      int exponent;
+      std::frexp(magnitude, &exponent);
+      exponent = magnitude == 0.0f || exponent < -5 ? -6 : exponent - 1; // below 2^-6 they are subnormal
+      const float code = float((exponent + 6) * 8) + std::nearbyint(std::ldexp(magnitude, 3 - exponent));
+      b.qs[j] = static_cast<uint8_t>(std::fmin(code, 126.0f)) | (std::signbit(w[j]) ? 0x80 : 0);
+    }
+  }
+#endif
+};
+
+FOUNDRY_FORMAT(MXFP8, mxfp8, -1)
+
+} // namespace foundry
