@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 
 SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py torch_foundry/metallib.py -type f -not -name '*.pyc')
 
-.PHONY: demo test test-gpu lint asan tsan check-macos bench bench-gpu build format clean
+.PHONY: demo test test-attention test-gpu lint asan tsan check-macos bench bench-gpu build format clean
 
 demo: $(VENV)/.built
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
@@ -17,6 +17,10 @@ demo: $(VENV)/.built
 test: $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
+test-attention: $(VENV)/.built $(VENV)/.dev
+	$(PY) tests/ops/attention_grid.py all 55
 
 # On a machine with an NVIDIA GPU, CUDA's toolkit and a torch that has CUDA, whose interpreter is PYTHON: builds in place,
 # then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network.

@@ -2,9 +2,12 @@
 #pragma once
 #include "portable.h"
 
-#define FC_ATTENTION_MASK 0    // a mask is bound
-#define FC_ATTENTION_SOFTCAP 1 // scores pass through softcap * tanh(score / softcap)
-#define FC_ATTENTION_ALIGNED 2 // q, k and v rows are aligned to 16 bytes
+#define FC_ATTENTION_MASK 0       // a mask is bound
+#define FC_ATTENTION_SOFTCAP 1    // scores pass through softcap * tanh(score / softcap)
+#define FC_ATTENTION_ALIGNED 2    // q, k and v rows are aligned to 16 bytes
+#define FC_ATTENTION_SINKS 3      // each head has a score that adds to the sum of the weights
+#define FC_ATTENTION_WIDE_SINKS 4 // they are float32, not q's type
+#define FC_ATTENTION_PAGED 5      // keys and values lie in pages
 
 namespace foundry {
 
@@ -37,8 +40,11 @@ struct AttentionArgs {
   uint32_t mask_batch, mask_head, mask_token;
   uint32_t has_kv_start; // 0 or 1
   uint32_t has_step;     // 0 or 1: kv_len is a bound; `step` has the position of the first query's key
+  uint32_t has_rows;     // 0 or 1: the same for each sequence by itself, with the number of its queries
+  uint32_t table_row;    // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
+  uint32_t page_shift;   // log2 of the tokens of a page
 };
-static_assert(sizeof(AttentionArgs) == 25 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 28 * 4, "shared with the host");
 
 // Splits that `length` keys are in.
 inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {

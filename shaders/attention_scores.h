@@ -1,7 +1,7 @@
-// What a query sees, and how q and K become scores. Included by attention.metal alone.
+// What a query sees, and how q and K become scores: for attention.metal and attention_prefill.metal.
 #pragma once
 #include "attention.h"
-#include "vec.h"
+#include "kv_store.h"
 
 using namespace metal;
 using namespace foundry;
@@ -9,6 +9,9 @@ using namespace foundry;
 constant bool has_mask [[function_constant(FC_ATTENTION_MASK)]];
 constant bool has_softcap [[function_constant(FC_ATTENTION_SOFTCAP)]];
 constant bool aligned [[function_constant(FC_ATTENTION_ALIGNED)]];
+constant bool has_sinks [[function_constant(FC_ATTENTION_SINKS)]];
+constant bool wide_sinks [[function_constant(FC_ATTENTION_WIDE_SINKS)]];
+constant bool paged [[function_constant(FC_ATTENTION_PAGED)]];
 
 // Scores at or below this are invisible keys; finite, so that no difference of two of them is NaN.
 constant constexpr float invisible = -1.0e38f;
@@ -17,30 +20,38 @@ struct KeyRange {
   int begin, end;
 };
 
-// How far the cache is filled. With a step, that is known to the device only: step[0] is where the first query's key
-// lies, step[1] the number of keys that came before the first of the cache, by which masks and kv_start are shifted.
+// How far a sequence's cache is filled. With a step or rows, that is known to the device only: step[0] (rows[batch][0])
+// is where the first query's key lies; step[1] the number of keys that came before the first of the cache, by which
+// masks and kv_start are shifted; rows[batch][1] the number of queries, beyond which none sees anything.
 struct Filled {
-  int length, shift;
+  int length, shift, first, queries; // first: the key of query 0
 };
 
-METAL_FUNC Filled filled(constant AttentionArgs& args, device const int* step) {
-  Filled keys = {int(args.kv_len), 0};
+METAL_FUNC Filled filled(constant AttentionArgs& args, device const int* step, device const int* rows, uint batch) {
+  Filled keys = {int(args.kv_len), 0, int(args.kv_len) - int(args.q_len), int(args.q_len)};
   if (args.has_step) {
     keys.length = min(step[0] + int(args.q_len), keys.length);
+    keys.first = keys.length - int(args.q_len);
     keys.shift = step[1];
+  }
+  if (args.has_rows) {
+    keys.first = rows[2 * batch];
+    keys.queries = min(rows[2 * batch + 1], int(args.q_len));
+    keys.length = max(min(keys.first + keys.queries, keys.length), 0);
   }
   return keys;
 }
 
 METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, Filled keys, int query, int kv_start) {
-  const int position = keys.length - int(args.q_len) + query; // the last query is at the last key
+  const int position = keys.first + query;
   KeyRange range;
   range.begin = max(kv_start - keys.shift, 0);
   range.end = keys.length;
   if (args.causal) {
-    range.end = position + 1;
+    range.end = min(position + 1, keys.length);
     if (args.window) range.begin = max(range.begin, position - int(args.window) + 1);
   }
+  if (query >= keys.queries) return {keys.length, 0};
   return range;
 }
 
@@ -65,6 +76,15 @@ METAL_FUNC uint used_splits(constant AttentionArgs& args, int length) {
   return min(used, args.splits);
 }
 
+// What a head's sink does to the weighted values of a row, of the largest score `m`, and to the sum of its weights.
+template <typename T>
+METAL_FUNC void add_sink(device const T* sinks, uint head, float m, thread float& value, thread float& total) {
+  const float sink = wide_sinks ? ((device const float*)sinks)[head] : float(sinks[head]);
+  const float top = max(m, sink), of_keys = exp(m - top);
+  value *= of_keys;
+  total = fma(total, of_keys, exp(sink - top));
+}
+
 // A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
 template <typename M>
 METAL_FUNC float finish_score(float score, int key, KeyRange range, device const M* mask,
@@ -80,24 +100,31 @@ METAL_FUNC float weight_of(float score, float largest) { // NaN stays NaN
 }
 
 template <typename T, int N> METAL_FUNC void load_row(device const T* p, thread float (&v)[N]) {
-  if (aligned)
-    load_wide(p, v);
-  else
-    load_narrow(p, v);
+  DenseKv<T>::load(p, 0, aligned, v);
 }
 
-// The scores of 32 keys, lane i that of key i: each lane reads a key alone. One chain of loads a lane; for CPUs.
-template <typename T, int D, int R, int L> struct Scores {
+// The rows of a head of a cache; `batch`: elements from a sequence to the next, or from a page to the next.
+template <typename S>
+METAL_FUNC KvRows<S> rows_of(constant AttentionArgs& args, device const typename S::unit* cache,
+                             device const int* table, uint batch, uint batch_stride, uint head_offset, uint token) {
+  device const typename S::unit* first = cache + head_offset;
+  if (!paged) first += batch * batch_stride;
+  return {first, token, batch_stride, table + batch * args.table_row, args.page_shift};
+}
+
+// The scores of 32 keys, lane i that of key i: each lane reads a key alone. One chain of loads a lane; for CPUs. Only
+// the keys of `seen` are read; other lanes read one of those.
+template <typename S, int D, int R, int L> struct Scores {
   static_assert(L == 1, "one lane a key");
   static METAL_FUNC int own_key(uint lane) { return int(lane); }
-  static METAL_FUNC void dot(device const T* k_head, uint stride, int tile, int last, threadgroup const float4* q,
+  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
                              uint lane, thread float (&score)[R]) {
-    device const T* k_row = k_head + uint(min(tile + int(lane), last)) * stride;
+    device const typename S::unit* k_row = keys.row(min(max(tile + int(lane), seen.begin), seen.end - 1), paged);
     float4 sum[R];
     for (int r = 0; r < R; ++r) sum[r] = float4(0.0f);
     for (int i = 0; i < D / 4; ++i) {
       float k[4];
-      load_row(k_row + 4 * i, k);
+      S::load(k_row, uint(4 * i), aligned, k);
       for (int r = 0; r < R; ++r) sum[r] = fma(float4(k[0], k[1], k[2], k[3]), q[r * (D / 4) + i], sum[r]);
     }
     for (int r = 0; r < R; ++r) score[r] = (sum[r].x + sum[r].y) + (sum[r].z + sum[r].w);
@@ -106,32 +133,35 @@ template <typename T, int D, int R, int L> struct Scores {
 
 // Eight lanes read a key together, so that loads of a simdgroup lie side by side. A load is of four keys; then eight
 // lanes hold parts of four sums each, which three exchanges bring together.
-template <typename T, int D, int R> struct Scores<T, D, R, 8> {
+template <typename S, int D, int R> struct Scores<S, D, R, 8> {
   // Of the eight lanes, bits 1 and 2 say which of four sums a lane ends with, and bit 0 from which half of the tile.
   static METAL_FUNC int own_key(uint lane) {
     return int(((lane & 1) * 4 + (lane >> 2 & 1) * 2 + (lane >> 1 & 1)) * 4 + lane / 8);
   }
-  static METAL_FUNC void dot(device const T* k_head, uint stride, int tile, int last, threadgroup const float4* q,
+  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
                              uint lane, thread float (&score)[R]) {
     constexpr int E = D % 64 == 0 ? 8 : 4; // elements of a load
     const uint first = lane % 8 * E;
     for (int h = 0; h < 2; ++h) {
-      device const T* k_row[4];
+      device const typename S::unit* k_row[4];
       float sum[R][4];
       for (int i = 0; i < 4; ++i) {
-        k_row[i] = k_head + uint(min(tile + (h * 4 + i) * 4 + int(lane / 8), last)) * stride + first;
+        const int key = tile + (h * 4 + i) * 4 + int(lane / 8);
+        k_row[i] = keys.row(min(max(key, seen.begin), seen.end - 1), paged);
         for (int r = 0; r < R; ++r) sum[r][i] = 0.0f;
       }
       for (int g = 0; g < 4; g += 2) { // two at a time: registers
         for (int d = 0; d < D; d += 8 * E) {
-          float k[2][E];
-          for (int i = 0; i < 2; ++i) load_row(k_row[g + i] + d, k[i]);
-          for (int r = 0; r < R; ++r) {
-            for (int e = 0; e < E; e += 4) {
-              const float4 x = q[(r * D + d + first + e) / 4];
-              for (int i = 0; i < 2; ++i) {
-                const float two = fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][g + i]));
-                sum[r][g + i] = fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, two));
+          if (D % (8 * E) == 0 || d + int(first) < D) { // rows that do not fill the eight lanes' loads
+            float k[2][E];
+            for (int i = 0; i < 2; ++i) S::load(k_row[g + i], d + first, aligned, k[i]);
+            for (int r = 0; r < R; ++r) {
+              for (int e = 0; e < E; e += 4) {
+                const float4 x = q[(r * D + d + first + e) / 4];
+                for (int i = 0; i < 2; ++i) {
+                  const float two = fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][g + i]));
+                  sum[r][g + i] = fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, two));
+                }
               }
             }
           }
@@ -164,17 +194,24 @@ template <int R> METAL_FUNC void simd_maxima(thread float (&v)[R]) {
   }
 }
 
+// Columns that a lane has of DV: a vector's worth where they would not be a whole number each.
+template <typename S, int DV> struct Columns {
+  FOUNDRY_CONST int each = !S::packed && DV % 32 == 0 ? DV / 32 : DV <= 128 ? 4 : 8;
+  FOUNDRY_CONST int lanes = DV / each;
+};
+
 // Adds the weighted values of the keys begin .. end of a tile to this lane's columns, eight keys at a time: their
 // values are in flight together. An unseen key's value is not read: it may hold anything. Whole: all of the tile is
-// seen.
-template <bool Whole, typename T, int R, int C>
-METAL_FUNC void add_values(device const T* v_tile, uint stride, int begin, int end, threadgroup const float* weights,
-                           thread float (&acc)[R][C]) {
+// seen. Eight keys lie in one page.
+template <bool Whole, typename S, int R, int C>
+METAL_FUNC void add_values(thread const KvRows<S>& values, int tile, uint column, int begin, int end,
+                           threadgroup const float* weights, thread float (&acc)[R][C]) {
   for (int n = Whole ? 0 : begin & ~7; n < (Whole ? 32 : end); n += 8) {
+    device const typename S::unit* v_row = values.row(tile + n, paged);
     float v[8][C];
     for (int j = 0; j < 8; ++j) {
       if (Whole || (n + j >= begin && n + j < end)) {
-        load_row(v_tile + uint(n + j) * stride, v[j]);
+        S::load(v_row + uint(j) * values.token, column, aligned, v[j]);
       } else {
         for (int c = 0; c < C; ++c) v[j][c] = 0.0f;
       }

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_foundry.quant import dequantize
+from torch_foundry.quant.kv import unpack_rows
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -137,16 +138,32 @@ def visible(
     length: int, kv_len: int, causal: bool, window: int, kv_start: Tensor | None, device: torch.device
 ) -> Tensor:
     """Which keys each query sees before any mask: bool [B or 1, 1, L, kv_len]."""
-    position = torch.arange(kv_len - length, kv_len, device=device)[:, None]
-    key = torch.arange(kv_len, device=device)[None]
-    seen = torch.ones(length, kv_len, dtype=torch.bool, device=device)
+    rows = torch.tensor([[kv_len - length, length]], device=device)
+    return visible_in_rows(length, kv_len, causal, window, kv_start, rows)
+
+
+def visible_in_rows(
+    length: int, kv_len: int, causal: bool, window: int, kv_start: Tensor | None, rows: Tensor
+) -> Tensor:
+    """The same for sequences that are filled differently: rows [B or 1, 2], the first query's key and the queries."""
+    query = torch.arange(length, device=rows.device)[:, None]
+    key = torch.arange(kv_len, device=rows.device)[None]
+    first, count = rows[:, 0, None, None], rows[:, 1, None, None]
+    seen = (key < first + count) & (query < count)
     if causal:
-        seen = key <= position
+        seen = seen & (key <= first + query)
         if window:
-            seen = seen & (key > position - window)
-    if kv_start is None:
-        return seen[None, None]
-    return (seen & (key >= kv_start[:, None, None]))[:, None]
+            seen = seen & (key > first + query - window)
+    if kv_start is not None:
+        seen = seen & (key >= kv_start[:, None, None])
+    return seen[:, None]
+
+
+def stored(cache: Tensor, format: str | None, block_table: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Keys or values as [B, Hkv, tokens, D] of `dtype`, out of pages and packed rows."""
+    if block_table is not None:
+        cache = cache[block_table.long()].transpose(1, 2).flatten(2, 3)
+    return (cache if format is None else unpack_rows(cache, format)).to(dtype)
 
 
 def attention(
@@ -161,15 +178,23 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     kv_start: Tensor | None = None,
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
-    b, heads, length, head_dim = q.shape
+    heads, length = q.shape[1:3]
     group = heads // k_cache.shape[1]
-    k = k_cache[:, :, :kv_len].repeat_interleave(group, 1)
-    v = v_cache[:, :, :kv_len].repeat_interleave(group, 1)
+    k = stored(k_cache, k_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
+    v = stored(v_cache, v_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
     scores = q @ k.transpose(2, 3) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = visible(length, kv_len, causal, window, kv_start, q.device)
+    if rows is None:
+        seen = visible(length, kv_len, causal, window, kv_start, q.device)
+    else:
+        seen = visible_in_rows(length, kv_len, causal, window, kv_start, rows)
     if mask is not None:
         mask = mask[..., :kv_len]
         if mask.dtype == torch.bool:
@@ -178,9 +203,12 @@ def attention(
             scores = scores + mask.to(scores.dtype)
             seen = seen & (mask > -1e38)
     scores = scores.masked_fill(~seen, float("-inf"))
-    weights = torch.softmax(_wide(scores), -1).to(q.dtype)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = torch.softmax(_wide(scores), -1).to(q.dtype)[..., :kv_len]
     weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a softmax over nothing is NaN
-    return (weights @ v).transpose(1, 2).reshape(b, length, heads * head_dim)
+    return (weights @ v).transpose(1, 2).flatten(2)
 
 
 # --------------------------------------------------------------------------------------------------------------- argmax

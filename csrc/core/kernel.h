@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,6 +77,28 @@ private:
     std::atomic<uint32_t> generation{0};
   };
   Slot slots_[3][N];
+};
+
+// The same for an op of so many variants that few of them are ever used: found by a number that tells them apart.
+class PipelineMap {
+public:
+  template <class MakeKernel> Pipeline& get(c10::Device device, uint64_t variant, MakeKernel&& make) {
+    const std::pair<uint64_t, int> key{variant, static_cast<int>(device.type())};
+    const uint32_t now = source_generation().load(std::memory_order_acquire);
+    {
+      std::lock_guard lock(mutex_);
+      if (auto found = slots_.find(key); found != slots_.end() && found->second.second == now)
+        return *found->second.first;
+    }
+    Pipeline& found = pipeline(device, make());
+    std::lock_guard lock(mutex_);
+    slots_[key] = {&found, now};
+    return found;
+  }
+
+private:
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, int>, std::pair<Pipeline*, uint32_t>> slots_; // with its generation of sources
 };
 
 // The MSL name of an activation dtype: "float", "half" or "bfloat".

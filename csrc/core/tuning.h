@@ -50,7 +50,7 @@ constexpr int linear_bucket(int rows, int64_t n, int64_t k) {
   return (row_bucket * kOutputBuckets + log_bucket(n, 8, kOutputBuckets)) * kInputBuckets +
          log_bucket(k, 9, kInputBuckets);
 }
-constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>(head_dim / 32) - 1; }
+constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>((head_dim + 31) / 32) - 1; }
 
 // `row` of a table: the index of the weight's format for linear, of the dense format of q, k and v for attention.
 Choice choose(c10::Device device, Op op, int row, int bucket);

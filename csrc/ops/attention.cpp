@@ -2,6 +2,7 @@
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "core/tuning.h"
+#include "ops/kv.h"
 #include "ops/layout.h"
 
 namespace foundry {
@@ -31,130 +32,168 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, int64_t kv_len) {
 
 struct Variant {
   at::ScalarType dtype;
-  int64_t head_dim;
+  KvStore keys, values;
   int rows; // per threadgroup: 1, 2, 4, 8
   AttentionChoice choice;
   MaskKind mask;
-  bool softcap, aligned;
+  bool softcap, aligned, sinks, wide_sinks, paged;
 
-  int index() const {
-    const int log_rows = rows == 1 ? 0 : rows == 2 ? 1 : rows == 4 ? 2 : 3;
-    const int layout = (log_rows * 2 + (choice.simdgroups > 4)) * 2 + (choice.lanes > 1);
-    const int shape = (dtype_index(dtype) * 8 + static_cast<int>(head_dim / 32 - 1)) * 16 + layout;
-    return ((shape * 4 + static_cast<int>(mask)) * 2 + softcap) * 2 + aligned;
+  uint64_t index() const {
+    uint64_t n = static_cast<uint64_t>(dtype_index(dtype));
+    const auto add = [&](uint64_t value, uint64_t count) { n = n * count + value; };
+    add(keys.kind, KvStore::kinds), add(values.kind, KvStore::kinds);
+    add(keys.columns / 16, 64), add(values.columns / 16, 64);
+    add(rows, 16), add(choice.simdgroups, 64), add(choice.lanes, 64);
+    add(static_cast<uint64_t>(mask), 4);
+    for (bool flag : {softcap, aligned, sinks, wide_sinks, paged}) add(flag, 2);
+    return n;
   }
-  static constexpr int count = 3 * 8 * 16 * 4 * 2 * 2;
 
-  Kernel kernel(const char* function, bool decode) const {
+  Kernel kernel(bool decode) const {
     const char* type = metal_type(dtype);
     const char* element = mask == MaskKind::float_bias ? "float" : mask == MaskKind::same_bias ? type : "uchar";
-    Kernel k{"attention.metal", function, {type, element, std::to_string(head_dim)}, {}, ""};
+    Kernel k{
+        decode ? "attention.metal" : "attention_prefill.metal",
+        decode ? "attention_decode" : "attention_prefill",
+        {type, element, keys.policy(), values.policy(), std::to_string(keys.columns), std::to_string(values.columns)},
+        {},
+        ""};
     if (decode) {
       for (int n : {rows, int(choice.simdgroups), int(choice.lanes)}) k.arguments.push_back(std::to_string(n));
     }
-    k.constants = {
-        {FC_ATTENTION_MASK, mask != MaskKind::none}, {FC_ATTENTION_SOFTCAP, softcap}, {FC_ATTENTION_ALIGNED, aligned}};
+    k.constants = {{FC_ATTENTION_MASK, mask != MaskKind::none},
+                   {FC_ATTENTION_SOFTCAP, softcap},
+                   {FC_ATTENTION_ALIGNED, aligned},
+                   {FC_ATTENTION_SINKS, sinks},
+                   {FC_ATTENTION_WIDE_SINKS, wide_sinks},
+                   {FC_ATTENTION_PAGED, paged}};
     return k;
+  }
+
+  uint64_t merge_index() const {
+    return ((uint64_t(dtype_index(dtype)) * 64 + values.columns / 16) * 2 + sinks) * 2 + wide_sinks;
+  }
+  Kernel merge_kernel() const {
+    return {"attention.metal",
+            "attention_merge",
+            {metal_type(dtype), std::to_string(values.columns)},
+            {{FC_ATTENTION_SINKS, sinks}, {FC_ATTENTION_WIDE_SINKS, wide_sinks}},
+            ""};
   }
 };
 
 // What all three kernels are launched with.
 struct Call {
   const at::Tensor &q, &k_cache, &v_cache;
-  const OptionalTensor &mask, &kv_start, &step;
+  const OptionalTensor &mask, &kv_start, &step, &rows, &table, &sinks;
   at::Tensor y;
   AttentionArgs args;
   Variant variant;
   int64_t moved;
 
-  int64_t rows() const { return int64_t(args.q_len) * args.group; } // that share a KV head
+  int64_t grouped_rows() const { return int64_t(args.q_len) * args.group; } // that share a KV head
   int64_t heads() const { return q.size(0) * args.n_kv_heads; }
+  const at::Tensor& given(const OptionalTensor& x) const { return x ? *x : q; } // q stands in for what is not read
 
   void bind(Launch& launch) const {
     launch.in(q).in(k_cache).in(v_cache);
     mask ? launch.in(*mask) : launch.none();
-    launch.in(kv_start ? *kv_start : q).in(step ? *step : q); // q stands in for buffers that are not read
-    launch.out(y);
+    sinks ? launch.in(*sinks) : launch.none();
+    launch.in(given(kv_start)).in(given(step)).in(given(rows)).in(given(table)).out(y);
   }
 };
 
 void prefill(const Call& call) {
-  static PipelineTable<Variant::count> table;
-  Pipeline& pipeline =
-      table.get(call.q.device(), call.variant.index(), [&] { return call.variant.kernel("attention_prefill", false); });
+  static PipelineMap table;
+  Pipeline& pipeline = table.get(call.q.device(), call.variant.index(), [&] { return call.variant.kernel(false); });
   Launch launch(pipeline);
   call.bind(launch);
   launch.args(call.args).moves(call.moved);
-  launch.run(
-      per_row(ceil_div(call.rows(), attention_prefill_rows), kSimdWidth * attention_prefill_simdgroups, call.heads()));
+  launch.run(per_row(ceil_div(call.grouped_rows(), attention_prefill_rows), kSimdWidth * attention_prefill_simdgroups,
+                     call.heads()));
 }
 
 void decode(Call& call) {
   Variant& variant = call.variant;
+  const int64_t columns = variant.values.columns;
   call.args.keys = variant.choice.keys;
   call.args.far_keys = variant.choice.far_keys;
   call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
-  // Rows that read the keys together. Registers: rows * head_dim / 32 sums a lane. Threadgroup memory: 16 KiB for the
+  // Rows that read the keys together. Registers: rows * columns / 32 sums a lane. Threadgroup memory: 16 KiB for the
   // simdgroups' results. And a short cache would leave most of the GPU idle.
-  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / variant.head_dim;
-  const auto groups = [&](int rows) { return ceil_div(call.rows(), rows) * call.heads() * call.args.splits; };
-  while (variant.rows < call.rows() && variant.rows < 8 && variant.rows * 2 <= most &&
+  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / std::max(columns, variant.keys.columns);
+  const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
+  while (variant.rows < call.grouped_rows() && variant.rows < 8 && variant.rows * 2 <= most &&
          groups(variant.rows * 2) >= variant.choice.groups)
     variant.rows *= 2;
-  const int64_t splits = call.args.splits, out_rows = call.y.numel() / variant.head_dim;
+  const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns;
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split
   if (splits > 1) {
     const auto floats = call.q.options().dtype(at::kFloat);
-    partial_y = at::empty({out_rows, splits, variant.head_dim}, floats);
+    partial_y = at::empty({out_rows, splits, columns}, floats);
     partials = at::empty({out_rows, splits, 2}, floats);
   }
-  static PipelineTable<Variant::count> table;
-  Pipeline& pipeline =
-      table.get(call.q.device(), variant.index(), [&] { return variant.kernel("attention_decode", true); });
+  static PipelineMap table;
+  Pipeline& pipeline = table.get(call.q.device(), variant.index(), [&] { return variant.kernel(true); });
   Launch launch(pipeline);
   call.bind(launch);
   launch.out(partial_y).out(partials).args(call.args).moves(call.moved);
-  const Grid grid = {{ceil_div(call.rows(), variant.rows), u32(splits), u32(call.heads())},
+  const Grid grid = {{ceil_div(call.grouped_rows(), variant.rows), u32(splits), u32(call.heads())},
                      {kSimdWidth * variant.choice.simdgroups, 1, 1},
                      false};
   launch.run(grid);
   if (splits == 1) return;
 
-  static PipelineTable<3 * 8> merge_table;
-  const int index = dtype_index(variant.dtype) * 8 + static_cast<int>(variant.head_dim / 32 - 1);
-  Pipeline& merge = merge_table.get(call.q.device(), index, [&] {
-    return Kernel{
-        "attention.metal", "attention_merge", {metal_type(variant.dtype), std::to_string(variant.head_dim)}, {}, ""};
-  });
-  Launch(merge)
-      .in(partial_y)
-      .in(partials)
-      .in(call.step ? *call.step : call.q)
-      .out(call.y)
-      .args(call.args)
-      .run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups, variant.head_dim / 32));
+  static PipelineMap merge_table;
+  Pipeline& merge = merge_table.get(call.q.device(), variant.merge_index(), [&] { return variant.merge_kernel(); });
+  Launch joined(merge);
+  joined.in(partial_y).in(partials);
+  call.sinks ? joined.in(*call.sinks) : joined.none();
+  joined.in(call.given(call.step)).in(call.given(call.rows)).out(call.y).args(call.args);
+  joined.run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups, ceil_div(columns, 32)));
+}
+
+void check_columns(const char* name, int64_t columns, const at::Tensor& tensor) {
+  TORCH_CHECK(columns % 16 == 0 && columns >= 32 && columns <= 256, name,
+              ": expected a head_dim of 32 to 256 in steps of 16, got ", tensor.sizes());
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,
                      double scale, const OptionalTensor& mask, bool causal, int64_t window, double softcap,
-                     const OptionalTensor& kv_start, const OptionalTensor& step) {
-  Dim B("batch"), H("heads"), L("tokens"), D("head_dim"), K("kv_heads"), C("capacity"), VC("capacity");
+                     const OptionalTensor& kv_start, const OptionalTensor& step, const OptionalTensor& rows,
+                     const OptionalTensor& block_table, const OptionalTensor& sinks,
+                     std::optional<std::string_view> k_format, std::optional<std::string_view> v_format) {
+  Dim B("batch"), H("heads"), L("tokens"), D("head_dim");
   check("q", q).floating().shape({B, H, L, D}).last_dim_contiguous();
-  check("k_cache", k_cache).like(q).shape({B, K, C, D}).last_dim_contiguous();
-  check("v_cache", v_cache).like(q).shape({B, K, VC, D}).last_dim_contiguous();
-  TORCH_CHECK(D.value() % 32 == 0 && D.value() >= 32 && D.value() <= 256,
-              "q: expected a head_dim of 32 to 256 in steps of 32, got ", q.sizes());
-  TORCH_CHECK(K.value() > 0 && H.value() % K.value() == 0, "q: expected a multiple of kv_heads=", K.value(),
-              " heads, got ", q.sizes());
-  TORCH_CHECK(kv_len >= 0 && kv_len <= std::min(C.value(), VC.value()), "kv_len: expected 0 to the capacity of ",
-              std::min(C.value(), VC.value()), ", got ", kv_len);
+  check("k_cache", k_cache).device(q);
+  check("v_cache", v_cache).device(q);
+  const KvStore keys = kv_store("k_cache", k_cache, k_format), values = kv_store("v_cache", v_cache, v_format);
+  const int64_t K = k_cache.size(1), page = k_cache.size(2), sequences = k_cache.size(0);
+  check_columns("q", D, q);
+  check_columns("v_cache", values.columns, v_cache);
+  TORCH_CHECK(keys.columns == D, "k_cache: expected head_dim=", D.value(), ", got ", k_cache.sizes());
+  TORCH_CHECK(K > 0 && H.value() % K == 0, "q: expected a multiple of kv_heads=", K, " heads, got ", q.sizes());
+  int64_t capacity = std::min(page, v_cache.size(2));
+  int page_shift = 0;
+  if (block_table) {
+    page_shift = check_table(*block_table, q, B, page);
+    check("v_cache", v_cache).shape({sequences, K, page, v_cache.size(3)});
+    capacity = block_table->size(1) * page;
+  } else {
+    check("k_cache", k_cache).shape({B, K, page, k_cache.size(3)});
+    check("v_cache", v_cache).shape({B, K, v_cache.size(2), v_cache.size(3)});
+  }
+  TORCH_CHECK(kv_len >= 0 && kv_len <= capacity, "kv_len: expected 0 to the capacity of ", capacity, ", got ", kv_len);
   TORCH_CHECK(window >= 0, "window: expected 0 (none) or a positive number of keys, got ", window);
   TORCH_CHECK(softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
   if (mask) check_mask(*mask, q, kv_len);
   if (kv_start) check("kv_start", *kv_start).device(q).dtype({at::kInt}).shape({B}).contiguous();
   if (step) check("step", *step).device(q).dtype({at::kInt}).shape({2}).contiguous();
-  at::Tensor y = at::empty({B, L, H.value() * D.value()}, q.options());
+  if (rows) check("rows", *rows).device(q).dtype({at::kInt}).shape({B, 2}).contiguous();
+  TORCH_CHECK(!rows || !step, "rows: expected step or rows, got both");
+  if (sinks) check("sinks", *sinks).device(q).dtype({at::kFloat, q.scalar_type()}).shape({H}).contiguous();
+  at::Tensor y = at::empty({B, L, H.value() * values.columns}, q.options());
   if (y.numel() == 0) return y;
   if (kv_len == 0) return y.zero_();
 
@@ -162,7 +201,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   args.q_len = u32(L);
   args.kv_len = u32(kv_len);
   args.n_kv_heads = u32(K);
-  args.group = u32(H.value() / K.value());
+  args.group = u32(H.value() / K);
   args.splits = 1;
   args.causal = causal;
   args.window = u32(std::min<int64_t>(window, INT32_MAX));
@@ -176,15 +215,28 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   }
   args.has_kv_start = kv_start.has_value();
   args.has_step = step.has_value();
+  args.has_rows = rows.has_value();
+  args.table_row = block_table ? u32(block_table->stride(0)) : 0;
+  args.page_shift = u32(page_shift);
 
-  const bool aligned = aligned_rows(q) && aligned_rows(k_cache) && aligned_rows(v_cache);
-  const int64_t moved = (2 * q.numel() + 2 * B.value() * K.value() * kv_len * D.value()) * q.itemsize();
-  const int format = dense_format(q.scalar_type()).index;
-  const AttentionChoice choice = attention_choice(q.device(), format, D);
-  Call call{q,    k_cache,  v_cache,
-            mask, kv_start, step,
-            y,    args,     Variant{q.scalar_type(), D, 1, choice, mask_kind(mask, q), softcap > 0, aligned},
-            moved};
+  const bool k_aligned = kv_aligned("k_cache", k_cache, keys), v_aligned = kv_aligned("v_cache", v_cache, values);
+  const bool aligned = aligned_rows(q) && k_aligned && v_aligned;
+  const int64_t row_bytes = k_cache.size(3) * k_cache.itemsize() + v_cache.size(3) * v_cache.itemsize();
+  const int64_t moved = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
+  const AttentionChoice choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
+  const bool wide_sinks = sinks && sinks->scalar_type() == at::kFloat;
+  const Variant variant{q.scalar_type(),
+                        keys,
+                        values,
+                        1,
+                        choice,
+                        mask_kind(mask, q),
+                        softcap > 0,
+                        aligned,
+                        sinks.has_value(),
+                        wide_sinks,
+                        block_table.has_value()};
+  Call call{q, k_cache, v_cache, mask, kv_start, step, rows, block_table, sinks, y, args, variant, moved};
   const int64_t partial =
       y.numel() * attention_splits(u32(kv_len), choice.keys, choice.far_keys); // elements of decode's partial results
   if (L.value() <= attention_decode_max_queries && partial <= INT32_MAX)
@@ -197,7 +249,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
 } // namespace
 
 FOUNDRY_OP("attention(Tensor q, Tensor k_cache, Tensor v_cache, SymInt kv_len, float scale, Tensor? mask=None, "
-           "bool causal=True, SymInt window=0, float softcap=0.0, Tensor? kv_start=None, Tensor? step=None) -> Tensor",
+           "bool causal=True, SymInt window=0, float softcap=0.0, Tensor? kv_start=None, Tensor? step=None, "
+           "Tensor? rows=None, Tensor? block_table=None, Tensor? sinks=None, str? k_format=None, "
+           "str? v_format=None) -> Tensor",
            "attention", attention)
 
 } // namespace foundry

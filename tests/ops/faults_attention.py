@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import kit
 import test_attention as t
+import test_attention_features as f
 from kit import F16, F32, Fault
 
-KERNEL, SCORES = "attention.metal", "attention_scores.h"
+KERNEL, PREFILL = "attention.metal", "attention_prefill.metal"
+SCORES, STORE = "attention_scores.h", "kv_store.h"
 
 
 def _together(name: str, old: str, new: str) -> Fault:
@@ -27,16 +29,16 @@ FAULTS = [
     Fault(
         "attention-mask-off-by-one",
         KERNEL,
-        "range.end = position + 1;",
+        "range.end = min(position + 1, keys.length);",
         "range.end = min(position + 2, keys.length);",
         lambda: t.test_exact_means(6, 0),
         SCORES,
     ),
     Fault(
         "attention-causal-offset-upper-left",
-        KERNEL,
-        "keys.length - int(args.q_len) + query;",
-        "query;",
+        PREFILL,
+        "position = keys.first + query;",
+        "position = query;",
         lambda: t.test_exact_means(40, 0),
         SCORES,
     ),
@@ -89,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "attention-prefill-no-rescale",
-        KERNEL,
+        PREFILL,
         "sum *= rescale;",
         "sum *= 1.0f;",
         lambda: t.test_accuracy(t.Case(queries=40), F32),
@@ -97,8 +99,8 @@ FAULTS = [
     Fault(
         "attention-decode-wrong-kv-head",
         KERNEL,
-        "kv_head * args.v_head + lane * C;",
-        "(args.n_kv_heads - 1 - kv_head) * args.v_head + lane * C;",
+        "kv_head * args.v_head, args.v_token);",
+        "(args.n_kv_heads - 1 - kv_head) * args.v_head, args.v_token);",
         lambda: t.test_exact_retrieval(1, F32),
     ),
     Fault(
@@ -126,8 +128,8 @@ FAULTS = [
     Fault(
         "attention-merge-takes-the-first-columns",
         KERNEL,
-        "column = group.y * 32 + lane",
-        "column = group.y / 2 * 32 + lane",
+        "column = min(group.y * 32 + lane",
+        "column = min(group.y / 2 * 32 + lane",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
@@ -155,16 +157,120 @@ FAULTS = [
     ),
     Fault(
         "attention-prefill-unwritten-keys-staged",
-        KERNEL,
-        "if (key >= all.begin && key < all.end) {",
-        "if (key >= 0) {",
+        PREFILL,
+        "if (key >= all.begin && key < all.end)",
+        "if (key >= 0)",
         lambda: t.test_accuracy(t.Case(queries=40, kv_len=100), F32),
     ),
     Fault(
         "attention-row-sums-half-reduced",
-        KERNEL,
+        PREFILL,
         "sum += simd_shuffle_xor(sum, 8);",
         "sum += 0.0f;",
         lambda: t.test_exact_means(40, 0),
+    ),
+]
+
+FAULTS += [
+    Fault(
+        "attention-q8-zero-off-by-one",
+        KERNEL,
+        "v[3] = code<8, 0xff, 0, 128>(high);",
+        "v[3] = code<8, 0xff, 0, 127>(high);",
+        lambda: f.agrees(k="q8_0"),
+        STORE,
+    ),
+    Fault(
+        "attention-q4-nibbles-swapped",
+        KERNEL,
+        "v[0] = code<0, 0xf, 0, 8>(q);\n    v[1] = code<4, 0xf, 0, 8>(q);",
+        "v[1] = code<0, 0xf, 0, 8>(q);\n    v[0] = code<4, 0xf, 0, 8>(q);",
+        lambda: f.agrees(v="q4_0"),
+        STORE,
+    ),
+    Fault(
+        "attention-scale-of-the-first-block",
+        KERNEL,
+        "[column / kv_block]);",
+        "[column / (2 * kv_block)]);",
+        lambda: f.agrees(k="q8_0"),
+        STORE,
+    ),
+    Fault(
+        "attention-page-of-the-first-sequence",
+        KERNEL,
+        "table + batch * args.table_row",
+        "table + 0 * args.table_row",
+        f.agrees,
+        SCORES,
+    ),
+    Fault(
+        "attention-row-of-a-page-off-by-one",
+        KERNEL,
+        "((1u << shift) - 1)",
+        "((1u << shift) - 2)",
+        f.agrees,
+        STORE,
+    ),
+    Fault(
+        "attention-rows-of-the-first-sequence",
+        KERNEL,
+        "keys.first = rows[2 * batch];",
+        "keys.first = rows[0];",
+        f.test_each_sequence_of_a_ragged_batch_is_alone,
+        SCORES,
+    ),
+    Fault(
+        "attention-queries-that-are-not-there-see-something",
+        KERNEL,
+        "if (query >= keys.queries) return",
+        "if (query > keys.queries) return",
+        f.test_each_sequence_of_a_ragged_batch_is_alone,
+        SCORES,
+    ),
+    Fault(
+        "attention-sink-of-the-neighbour",
+        KERNEL,
+        "add_sink(sinks, row % n_heads, m, value, sum);",
+        "add_sink(sinks, (row + 1) % n_heads, m, value, sum);",
+        lambda: f.agrees(sinks="own", kv_len=700),
+    ),
+    Fault(
+        "attention-sink-keeps-the-values",
+        KERNEL,
+        "value *= of_keys;",
+        "value *= 1.0f;",
+        lambda: f.agrees(sinks="float", gain=0.01),
+        SCORES,
+    ),
+    Fault(
+        "attention-last-columns-of-80-left-out",
+        KERNEL,
+        "d + int(first) < D) {",
+        "d + int(first) + 8 < D) {",
+        lambda: f.test_columns_of_any_number((80, 112), 8),
+        SCORES,
+    ),
+    Fault(
+        "attention-columns-of-112-cut",
+        KERNEL,
+        "DV % 32 == 0 ? DV / 32 : DV <= 128 ? 4 : 8;",
+        "DV % 32 == 0 ? DV / 32 : DV <= 128 ? 3 : 8;",
+        lambda: f.test_columns_of_any_number((80, 112), 1),
+        SCORES,
+    ),
+    Fault(
+        "attention-prefill-sink-left-out",
+        PREFILL,
+        "add_sink(sinks, head, largest, of_keys, sum);",
+        "add_sink(sinks, head, largest, of_keys, of_keys);",
+        lambda: f.agrees(sinks="own", queries=20),
+    ),
+    Fault(
+        "attention-prefill-values-staged-as-keys",
+        PREFILL,
+        "stage_keys<V, VE, DV, BK, V_LD>(v_rows, tile, all, v_tile, tid);",
+        "stage_keys<V, VE, DV, BK, V_LD>(v_rows, max(tile - 1, 0), all, v_tile, tid);",
+        lambda: f.agrees(v="q8_0", queries=20),
     ),
 ]

@@ -302,9 +302,10 @@ def test_bad_inputs() -> None:
     given = inputs(Case(batch=2), F32)
     q, k = given["q"], given["k_cache"]
     refuse(r"q: expected dtype Float or Half or BFloat16, got Double", q=q.double())
-    refuse(r"k_cache: expected dtype Float, got Half", k_cache=k.half())
-    refuse(r"v_cache: expected \[batch=2, kv_heads=2, capacity, head_dim=64\]", v_cache=k[..., :32])
-    refuse(r"q: expected a head_dim of 32 to 256", q=q[..., :48], k_cache=k[..., :48], v_cache=k[..., :48])
+    refuse(r"k_cache: expected dtype Float or Half or BFloat16, got Double", k_cache=k.double())
+    refuse(r"k_cache: expected head_dim=64, got", k_cache=k[..., :32])
+    refuse(r"v_cache: expected \[batch=2, 2, 128, 64\]", v_cache=k[:1])
+    refuse(r"q: expected a head_dim of 32 to 256", q=q[..., :40], k_cache=k[..., :40], v_cache=k[..., :40])
     refuse(r"q: expected a multiple of kv_heads=2 heads", q=q[:, :3])
     refuse(r"kv_len: expected 0 to the capacity of 128, got 129", kv_len=129)
     refuse(r"window: expected 0 \(none\)", window=-1)

@@ -48,6 +48,19 @@ def test_architectures_that_are_not_understood(name: str, options: dict[str, Any
     assert seen.fused_leaves and not seen.fallbacks, str(seen)
 
 
+@pytest.mark.parametrize("head_dim", [80, 112])
+@torch.no_grad()
+def test_heads_that_are_no_multiple_of_32(head_dim: int) -> None:
+    stock = random_model(config("LlamaConfig", head_dim=head_dim))
+    model = patch(copy.deepcopy(stock))
+    assert_close(logits(model), logits(stock))
+    model.generation_config.eos_token_id = stock.generation_config.eos_token_id = None
+    tokens = [m.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist() for m in (model, stock)]
+    assert tokens[0] == tokens[1]
+    seen = report(model)
+    assert seen.layers == 2 and not seen.fallbacks and not seen.left, str(seen)
+
+
 def test_gpt2_has_nothing_like_a_decoder_layer() -> None:
     settings = transformers.GPT2Config(n_embd=64, n_head=2, n_layer=2, vocab_size=120, bos_token_id=1, eos_token_id=2)
     stock = random_model(settings)

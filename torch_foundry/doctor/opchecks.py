@@ -161,7 +161,8 @@ def attention_bound(given: Given, truth: Tensor, dtype: torch.dtype) -> Tensor:
     group = sizes["q"].shape[1] // sizes["k_cache"].shape[1]
     k = sizes["k_cache"][:, :, : given["kv_len"]].repeat_interleave(group, 1)
     products = (sizes["q"] @ k.transpose(2, 3)).amax(-1).transpose(1, 2) * given["scale"]  # [B, L, H]
-    score_error = U32 * (4 * sizes["q"].shape[-1] ** 0.5 + 8) * products.repeat_interleave(sizes["q"].shape[-1], -1)
+    columns = sizes["v_cache"].shape[-1]
+    score_error = U32 * (4 * sizes["q"].shape[-1] ** 0.5 + 8) * products.repeat_interleave(columns, -1)
     values = plain.attention(**{**given, "v_cache": sizes["v_cache"]})  # sum of p |v|
     sums = U32 * (16 + 4 * given["kv_len"] ** 0.5)
     return UNIT[dtype] * truth.abs() + (2 * score_error + sums) * values

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
 from torch_foundry.ops.fake import fake as _fake
 from torch_foundry.quant import get_format
+from torch_foundry.quant.kv import columns_of
 
 _ops = torch.ops.torch_foundry
 
@@ -203,11 +204,19 @@ def attention(
     softcap: float = 0.0,
     kv_start: Tensor | None = None,
     step: Tensor | None = None,
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
     """Attention of the newest L tokens over a cache of kv_len tokens; softmax in float32, no score matrix in memory.
 
-    q: [B, Hq, L, D], any strides but a contiguous last dimension; D = 32, 64 ... 256.
-    k_cache, v_cache: [B, Hkv, capacity >= kv_len, D], Hq a multiple of Hkv; may be strided views.
+    q: [B, Hq, L, D], any strides but a contiguous last dimension; D, Dv = 32, 48 ... 256.
+    k_cache, v_cache: [B, Hkv, capacity >= kv_len, D or Dv], Hq a multiple of Hkv; may be strided views; of any of the
+        three dtypes; or, with the name of k_format or v_format (q8_0, q4_0), packed rows (`quant.kv`), uint8.
+    block_table: int32 [B, pages]: then caches are pools of pages, [pages, Hkv, tokens of a page, D or Dv], and key i
+        is row i % tokens of page block_table[b, i // tokens], a power of two of at least 16. Same bits as contiguous.
     scale multiplies q·k; then, if softcap > 0, score = softcap * tanh(score / softcap).
     causal: query i sees keys up to position kv_len - L + i and, if window > 0, of these the last `window`. Without
         causal every key is seen and window is ignored.
@@ -217,11 +226,17 @@ def attention(
     step: int32 [2] on the device, for tapes: step[0] is where the first query's own key lies in the cache, so that
         step[0] + L keys are filled, and kv_len is only a bound of that; step[1] is the number of keys that came before
         the first one in the cache: mask's columns and kv_start count from there (mask: >= kv_len + step[1] columns).
+    rows: int32 [B, 2] on the device, in place of step: the same for each sequence alone, without a shift: rows[b] is
+        where its first query's own key lies and how many of the L queries it has; the others give zeros.
+    sinks: [Hq], float32 or q's dtype: a score of each head that adds to the sum of its weights, and has no value.
     A query that sees no key gives zeros. Up to 16 queries, the result of each one is the same bits whatever L is and
     whatever keys lie beyond those it sees; longer L uses other kernels with another order of summation.
-    Returns [B, L, Hq * D], contiguous.
+    Returns [B, L, Hq * Dv], contiguous.
     """
-    return _ops.attention.default(q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start, step)
+    return _ops.attention.default(
+        q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start, step, rows, block_table, sinks,
+        k_format, v_format,
+    )  # fmt: skip
 
 
 @_fake("attention")
@@ -237,8 +252,14 @@ def _(
     softcap: float = 0.0,
     kv_start: Tensor | None = None,
     step: Tensor | None = None,
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
+    columns = v_cache.shape[3] if v_format is None else columns_of(v_cache.shape[3], v_format)
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * columns))
 
 
 # --------------------------------------------------------------------------------------------------------------- argmax

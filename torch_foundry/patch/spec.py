@@ -11,7 +11,7 @@ from torch_foundry.nn.linear import FoundryLinear
 from torch_foundry.patch.families import ACTIVATIONS, FAMILIES, NORMS, PRE, Family, class_key
 from torch_foundry.patch.swap import base_class
 
-HEAD_DIMS = range(32, 257, 32)  # that ops.attention is built for
+HEAD_DIMS = range(32, 257, 16)  # that ops.attention is built for
 
 
 class Unsupported(Exception):
@@ -85,7 +85,7 @@ def build_spec(layer: Any) -> LayerSpec:
 
     head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
     n_heads, n_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-    require(head_dim in HEAD_DIMS, f"head_dim {head_dim} is not a multiple of 32 up to 256")
+    require(head_dim in HEAD_DIMS, f"head_dim {head_dim} is not a multiple of 16 from 32 to 256")
     require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 

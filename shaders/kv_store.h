@@ -1,0 +1,97 @@
+// How keys and values lie in a cache, for kernels that read or write them. Host and GPU share the sizes.
+//
+// A row is a head's part of one token. Dense: its elements. Packed, for `columns` of them: a code for each, then an f16
+// scale for each 32 (the last one may have fewer), then up to a multiple of 4 bytes. Numbers are as in GGUF's blocks of
+// that name, scale * (code - zero), but codes lie together, where they can be read in words.
+//   q8_0: a byte each, zero 128. q4_0: four bits each, the lower ones first, zero 8.
+#pragma once
+#include "quant/format.h"
+
+namespace foundry {
+
+FOUNDRY_CONST int kv_block = 32;      // columns of a scale
+FOUNDRY_CONST int kv_page_least = 16; // tokens of a page are a power of two from here
+
+inline constexpr uint32_t packed_row_bytes(uint32_t columns, uint32_t bits) {
+  return (columns * bits / 8 + (columns + kv_block - 1) / kv_block * 2 + 3) / 4 * 4;
+}
+
+} // namespace foundry
+
+#ifdef __METAL_VERSION__
+#include "vec.h"
+
+namespace foundry {
+
+// A policy names the unit of strides and reads N neighbouring elements as floats; `wide`: rows are aligned to 16 bytes.
+template <typename E> struct DenseKv {
+  using unit = E;
+  FOUNDRY_CONST bool packed = false;
+  template <int N> static METAL_FUNC void load(device const E* row, uint column, bool wide, thread float (&v)[N]) {
+    if (wide)
+      load_wide(row + column, v);
+    else
+      load_narrow(row + column, v);
+  }
+};
+
+// D columns of Bits each; N is 4 or 8.
+template <int D, int Bits> struct PackedKv {
+  using unit = uchar;
+  FOUNDRY_CONST bool packed = true;
+  FOUNDRY_CONST int code_bytes = D * Bits / 8;
+  FOUNDRY_CONST bool pairs = packed_row_bytes(D, Bits) % 8 == 0; // words may be read two at a time
+
+  static METAL_FUNC void bytes4(uint q, thread float* v) {
+    const uint high = q >> 16;
+    v[0] = code<0, 0xff, 0, 128>(q);
+    v[1] = code<8, 0xff, 0, 128>(q);
+    v[2] = code<0, 0xff, 0, 128>(high);
+    v[3] = code<8, 0xff, 0, 128>(high);
+  }
+  static METAL_FUNC void nibbles4(uint q, thread float* v) {
+    v[0] = code<0, 0xf, 0, 8>(q);
+    v[1] = code<4, 0xf, 0, 8>(q);
+    v[2] = code<8, 0xf, 0, 8>(q);
+    v[3] = code<12, 0xf, 0, 8>(q);
+  }
+
+  template <int N> static METAL_FUNC void load(device const uchar* row, uint column, bool, thread float (&v)[N]) {
+    static_assert(N == 4 || N == 8, "codes are read in words");
+    const float scale = float(((device const half*)(row + code_bytes))[column / kv_block]);
+    device const uchar* codes = row + column * Bits / 8;
+    if (Bits == 8 && N == 8 && pairs) {
+      const metal::uint2 q = *(device const metal::uint2*)codes;
+      bytes4(q.x, v);
+      bytes4(q.y, v + 4 % N);
+    } else if (Bits == 8) {
+      for (int i = 0; i < N; i += 4) bytes4(((device const uint*)codes)[i / 4], v + i);
+    } else if (N == 8) {
+      const uint q = *(device const uint*)codes;
+      nibbles4(q, v);
+      nibbles4(q >> 16, v + 4 % N);
+    } else {
+      nibbles4(*(device const ushort*)codes, v);
+    }
+    for (int i = 0; i < N; ++i) v[i] *= scale;
+  }
+};
+
+template <int D> using Q8Kv = PackedKv<D, 8>;
+template <int D> using Q4Kv = PackedKv<D, 4>;
+
+// The rows of one head of one sequence. Pages: key i is row i % page of page table[i / page].
+template <typename S> struct KvRows {
+  device const typename S::unit* first;
+  uint token, page; // strides
+  device const int* table;
+  uint shift; // log2 of the tokens of a page
+
+  METAL_FUNC device const typename S::unit* row(int key, bool paged) const thread {
+    if (!paged) return first + uint(key) * token;
+    return first + uint(table[key >> shift]) * page + (uint(key) & ((1u << shift) - 1)) * token;
+  }
+};
+
+} // namespace foundry
+#endif

@@ -1,0 +1,170 @@
+"""attention: packed caches, pages, ragged sequences, sinks, and numbers at the edges of a dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attention_grid as grid
+import kit
+import pytest
+import torch
+from kit import BF16, F16, F32
+
+from torch_foundry import ops
+from torch_foundry import reference as plain
+from torch_foundry.doctor import opchecks
+from torch_foundry.quant.kv import pack_rows, row_bytes, unpack_rows
+
+KERNEL = {"dtype": F32, "columns": (64, 64), "k": "own", "v": "own", "mask": "", "softcap": 0.0, "sinks": ""}
+CALL = {
+    "seed": 0, "batch": 2, "kv_heads": 2, "group": 2, "queries": 2, "kv_len": 300, "window": 0, "causal": True,
+    "padding": False, "ragged": False, "page": 16, "gain": 1.0, "broadcast": "",
+}  # fmt: skip
+
+
+def given_for(**changed: Any) -> dict[str, Any]:
+    kernel = {**KERNEL, **{n: v for n, v in changed.items() if n in KERNEL}}
+    return grid.inputs(kernel, {**CALL, **{n: v for n, v in changed.items() if n in CALL}})
+
+
+def agrees(**changed: Any) -> None:
+    """A call against float64, from pages too."""
+    kernel = {**KERNEL, **{n: v for n, v in changed.items() if n in KERNEL}}
+    grid.check(kernel, {**CALL, **{n: v for n, v in changed.items() if n in CALL}})
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_packed_rows_are_close(name: str) -> None:
+    """Half a step of the codes, and a step at the end that has one code less; NaN stays; what is too large is cut."""
+    g = kit.generator(name)
+    for columns in (48, 64, 80, 128, 256):
+        x = kit.normal(g, 50, columns, dtype=F32) * torch.logspace(-3, 3, 50)[:, None]
+        packed = pack_rows(x, name)
+        assert packed.shape == (50, row_bytes(columns, name))
+        padded = torch.nn.functional.pad(x, (0, -columns % 32)).unflatten(-1, (-1, 32))
+        step = padded.abs().amax(-1, keepdim=True) / (127 if name == "q8_0" else 8)
+        allowed = (step * (0.51 if name == "q8_0" else 1.01)).expand_as(padded).flatten(-2)[:, :columns]
+        assert bool(((unpack_rows(packed, name) - x).abs() <= allowed + 1e-7).all())
+    odd = torch.zeros(4, 64)
+    odd[0, 3], odd[1, 40], odd[2, 5] = torch.nan, torch.inf, 1e30
+    back = unpack_rows(pack_rows(odd, name), name)
+    assert back[0, :32].isnan().all() and back[1, 32:].isnan().all() and not back[2:].isnan().any()
+    assert not back[0, 32:].any() and back[2].isfinite().all() and back[2, 5] > 5e5 and not back[3].any()
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("columns", [(80, 112), (112, 48), (64, 64)], ids=str)
+def test_columns_of_any_number(columns: tuple[int, int], lanes: int) -> None:
+    with kit.choice("attention", lanes=lanes):
+        agrees(columns=columns, dtype=F16)
+        agrees(columns=columns, k="q4_0", v="q8_0")
+
+
+def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
+    """Bit for bit, whatever else is in the batch, and whatever lies behind what it has."""
+    for queries, k in ((4, "own"), (4, "q8_0"), (20, "own")):
+        given = given_for(ragged=True, batch=3, queries=queries, k=k, kv_len=120)
+        given["rows"] = torch.tensor([[50, queries], [3, queries - 1], [0, 1]], dtype=torch.int32)
+        for name in ("k_cache", "v_cache"):
+            given[name] = grid.inputs({**KERNEL, "k": k}, {**CALL, "batch": 3, "kv_len": 200})[name]
+        together = ops.attention(**given)
+        for b, (first, count) in enumerate(given["rows"].tolist()):
+            alone = {n: given[n][b : b + 1] for n in ("q", "k_cache", "v_cache")}
+            alone["q"] = alone["q"][:, :, :count]
+            if queries > 16:  # as many as make the same kernel
+                alone["q"] = given["q"][b : b + 1]
+                got = ops.attention(**{**given, **alone, "rows": given["rows"][b : b + 1]})
+                kit.assert_equal(got[:, :count], together[b : b + 1, :count])
+            else:
+                kwargs = {**given, **alone, "rows": None, "kv_len": first + count}
+                kit.assert_equal(ops.attention(**kwargs), together[b : b + 1, :count])
+            assert not together[b, count:].any()
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+def test_sinks(queries: int) -> None:
+    """A sink takes weight and gives nothing; one of minus infinity is none; a query that sees nothing gives zeros."""
+    for kv_len in (100, 700):  # one split, and several that are merged
+        agrees(sinks="own", dtype=F16, queries=queries, kv_len=kv_len)
+        given = given_for(sinks="float", queries=queries, kv_len=kv_len)
+        none = ops.attention(**{**given, "sinks": None})
+        kit.assert_equal(ops.attention(**{**given, "sinks": torch.full((4,), -torch.inf)}), none)
+        huge = {**given, "sinks": torch.tensor([1e4, -1e4, 3e38, 0.0])}
+        got = ops.attention(**huge).view(2, queries, 4, 64)
+        assert not got[:, :, 0].any() and not got[:, :, 2].any()
+        kit.assert_equal(got[:, :, 1].contiguous(), none.view(2, queries, 4, 64)[:, :, 1].contiguous())
+        unseen = torch.zeros(1, 1, 1, kv_len, dtype=torch.bool)
+        assert not ops.attention(**{**given, "mask": unseen}).any()
+
+
+@pytest.mark.parametrize("queries", [2, 20])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=kit.dtype_id)
+def test_the_largest_numbers_stay_finite(queries: int, dtype: torch.dtype) -> None:
+    """Scores of 1e11 and of -1e11, values at the end of f16: finite, and right."""
+    given = given_for(dtype=dtype, queries=queries, kv_len=300)
+    large = 65504.0
+    for name in ("q", "k_cache"):
+        given[name] = given[name].sign() * large
+    given["v_cache"] = torch.where(given["v_cache"].isnan(), torch.nan, large).to(dtype)
+    got = ops.attention(**given)
+    kit.assert_equal(got, torch.full_like(got, large))
+    given = given_for(dtype=dtype, queries=queries, kv_len=300)
+    wide = {n: given[n] * (large / 8) for n in ("q", "k_cache")}
+    opchecks.attention({**given, **wide, "scale": 1e4 / (large / 8) ** 2 / 8})  # scores of some 1e4
+    assert bool(ops.attention(**{**given, **wide}).isfinite().all())
+    opchecks.attention({**given, "q": given["q"] * 2.0**-20, "k_cache": given["k_cache"] * 2.0**-20})
+
+
+def test_pages_that_nobody_sees_are_not_looked_up() -> None:
+    """Those behind the last key, and those that a window has left."""
+    for queries, lanes in ((1, 1), (1, 8), (20, 1)):
+        given = given_for(queries=queries, window=70, kv_len=300)
+        with kit.choice("attention", lanes=lanes):
+            expected = ops.attention(**given)
+            pages = grid.paged(given, 16, kit.generator())
+            first = (300 - queries + 1 - 70) // 16
+            pages["block_table"][:, :first] = 1 << 26  # far outside of all memory
+            pages["block_table"][:, -(-300 // 16) :] = 1 << 26
+            kit.assert_equal(ops.attention(**pages), expected)
+
+
+def test_bad_inputs() -> None:
+    given = given_for()
+    pages = grid.paged(given, 16, kit.generator())
+
+    def refuse(message: str, **changed: Any) -> None:
+        with kit.refuses(message):
+            ops.attention(**{**given, **changed})
+
+    table = pages["block_table"]
+    refuse(r"block_table: expected dtype Int", **{**pages, "block_table": table.long()})
+    refuse(r"block_table: expected \[2, pages\]", **{**pages, "block_table": table[:1]})
+    refuse(r"kv_len: expected 0 to the capacity of 32", **{**pages, "block_table": table[:, :2]})
+    refuse(r"pages of a power of two", **{**pages, **{n: pages[n][:, :, :12] for n in ("k_cache", "v_cache")}})
+    refuse(r"v_cache: expected", **{**pages, "v_cache": pages["v_cache"][1:]})
+    refuse(r"rows: expected \[batch=2, 2\]", rows=torch.zeros(2, 3, dtype=torch.int32))
+    both = {"rows": torch.zeros(2, 2, dtype=torch.int32), "step": torch.zeros(2, dtype=torch.int32)}
+    refuse(r"rows: expected step or rows", **both)
+    refuse(r"sinks: expected \[heads=4\]", sinks=torch.zeros(3))
+    refuse(r"sinks: expected dtype Float", sinks=torch.zeros(4, dtype=F16))
+    refuse(r"format: expected one of q8_0, q4_0, got q9", k_format="q9")
+    refuse(r"k_cache: expected dtype Byte", k_format="q8_0")
+    refuse(r"k_cache: expected dtype Float or Half", k_cache=given["k_cache"].to(torch.uint8))
+    refuse(r"v_cache: expected rows of q8_0", v_format="q8_0", v_cache=torch.zeros(2, 2, 320, 67, dtype=torch.uint8))
+    packed = torch.zeros(2, 2, 320, 69, dtype=torch.uint8)[..., 1:]
+    refuse(r"v_cache: expected packed rows at multiples of 4 bytes", v_format="q8_0", v_cache=packed)
+
+
+def test_opcheck() -> None:
+    given = given_for(k="q8_0", v="q4_0", kv_len=20, ragged=True, sinks="own")
+    given["k_cache"], given["v_cache"] = (torch.zeros_like(given[n]) for n in ("k_cache", "v_cache"))
+    pages = grid.paged(given, 16, kit.generator())
+    order = ["q", "k_cache", "v_cache", "kv_len", "scale", "mask", "causal", "window", "softcap", "kv_start", "step",
+             "rows", "block_table", "sinks", "k_format", "v_format"]  # fmt: skip
+    kit.opcheck("attention", *(pages.get(name) for name in order))
+
+
+def test_reference_of_pages_is_that_of_one_buffer() -> None:
+    given = given_for(k="q8_0", v="q4_0")
+    pages = grid.paged(given, 32, kit.generator())
+    kit.assert_equal(plain.attention(**pages), plain.attention(**given))
