@@ -9,6 +9,16 @@ from torch_foundry import ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 
+class ScaledEmbedding(nn.Embedding):
+    """The dense form of a FoundryEmbedding that was made with a factor, and for no module of transformers'."""
+
+    embed_scale: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows `input` of the weight, multiplied."""
+        return super().forward(input) * self.embed_scale.to(self.weight.dtype)
+
+
 class FoundryEmbedding(nn.Embedding):
     """An embedding whose weight stays packed.
 
@@ -55,6 +65,14 @@ class FoundryEmbedding(nn.Embedding):
             embedding._buffers.get("embed_scale"),
         )
         return take_over(result, embedding)
+
+    def stock(self) -> nn.Module:
+        """A dense embedding of this one's sizes, without memory."""
+        cls = nn.Embedding if self.embed_scale is None else ScaledEmbedding
+        embedding = cls(self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta")
+        if self.embed_scale is not None:
+            embedding.register_buffer("embed_scale", self.embed_scale, persistent=False)
+        return embedding
 
     def to_embedding(self, weight: torch.Tensor | None = None) -> nn.Module:
         """The dense embedding that this one was made from, with the dequantised weight (or `weight`, if tied)."""

@@ -82,6 +82,10 @@ class FoundryLinear(nn.Linear):
         """The weight as the packed one says it is, [out_features, in_features]."""
         return quant.dequantize(self.weight, self.format, self.in_features, dtype)
 
+    def stock(self) -> nn.Module:
+        """A dense layer of this one's sizes, without memory."""
+        return nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+
     def to_linear(self, dtype: torch.dtype, weight: torch.Tensor | None = None) -> nn.Module:
         """The dense layer that this one was made from, with the dequantised weight (or `weight`, if tied)."""
         return give_back(self, self.dequantized(dtype) if weight is None else weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,12 +20,18 @@ def take_over(packed: Module, dense: nn.Module) -> Module:
 
 
 def give_back(packed: nn.Module, weight: torch.Tensor) -> nn.Module:
-    """The dense module that `take_over` put away, with `weight` and with what has happened to `packed` since."""
-    dense: nn.Module = packed.__dict__["_dense"]
+    """The dense module that `take_over` put away, with `weight` and with what has happened to `packed` since.
+
+    A packed module that was made by itself, for no dense one, gets a new one (`packed.stock()`).
+    """
+    dense: Any = packed.__dict__.get("_dense")
+    if dense is None:
+        dense = packed.stock()  # type: ignore[operator]
     dense._parameters["weight"] = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     for name in dense._parameters.keys() & packed._parameters.keys():
         dense._parameters[name] = packed._parameters[name]
     for name in dense._buffers.keys() & packed._buffers.keys():
         dense._buffers[name] = packed._buffers[name]
     dense.train(packed.training)
-    return dense
+    result: nn.Module = dense
+    return result

@@ -16,7 +16,7 @@ from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
 from torch_foundry.patch.model import forget, model_mixin
-from torch_foundry.patch.quantize import dequantize_model, quantize_model
+from torch_foundry.patch.quantize import dequantize_model, packed_formats, quantize_model
 from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.state import ModelState, Plan
 from torch_foundry.patch.summary import Report, build_report
@@ -55,6 +55,7 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
         quantize_model(model, [layer for layer, _ in plans] + _fused_layers(model), quantize)
         state.quantized = quantize
         plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged
+    state.quantized = state.quantized or packed_formats(model)
     inside = {id(m) for layer in [layer for layer, _ in plans] + _fused_layers(model) for m in layer.modules()}
     leaves = [
         (module, mixin, mixin.plan_class(module, state))

@@ -37,6 +37,17 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
     _quantize_embeddings(model, fmt)
 
 
+def packed_formats(model: nn.Module) -> str | None:
+    """The formats of the packed weights in `model`, for messages; None if there are none."""
+    formats: dict[str, None] = {}
+    for module in model.modules():
+        if isinstance(module, FoundryLinear | FoundryEmbedding):
+            formats[module.format] = None
+        elif isinstance(module, FoundryExperts):
+            formats |= {fmt: None for fmt in module.formats if quant.get_format(fmt).packed}
+    return ", ".join(formats) or None
+
+
 def dequantize_model(model: nn.Module) -> None:
     """Turn every packed module of `model` into a dense one; what was shared is shared again."""
     dense: dict[int, torch.Tensor] = {}

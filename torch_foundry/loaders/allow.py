@@ -1,0 +1,29 @@
+"""Which faults of a file the caller puts up with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+TOLERABLE = {  # code -> what happens if it is allowed
+    "TENSOR_EXTRA": "tensors that the model has no place for are left out",
+    "TENSOR_MISSING": "parameters that the file lacks become zeros (norms: what a new model has)",
+    "NONFINITE": "infinities and NaNs are loaded as they are",
+}
+
+
+class Allow:
+    """Faults by name: "CODE", or "CODE:pattern" for tensors whose name (in the file; a parameter's where it has none)
+    matches the shell pattern. ValueError for a code that can't be put up with."""
+
+    def __init__(self, faults: Iterable[str] = ()) -> None:
+        if isinstance(faults, str):
+            faults = (faults,)
+        self._patterns = [(code, pattern or "*") for code, _, pattern in (fault.partition(":") for fault in faults)]
+        for code, _ in self._patterns:
+            if code not in TOLERABLE:
+                raise ValueError(f"allow: expected some of {', '.join(TOLERABLE)}, got {code!r}")
+
+    def __call__(self, code: str, name: str) -> bool:
+        """Whether fault `code` of tensor `name` is to be passed over."""
+        return any(code == known and fnmatchcase(name, pattern) for known, pattern in self._patterns)
