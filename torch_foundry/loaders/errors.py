@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+from torch_foundry.loaders.codes import CODES
+
 
 class LoadError(Exception):
     """A file that can't be loaded, and what is wrong with it.
 
     Attributes, which stay the same from version to version:
-        code: what kind of fault it is ("TRUNCATED", "SHAPE", ...), for programs
+        code: what kind of fault it is ("TRUNCATED", "SHAPE", ... of `codes.CODES`), for programs
         file: path of the file
         field: what in the file ("n_tensors", "blk.0.attn_q.weight", a metadata key ...); "" for the file as a whole
         offset: where in the file, in bytes; None where that says nothing
@@ -26,6 +28,8 @@ class LoadError(Exception):
         found: str,
         offset: int | None = None,
     ) -> None:
+        if code not in CODES:
+            raise ValueError(f"code: {code!r} is not in torch_foundry.loaders.codes")
         self.code, self.file, self.field, self.offset = code, os.fspath(file), field, offset
         self.expected, self.found = expected, found
         where = f"{field}: " if field else ""

@@ -1,0 +1,133 @@
+"""Tensors in open files: what the containers of all kinds have in common."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.files import File
+from torch_foundry.loaders.finite import nonfinite
+from torch_foundry.loaders.tensors import TensorInfo
+from torch_foundry.loaders.types import TYPES, Storage
+
+_CHUNK = 4 << 20  # bytes that are read and then looked at while they are still in the cache
+
+
+class FileContainer:
+    """A `tensors.Container` over open files; it closes them at the end of a `with`.
+
+    check_finite: a NaN or an infinity in a floating-point tensor, or in the scale of a block, is a LoadError when it is
+    read (by `read` and `read_into`; `mapped` tensors are not looked at).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        files: Sequence[File],
+        *,
+        check_finite: bool = True,
+    ) -> None:
+        self.path, self.metadata, self.tensors, self.check_finite = path, metadata, tensors, check_finite
+        self._files = {file.path: file for file in files}
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Rows `start:stop` (of the first dimension) on the CPU: uint8 [..., row bytes] if packed, else of its dtype.
+
+        LoadError if the file has changed since it was opened, can't be read, or holds what no weight is.
+        """
+        shape = self.shape(name)
+        if shape:
+            stop = shape[0] if stop is None else stop
+            if not 0 <= start <= stop <= shape[0]:
+                raise ValueError(f"{name}: expected rows within 0:{shape[0]}, got {start}:{stop}")
+            shape = (stop - start, *shape[1:])
+        out = torch.empty(shape, dtype=self._storage(name).dtype)
+        self.read_into(name, out, start)
+        return out
+
+    def read_into(self, name: str, out: torch.Tensor, start: int = 0) -> None:
+        """The rows from `start` on that `out` (contiguous, on the CPU, of the dtype of `read`) has room for."""
+        info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
+        row = shape[1:] if shape else ()
+        rows = (out.shape[0] if out.ndim else 1) if shape else 1
+        if out.dtype != storage.dtype or out.shape[1 if shape else 0 :] != row or out.ndim != len(shape):
+            raise ValueError(f"{name}: expected {storage.dtype} [rows, {row}], got {out.dtype} {list(out.shape)}")
+        if out.device.type != "cpu" or not out.is_contiguous():
+            raise ValueError(f"{name}: expected contiguous memory of the CPU to read into")
+        if start < 0 or start + rows > (shape[0] if shape else 1):
+            raise ValueError(f"{name}: expected rows within 0:{shape[0] if shape else 1}, got {start}:{start + rows}")
+        if not out.numel():
+            return
+        data = out.reshape(-1).view(torch.uint8)
+        self._fill(info, storage, data, info.offset + start * (data.numel() // rows))
+
+    def _fill(self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int) -> None:
+        file, memory = self._file(info), data.numpy().data
+        step = _CHUNK // storage.nbytes * storage.nbytes
+        file.check()
+        for begin in range(0, data.numel(), step):
+            file.read_into(memory[begin : begin + step], offset + begin, info.name)
+            chunk = data[begin : begin + step]
+            if storage.name == "bool" and bool((chunk > 1).any()):
+                raise LoadError("BOOL", info.path, info.name, expected="bytes of 0 or 1", found=f"{int(chunk.max())}")
+            if self.check_finite and (at := nonfinite(chunk, storage.name, storage.nbytes)) is not None:
+                file.check()
+                where = offset + begin + at
+                raise LoadError(
+                    "NONFINITE", info.path, info.name, expected="finite values", found="NaN or infinity", offset=where
+                )
+        file.check()
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """The whole tensor where it lies in the page cache, without a copy: shape and dtype as `read` has them.
+
+        Whoever truncates the file then ends the process (SIGBUS), and whoever rewrites it changes the weights; what is
+        written to the tensor stays in this process. Nothing is checked for NaN. The file is mapped from its first byte
+        on, so a tensor lies as far from a page's beginning as it does in the file. One that doesn't lie at a multiple
+        of its element's size is read instead.
+        """
+        info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
+        if not info.nbytes or info.offset % storage.dtype.itemsize:
+            return self.read(name)
+        mapping = self._maps.get(info.path)
+        if mapping is None:
+            mapping = self._maps[info.path] = self._file(info).map()
+        count = info.nbytes // storage.dtype.itemsize
+        return torch.frombuffer(mapping, dtype=storage.dtype, count=count, offset=info.offset).view(shape)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the tensor that `read` returns: the last dimension of a packed one counts bytes."""
+        info, storage = self.tensors[name], self._storage(name)
+        if not storage.packed:
+            return info.shape
+        return (*info.shape[:-1], info.shape[-1] // storage.block * storage.nbytes)
+
+    def _storage(self, name: str) -> Storage:
+        return TYPES[self.tensors[name].format]
+
+    def _file(self, info: TensorInfo) -> File:
+        file = self._files.get(info.path)
+        if file is None:
+            raise ValueError(f"{info.path}: read after it was closed")
+        return file
+
+    def close(self) -> None:
+        """Close the files; mapped tensors stay."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._maps.clear()
+
+    def __enter__(self) -> FileContainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

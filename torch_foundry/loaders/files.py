@@ -1,0 +1,122 @@
+"""Reading files that may be anything, and may change while they are read."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import time
+from pathlib import Path
+
+from torch_foundry.loaders.errors import LoadError
+
+_CODES = {
+    errno.ENOENT: ("ABSENT", "no such file"),
+    errno.ENOTDIR: ("ABSENT", "no such file"),
+    errno.ENAMETOOLONG: ("ABSENT", "no such file"),
+    errno.EACCES: ("PERMISSION", "a file that may not be read"),
+    errno.EPERM: ("PERMISSION", "a file that may not be read"),
+    errno.ELOOP: ("LOOP", "symbolic links in a circle"),
+    errno.ENXIO: ("NOT_FILE", "a pipe, device or socket"),
+    errno.EISDIR: ("NOT_FILE", "a folder"),
+}
+_CALL = 1 << 30  # bytes of one call; systems take at most 2^31 - 1
+_TICK_NS = 12_000_000  # longer than the steps that kernels write times of modification in (1000/HZ ms, HZ from 100)
+
+
+def failure(path: Path, problem: OSError | ValueError) -> LoadError:
+    """The LoadError for what the system says about `path`."""
+    number = problem.errno if isinstance(problem, OSError) else None
+    code, found = ("ABSENT", "a path that can't be one") if number is None else _CODES.get(number, ("IO", str(problem)))
+    return LoadError(code, path, expected="a file that can be read", found=found)
+
+
+class File:
+    """A regular file, open for reading; every read makes sure that it is still the file that was opened.
+
+    A change is noticed by size, time of modification and inode. Systems count that time in steps of some milliseconds:
+    a file that was written less than a step ago is opened a step later, so that no change hides in the same step.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:  # O_NONBLOCK: a pipe without a writer would wait for one
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as problem:
+            raise failure(self.path, problem) from None
+        try:
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
+                kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
+                raise LoadError("NOT_FILE", self.path, expected="a regular file", found=kind)
+            if 0 <= (age := time.time_ns() - found.st_mtime_ns) < _TICK_NS:
+                time.sleep((_TICK_NS - age) / 1e9)
+                found = os.fstat(self._fd)
+        except OSError as problem:
+            self.close()
+            raise failure(self.path, problem) from None
+        except LoadError:
+            self.close()
+            raise
+        self.size = found.st_size
+        self._identity = _identity(found)
+
+    def check(self) -> None:
+        """LoadError if the file, or what its path names, isn't what was opened."""
+        if self._fd < 0:
+            raise ValueError(f"{self.path}: read after it was closed")
+        try:
+            now, named = _identity(os.fstat(self._fd)), _identity(os.stat(self.path))
+        except OSError as problem:
+            if problem.errno != errno.ENOENT:
+                raise failure(self.path, problem) from None
+            raise LoadError("CHANGED", self.path, expected="the file that was opened", found="none") from None
+        if now != self._identity or named != self._identity:
+            found = "another file" if named[:2] != self._identity[:2] else f"{now[2]} bytes, modified"
+            raise LoadError("CHANGED", self.path, expected=f"the file that was opened, {self.size} bytes", found=found)
+
+    def read_into(self, out: memoryview, offset: int, field: str) -> None:
+        """Fill `out` with the bytes from `offset` on. No check of a change: callers do it around a series of reads."""
+        if self._fd < 0:
+            raise ValueError(f"{self.path}: read after it was closed")
+        done = 0
+        while done < len(out):
+            try:
+                count = os.preadv(self._fd, [out[done : done + _CALL]], offset + done)
+            except InterruptedError:
+                continue
+            except OSError as problem:
+                raise failure(self.path, problem) from None
+            if count <= 0:
+                self.check()
+                found = f"its end at {offset + done}"
+                raise LoadError("TRUNCATED", self.path, field, expected=f"{len(out)} bytes", found=found, offset=offset)
+            done += count
+
+    def read(self, count: int, offset: int, field: str) -> bytearray:
+        """`count` bytes from `offset` on."""
+        out = bytearray(count)
+        self.read_into(memoryview(out), offset, field)
+        return out
+
+    def map(self) -> mmap.mmap:
+        """The whole file where it lies in the page cache. What is written to it stays in the process."""
+        self.check()
+        try:
+            return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as problem:
+            raise failure(self.path, problem) from None
+
+    def close(self) -> None:
+        """Close it; a second time does nothing."""
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

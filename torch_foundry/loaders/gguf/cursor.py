@@ -1,0 +1,77 @@
+"""Going through the header of a GGUF file: never past its end, and never with more of it in memory than a window."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.files import File
+
+WINDOW = 1 << 18  # bytes that are read at a time
+LONGEST = 1 << 24  # bytes of the longest string that is taken: a chat template has some 10^4
+
+
+class Cursor:
+    """A place in the file. `field`: what is being read there, for errors."""
+
+    def __init__(self, file: File, offset: int = 0) -> None:
+        self.file, self.field = file, ""
+        self.buffer, self.at, self._base = bytearray(), 0, offset
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it stands."""
+        return self._base + self.at
+
+    @property
+    def left(self) -> int:
+        """Bytes from here to the end of the file."""
+        return self.file.size - self._base - self.at
+
+    def fail(self, code: str, expected: str, found: object, offset: int | None = None) -> NoReturn:
+        """Raise the LoadError that says so."""
+        where = self.offset if offset is None else offset
+        raise LoadError(code, self.file.path, self.field, expected=expected, found=str(found), offset=where)
+
+    def fill(self, count: int) -> None:
+        """See to it that `count` bytes from here on are in `buffer`; TRUNCATED if the file ends before."""
+        if self.at + count <= len(self.buffer):
+            return
+        left = self.left
+        if count > left:
+            self.fail("TRUNCATED", f"{count} bytes", f"the end of the file after {left}")
+        self._base, self.at = self.offset, 0
+        self.buffer = self.file.read(min(max(count, WINDOW), left), self._base, self.field)
+
+    def take(self, count: int) -> bytearray:
+        """The next `count` bytes."""
+        if self.at + count > len(self.buffer):
+            self.fill(count)
+        start = self.at
+        self.at = start + count
+        return self.buffer[start : start + count]
+
+    def skip(self, count: int) -> None:
+        """Go on by `count` bytes, which the file must have (callers make sure)."""
+        self.at += count  # may lie past the buffer; `fill` reads on from there
+
+    def u32(self) -> int:
+        """The next unsigned 32-bit integer."""
+        return int.from_bytes(self.take(4), "little")
+
+    def u64(self) -> int:
+        """The next unsigned 64-bit integer."""
+        return int.from_bytes(self.take(8), "little")
+
+    def string(self, limit: int = LONGEST, code: str = "STRLEN") -> str:
+        """The next string; `code` is that of one over `limit` bytes."""
+        start = self.offset
+        length = self.u64()
+        if length > self.left:
+            self.fail("STRLEN", f"at most {self.left} bytes of text", length, start)
+        if length > limit:
+            self.fail(code, f"at most {limit} bytes of text", length, start)
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as problem:
+            self.fail("UTF8", "text in UTF-8", f"byte {problem.object[problem.start]:#x}", start + 8 + problem.start)
