@@ -1,6 +1,6 @@
 // IQ4_NL: Q4_0 whose codes stand for sixteen values at unequal distances.
 #pragma once
-#include "format.h"
+#include "search.h"
 
 namespace foundry {
 
@@ -22,6 +22,23 @@ inline void iq4_chunk(FOUNDRY_DEVICE const uint16_t* words, int shift, FOUNDRY_T
   }
 }
 
+#ifndef __METAL_VERSION__
+struct IQ4Values { // a grid of search.h
+  static constexpr float low = iq4_values[0], high = iq4_values[15];
+  static search::Lanes nearest(search::Lanes v) {
+    search::Lanes value = search::lanes(low);
+    for (int i = 0; i < 15; ++i) {
+      const float middle = (iq4_values[i] + iq4_values[i + 1]) / 2;
+      value = v > middle ? search::lanes(iq4_values[i + 1]) : value;
+    }
+    return value;
+  }
+  static int code(int value) {
+    return static_cast<int>(std::find(iq4_values, iq4_values + 16, static_cast<float>(value)) - iq4_values);
+  }
+};
+#endif
+
 struct IQ4_NL {
   using block = block_iq4_nl;
   FOUNDRY_CONST int block_size = 32;
@@ -32,6 +49,15 @@ struct IQ4_NL {
     iq4_chunk(b.qs + i * 4, 4 * c, w);
     return widen(b.d);
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<IQ4Values, 1, 32, 1, 1, false> best(w);
+    b = {};
+    b.d = best.d;
+    best.values(w, 0, [&](int n, int value) { search::put(b.qs, n % 16, IQ4Values::code(value) << n / 16 * 4); });
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(IQ4_NL, iq4_nl, 20)

@@ -24,6 +24,22 @@ struct IQ4_XS {
     const int scale = (b.scales_l[s / 2] >> s % 2 * 4 & 0xf) | (b.scales_h >> s * 2 & 3) << 4;
     return widen(b.d) * float(scale - 32);
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<IQ4Values, 8, 32, -32, 31, false> best(w);
+    b = {};
+    b.d = best.d;
+    for (int s = 0; s < 8; ++s) {
+      const int scale = best.scales[s] + 32;
+      b.scales_l[s / 2] |= static_cast<uint8_t>((scale & 0xf) << s % 2 * 4);
+      b.scales_h |= static_cast<uint16_t>(scale >> 4 << s * 2);
+      best.values(w, s, [&](int n, int value) {
+        search::put(b.qs, s * 16 + n % 16, IQ4Values::code(value) << n / 16 % 2 * 4);
+      });
+    }
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(IQ4_XS, iq4_xs, 23)

@@ -1,7 +1,7 @@
 // Q2_K: 256 weights in sixteen sub-blocks of 16, each with a scale and an offset of 4 bits, in units of two f16. Each
 // half of the block is 32 bytes: the four pairs of bits of byte j are weights j, j + 32, j + 64 and j + 96.
 #pragma once
-#include "format.h"
+#include "search.h"
 
 namespace foundry {
 
@@ -28,6 +28,19 @@ struct Q2_K {
     for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
     return 1.0f;
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<search::Whole<0, 3>, 16, 16, 0, 15, true> best(w);
+    b = {};
+    b.d = best.d;
+    b.dmin = best.m;
+    for (int s = 0; s < 16; ++s) {
+      b.scales[s] = static_cast<uint8_t>(best.scales[s] | best.offsets[s] << 4);
+      best.values(w, s, [&](int n, int value) { search::put(b.qs, n / 128 * 32 + n % 32, value << n / 32 % 4 * 2); });
+    }
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(Q2_K, q2_k, 10)

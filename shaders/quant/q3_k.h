@@ -1,7 +1,7 @@
 // Q3_K: 256 weights in sixteen sub-blocks of 16, each with a 6-bit scale around 32, in units of an f16. The lower two
 // bits of a code lie as in Q2_K; the third, for weight j of each 32, in byte j of `hmask`; codes are around 4.
 #pragma once
-#include "format.h"
+#include "search.h"
 
 namespace foundry {
 
@@ -30,6 +30,24 @@ struct Q3_K {
     const int scale = (b.scales[s % 8] >> s / 8 * 4 & 0xf) | (b.scales[8 + s % 4] >> s / 4 * 2 & 3) << 4;
     return widen(b.d) * float(scale - 32);
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<search::Whole<-4, 3>, 16, 16, -32, 31, false> best(w);
+    b = {};
+    b.d = best.d;
+    for (int s = 0; s < 16; ++s) {
+      const int scale = best.scales[s] + 32;
+      b.scales[s % 8] |= static_cast<uint8_t>((scale & 0xf) << s / 8 * 4);
+      b.scales[8 + s % 4] |= static_cast<uint8_t>(scale >> 4 << s / 4 * 2);
+      best.values(w, s, [&](int n, int value) {
+        const int code = value + 4;
+        search::put(b.qs, n / 128 * 32 + n % 32, (code & 3) << n / 32 % 4 * 2);
+        search::put(b.hmask, n % 32, (code >> 2) << n / 32);
+      });
+    }
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(Q3_K, q3_k, 11)

@@ -1,7 +1,7 @@
 // Q4_K: 256 weights in eight sub-blocks of 32, each of which has a scale and an offset of 6 bits, in units of two f16.
 // Of each 32 bytes of codes, the low nibbles are one sub-block and the high nibbles the next.
 #pragma once
-#include "format.h"
+#include "search.h"
 
 namespace foundry {
 
@@ -27,6 +27,20 @@ inline void scale_and_offset(FOUNDRY_DEVICE const Block& b, short s, FOUNDRY_THR
   for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
 }
 
+#ifndef __METAL_VERSION__
+// The inverse for the codes of eight scales and offsets.
+template <typename Best, typename Block> void pack_scales(const Best& best, Block& b) {
+  b.d = best.d;
+  b.dmin = best.m;
+  for (int s = 0; s < 4; ++s) {
+    const int scale = best.scales[s + 4], offset = best.offsets[s + 4];
+    b.scales[s] = static_cast<uint8_t>(best.scales[s] | scale >> 4 << 6);
+    b.scales[s + 4] = static_cast<uint8_t>(best.offsets[s] | offset >> 4 << 6);
+    b.scales[s + 8] = static_cast<uint8_t>((scale & 0xf) | (offset & 0xf) << 4);
+  }
+}
+#endif
+
 struct Q4_K {
   using block = block_q4_k;
   FOUNDRY_CONST int block_size = 256;
@@ -41,6 +55,16 @@ struct Q4_K {
     scale_and_offset(b, i / 4, w);
     return 1.0f;
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<search::Whole<0, 15>, 8, 32, 0, 63, true> best(w);
+    b = {};
+    pack_scales(best, b);
+    for (int s = 0; s < 8; ++s)
+      best.values(w, s, [&](int n, int value) { search::put(b.qs, s / 2 * 32 + n % 32, value << s % 2 * 4); });
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(Q4_K, q4_k, 12)

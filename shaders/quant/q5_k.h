@@ -28,6 +28,19 @@ struct Q5_K {
     scale_and_offset(b, i / 4, w);
     return 1.0f;
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<search::Whole<0, 31>, 8, 32, 0, 63, true> best(w);
+    b = {};
+    pack_scales(best, b);
+    for (int s = 0; s < 8; ++s)
+      best.values(w, s, [&](int n, int value) {
+        search::put(b.qs, s / 2 * 32 + n % 32, (value & 0xf) << s % 2 * 4);
+        search::put(b.qh, n % 32, (value >> 4) << s);
+      });
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(Q5_K, q5_k, 13)

@@ -1,7 +1,7 @@
 // Q6_K: 256 weights in sixteen sub-blocks of 16, each with a signed 8-bit scale, in units of an f16; codes around 32.
 // Of each half of the block, 64 bytes hold the low four bits (nibbles of weights j and j + 64), 32 bytes the upper two.
 #pragma once
-#include "format.h"
+#include "search.h"
 
 namespace foundry {
 
@@ -29,6 +29,22 @@ struct Q6_K {
     byte_codes<0x3f, 32>(q, w);
     return widen(b.d) * float(b.scales[i / 2]);
   }
+
+#ifndef __METAL_VERSION__
+  static void pack(const float* w, block& b) {
+    const search::Block<search::Whole<-32, 31>, 16, 16, -128, 127, false> best(w);
+    b = {};
+    b.d = best.d;
+    for (int s = 0; s < 16; ++s) {
+      b.scales[s] = static_cast<int8_t>(best.scales[s]);
+      best.values(w, s, [&](int n, int value) {
+        const int code = value + 32;
+        search::put(b.ql, n / 128 * 64 + n % 64, (code & 0xf) << n / 64 % 2 * 4);
+        search::put(b.qh, n / 128 * 32 + n % 32, (code >> 4) << n / 32 % 4 * 2);
+      });
+    }
+  }
+#endif
 };
 
 FOUNDRY_FORMAT(Q6_K, q6_k, 14)

@@ -90,7 +90,7 @@ def _check_format(name: str | None) -> None:
         return
     from torch_foundry import quant
 
-    if name not in quant.PACKABLE:
+    if name.lower() not in quant.PACKABLE:
         raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 

@@ -24,6 +24,7 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
     A weight whose rows are not whole blocks stays dense. If input and output embedding share their weight, they share
     the packed one as well. Dense weights are released one by one: the peak is the model and one packed weight.
     """
+    fmt = fmt.lower()
     if fmt not in quant.PACKABLE:
         raise ValueError(f"quantize={fmt!r}: expected one of {quant.listing(quant.PACKABLE)}")
     if not layers:

@@ -73,8 +73,8 @@ def listing(names: Iterable[str]) -> str:
 
 
 def get_format(name: str) -> Format:
-    """The format called `name`; ValueError lists what there is."""
+    """The format called `name`, in any case ("q4_K" is ggml's spelling); ValueError lists what there is."""
     try:
-        return FORMATS[name]
+        return FORMATS[name.lower()]
     except KeyError:
         raise ValueError(f"format: expected one of {listing(FORMATS)}, got {name!r}") from None

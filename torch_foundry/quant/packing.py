@@ -27,8 +27,10 @@ def _row_chunks(rows: int, columns: int) -> Iterator[slice]:
 def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     """Pack `weight` [N, K] (f32, f16 or bf16) into uint8 [N, K / block * bytes], on the weight's device.
 
-    Bytes equal those of GGUF's reference encoder. A dense `format` gives `weight` in its dtype. ValueError if K is not
-    whole blocks or `format` is none of PACKABLE, RuntimeError if a weight isn't finite or too large for the scale.
+    Bytes equal those of the `gguf` package where it packs the format; K and IQ4 formats have at most the squared error
+    of ggml's reference encoder without an importance matrix. A dense `format` gives `weight` in its dtype. ValueError
+    if K is not whole blocks or `format` is none of PACKABLE, RuntimeError if a weight isn't finite or too large for the
+    scale.
     """
     target = get_format(format)
     if weight.dim() != 2 or not weight.is_floating_point():
@@ -42,7 +44,7 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     for chunk in _row_chunks(rows, columns):
         dense = weight[chunk].to("cpu", torch.float32).contiguous()
         blocks = torch.empty(dense.shape[0], packed.shape[1], dtype=torch.uint8)
-        torch.ops.torch_foundry.pack_weight(dense, format, blocks)
+        torch.ops.torch_foundry.pack_weight(dense, target.name, blocks)
         packed[chunk] = blocks
     return packed
 
@@ -69,6 +71,6 @@ def dequantize(
     for chunk in _row_chunks(rows, width):
         blocks = packed[chunk].cpu().contiguous()
         dense = torch.empty(blocks.shape[0], width)
-        torch.ops.torch_foundry.unpack_weight(blocks, format, dense)
+        torch.ops.torch_foundry.unpack_weight(blocks, source.name, dense)
         weight[chunk] = dense
     return weight
