@@ -37,6 +37,16 @@ METAL_FUNC uint sin_offset(constant RopeAndCacheArgs& args, device const int* po
   return batch * args.sin_batch + token * args.sin_token;
 }
 
+// A head of a new token as it comes from the projections.
+template <typename T>
+METAL_FUNC device const T* head_in(constant RopeAndCacheArgs& args, uint batch, uint token, uint head,
+                                   device const T* q, device const T* k, device const T* v) {
+  if (head < args.n_heads) return q + batch * args.q_batch + token * args.q_token + head * args.head_dim;
+  head -= args.n_heads;
+  if (head < args.n_kv_heads) return k + batch * args.k_batch + token * args.k_token + head * args.head_dim;
+  return v + batch * args.v_batch + token * args.v_token + (head - args.n_kv_heads) * args.value_dim;
+}
+
 // Where a head of a new token is written: q to q_out [batch, head, token, dim], k and v to the caches.
 template <typename T>
 METAL_FUNC device T* head_out(constant RopeAndCacheArgs& args, device const int* step, uint batch, uint token,

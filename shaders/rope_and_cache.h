@@ -3,10 +3,13 @@
 #include "portable.h"
 
 #define FC_ROPE_ROTATE 0 // function constant: false for layers without position embedding (NoPE)
+#define FC_ROPE_NORM 1   // rope_and_store.metal: q and k heads pass a norm first
+#define FC_ROPE_PAGED 2  // rope_and_store.metal: the caches lie in pages
 
 namespace foundry {
 
 FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 256;
+FOUNDRY_CONST uint32_t rope_store_simdgroups = 4; // heads of a threadgroup
 
 // Strides in elements; the last dimension of every tensor is contiguous.
 struct RopeAndCacheArgs {
@@ -26,7 +29,10 @@ struct RopeAndCacheArgs {
   uint32_t sin_batch, sin_token;
   uint32_t k_cache_batch, k_cache_head, k_cache_token;
   uint32_t v_cache_batch, v_cache_head, v_cache_token;
+  // rope_and_store.metal: rows[batch] is where a sequence's first new token goes and how many it has. Pages: ..._batch
+  // are those of a page, table_row the elements of a sequence's row of the table, page_shift log2 of a page's tokens.
+  uint32_t has_rows, table_row, page_shift, pages;
 };
-static_assert(sizeof(RopeAndCacheArgs) == 29 * 4, "shared with the host");
+static_assert(sizeof(RopeAndCacheArgs) == 33 * 4, "shared with the host");
 
 } // namespace foundry

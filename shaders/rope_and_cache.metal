@@ -11,17 +11,6 @@ using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 
-template <typename T>
-METAL_FUNC device const T* head_in(constant RopeAndCacheArgs& args, uint batch, uint token, uint head,
-                                   device const T* q, device const T* k, device const T* v) {
-  if (head < args.n_heads)
-    return q + batch * args.q_batch + token * args.q_token + head * args.head_dim;
-  head -= args.n_heads;
-  if (head < args.n_kv_heads)
-    return k + batch * args.k_batch + token * args.k_token + head * args.head_dim;
-  return v + batch * args.v_batch + token * args.v_token + (head - args.n_kv_heads) * args.value_dim;
-}
-
 // A thread owns 2 V elements of one head: V pairs to rotate, or 2 V to copy.
 // foundry-lint: instance(rope_and_cache<half, float, 8>)
 // foundry-lint: instance(rope_and_cache<bfloat, bfloat, 1>)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_foundry.quant import dequantize
-from torch_foundry.quant.kv import unpack_rows
+from torch_foundry.quant.kv import pack_rows, unpack_rows
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -116,6 +116,10 @@ def rope_and_cache(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     kind: str = "llama",
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
     b, length, _ = q.shape
     heads = k_cache.shape[1]
@@ -126,8 +130,19 @@ def rope_and_cache(
         cos, sin = cos[positions], sin[positions]
     if step is not None:
         start = int(step[0])
-    k_cache[:, :, start : start + length] = _rotate(k.view(b, length, heads, head_dim).transpose(1, 2), cos, sin)
-    v_cache[:, :, start : start + length] = v.view(b, length, heads, -1).transpose(1, 2)
+    new_k = _rotate(k.reshape(b, length, heads, head_dim).transpose(1, 2), cos, sin)
+    new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
+    for cache, new, name in ((k_cache, new_k, k_format), (v_cache, new_v, v_format)):
+        new = new.to(cache.dtype) if name is None else pack_rows(new, name)
+        if rows is None and block_table is None:
+            cache[:, :, start : start + length] = new
+            continue
+        for i in range(b):
+            first, count = (start, length) if rows is None else rows[i].tolist()
+            for token in range(min(count, length)):
+                page, slot = (i, first + token) if block_table is None else divmod(first + token, cache.shape[2])
+                page = page if block_table is None else int(block_table[i, page])
+                cache[page, :, slot] = new[i, :, token]
     return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()
 
 

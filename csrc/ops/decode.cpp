@@ -210,6 +210,8 @@ at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& gain, double eps, std
               "weights: expected heads * ", head_dim, ", kv_heads * ", head_dim, " and as many rows, got ",
               p.matrices[0].n, ", ", p.matrices[1].n, " and ", p.matrices[2].n);
   const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step};
+  check("k_cache", k_cache).like(x);
+  check("v_cache", v_cache).like(x);
   NormQkvArgs args{};
   args.heads = heads_args(x, batch, tokens, n_heads, n_kv_heads, head_dim, to);
   TORCH_CHECK(args.heads.value_dim == head_dim, "v_cache: expected a head_dim of ", head_dim, ", got ",

@@ -1,5 +1,7 @@
 #include "ops/heads.h"
 
+#include <tuple>
+
 #include "core/check.h"
 
 namespace foundry {
@@ -22,7 +24,42 @@ void check_table(const char* name, const at::Tensor& table, const at::Tensor& li
   check(name, table).shape({table.size(0), L, rotary});
 }
 
+// Checks caches of any kind; returns how many tokens they have room for, and the values' columns.
+std::pair<int64_t, int64_t> check_caches(const at::Tensor& like, int64_t batch, int64_t n_kv_heads, int64_t head_dim,
+                                         const HeadsTo& to, RopeAndCacheArgs& args) {
+  check("k_cache", to.k_cache).device(like);
+  check("v_cache", to.v_cache).device(like);
+  const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
+  const KvStore values = kv_store("v_cache", to.v_cache, to.v_format);
+  TORCH_CHECK(keys.columns == head_dim, "k_cache: expected head_dim=", head_dim, ", got ", to.k_cache.sizes());
+  Dim B(to.table ? "pages" : "batch", to.table ? -1 : batch), H("kv_heads", n_kv_heads), C("tokens"), VC("tokens");
+  check("k_cache", to.k_cache).shape({B, H, C, to.k_cache.size(3)});
+  check("v_cache", to.v_cache).shape({B, H, VC, to.v_cache.size(3)});
+  kv_aligned("k_cache", to.k_cache, keys);
+  kv_aligned("v_cache", to.v_cache, values);
+  int64_t capacity = std::min(C.value(), VC.value());
+  if (to.table) {
+    args.page_shift = u32(check_table(*to.table, like, batch, C));
+    check("v_cache", to.v_cache).shape({B, H, C, to.v_cache.size(3)});
+    args.table_row = u32(to.table->stride(0));
+    args.pages = u32(B);
+    capacity = to.table->size(1) * C.value();
+  }
+  if (to.rows) {
+    check("rows", *to.rows).device(like).dtype({at::kInt}).shape({batch, 2}).contiguous();
+    TORCH_CHECK(!to.step, "rows: expected step or rows, got both");
+    args.has_rows = 1;
+  }
+  return {capacity, values.columns};
+}
+
 } // namespace
+
+bool plain_caches(const at::Tensor& like, const HeadsTo& to) {
+  const auto dtype = like.scalar_type();
+  return !to.rows && !to.table && !to.k_format && !to.v_format && to.k_cache.scalar_type() == dtype &&
+         to.v_cache.scalar_type() == dtype;
+}
 
 void HeadsTo::bind(Launch& launch, const at::Tensor& other) const {
   cos ? launch.in(*cos).in(*sin) : launch.none().none();
@@ -32,13 +69,20 @@ void HeadsTo::bind(Launch& launch, const at::Tensor& other) const {
 RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
                             int64_t head_dim, const HeadsTo& to) {
   TORCH_CHECK(to.cos.has_value() == to.sin.has_value(), "sin: expected both cos and sin, or neither");
-  Dim B("batch", batch), L("tokens", tokens), D("head_dim", head_dim), H("kv_heads", n_kv_heads), C("capacity"),
-      VC("capacity"), VD("value_dim"), R("rotary_dim");
-  check("k_cache", to.k_cache).like(like).shape({B, H, C, D}).last_dim_contiguous();
-  check("v_cache", to.v_cache).like(like).shape({B, H, VC, VD}).last_dim_contiguous().disjoint("k_cache", to.k_cache);
+  Dim B("batch", batch), L("tokens", tokens), R("rotary_dim");
+  RopeAndCacheArgs args{};
+  int64_t capacity, value_dim;
+  if (plain_caches(like, to)) {
+    Dim D("head_dim", head_dim), H("kv_heads", n_kv_heads), C("capacity"), VC("capacity"), VD("value_dim");
+    check("k_cache", to.k_cache).like(like).shape({B, H, C, D}).last_dim_contiguous();
+    check("v_cache", to.v_cache).like(like).shape({B, H, VC, VD}).last_dim_contiguous();
+    capacity = std::min(C.value(), VC.value()), value_dim = VD;
+  } else {
+    std::tie(capacity, value_dim) = check_caches(like, batch, n_kv_heads, head_dim, to, args);
+  }
+  check("v_cache", to.v_cache).disjoint("k_cache", to.k_cache);
   check_writable("k_cache", to.k_cache);
   check_writable("v_cache", to.v_cache);
-  const int64_t capacity = std::min(C.value(), VC.value());
   TORCH_CHECK(to.start >= 0 && to.start + tokens <= capacity, "start: expected start + ", tokens,
               " tokens to fit into the capacity of ", capacity, ", got ", to.start);
   if (to.step) check("step", *to.step).device(like).dtype({at::kInt}).shape({2}).contiguous();
@@ -54,15 +98,14 @@ RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t token
                 ", got ", to.sin->sizes());
   }
 
-  RopeAndCacheArgs args{};
   args.rows = u32(batch * tokens);
   args.q_len = u32(tokens);
   args.n_heads = u32(n_heads);
   args.n_kv_heads = u32(n_kv_heads);
   args.head_dim = u32(head_dim);
-  args.value_dim = u32(VD);
+  args.value_dim = u32(value_dim);
   args.rotary_dim = to.cos ? u32(R) : 0;
-  args.start = u32(to.step ? capacity - tokens : to.start);
+  args.start = u32(to.step || to.rows ? capacity - tokens : to.start);
   args.has_step = to.step.has_value();
   args.has_positions = to.cos && to.positions;
   if (to.cos && to.positions) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/launch.h"
+#include "ops/kv.h"
 #include "ops/layout.h"
 #include "rope_and_cache.h"
 
@@ -16,6 +17,9 @@ struct HeadsTo {
   const at::Tensor &k_cache, &v_cache;
   int64_t start;
   const OptionalTensor& step;
+  // Caches of other kinds (rope_and_store.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
+  OptionalTensor rows = std::nullopt, table = std::nullopt;
+  std::optional<std::string_view> k_format = std::nullopt, v_format = std::nullopt;
 
   bool float_table(at::ScalarType dtype) const { return cos && cos->scalar_type() != dtype; }
 
@@ -27,5 +31,8 @@ struct HeadsTo {
 // of tables and caches. value_dim: of v_cache.
 RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
                             int64_t head_dim, const HeadsTo& to);
+
+// Whether the caches are dense, of `like`'s dtype, contiguous and filled alike: what the plain kernels write to.
+bool plain_caches(const at::Tensor& like, const HeadsTo& to);
 
 } // namespace foundry

@@ -14,6 +14,12 @@ std::string KvStore::policy() const {
   return packed() ? std::string(names[kind]) + "<" + std::to_string(columns) + ">" : names[kind];
 }
 
+const char* KvStore::writer() const {
+  constexpr const char* names[kinds] = {"DenseOut<float>", "DenseOut<half>", "DenseOut<bfloat>", "PackedOut<8>",
+                                        "PackedOut<4>"};
+  return names[kind];
+}
+
 KvStore kv_store(const char* name, const at::Tensor& cache, std::optional<std::string_view> format) {
   check(name, cache).dim(4).last_dim_contiguous();
   if (!format) {

@@ -17,6 +17,7 @@ struct KvStore {
   static constexpr int kinds = 5;
   bool packed() const { return kind > 2; }
   std::string policy() const; // the type that kernels read it with
+  const char* writer() const; // and that they write it with (shaders/kv_pack.h)
 };
 
 // The store of cache[batch or pages, kv_heads, tokens, columns or bytes]; format: none for dense ones.

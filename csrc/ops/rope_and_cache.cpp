@@ -17,9 +17,10 @@ int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
   return x.size(2) / dim;
 }
 
+constexpr const char* kKinds[] = {"Llama", "Olmo", "Gemma"};
+
 // A kernel is chosen by the dtypes and the way in which heads are handled: vectors, single pairs, or with norms.
 Pipeline& pipeline(const at::Tensor& q, const HeadsTo& to, bool aligned, int norm_kind) {
-  constexpr const char* kKinds[] = {"Llama", "Olmo", "Gemma"};
   static PipelineTable<3 * 2 * 2 * 5> table;
   const bool rotates = to.cos.has_value(), float_table = to.float_table(q.scalar_type());
   const int way = norm_kind >= 0 ? 2 + norm_kind : aligned;
@@ -35,11 +36,31 @@ Pipeline& pipeline(const at::Tensor& q, const HeadsTo& to, bool aligned, int nor
   });
 }
 
+// The same for caches of every kind.
+Pipeline& store_pipeline(const at::Tensor& q, const HeadsTo& to, int norm_kind) {
+  static PipelineMap table;
+  const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
+  const KvStore values = kv_store("v_cache", to.v_cache, to.v_format);
+  const bool rotates = to.cos.has_value(), float_table = to.float_table(q.scalar_type());
+  uint64_t variant = static_cast<uint64_t>(dtype_index(q.scalar_type()));
+  for (int part : {keys.kind, values.kind, norm_kind + 1, int(rotates), int(float_table), int(to.table.has_value())})
+    variant = variant * 8 + static_cast<uint64_t>(part);
+  return table.get(q.device(), variant, [&] {
+    const char* type = metal_type(q.scalar_type());
+    return Kernel{"rope_and_store.metal",
+                  "rope_and_store",
+                  {type, float_table ? "float" : type, kKinds[std::max(norm_kind, 0)], keys.writer(), values.writer()},
+                  {{FC_ROPE_ROTATE, rotates}, {FC_ROPE_NORM, norm_kind >= 0}, {FC_ROPE_PAGED, to.table.has_value()}},
+                  ""};
+  });
+}
+
 at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cos,
                           const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache,
                           int64_t start, int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step,
-                          const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps,
-                          std::string_view kind) {
+                          const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps, std::string_view kind,
+                          const OptionalTensor& rows, const OptionalTensor& block_table,
+                          std::optional<std::string_view> k_format, std::optional<std::string_view> v_format) {
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
   TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "k_norm: expected both q_norm and k_norm, or neither");
   Dim B("batch"), L("tokens"), Q("heads*head_dim"), K("kv_heads*head_dim"), V("kv_heads*value_dim");
@@ -47,7 +68,7 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   check("k", k).like(q).shape({B, L, K}).last_dim_contiguous();
   check("v", v).like(q).shape({B, L, V}).last_dim_contiguous();
   const int64_t n_heads = heads_in("q", q, head_dim), n_kv_heads = heads_in("k", k, head_dim);
-  const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step};
+  const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step, rows, block_table, k_format, v_format};
   RopeAndCacheArgs args = heads_args(q, B, L, n_heads, n_kv_heads, head_dim, to);
   check("k_cache", k_cache).disjoint("k", k).disjoint("q", q);
   check("v_cache", v_cache).disjoint("v", v);
@@ -72,6 +93,20 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.q_batch = u32(q.stride(0)), args.q_token = u32(q.stride(1));
   args.k_batch = u32(k.stride(0)), args.k_token = u32(k.stride(1));
   args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
+  const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
+  if (!plain_caches(q, to)) {
+    const int64_t most = norm_rope_max_head_dim;
+    TORCH_CHECK(std::max<int64_t>(head_dim, args.value_dim) <= most, "head_dim: expected at most ", most, ", got ",
+                std::max<int64_t>(head_dim, args.value_dim));
+    Launch launch(store_pipeline(q, to, norm_kind));
+    launch.in(q).in(k).in(v);
+    to.bind(launch, q);
+    launch.out(q_out).args(args);
+    q_norm ? launch.in(*q_norm).in(*k_norm) : launch.none().none();
+    launch.in(rows ? *rows : q).in(block_table ? *block_table : q).moves(3 * q.nbytes() + k.nbytes() + v.nbytes());
+    launch.run(simdgroup_per_row(heads, rope_store_simdgroups));
+    return q_out;
+  }
   const auto fits = [](const at::Tensor& x, int64_t dim) { return dim % 16 == 0 && aligned_rows(x); };
   const bool aligned = fits(q, head_dim) && fits(k, head_dim) && fits(v, args.value_dim) && fits(k_cache, head_dim) &&
                        fits(v_cache, args.value_dim) &&
@@ -82,7 +117,6 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   to.bind(launch, q);
   const int64_t written = B.value() * L.value() * n_kv_heads * (head_dim + args.value_dim);
   launch.out(q_out).args(args).moves((2 * q.numel() + 2 * written) * q.itemsize());
-  const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
   if (q_norm) {
     launch.in(*q_norm).in(*k_norm);
     launch.run(simdgroup_per_row(heads, 4));
@@ -96,7 +130,8 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 FOUNDRY_OP("rope_and_cache(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, "
            "Tensor(b!) v_cache, SymInt start, SymInt head_dim, Tensor? positions=None, Tensor? step=None, "
-           "Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, str kind=\"llama\") -> Tensor",
+           "Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, str kind=\"llama\", Tensor? rows=None, "
+           "Tensor? block_table=None, str? k_format=None, str? v_format=None) -> Tensor",
            "rope_and_cache", rope_and_cache)
 
 } // namespace foundry

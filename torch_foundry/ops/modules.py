@@ -149,6 +149,10 @@ def rope_and_cache(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     kind: str = "llama",
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
@@ -160,11 +164,15 @@ def rope_and_cache(
     step: int32 [2] on the device, for tapes: its first element takes the place of start.
     q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
         (`rms_norm`), rounded to its dtype.
+    rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
+        the write: what is packed is the numbers rounded to q's dtype, as a dense cache would have them. A token that
+        rows says a sequence does not have, or for which there is no room, is not written.
     Returns q as [B, Hq, L, D], contiguous.
     """
     return _ops.rope_and_cache.default(
-        q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind
-    )
+        q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
+        rows, block_table, k_format, v_format,
+    )  # fmt: skip
 
 
 @_fake("rope_and_cache")
@@ -184,6 +192,10 @@ def _(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     kind: str = "llama",
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
 
