@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
@@ -16,7 +17,7 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev

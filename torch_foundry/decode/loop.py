@@ -53,13 +53,13 @@ class Loop:
         self._depth = 2 if every <= OVERLAPPED else 1  # blocks that may be under way
         self._waiting: deque[Block] = deque()
 
-    def run(self, logits: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Generate, from the prompt's last logits [B, V] on; returns the new tokens, int64 [B, n], in host memory.
+    def run(self, cache: DynamicCache) -> None:
+        """Generate, from the sampler's newest token on, until the text ends.
 
         The cache counts what was read: an exception leaves it as it was at the last read.
         """
-        self.sampler.step(logits)
-        limit, chosen, fresh = max(1, self.stops.remaining), 0, 1  # tokens: at most, in blocks, not in a block yet
+        # tokens: at most, in blocks, not in a block yet
+        limit, chosen, fresh = max(1, self.stops.remaining), 0, int(not self.stops.tokens[0])
         while not all(self.stops.done):
             while chosen < limit and len(self._waiting) < self._depth:
                 tokens = self._submit(cache, chosen, fresh, limit - chosen)
@@ -69,7 +69,11 @@ class Loop:
             self._read()
         for block in self._waiting:  # which nobody wants any more: after this nothing is under way
             block.read()
-        return torch.tensor(self.stops.tokens, device="cpu")
+
+    def take_first(self) -> None:
+        """Read the sampler's first token alone."""
+        self._waiting.append(Block(self.sampler, self._prompt, 1, 0))
+        self._read()
 
     def _submit(self, cache: DynamicCache, chosen: int, fresh: int, left: int) -> int:
         """Hand the next block to the device; returns its number of tokens, 0 if others have to be read first."""

@@ -50,7 +50,7 @@ class Steps:
             raise Blocked("mask is not [batch, tokens]")
         last = positions[:, -1].tolist()
         self._next = [p + 1 for p in (last if len(last) == self.batch else last * self.batch)]  # of each row's newest
-        self._mask = mask
+        self.mask = mask
         self._tape: StepTape | None = None
         self._cache: DynamicCache | None = None
         self._layers: CacheLayers | None = None
@@ -68,18 +68,18 @@ class Steps:
 
     def resume(self, kept: Kept | None, cache: DynamicCache, prompt: int, tokens: int) -> None:
         """Go on with what an earlier generation has left, if it fits: the prompt will be stored in its memory."""
-        masked = self._mask is not None
+        masked = self.mask is not None
         room = prompt + min(tokens, EXPECTED)
         if kept is None or not kept.fits(self.sampler, masked, room):
             return
         self._output = kept.output
-        if not self._output_holds():
+        if not self.output_holds():
             self._output = None
             return
         self._layers, self._tape, self._cache = kept.begin(self.sampler, cache), kept.tape, cache
         self.sampler = kept.sampler
-        if self._mask is not None:
-            kept.tape.state.set_mask(self._mask)
+        if self.mask is not None:
+            kept.tape.state.set_mask(self.mask)
 
     def leave(self) -> Kept | None:
         """What the next generation can use; the cache, which nobody else knows, is empty then. Nothing is under way."""
@@ -87,17 +87,36 @@ class Steps:
             return None
         return Kept.of(self.sampler, self._tape, self._output, self._layers)
 
+    def ready(self) -> DecoderPlan:
+        """The decoder's plan. Raises Blocked if a tape may not run now."""
+        model: Any = self.model
+        if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
+            raise Blocked(f"hook on {type(model).__name__}")
+        plan = self.decoder.decoder_plan()
+        plan.check()
+        return plan
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [B, L, V] of the last norm's result, for tapes without a tail."""
+        return logits_of(self.model, self.head, hidden)
+
+    @property
+    def position(self) -> int:
+        """Of the only row's newest token, which the next step reads."""
+        return self._next[0]
+
+    @position.setter
+    def position(self, position: int) -> None:
+        """Steps that don't count yet never were."""
+        self._used, self._next = self._counted, [position]
+
     def submit(self, cache: DynamicCache, steps: int, remaining: int) -> bool:
         """Hand `steps` steps, of `remaining` that there may be, to the device.
 
         False if the cache has to move while there are tokens that don't count yet. Raises Blocked if no tape may do it.
         In both cases nothing has happened.
         """
-        model: Any = self.model
-        if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
-            raise Blocked(f"hook on {type(model).__name__}")
-        plan = self.decoder.decoder_plan()
-        plan.check()
+        plan = self.ready()
         tape = self._tape if self._used + steps <= self._room else None
         if tape is None or not self._unchanged(cache, tape):
             if self._used > self._counted:
@@ -109,7 +128,7 @@ class Steps:
                 tape.state.move_on()
             result = tape.run()
             if tape.tail is None:
-                self.sampler.step(logits_of(model, self.head, result)[:, -1])
+                self.sampler.step(self.logits(result)[:, -1])
         self._used += steps
         self._next = [p + steps for p in self._next]
         self.plan.leaves += steps if tape.tail is not None else 0
@@ -132,7 +151,7 @@ class Steps:
         """One step by the model's own forward pass, which counts at once. All others have to count by now."""
         self._by_layers = True
         token = self.sampler.token.clone()  # hooks may keep it
-        mask = self._mask
+        mask = self.mask
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(self.batch, cache.get_seq_length() + 1 - mask.shape[1])], dim=1)
         positions = torch.tensor(self._next, device=token.device)[:, None]
@@ -145,7 +164,7 @@ class Steps:
     def _unchanged(self, cache: DynamicCache, tape: StepTape) -> bool:
         layers = self._layers
         assert layers is not None
-        return layers.belong_to(cache) and layers.untouched(self._counted) and tape.fits() and self._output_holds()
+        return layers.belong_to(cache) and layers.untouched(self._counted) and tape.fits() and self.output_holds()
 
     def _prepare(self, plan: DecoderPlan, cache: DynamicCache, room: int) -> StepTape:
         """A tape that may take `room` steps."""
@@ -154,18 +173,18 @@ class Steps:
             layers, tape = CacheLayers(cache, len(plan.layers)), None
         starts, same = layers.place(plan, self.batch, room)
         positions = max(max(self._next), starts[0] + starts[1]) + room
-        if tape is None or not same or not tape.fits(positions) or not self._output_holds():
+        if tape is None or not same or not tape.fits(positions) or not self.output_holds():
             self._tape = None  # its memory may be needed for the next one
-            tail, masked = self._tail(plan), self._mask is not None
+            tail, masked = self.tail(plan, self.sampler), self.mask is not None
             tape = StepTape(plan, layers, self.sampler.token, positions=positions, masked=masked, tail=tail)
-            if self._mask is not None:
-                tape.state.set_mask(self._mask)
+            if self.mask is not None:
+                tape.state.set_mask(self.mask)
         self._cache, self._layers, self._tape, self._starts = cache, layers, tape, starts
         self._room, self._used, self._counted = room, 0, 0
         return tape
 
-    def _tail(self, plan: DecoderPlan) -> Tail | None:
-        """Logits and choice, if our ops alone make them."""
+    def tail(self, plan: DecoderPlan, sampler: Sampler) -> Tail | None:
+        """Logits and choice for the first row's tokens, or the only token of each row, if our ops alone make them."""
         model: Any = self.model
         output, self._output = model.lm_head, None
         if not is_plain(self.head, model.config):
@@ -177,10 +196,10 @@ class Steps:
             return None
         if weight_reason((output._parameters,), plan.dtype):
             return None
-        self._output, linear, sampler = snapshot, Linear(output), self.sampler
-        return lambda hidden: sampler.step(linear(hidden)[:, 0])
+        self._output, linear = snapshot, Linear(output)
+        return lambda hidden: sampler.step(linear(hidden).flatten(0, 1))
 
-    def _output_holds(self) -> bool:
+    def output_holds(self) -> bool:
         output, model = self._output, self.model
         return output is None or (
             output.holds() and model.lm_head is output.modules[0] and is_plain(self.head, model.config)

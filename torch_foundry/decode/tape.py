@@ -128,6 +128,11 @@ class StepTape:
             and self.rope.hold()
         )
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it has run before."""
+        return self._tape is not None
+
     def run(self) -> torch.Tensor:
         """One step: the last norm's result [B, L, hidden], or what `tail` makes of it. The next run overwrites it."""
         if self._tape is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -31,6 +32,7 @@ class Report:
     eager: Counter[str] = field(default_factory=Counter)  # why others, or generations, were not -> how often
     tokens: int = 0  # that our own loop generated, per row
     reads: int = 0  # how often it waited for the device to read them
+    guesses: Any = None  # decode.pace.Guesses: what came of prompt lookup and draft models
 
     def __str__(self) -> str:
         if not self.swapped:
@@ -46,6 +48,8 @@ class Report:
             lines.append(f"tapes:    {self.steps} forward passes, {self.recorded} of them recorded")
         if self.reads:
             lines.append(f"loop:     {self.tokens} tokens, read {self.reads} times")
+        if self.guesses:
+            lines.append(f"guesses:  {self.guesses}")
         lines += [f"no tape:  {calls} times: {reason}" for reason, calls in self.eager.most_common()]
         if self.fallbacks:
             lines += [f"fallback: {calls} calls: {reason}" for reason, calls in self.fallbacks.most_common()]
@@ -108,4 +112,5 @@ def build_report(model: nn.Module) -> Report:
         eager=sum((plan.eager for plan in taped), Counter()),
         tokens=sum(plan.tokens for plan in taped),
         reads=sum(plan.reads for plan in taped),
+        guesses=next((plan.guesses for plan in taped if plan.guesses is not None and plan.guesses.steps), None),
     )

@@ -92,6 +92,18 @@ class Sampler:
             )
             ops.sample_count_prompt(self.ids, first.to(self.device), prompt, self.counts.zero_())
 
+    def seek(self, lengths: Sequence[int], tokens: Sequence[int] | None = None) -> None:
+        """Let the next token of each row be the one behind `lengths` tokens, `tokens` the newest ones; `ids` stays.
+
+        For settings that don't look at earlier tokens; ValueError for others.
+        """
+        if self.settings.counts_tokens or self.settings.bans_sequences:
+            raise ValueError("seek: what may come next depends on the tokens before it")
+        self.length.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=self.length.is_cuda)
+        self.finished.zero_()
+        if tokens is not None:
+            self.token.copy_(torch.tensor(tokens)[:, None], non_blocking=self.token.is_cuda)
+
     def step(self, logits: Tensor) -> Tensor:
         """Choose and write one token per row; returns `token`.
 

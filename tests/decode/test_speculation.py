@@ -1,0 +1,281 @@
+"""Guessing ahead: the text is that of generate() without guesses, token for token, whatever is guessed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import torch_foundry
+from tests.decode.test_generate import Collect
+from tests.patch.zoo import FAMILIES, VOCAB, build, ids, shared
+from torch_foundry.decode import speculation
+from torch_foundry.decode.drafts import PromptLookup
+from torch_foundry.decode.pace import PLAIN_EVERY, WINDOW, Guesses, Pace
+from torch_foundry.demo_model import demo_model_path, draft_model_path
+from torch_foundry.patch import report
+
+pytestmark = pytest.mark.usefixtures("quiet")
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}
+LOOKUP = {"prompt_lookup_num_tokens": 5}
+
+
+def patched(family: str = "llama", **options: Any) -> Any:
+    return torch_foundry.patch(copy.deepcopy(shared(family)), **options)
+
+
+def generate(model: Any, seed: int = 0, prompt: torch.Tensor | None = None, **options: Any) -> Any:
+    """60 tokens behind a prompt that repeats itself."""
+    if prompt is None:
+        prompt = ids(1, 9).repeat(1, 3)
+    torch.manual_seed(seed)
+    return model.generate(prompt, **{"max_new_tokens": 60, "do_sample": False, **options})
+
+
+@pytest.fixture(autouse=True)
+def never_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock; the tests of that do it by hand."""
+    monkeypatch.setattr(Pace, "pays", lambda self: True)
+
+
+@pytest.fixture(scope="module")
+def similar() -> dict[str, Any]:
+    """Draft models that are sometimes right: the model itself with some noise on its weights."""
+    drafts = {}
+    for family in ("llama", "gemma2", "mistral"):
+        draft = copy.deepcopy(shared(family))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in draft.parameters():
+                weight.add_(
+                    torch.randn(weight.shape, generator=generator), alpha=0.03 * float(weight.std(correction=0))
+                )
+        drafts[family] = torch_foundry.patch(draft)
+    return drafts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompt_lookup_changes_no_token(family: str) -> None:
+    model = patched(family)
+    for options in ({}, SAMPLED, {**SAMPLED, "temperature": 0.05}):
+        expected = generate(model, **options).tolist()
+        assert generate(model, **options, **LOOKUP).tolist() == expected
+    seen = report(model).guesses
+    assert seen.accepted > 20 and seen.guessed > seen.accepted, str(seen)
+    assert not any("assisted" in reason for reason in report(model).eager), str(report(model))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_a_draft_model_changes_no_token(family: str, similar: dict[str, Any]) -> None:
+    model = patched(family)
+    for options in ({}, SAMPLED):
+        expected = generate(model, seed=3, **options).tolist()
+        assert generate(model, seed=3, **options, assistant_model=similar[family]).tolist() == expected
+    seen = report(model).guesses
+    assert 0 < seen.accepted < seen.guessed, str(seen)
+
+
+def test_the_same_model_as_draft_is_always_right() -> None:
+    """It draws with the same random numbers; and its cache has to be right after each of its guesses."""
+    model, draft = patched(), patched()
+    for options in ({}, SAMPLED):
+        generate(model, **options, assistant_model=draft)
+    seen = report(model).guesses
+    assert seen.accepted == seen.guessed > 80 and seen.tokens > 2.5 * seen.steps, str(seen)
+
+
+def test_drawn_tokens_have_the_distribution_of_single_steps() -> None:
+    """Over many seeds, each text is the one without guesses: stronger than any statistic."""
+    model = patched()
+    for seed in range(40):
+        options = {**SAMPLED, "max_new_tokens": 12, "temperature": 1.0}
+        assert generate(model, seed, **options, **LOOKUP).tolist() == generate(model, seed, **options).tolist()
+    assert 0 < report(model).guesses.accepted < report(model).guesses.guessed
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 20])
+def test_the_end_of_the_text(place: int) -> None:
+    """End-of-text tokens among the guesses, one after another; what the cache counts is what generate() leaves."""
+    model = patched()
+    full = generate(model)[0, 27:].tolist()
+    eos = full[place]
+    options = {"eos_token_id": eos, "pad_token_id": 0, "return_dict_in_generate": True}
+    expected, found = generate(model, **options), generate(model, **options, **LOOKUP)
+    assert found.sequences.tolist() == expected.sequences.tolist() and found.sequences[0, -1] == eos
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 17])
+def test_no_more_tokens_than_were_asked_for(tokens: int) -> None:
+    model = patched()
+    expected = generate(model, max_new_tokens=tokens).tolist()
+    assert generate(model, max_new_tokens=tokens, **LOOKUP).tolist() == expected
+    assert generate(model, max_new_tokens=tokens, assistant_model=patched()).tolist() == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_returned_cache_can_be_gone_on_with(family: str) -> None:
+    model = patched(family)
+    first = generate(model, max_new_tokens=20, return_dict_in_generate=True, **LOOKUP)
+    for options in ({}, LOOKUP):
+        cache = copy.deepcopy(first.past_key_values)
+        found = generate(model, prompt=first.sequences, max_new_tokens=40, past_key_values=cache, **options)
+        assert found.tolist() == generate(model).tolist()
+
+
+def test_a_streamer_gets_every_token_once() -> None:
+    model, streamer = patched(), Collect()
+    found = generate(model, streamer=streamer, **LOOKUP)
+    assert [token for part in streamer.got for token in part] == found[0].tolist() and streamer.ended == 1
+    assert all(len(part) == 1 for part in streamer.got[1:])
+
+
+def test_an_interrupt_leaves_the_cache_as_long_as_the_text() -> None:
+    model, streamer = patched(), Collect(fail_at=30)
+    prompt = ids(1, 9).repeat(1, 3)
+    with torch.no_grad():
+        cache = model(prompt[:, :-1]).past_key_values
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, streamer=streamer, past_key_values=cache, **LOOKUP)
+    text = torch.cat([prompt, torch.tensor([[token for part in streamer.got[1:] for token in part]])], dim=1)
+    cache.crop(text.shape[1] - 1 - cache.get_seq_length())
+    assert generate(model, prompt=text, past_key_values=cache, max_new_tokens=31).tolist() == generate(model).tolist()
+
+
+def test_left_padding() -> None:
+    model = patched()
+    prompt = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids(1, 9).repeat(1, 3)], dim=1)
+    mask = (torch.arange(prompt.shape[1]) >= 5).long()[None]
+    expected = generate(model, prompt=prompt, attention_mask=mask).tolist()
+    assert generate(model, prompt=prompt, attention_mask=mask, **LOOKUP).tolist() == expected
+    assert expected[0][32:] == generate(model)[0, 27:].tolist()
+    assert report(model).guesses.accepted
+
+
+def test_packed_weights_and_the_output_layers_own_ways() -> None:
+    model = patched(quantize="q8_0")
+    assert generate(model, **LOOKUP).tolist() == generate(model).tolist()
+    assert report(model).guesses.accepted and not report(model).eager
+
+
+def test_the_demo_models_draft() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    model, draft = (
+        torch_foundry.patch(AutoModelForCausalLM.from_pretrained(path))
+        for path in (demo_model_path(), draft_model_path())
+    )
+    prompt = tokenizer("Once upon a time there was a small kite.", return_tensors="pt").input_ids
+    for options in ({}, {"do_sample": True}):
+        expected = generate(model, prompt=prompt, **options).tolist()
+        assert generate(model, prompt=prompt, **options, assistant_model=draft).tolist() == expected
+    assert report(model).guesses.accepted / report(model).guesses.guessed > 0.3, str(report(model))
+
+
+# --------------------------------------------------------------------------------------------------- what it doesn't do
+
+
+def test_other_requests_go_to_hugging_faces_code() -> None:
+    model, stock = patched(), shared("llama")
+    for options, reason in (
+        ({"repetition_penalty": 1.3, **LOOKUP}, "what may come next depends on tokens that are only guessed"),
+        ({"assistant_model": copy.deepcopy(stock)}, "the draft is no patched model"),
+        ({"sync_every": 0, **LOOKUP}, "sync_every is 0"),
+    ):
+        plain = {name: value for name, value in options.items() if name == "repetition_penalty"}
+        assert generate(model, **options).tolist() == generate(stock, **plain).tolist()
+        assert report(model).eager[f"assisted generate: {reason}"] == 1, str(report(model))
+
+
+def test_another_vocabulary_is_refused() -> None:
+    draft = torch_foundry.patch(build("llama", vocab_size=VOCAB + 8))
+    with pytest.raises(ValueError, match="different tokenizers"):  # by transformers
+        generate(patched(), assistant_model=draft)
+
+
+def test_hooks_end_the_guessing() -> None:
+    model, draft = patched(), patched()
+    expected = generate(model).tolist()
+    calls: list[int] = []
+
+    def put_a_hook(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 12:
+            model.register_forward_hook(lambda *_: None)
+
+    class Streamer(Collect):
+        def put(self, value: torch.Tensor) -> None:
+            put_a_hook()
+            super().put(value)
+
+    assert generate(model, assistant_model=draft, streamer=Streamer()).tolist() == expected
+    assert report(model).guesses.stopped == "switched off: hook on LlamaForCausalLM"
+
+
+# ----------------------------------------------------------------------------------------------------- pace and guesses
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "drawn"])
+def test_switched_off_the_text_goes_on(after: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    expected = generate(model, **options).tolist()
+    answers = iter([True] * after)
+    monkeypatch.setattr(Pace, "pays", lambda self: next(answers, False))
+    assert generate(model, **options, **LOOKUP).tolist() == expected
+    assert report(model).guesses.stopped == "switched off, as it did not pay"
+    assert "switched off, as it did not pay" in str(report(model))
+
+
+def run(pace: Pace, right: int, seconds: Any, steps: int) -> list[int]:
+    """Steps that accept up to `right` guesses each and take `seconds(guesses)`; the numbers of guesses."""
+    chosen: list[int] = []
+    for _ in range(steps):
+        guesses = pace.guesses()
+        accepted = min(right, guesses)
+        pace.note(guesses, accepted, accepted + 1, seconds(guesses))
+        chosen.append(guesses)
+    return chosen
+
+
+def test_as_many_guesses_as_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    free = Pace(7, Guesses())
+    assert run(free, 7, lambda k: 1.0, 100)[-20:].count(7) >= 19 and free.pays()
+    dear = Pace(7, Guesses())
+    assert set(run(dear, 1, lambda k: 1 + 0.3 * k, 100)[-20:]) <= {1, 2} and dear.pays()
+    wrong = Pace(7, Guesses())
+    run(wrong, 0, lambda k: 1 + 0.1 * k, WINDOW + 4)
+    assert not wrong.pays()
+
+
+def test_steps_without_guesses_are_timed_now_and_then() -> None:
+    pace = Pace(3, Guesses())
+    chosen = run(pace, 3, lambda k: 1.0, 3 * PLAIN_EVERY)
+    assert chosen.count(0) == 4 and chosen[2] == 0 and chosen[PLAIN_EVERY - 1] == 0
+
+
+def test_totals() -> None:
+    totals = Guesses()
+    run(Pace(1, totals), 1, lambda k: 0.5, 10)
+    assert (totals.steps, totals.guessed, totals.accepted, totals.tokens) == (10, 9, 9, 19)
+    assert str(totals) == "9 of 9 accepted (100%), 1.90 tokens a step, 1.90 times as fast as without"
+
+
+def test_prompt_lookup_finds_the_newest_of_the_longest() -> None:
+    lookup = PromptLookup(3)
+    assert lookup.propose([1, 2, 3], 4) == []
+    text = [5, 1, 2, 3, 7, 8, 2, 3, 9, 1, 2, 3]
+    assert lookup.propose(text, 4) == [7, 8, 2, 3], "three tokens before two"
+    assert lookup.propose([*text, 4, 2, 3], 2) == [4, 2], "the newest of two"
+    assert lookup.propose([*text, 4, 2, 3, 6], 2) == []
+    assert PromptLookup(1).propose([1, 1, 1], 4) == [1]
+
+
+def test_what_is_accepted() -> None:
+    assert speculation.accepted([], [5]) == 0
+    assert speculation.accepted([5, 6], [5, 6, 7]) == 2
+    assert speculation.accepted([5, 6], [5, 7, 7]) == 1
+    assert speculation.accepted([4, 6], [5, 6, 7]) == 0

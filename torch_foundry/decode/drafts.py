@@ -1,0 +1,104 @@
+"""Where guesses of the next tokens come from: what followed the same words before, or a smaller model.
+
+What is guessed changes how long a generation takes, never its tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.decode.steps import Steps
+from torch_foundry.kvcache.undo import Undo
+from torch_foundry.patch.state import Blocked
+from torch_foundry.sampling import Sampler, Settings
+
+LONGEST = 3  # tokens that are looked up
+
+
+class PromptLookup:
+    """What followed the last place where the text's newest tokens stood (A. Saxena, "Prompt Lookup Decoding", 2023).
+
+    longest: of the sequences that are looked up, in tokens; the longest one found counts.
+    """
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
+        self._ends: dict[tuple[int, ...], int] = {}  # of each sequence: where its last occurrence ends
+        self._seen = 0  # tokens of the text that are in it, but for those that nothing follows yet
+
+    def propose(self, text: list[int], most: int) -> list[int]:
+        """Up to `most` tokens that may follow `text`, which only grows between calls.
+
+        Empty if no sequence at the end of the text was there before.
+        """
+        for end in range(self._seen + 1, len(text)):
+            for length in range(1, min(self.longest, end) + 1):
+                self._ends[tuple(text[end - length : end])] = end
+        self._seen = max(self._seen, len(text) - 1)
+        for length in range(min(self.longest, len(text)), 0, -1):
+            if (found := self._ends.get(tuple(text[-length:]))) is not None:
+                return text[found : found + most]
+        return []
+
+
+class DraftModel:
+    """A smaller model of the same vocabulary, patched, on steps of its own.
+
+    It draws with the same random numbers as the model that it guesses for, so where both have the same distribution
+    they draw the same token. Raises Blocked if the model can't take steps by itself.
+    """
+
+    def __init__(self, model: Any, prompt: torch.Tensor, capacity: int) -> None:
+        """prompt: int64 [1, n]; capacity: of the sampler."""
+        self.model, self._prompt, self._capacity = model, prompt, capacity
+        self._cache = DynamicCache(config=model.config)
+        self._steps = Steps(
+            model, model.generator_plan(), 1, {"position_ids": torch.arange(prompt.shape[1], device="cpu")[None]}
+        )
+        self._steps.ready()
+        self._steps.expect(self._cache, capacity - prompt.shape[1])
+        self._fed: list[int] = []  # tokens in the cache, guesses among them
+
+    def begin(self, settings: Settings, seed: int) -> None:
+        """Before the first guess: how, and with which random numbers, the other model chooses."""
+        self._sampler = self._steps.sampler = Sampler(
+            settings,
+            self._prompt,
+            vocab_size=self.model.lm_head.out_features,
+            capacity=self._capacity,
+            seed=seed,
+            streams=[0],
+        )
+
+    def propose(self, text: list[int], most: int) -> list[int]:
+        """`most` tokens that may follow `text`, which only grows between calls. Waits for the device once."""
+        right = 0
+        for fed, token in zip(self._fed, text, strict=False):
+            if fed != token:
+                break
+            right += 1
+        self._steps.count(right - self._cache.get_seq_length())
+        self._fed = text[:right]
+        if len(text) - 1 > right:
+            self._read(text[right:-1])
+        self._steps.position = len(text) - 1
+        self._sampler.seek([len(text)], text[-1:])
+        if not self._steps.submit(self._cache, most, most):
+            raise Blocked("the draft's cache has to move")
+        found: list[int] = self._sampler.ids[0, len(text) : len(text) + most].tolist()
+        self._fed = [*text, *found[:-1]]
+        return found
+
+    def _read(self, tokens: list[int]) -> None:
+        """Append `tokens` to the cache."""
+        undo = Undo(self._cache)
+        ids = torch.tensor([tokens], device=self._sampler.device)
+        try:
+            with torch.no_grad():
+                self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        except BaseException:
+            undo.run()
+            raise
