@@ -1,4 +1,4 @@
-"""rope_and_cache into caches of every kind: what is stored is what a dense cache would hold, packed, paged or converted."""
+"""rope_and_cache into caches of every kind: stored is what a dense cache would hold, packed, paged or converted."""
 
 from __future__ import annotations
 
