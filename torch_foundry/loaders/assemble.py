@@ -176,7 +176,12 @@ class _Installer:
             set_parameter(self.model, name, self._dense(weight))
         elif leaf == "weight" and type(parent) is nn.Linear:
             linear = FoundryLinear(
-                parent.in_features, parent.out_features, weight.load(self.device), weight.format, parent.bias
+                parent.in_features,
+                parent.out_features,
+                weight.load(self.device),
+                weight.format,
+                parent.bias,
+                None if weight.order is None else weight.order.to(self.device),
             )
             replace_module(self.model, path, take_over(linear, parent))
         elif leaf == "weight" and isinstance(parent, nn.Embedding):

@@ -91,6 +91,17 @@ CODES: dict[str, str] = {
     "TENSOR_MISSING": "a tensor that the model needs is not there",
     "TENSOR_EXTRA": "a tensor that the model has no place for",
     "TENSOR_TYPE": "a tensor of a type that can't be a weight",
+    # packed weights in safetensors
+    "QUANT_METHOD": "weights packed by a method that is not known here",
+    "QUANT_CONFIG": "a setting of the packing that is absent or that nothing can have",
+    "PACK_PART": "a tensor that a packed weight needs, its scales for instance, is not there",
+    "PACK_TYPE": "a part of a packed weight that is of another type than it has to be",
+    "PACK_SHAPE": "a part of a packed weight whose shape does not go with that of the others",
+    "PACK_GROUP": "rows that are not whole groups or blocks",
+    "PACK_ORDER": "an order of columns, or the groups that they belong to, that contradicts itself",
+    "PACK_SCALE": "scales that no format here can hold",
+    "PACK_STATE": "a description of a packed weight that is not of the form that is expected",
+    "PACK_TABLE": "values of codes that are not those of the format",
     # vocabularies
     "VOCAB_MISSING": "no vocabulary, or a part of it is not there",
     "VOCAB_SIZE": "a vocabulary of another size than the embedding",

@@ -58,17 +58,26 @@ class FoundryLinear(nn.Linear):
     """A linear layer whose weight stays packed.
 
     `weight` is a uint8 buffer [out_features, packed bytes], so `.to(dtype)` leaves it alone. The gradient flows to the
-    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot.
+    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot. `order`: int64
+    [in_features], where the columns are stored in another order: column j multiplies input element order[j].
     """
 
     weight: torch.Tensor
+    order: torch.Tensor | None
 
     def __init__(
-        self, in_features: int, out_features: int, weight: torch.Tensor, fmt: str, bias: nn.Parameter | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        weight: torch.Tensor,
+        fmt: str,
+        bias: nn.Parameter | None = None,
+        order: torch.Tensor | None = None,
     ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.format = in_features, out_features, fmt
         self.register_buffer("weight", weight)
+        self.register_buffer("order", order)
         self.register_parameter("bias", bias)
 
     @classmethod
@@ -80,7 +89,8 @@ class FoundryLinear(nn.Linear):
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight as the packed one says it is, [out_features, in_features]."""
-        return quant.dequantize(self.weight, self.format, self.in_features, dtype)
+        stored = quant.dequantize(self.weight, self.format, self.in_features, dtype)
+        return stored if self.order is None else stored[:, self.order.argsort()]
 
     def stock(self) -> nn.Module:
         """A dense layer of this one's sizes, without memory."""
@@ -93,6 +103,8 @@ class FoundryLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """x W^T + b."""
         bias = self.bias
+        if self.order is not None:
+            input = input.index_select(-1, self.order)
         needs_grad = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
         if needs_grad:
             return _PackedMatmul.apply(input, self.weight, bias, self.format, self.in_features)
@@ -105,7 +117,8 @@ class FoundryLinear(nn.Linear):
             if input.numel() > FEW * self.in_features:
                 return linear_of_many(input, self.weight, self.format, bias)
             return ops.linear(input.contiguous(), self.weight, format=self.format, bias=bias)
-        return functional.linear(input, self.dequantized(input.dtype), bias)
+        weight = quant.dequantize(self.weight, self.format, self.in_features, input.dtype)
+        return functional.linear(input, weight, bias)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -71,6 +71,7 @@ def _check_linear(name: str, module: nn.Module, in_features: int, out_features: 
     require(is_linear(module), f"{name} is a {type(module).__name__}")
     found = (module.in_features, module.out_features)
     require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
+    require(getattr(module, "order", None) is None, f"the columns of {name} are stored in an order of their own")
 
 
 def build_spec(layer: Any) -> LayerSpec:

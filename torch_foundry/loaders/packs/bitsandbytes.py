@@ -1,0 +1,126 @@
+"""What bitsandbytes quantises to 4 bits: `NAME.weight` of bytes, and the tensors of a quant state beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+
+from torch_foundry import quant
+from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.packs.parts import Parts, Settings, as_bytes, blocks_weight
+from torch_foundry.loaders.tensors import Weight
+
+_KINDS = ("nf4", "fp4")
+_BLOCK = 64  # of ours; a file's longer block is several
+_SIZES = tuple(_BLOCK << i for i in range(7))
+_MOST = 1 << 14  # bytes of a state's JSON
+
+
+def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
+    """All weights of the container, by name. LoadError QUANT_METHOD for its 8-bit method, whose products are others."""
+    if not settings.flag("load_in_4bit", settings.flag("_load_in_4bit", False)):
+        other = "bitsandbytes with load_in_8bit" if settings.values.get("load_in_8bit") else "bitsandbytes"
+        raise LoadError("QUANT_METHOD", settings.file, settings.where, expected="load_in_4bit", found=other)
+    settings.text("bnb_4bit_quant_type", _KINDS, "fp4")
+    tensors = parts.container.tensors
+    bases = {name.partition(".quant_state.")[0]: name for name in tensors if ".quant_state.bitsandbytes__" in name}
+    found = {base: _weight(parts, base, state) for base, state in bases.items()}
+    for name, info in tensors.items():
+        owner = next((name[:i] for i in range(len(name)) if name[i] == "." and name[:i] in bases), None)
+        if name in found or owner is not None:
+            continue
+        if info.format in ("u8", "i8"):
+            parts.part(f"{name}.quant_state.bitsandbytes__nf4", ("u8",))
+        found[name] = parts.dense(name)
+    return found
+
+
+def _weight(parts: Parts, base: str, state: str) -> Weight:
+    info = parts.part(base, ("u8",))
+    kind = state.rpartition("__")[2]
+    described = _describe(parts, state)
+    shape, size, nested = described["shape"], described["blocksize"], "nested_blocksize" in described
+    count = math.prod(shape)
+    if kind not in _KINDS or described.get("quant_type") != kind:
+        raise _bad(parts, state, " or ".join(_KINDS), f"{described.get('quant_type')!r}"[:80])
+    if math.prod(info.shape) * 2 != count:
+        found = str(list(info.shape))
+        raise LoadError("PACK_SHAPE", info.path, base, expected=f"two weights of {shape} in a byte", found=found)
+    parts.group_of(base, shape[-1], _BLOCK)
+    blocks = -(-count // size)
+    values = parts.part(f"{base}.quant_map", ("f32",), (16,))
+    if not torch.equal(parts.read(values.name), _table(kind)):
+        raise LoadError("PACK_TABLE", info.path, values.name, expected=f"the values of {kind}", found="others")
+    parts.part(f"{base}.absmax", ("u8",) if nested else ("f32",), (blocks,))
+    if nested:
+        parts.part(f"{base}.nested_absmax", ("f32",), (-(-blocks // described["nested_blocksize"]),))
+        parts.part(f"{base}.nested_quant_map", ("f32",), (256,))
+    columns = shape[-1]
+
+    def make(start: int, stop: int) -> torch.Tensor:
+        weights = torch.arange(start * columns, stop * columns, _BLOCK)
+        first, last = start * columns // size, (stop * columns - 1) // size + 1
+        largest = _largest(parts, base, described, first, last)[weights // size - first]
+        codes = _bytes(parts, base, start * columns // 2, stop * columns // 2)
+        return torch.cat((as_bytes(largest), (codes >> 4 | codes << 4).view(-1, _BLOCK // 2)), -1)
+
+    return blocks_weight((shape[0], columns), kind, base, make)
+
+
+def _bytes(parts: Parts, name: str, start: int, stop: int) -> torch.Tensor:
+    """A run of the bytes of a tensor [n, 1], as its codes lie one after the other, or of one with other rows."""
+    row = math.prod(parts.container.tensors[name].shape[1:])
+    return parts.read(name, start // row, -(-stop // row)).flatten()[start % row :][: stop - start]
+
+
+def _largest(parts: Parts, base: str, described: dict[str, Any], start: int, stop: int) -> torch.Tensor:
+    """The largest magnitudes of some blocks, f32. If they are packed themselves, then around their mean."""
+    stored = parts.read(f"{base}.absmax", start, stop)
+    if "nested_blocksize" not in described:
+        return stored
+    scales = parts.read(f"{base}.nested_absmax")[torch.arange(start, stop) // described["nested_blocksize"]]
+    largest = parts.read(f"{base}.nested_quant_map")[stored.long()] * scales + described["nested_offset"]
+    if not bool(largest.isfinite().all()):
+        path = parts.container.tensors[base].path
+        raise LoadError("NONFINITE", path, f"{base}.absmax", expected="finite values", found="NaN or infinity")
+    return largest
+
+
+def _table(kind: str) -> torch.Tensor:
+    """The values of the sixteen codes."""
+    block = torch.cat((torch.ones(1).view(torch.uint8), torch.arange(16, dtype=torch.uint8) * 0x11))
+    padded = torch.nn.functional.pad(block, (0, quant.get_format(kind).block_bytes - block.numel()))
+    return quant.dequantize(padded.view(1, -1), kind)[0, :32:2]
+
+
+def _describe(parts: Parts, state: str) -> dict[str, Any]:
+    """The JSON of a quant state, checked."""
+    info = parts.part(state, ("u8",))
+    if math.prod(info.shape) > _MOST or len(info.shape) != 1:
+        raise _bad(parts, state, f"at most {_MOST} bytes", str(list(info.shape)))
+    try:
+        described = json.loads(bytes(parts.read(state).tolist()).decode())
+    except (ValueError, RecursionError) as problem:
+        raise _bad(parts, state, "JSON", f"{problem}"[:80]) from None
+    if not isinstance(described, dict):
+        raise _bad(parts, state, "a JSON object", type(described).__name__)
+    shape = described.get("shape")
+    whole = isinstance(shape, list) and all(type(n) is int and 0 < n < 1 << 40 for n in shape)
+    if not whole or len(shape) != 2 or math.prod(shape) >= 1 << 62:  # type: ignore[arg-type]
+        raise _bad(parts, state, "the shape of a matrix", f"{shape!r}"[:80])
+    if type(described.get("blocksize")) is not int or described["blocksize"] not in _SIZES:
+        raise _bad(
+            parts, state, f"a blocksize of {', '.join(map(str, _SIZES))}", f"{described.get('blocksize')!r}"[:80]
+        )
+    if "nested_blocksize" in described or "nested_offset" in described:
+        size, offset = described.get("nested_blocksize"), described.get("nested_offset")
+        if type(size) is not int or not 0 < size < 1 << 30 or type(offset) is not float or not math.isfinite(offset):
+            raise _bad(parts, state, "a nested_blocksize and a nested_offset", f"{size!r} and {offset!r}"[:80])
+    return described
+
+
+def _bad(parts: Parts, state: str, expected: str, found: str) -> LoadError:
+    return LoadError("PACK_STATE", parts.container.tensors[state].path, state, expected=expected, found=found)

@@ -1,0 +1,41 @@
+"""What `save_pretrained` writes of a packed model: blocks as they are, and the format of each tensor in config.json."""
+
+from __future__ import annotations
+
+from torch_foundry import quant
+from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.packs.parts import Parts, Settings, blocks_weight
+from torch_foundry.loaders.tensors import Weight
+
+
+def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
+    """All weights of the container, by name. `formats` of the settings: those of packed tensors, by name."""
+    formats = settings.values.get("formats")
+    if not isinstance(formats, dict) or not all(isinstance(fmt, str) for fmt in formats.values()):
+        raise settings.error("formats", "a format for each packed tensor, by name", formats)
+    for name in formats:
+        parts.part(name, ("u8",))
+    found = {name: _weight(parts, name, fmt, settings) for name, fmt in formats.items()}
+    orders = {f"{name.removesuffix('weight')}order" for name in formats}
+    return found | {
+        name: parts.dense(name) for name in parts.container.tensors if name not in formats and name not in orders
+    }
+
+
+def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
+    known = quant.FORMATS.get(fmt)
+    if known is None or not known.packed:
+        raise settings.error(f"formats.{name}", quant.listing(n for n, f in quant.FORMATS.items() if f.packed), fmt)
+    info = parts.container.tensors[name]
+    if len(info.shape) < 2 or 0 in info.shape or info.shape[-1] % known.block_bytes:
+        expected = f"rows of whole blocks of {known.block_bytes} bytes"
+        raise LoadError("PACK_SHAPE", info.path, name, expected=expected, found=str(list(info.shape)))
+    shape = (*info.shape[:-1], known.columns(info.shape[-1]))
+    order = None
+    order_name = f"{name.removesuffix('weight')}order"
+    if order_name in parts.container.tensors:
+        parts.part(order_name, ("i64",), shape[-1:])
+        order = parts.read(order_name)
+        if not bool((order.sort().values == order.new_tensor(range(shape[-1]))).all()):
+            raise LoadError("PACK_ORDER", info.path, order_name, expected="each column once", found="others")
+    return blocks_weight(shape, fmt, name, lambda start, stop: parts.read(name, start, stop), order=order)
