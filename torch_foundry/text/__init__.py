@@ -1,6 +1,18 @@
-"""Text in and out: tokenizers from GGUF metadata."""
+"""Text in and out: tokenizers from GGUF metadata, chat templates under a budget, and streamed decoding."""
 
+from .chat import guard
+from .stream import StreamDecoder, TextStreamer
+from .template import check_template, render
 from .tokenizer import tokenizer_from_gguf
 from .vocabulary import Vocabulary, check_vocabulary
 
-__all__ = ["Vocabulary", "check_vocabulary", "tokenizer_from_gguf"]
+__all__ = [
+    "StreamDecoder",
+    "TextStreamer",
+    "Vocabulary",
+    "check_template",
+    "check_vocabulary",
+    "guard",
+    "render",
+    "tokenizer_from_gguf",
+]

@@ -11,7 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from ..loaders.errors import LoadError
+from .chat import guard
 from .pretokenizers import PRE, Pre, pre_tokenizer
+from .template import check_template
 from .vocabulary import (
     BYTE,
     CONTROL,
@@ -34,8 +36,8 @@ def tokenizer_from_gguf(
     """The tokenizer that a GGUF file's metadata describes, chat template included; it saves and loads like any other.
 
     Ids are those of the tokenizer that the file was made from: no id is past the vocabulary, none is added. Control
-    tokens in a text are tokens, as everywhere in Hugging Face. LoadError as `check_vocabulary` says, and VOCAB_PRE for
-    a way to split text that isn't in `PRE`.
+    tokens in a text are tokens, as everywhere in Hugging Face. `chat.guard` says how it renders. LoadError as
+    `check_vocabulary` and `check_template` say, and VOCAB_PRE for a way to split text that isn't in `PRE`.
     """
     vocabulary = check_vocabulary(metadata, path, embedding_rows)
     templates = _templates(metadata, path)
@@ -59,7 +61,7 @@ def tokenizer_from_gguf(
         padding_side="left",
     )
     tokenizer.chat_template = templates
-    return tokenizer
+    return guard(tokenizer, path)
 
 
 _HF_NAMES = ("bos", "eos", "unk", "pad", "sep", "mask", "cls")
@@ -197,5 +199,6 @@ def _templates(metadata: Mapping[str, Any], path: str | os.PathLike[str]) -> Any
         template = metadata[key]
         if not isinstance(template, str):
             raise LoadError("VOCAB_TYPE", path, key, expected="a string", found=type(template).__name__)
+        check_template(template, path, key, chats=name == "default")
         templates[name] = template
     return templates.get("default") if set(templates) <= {"default"} else templates

@@ -1,0 +1,195 @@
+"""Chat templates that want something else than to print a chat, and the code that each is refused with.
+
+Those named J.. are of the classes that reviews of loaders list; the others were made against this renderer.
+"""
+
+from __future__ import annotations
+
+SAYS = "{{ messages[0].content }}"
+HOSTILE: dict[str, tuple[str, str]] = {
+    "J01 syntax error": ("TMPL_SYNTAX", "{% for m in messages %}{{ m.content }"),
+    "J02 end without a beginning": ("TMPL_SYNTAX", "{{ messages }}{% endfor %}"),
+    "J03 cycler's globals": ("TMPL_SANDBOX", "{{ cycler.__init__.__globals__.os.popen('id').read() }}"),
+    "J04 subclasses": ("TMPL_SANDBOX", "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "J05 str.format walks attributes": ("TMPL_SANDBOX", "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}"),
+    "J06 str.format_map": ("TMPL_SANDBOX", "{{ '{a.__class__}'.format_map({'a': 1}) }}"),
+    "J07 attr filter": ("TMPL_SANDBOX", "{{ '{0.__class__}'|attr('format')(messages) }}"),
+    "J08 attr filter, dunder": ("TMPL_SANDBOX", "{{ messages|attr('__class__') }}"),
+    "J09 include": ("TMPL_INCLUDE", "{% include '/etc/passwd' %}"),
+    "J10 import": ("TMPL_INCLUDE", "{% import '/etc/passwd' as p %}{{ p }}"),
+    "J11 range": ("TMPL_BUDGET", "{% for i in range(10**9) %}{% endfor %}"),
+    "J12 loops in loops": (
+        "TMPL_BUDGET",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+    ),
+    "J13 long string": ("TMPL_BUDGET", "{{ 'a' * 10**10 }}"),
+    "J14 long list": ("TMPL_BUDGET", "{{ [1, 2] * 10**9 }}"),
+    "J15 format filter's width": ("TMPL_BUDGET", "{{ '%1000000000d'|format(1) }}"),
+    "J16 %'s width": ("TMPL_BUDGET", "{{ '%1000000000d' % 1 }}"),
+    "J17 power": ("TMPL_BUDGET", "{{ 9 ** (9**9) }}"),
+    "J18 power by squaring": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    ),
+    "J19 doubling": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    ),
+    "J20 doubling by ~": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    ),
+    "J21 center": ("TMPL_BUDGET", "{{ 'a'|center(10**10) }}"),
+    "J22 indent": ("TMPL_BUDGET", "{{ 'a\\nb'|indent(10**10) }}"),
+    "J23 lipsum": ("TMPL_BUDGET", "{{ lipsum(n=10**6) }}"),
+    "J24 macro calls itself": ("TMPL_BUDGET", "{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(0) }}"),
+    "J25 200 000 ifs": ("TMPL_BUDGET", "{% if a %}" * 200_000 + "{% endif %}" * 200_000),
+    "J26 50 000 parentheses": ("TMPL_BUDGET", "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"),
+    "J27 says nothing of the messages": ("TMPL_OUTPUT", "{% for m in messages %}<|{{ m.role }}|>{% endfor %}"),
+    "J28 empty": ("TMPL_OUTPUT", ""),
+    "J29 attribute of an undefined attribute": ("TMPL_UNDEF", "{{ nothing.at.all }}"),
+    "J30 call of nothing": ("TMPL_UNDEF", "{{ nothing() }}"),
+    "extends": ("TMPL_INCLUDE", "{% extends 'base' %}"),
+    "block": ("TMPL_INCLUDE", "{% block a %}{{ messages }}{% endblock %}"),
+    "from import": ("TMPL_INCLUDE", "{% from 'x' import y %}"),
+    "unknown tag": ("TMPL_SYNTAX", "{% exec 'id' %}"),
+    "unknown filter": ("TMPL_SYNTAX", "{{ messages|shell }}"),
+    "do": ("TMPL_SYNTAX", "{% do messages.append(1) %}"),
+    "mutation": ("TMPL_SANDBOX", "{{ messages.append({}) }}"),
+    "clear": ("TMPL_SANDBOX", "{{ messages[0].clear() }}"),
+    "dunder item": ("TMPL_SANDBOX", "{{ messages['__class__'] }}"),
+    "dunder item, joined": ("TMPL_SANDBOX", "{{ messages['__cla' ~ 'ss__'] }}"),
+    "map over an attribute": ("TMPL_SANDBOX", "{{ messages|map(attribute='__class__')|list }}"),
+    "map over the attr filter": ("TMPL_SANDBOX", "{{ messages|map('attr', '__class__')|list }}"),
+    "self": ("TMPL_SANDBOX", "{{ self.__init__ }}"),
+    "self alone": ("TMPL_SANDBOX", "{{ self }}"),
+    "format, nested": ("TMPL_SANDBOX", "{{ '{:{}}'.format(1, 10**9) }}"),
+    "format, item": ("TMPL_SANDBOX", "{{ '{0[a]}'.format({'a': 1}) }}"),
+    "format, conversion": ("TMPL_SANDBOX", "{{ '{!r}'.format(messages) }}"),
+    "format's width": ("TMPL_BUDGET", "{{ '{:>1000000000}'.format('a') }}"),
+    "function's globals": ("TMPL_SANDBOX", "{{ raise_exception.__globals__ }}"),
+    "function's closure by item": ("TMPL_SANDBOX", "{{ range['__self__'] }}"),
+    "macro's internals": ("TMPL_SANDBOX", "{% macro f() %}{% endmacro %}{{ f._func }}"),
+    "macro's environment": ("TMPL_SANDBOX", "{% macro f() %}{% endmacro %}{{ f['_environment'] }}"),
+    "loop's internals": ("TMPL_SANDBOX", "{% for m in messages %}{{ loop['_iterator'] }}{% endfor %}"),
+    "recursive loop": ("TMPL_SANDBOX", "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}"),
+    "namespace with underscores": ("TMPL_SANDBOX", "{% set n = namespace(__class__=1) %}{{ n }}"),
+    "namespace printed": ("TMPL_SANDBOX", "{% set n = namespace(a=1) %}{{ n }}"),
+    "generator's frame": ("TMPL_SANDBOX", "{{ (messages|map('upper')).gi_frame }}"),
+    "cycler": ("TMPL_UNDEF", "{{ cycler('a').next() }}"),
+    "random": ("TMPL_SANDBOX", "{{ range(9)|random }}"),
+    "pprint": ("TMPL_SANDBOX", "{{ messages|pprint }}"),
+    "urlize": ("TMPL_SANDBOX", "{{ ('http://a ' * 100)|urlize }}"),
+    "wordwrap's separator": ("TMPL_BUDGET", "{{ ('a ' * 999)|wordwrap(1, wrapstring='b' * 99999) }}"),
+    "set block doubles": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}",
+    ),
+    "macro doubles": (
+        "TMPL_BUDGET",
+        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='ab') %}"
+        "{% for i in range(40) %}{% set n.x = f(n.x) %}{% endfor %}",
+    ),
+    "filter block doubles": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set y | upper %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}",
+    ),
+    "replace doubles": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+    ),
+    "replace of nothing": ("TMPL_BUDGET", "{% set x = 'a' * 9999 %}{{ x|replace('', x) }}"),
+    "join's separator": ("TMPL_BUDGET", "{{ range(99999)|join('a' * 99999) }}"),
+    "str.join's separator": ("TMPL_BUDGET", "{{ ('a' * 99999).join('b' * 99999) }}"),
+    "% repeats its value": ("TMPL_BUDGET", "{{ ('%(a)s' * 9999) % {'a': 'b' * 99999} }}"),
+    "% takes its width from values": ("TMPL_BUDGET", "{{ '%*d' % (10**9, 1) }}"),
+    "%'s precision": ("TMPL_BUDGET", "{{ '%.999999999f' % 1.5 }}"),
+    "str.format repeats its value": ("TMPL_BUDGET", "{{ ('{a}' * 9999).format(a='b' * 99999) }}"),
+    "ljust": ("TMPL_BUDGET", "{{ 'a'.ljust(10**10) }}"),
+    "zfill": ("TMPL_BUDGET", "{{ 'a'.zfill(10**10) }}"),
+    "batch fills": ("TMPL_BUDGET", "{{ [1]|batch(10**9, 0)|list }}"),
+    "slice": ("TMPL_BUDGET", "{{ [1]|slice(10**9)|list }}"),
+    "round": ("TMPL_BUDGET", "{{ 7|round(-(10**9)) }}"),
+    "float too large": ("TMPL_BUDGET", "{{ 10.0 ** 400 }}"),
+    "tojson's indent": ("TMPL_BUDGET", "{{ messages|tojson(indent=10**9) }}"),
+    "tojson's separators": ("TMPL_BUDGET", "{{ range(99999)|list|tojson(separators=('a' * 99999, ':')) }}"),
+    "strftime's width": ("TMPL_BUDGET", "{{ strftime_now('%1000000000Y') }}"),
+    "list of lists of lists": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    ),
+    "list of lists as json": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x|tojson }}",
+    ),
+    "list of lists compared": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
+        "{% endfor %}{{ n.x == n.y }}",
+    ),
+    "tuple of tuples as a key": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=('a',)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} }}",
+    ),
+    "tuple of tuples as an item": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=('a',)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ messages[0][n.x] }}",
+    ),
+    "tuple of tuples in dict.get": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=('a',)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ messages[0].get(n.x) }}",
+    ),
+    "tuple of tuples unique": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=('a',)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ [n.x]|unique|list }}",
+    ),
+    "namespace in itself": ("TMPL_SANDBOX", "{% set n = namespace() %}{% set n.n = n %}{{ n.n == n }}{{ [n] }}"),
+    "long strings sorted": (
+        "TMPL_BUDGET",
+        "{% set a = 'a' * 4000000 %}{% set x = [a ~ '1', a ~ '0'] * 999 %}{{ x|sort|length }}",
+    ),
+    "long strings compared": (
+        "TMPL_BUDGET",
+        "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}",
+    ),
+    "slices": ("TMPL_BUDGET", "{% set a = 'a' * 99999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}"),
+    "splits": (
+        "TMPL_BUDGET",
+        "{% set a = 'a ' * 99999 %}{% for i in range(9999) %}{% set b = a.split() %}{% endfor %}",
+    ),
+    "literals in a loop": ("TMPL_BUDGET", "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}"),
+    "literal lists in a loop": (
+        "TMPL_BUDGET",
+        "{% for i in range(99999) %}{% set x = [" + "1," * 9999 + "] %}{% endfor %}",
+    ),
+    "many ifs in a loop": (
+        "TMPL_BUDGET",
+        "{% for i in range(99999) %}" + "{% if i %}{% endif %}" * 999 + "{% endfor %}",
+    ),
+    "many ifs in a macro": (
+        "TMPL_BUDGET",
+        "{% macro f() %}"
+        + "{% if a %}{% endif %}" * 999
+        + "{% endmacro %}{% for i in range(99999) %}{% set x = f() %}{% endfor %}",
+    ),
+    "filtered loop": (
+        "TMPL_BUDGET",
+        "{% for j in range(999) %}{% for i in range(99999) if i < 0 %}{% endfor %}{% endfor %}",
+    ),
+    "maps of maps": (
+        "TMPL_BUDGET",
+        "{% set x = range(99999)|list %}{% for i in range(99) %}{% set y = x|map('string')|map('upper')|select|list %}{% endfor %}",
+    ),
+    "memory kept": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = n.x + ['a' * 9999 ~ i] %}{% endfor %}",
+    ),
+    "output": ("TMPL_BUDGET", "{% for i in range(9999) %}{{ 'a' * 999 }}{% endfor %}"),
+    "long sum": ("TMPL_BUDGET", "{{ " + "+".join("1" * 9 for _ in range(9999)) + " }}"),
+    "long chain of filters": ("TMPL_BUDGET", "{{ 'a'" + "|upper" * 9999 + " }}"),
+    "long chain of not": ("TMPL_BUDGET", "{{ " + "not " * 9999 + "1 }}"),
+    "long chain of else": ("TMPL_BUDGET", "{{ " + "1 if a else " * 9999 + "1 }}"),
+    "sum of lists": ("TMPL_SANDBOX", "{{ [[1]]|sum(start=[]) }}"),
+    "add a number to text": ("TMPL_FAILED", "{{ 'a' + 1 }}"),
+    "division by zero": ("TMPL_FAILED", "{{ 1 // 0 }}"),
+}

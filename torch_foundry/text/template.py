@@ -1,0 +1,200 @@
+"""Chat templates, which come with files that nobody has read, rendered under a budget.
+
+Jinja's immutable sandbox keeps a template from the system. What it may be made of is listed (allowed.py), and what it
+may use up is counted before each operation (budget.py), in this process: a limit of the process would be a worker for
+each, and macOS holds none to its memory. So a template ends within a second of CPU time and a few dozen MB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
+
+from ..loaders.errors import LoadError
+from .allowed import check, meter
+from .budget import SOURCE, TOKENS, Budget, OverBudget, current
+from .filters import FUNCTIONS, Refusal
+from .sandbox import Sandbox
+
+CANARY = "Xk7 canary qZ3"
+
+
+class _Fault(Exception):
+    """What is wrong with a template, until it's known which file it is of."""
+
+    def __init__(self, code: str, expected: str, found: str) -> None:
+        super().__init__(code, expected, found)
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    path: str | os.PathLike[str] = "chat template",
+    field: str = "tokenizer.chat_template",
+    **kwargs: Any,
+) -> str:
+    """The text of a chat, as transformers renders it.
+
+    kwargs: further variables of the template; not its functions' names, nor any that begin with an underscore. All that
+    is passed is turned into plain data first. Raises LoadError of code TMPL_SYNTAX, TMPL_SANDBOX (what no chat template
+    needs), TMPL_INCLUDE (another template), TMPL_BUDGET (too much time, memory or output), TMPL_UNDEF (an attribute of
+    something undefined) or TMPL_FAILED (any other error inside); jinja2's TemplateError if the template itself refuses
+    the messages (raise_exception).
+    """
+    inputs: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
+    inputs["add_generation_prompt"] = add_generation_prompt
+    return render_spans(template, inputs | kwargs, path, field)[0]
+
+
+def render_spans(
+    template: str,
+    variables: Mapping[str, Any],
+    path: str | os.PathLike[str] = "chat template",
+    field: str = "tokenizer.chat_template",
+) -> tuple[str, list[tuple[int, int]]]:
+    """`render`, and where in the text {% generation %} blocks lie."""
+    for name in variables:
+        if not name.isidentifier() or name.startswith("_") or name in FUNCTIONS or name in ("self", "loop", "caller"):
+            raise ValueError(f"{name!r} can't be a variable of a chat template")
+    data = {name: plain(value) for name, value in variables.items()}
+    try:
+        return _run(_compiled(template), data)
+    except _Fault as fault:
+        code, expected, found = fault.args
+    raise LoadError(code, path, field, expected=expected, found=found)
+
+
+def _run(compiled: Template, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    means = Budget(size_of(variables))
+    token = current.set(means)
+    pieces: list[str] = []
+    try:
+        for piece in compiled.root_render_func(compiled.new_context(variables)):
+            pieces.append(piece)
+            means.emitted += len(piece)
+            if means.emitted > means.output:
+                raise OverBudget("a longer text than any chat")
+    except Refusal:
+        raise
+    except SecurityError as problem:
+        raise _Fault("TMPL_SANDBOX", "a template that does what chat templates do", str(problem)) from None
+    except UndefinedError as problem:
+        raise _Fault("TMPL_UNDEF", "variables that a chat has", str(problem)[:200]) from None
+    except (OverBudget, RecursionError, MemoryError, OverflowError) as problem:
+        raise _over(problem) from None
+    except TemplateRuntimeError as problem:  # a filter or test by name, of those that aren't there
+        raise _Fault("TMPL_SANDBOX", "a template that does what chat templates do", str(problem)) from None
+    except Exception as problem:
+        raise _Fault(
+            "TMPL_FAILED", "a template that renders", f"{type(problem).__name__}: {str(problem)[:200]}"
+        ) from None
+    finally:
+        current.reset(token)
+    return "".join(pieces), means.spans
+
+
+def _over(problem: Exception) -> _Fault:
+    return _Fault("TMPL_BUDGET", "a template that ends within its budget", str(problem)[:200] or type(problem).__name__)
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> Template:
+    if len(source) > SOURCE:
+        raise _Fault("TMPL_BUDGET", f"a template of at most {SOURCE} characters", f"{len(source)}")
+    environment = _environment()
+    try:
+        tokens = sum(1 for _ in islice(environment.lexer.tokeniter(source, None), TOKENS + 1))
+        if tokens > TOKENS:
+            raise _Fault("TMPL_BUDGET", f"a template of at most {TOKENS} words and signs", "more")
+        tree = environment.parse(source)
+        if (problem := check(tree)) is not None:
+            raise _Fault(problem[0], "what chat templates are made of", problem[1])
+        code = environment.compile(meter(tree))
+    except TemplateSyntaxError as problem:
+        found = f"{str(problem.message)[:200]} in line {problem.lineno}"
+        raise _Fault("TMPL_SYNTAX", "a Jinja template", found) from None
+    except (RecursionError, MemoryError, SyntaxError) as problem:
+        raise _over(problem) from None
+    except ValueError as problem:  # a number of thousands of digits
+        raise _Fault("TMPL_SYNTAX", "a Jinja template", str(problem)[:200]) from None
+    return Template.from_code(environment, code, environment.make_globals(None))
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Sandbox:
+    return Sandbox()
+
+
+def plain(value: Any) -> Any:
+    """JSON's types alone; of any other object its data or its type's name, no methods for templates to find."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value)) if type(value) in (list, tuple) else list(map(plain, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return plain(value.model_dump())
+    return f"<{type(value).__name__}>"
+
+
+def size_of(value: Any) -> int:
+    """Characters of plain data, and a little for each part."""
+    if isinstance(value, str):
+        return 16 + len(value)
+    if isinstance(value, dict):
+        return 16 + sum(size_of(key) + size_of(item) for key, item in value.items())
+    return 16 + sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 16
+
+
+def check_template(
+    template: str, path: str | os.PathLike[str], field: str = "tokenizer.chat_template", chats: bool = True
+) -> None:
+    """LoadError if a template can't be let in; it is rendered on a message or two to see.
+
+    chats: it has to print what the user says (else TMPL_OUTPUT), and to know its variables (TMPL_UNDEF). Not asked of
+    templates for one purpose ("tool_use"). One that refuses all these messages with raise_exception passes.
+    """
+    said: Any = [{"type": "text", "text": CANARY}]
+    tokens = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad")}
+    faults: list[LoadError] = []
+    printed = False
+    for content in (CANARY, said):
+        for system in ([], [{"role": "system", "content": "Be brief." if content is CANARY else said}]):
+            messages = [*system, {"role": "user", "content": content}]
+            variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+            try:
+                if CANARY in render_spans(template, variables | tokens, path, field)[0]:
+                    return
+                printed = True
+            except LoadError as fault:
+                if not chats and fault.code in ("TMPL_UNDEF", "TMPL_FAILED"):
+                    return
+                if fault.code not in ("TMPL_UNDEF", "TMPL_FAILED"):
+                    raise
+                faults.append(fault)
+            except TemplateError:  # it refuses such messages, and maybe takes others
+                continue
+    if faults:
+        raise faults[0]
+    if printed and chats:
+        raise LoadError("TMPL_OUTPUT", path, field, expected="the messages' content", found="a text without it")
