@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "loaders": MODELS,
     "load": MODELS | {"loaders", "patch", "text"},
     "text": {"loaders"},
+    "session": {"loaders"},
     "patch": MODELS | {"support"},
     "decode": MODELS | {"patch", "sampling", "tape"},
     "profiling": MODELS | {"decode", "doctor", "patch", "sampling", "tape"},
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "__init__",
     },
     "__main__": {"cli"},
-    "__init__": {"compare", "load", "loaders", "patch", "profiling", "runtime", "shader", "tape"},
+    "__init__": {"compare", "load", "loaders", "patch", "profiling", "runtime", "session", "shader", "tape"},
     "compare": MODELS | {"patch"},
     "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "sampling", "shader", "support", "tape"},
 }

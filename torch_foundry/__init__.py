@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_foundry.patch import patch, patched, report, unpatch
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
+    from torch_foundry.session import Session
     from torch_foundry.shader import compile_shader
     from torch_foundry.tape import record
 
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LoadError": "loaders",
+    "Session": "session",
     "compare": "compare",
     "compile_shader": "shader",
     "counters": "runtime",
@@ -41,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "LoadError",
+    "Session",
     "__version__",
     "compare",
     "compile_shader",

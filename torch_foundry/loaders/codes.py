@@ -121,4 +121,6 @@ CODES: dict[str, str] = {
     "TMPL_OUTPUT": "a chat template that drops messages",
     "TMPL_UNDEF": "a chat template that uses what is not defined",
     "TMPL_ERROR": "a chat template that fails",
+    # sessions
+    "SESSION": "no saved session, or one of another model",
 }

@@ -1,0 +1,229 @@
+"""A conversation that keeps its KV cache from turn to turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.loaders import LoadError, open_safetensors
+
+FORMAT = "torch_foundry.session/1"
+
+
+class Session:
+    """Turns of one conversation with `model`; what two turns have in common is read once.
+
+    model: a patched (or stock) causal language model. tokenizer: for `send`. system: text of a system message. options:
+    of `model.generate`, for every turn.
+
+    Before each turn the new prompt is compared with the tokens that are in the cache: their longest common prefix
+    stays, the rest is cropped, and only what is new is read. So a template that leaves something out of earlier turns,
+    or messages that were edited, cost time and nothing else. With sliding windows the cache can go back as far as the
+    newest turn began; what needs more is read again from the start.
+
+    messages: of the chat, as `apply_chat_template` takes them; may be edited between turns. tokens: in the cache, or
+    chosen last. reused: how many tokens of the newest prompt were not read again.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, system: str | None = None, **options: Any) -> None:
+        self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self.reused = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was read; `messages` stay."""
+        self.cache: Any = DynamicCache(config=self.model.config)
+        self.tokens: list[int] = []
+        self._mask: list[int] = []
+        self._turn = 0  # tokens that were there when the newest turn began: sliding windows can go back to them
+
+    def send(self, content: str, *, role: str = "user", **options: Any) -> str:
+        """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
+
+        After an exception the messages are as before.
+        """
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise ValueError("tokenizer: expected one with a chat template; without one, use Session.generate")
+        messages = [*self.messages, {"role": role, "content": content}]
+        inputs = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        prompt = inputs["input_ids"].to(self.model.device)
+        ids = self.generate(prompt, **options)
+        answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        return answer
+
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """As `model.generate(input_ids, attention_mask=...)`, reading only what the cache doesn't hold.
+
+        input_ids: int64 [1, n], the whole text so far. attention_mask: [1, n], zeros where it is padded on the left.
+        Returns int64 [1, n + new tokens].
+        """
+        if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
+            raise ValueError(f"input_ids: expected [1, n] with n > 0, got {list(input_ids.shape)}")
+        text = input_ids[0].tolist()
+        mask = [1] * len(text) if attention_mask is None else attention_mask[0].tolist()
+        if len(mask) != len(text):
+            raise ValueError(f"attention_mask: expected [1, {len(text)}], got [1, {len(mask)}]")
+        settings = {**self.options, **options, "return_dict_in_generate": False}
+        if max(settings.get(name) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
+            self.reset()  # generate() does not repeat the rows of a cache that it is given
+        self._go_back(text, mask)
+        if any(layer.is_sliding for layer in self.cache.layers):
+            self.cache.activate_past_recording()
+        self.reused = self._turn = len(self.tokens)
+        given = None if attention_mask is None else attention_mask.to(self.model.device)
+        if given is None:  # without one, generate() guesses from padding tokens
+            given = torch.ones_like(input_ids)
+        self.tokens, self._mask = text, mask  # as far as the cache has them
+        try:
+            ids: torch.Tensor = self.model.generate(
+                input_ids, attention_mask=given, past_key_values=self.cache, **settings
+            )
+        except BaseException:
+            self._forget_unknown()
+            raise
+        self.tokens = ids[0].tolist()
+        self._mask += [1] * (len(self.tokens) - len(text))
+        self._trim()
+        return ids
+
+    def _trim(self) -> None:
+        """Keep `tokens` to those that the cache has read: the newest one it has not. Beams leave nothing of use."""
+        if any(layer.is_initialized and layer.keys.shape[0] != 1 for layer in self.cache.layers):
+            return self.reset()
+        length = self.cache.get_seq_length()
+        self.tokens, self._mask = self.tokens[:length], self._mask[:length]
+
+    def _forget_unknown(self) -> None:
+        """A turn failed: tokens that were generated are in the cache, but nobody knows which."""
+        surplus = self.cache.get_seq_length() - len(self.tokens)
+        if surplus > 0:
+            self._crop(surplus, len(self.tokens))
+        self._trim()
+
+    def _go_back(self, text: Sequence[int], mask: Sequence[int]) -> None:
+        """Let the cache hold a prefix of `text`, and less than all of it: the last token has to be read."""
+        pairs = zip(zip(self.tokens, self._mask, strict=True), zip(text, mask, strict=True), strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(text)))
+        keep = min(same, len(text) - 1)
+        if len(self.tokens) > keep:
+            self._crop(len(self.tokens) - keep, keep)
+            self._trim()
+
+    def _crop(self, surplus: int, keep: int) -> None:
+        """Drop the newest `surplus` tokens, so that `keep` are left, or all."""
+        sliding = any(layer.is_sliding for layer in self.cache.layers)
+        if keep and (keep >= self._turn or not sliding):
+            self.cache.crop(-surplus)
+        else:
+            self.reset()
+
+    # --------------------------------------------------------------------------------------------------- save, restore
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write messages, tokens, keys and values to a safetensors file, in place of what is there once it is whole."""
+        tensors: dict[str, torch.Tensor] = {"tokens": torch.tensor(self.tokens), "mask": torch.tensor(self._mask)}
+        seen = []
+        for i, layer in enumerate(self.cache.layers):
+            if layer.is_initialized:
+                tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
+            seen.append(layer.get_seq_length() if layer.is_initialized else 0)
+        about = {"messages": self.messages, "turn": self._turn, "seen": seen, "model": fingerprint(self.model)}
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            save_file(tensors, part, metadata={"format": FORMAT, "session": json.dumps(about)})
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def restore(cls, path: str | os.PathLike[str], model: Any, tokenizer: Any = None, **options: Any) -> Session:
+        """The session that `save` wrote, with the model that it was saved with; options as of the class.
+
+        LoadError if the file is no session, is damaged, or is one of another model.
+        """
+        session = cls(model, tokenizer, **options)
+        with open_safetensors(path) as file:
+            about = _about(file.path, file.metadata)
+            if about["model"] != fingerprint(model):
+                raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
+            read = {name: file.read(name) for name in file.tensors}
+        session.messages, session._turn = about["messages"], about["turn"]
+        session.tokens, session._mask = read.pop("tokens").tolist(), read.pop("mask").tolist()
+        for i, seen in enumerate(about["seen"]):
+            if not seen:
+                continue
+            try:
+                keys, values = read.pop(f"{i}.keys"), read.pop(f"{i}.values")
+            except KeyError as missing:
+                raise LoadError("SESSION", path, str(missing), expected="keys and values", found="none") from None
+            session._put(path, i, keys.to(model.device), values.to(model.device), seen)
+        session._check(path)
+        return session
+
+    def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
+        layers = self.cache.layers
+        if index >= len(layers):
+            found = f"layer {index}"
+            raise LoadError("SESSION", path, "seen", expected=f"at most {len(layers)} layers", found=found)
+        layer: Any = layers[index]
+        stored = min(seen, keys.shape[-2]) if layer.is_sliding else seen
+        if keys.dim() != 4 or keys.shape[-2] != stored or keys.shape[:-1] != values.shape[:-1]:
+            shapes = f"{list(keys.shape)} and {list(values.shape)}"
+            raise LoadError("SESSION", path, f"{index}.keys", expected=f"{stored} tokens", found=shapes)
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        if layer.is_sliding:
+            layer.cumulative_length = seen
+
+    def _check(self, path: Any) -> None:
+        length = self.cache.get_seq_length()
+        if not len(self.tokens) == len(self._mask) == length:
+            found = f"{len(self.tokens)} tokens, {len(self._mask)} in the mask"
+            raise LoadError("SESSION", path, "tokens", expected=f"{length} as in the cache", found=found)
+
+
+def _about(path: Path, metadata: Any) -> dict[str, Any]:
+    if metadata.get("format") != FORMAT:
+        found = repr(metadata.get("format"))
+        raise LoadError("SESSION", path, "__metadata__", expected=f"format {FORMAT!r}", found=found)
+    try:
+        about: dict[str, Any] = json.loads(metadata["session"])
+        lists = [about["messages"], about["seen"]]
+        good = all(isinstance(each, list) for each in lists) and isinstance(about["turn"], int)
+        good = good and all(isinstance(seen, int) and seen >= 0 for seen in about["seen"]) and "model" in about
+    except (KeyError, TypeError, ValueError, RecursionError):
+        good = False
+    if not good:
+        raise LoadError("SESSION", path, "__metadata__", expected="a session's description", found="something else")
+    return about
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the shapes of a model, of its config's numbers and of a sample of each weight.
+
+    Keys and values are worth something for the same weights only. Reads 64 elements of each from the device.
+    """
+    config = model.config.get_text_config().to_dict()
+    numbers = {name: value for name, value in config.items() if isinstance(value, (int, float, list, dict))}
+    digest = hashlib.sha256(json.dumps(numbers, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 64)][:64].cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
