@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
+    from torch_foundry.load import load
     from torch_foundry.loaders import LoadError
     from torch_foundry.patch import patch, patched, report, unpatch
     from torch_foundry.profiling import profile
@@ -31,6 +32,7 @@ _HOMES = {
     "counters": "runtime",
     "executor": "runtime",
     "host_options": "runtime",
+    "load": "load",
     "patch": "patch",
     "patched": "patch",
     "profile": "profiling",
@@ -50,6 +52,7 @@ __all__ = [
     "counters",
     "executor",
     "host_options",
+    "load",
     "patch",
     "patched",
     "profile",

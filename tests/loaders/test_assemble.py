@@ -62,9 +62,16 @@ def dense_twin(stock: Any, weights: dict[str, Weight]) -> Any:
 
 MOE = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2_moe": ("Qwen2MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-                                     "shared_expert_intermediate_size": 64}),
-}  # fmt: skip
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+}
 
 
 def stock_of(family: str) -> Any:

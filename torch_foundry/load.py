@@ -1,0 +1,142 @@
+"""`torch_foundry.load`: a model and its tokenizer from files, with weights as they lie there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_foundry.loaders.errors import LoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from torch_foundry.loaders.described import Described
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    patch: bool = True,
+    mmap: bool = False,
+    progress: bool = True,
+    check_finite: bool | None = None,
+    allow: Iterable[str] = (),
+    gguf_file: str | None = None,
+    attn_implementation: str | None = None,
+) -> tuple[Any, Any]:
+    """(model, tokenizer) of a GGUF file, any part of a split one, or a folder with safetensors or with one GGUF.
+
+    Packed weights stay packed, each in its file's format, and are read once, to where they stay. The model is in eval
+    mode, and patched.
+
+    device: default "mps" where there is one, else "cpu". dtype: of activations, norms and what else isn't packed.
+        Default: float32 on the CPU; elsewhere what the file's dense matrices are stored in if that is 16-bit, else
+        bfloat16, in which no model overflows.
+    patch: False leaves out `torch_foundry.patch`.
+    mmap: on the CPU, weights that need no conversion stay in the page cache (rows of Llama's queries and keys, and
+        dense weights of another dtype, are converted). Whoever truncates the file then ends the process (SIGBUS), and
+        whoever rewrites it changes the weights. On other devices it saves the first of two copies.
+    check_finite: NaN and infinities are errors. Default: only with mmap=False, as it reads all of the file.
+    allow: faults to put up with, as "CODE" or "CODE:pattern of tensor names": TENSOR_EXTRA, TENSOR_MISSING (zeros, or
+        what norms begin with), NONFINITE.
+    gguf_file: which one, in a folder that has several, or safetensors too.
+
+    LoadError (its `code` says what is wrong) for any file that isn't what it should be. Pickles are refused, and code
+    that comes with a model never runs.
+    """
+    import torch
+
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    finite = not mmap if check_finite is None else check_finite
+    if device is None:
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+    device = torch.device(device)
+    found = _describe(Path(path), gguf_file, mmap, finite, allow)
+    try:
+        tokenizer = found.tokenizer()
+        from torch_foundry.loaders.assemble import assemble
+
+        model = assemble(
+            found.config,
+            found.weights,
+            file=found.file,
+            device=device,
+            dtype=_dtype(found, device) if dtype is None else dtype,
+            generation_config=found.generation_config,
+            attn_implementation=attn_implementation or found.attn_implementation,
+            progress=progress,
+            allow=(*allow, *(f"TENSOR_MISSING:{name}" for name in found.absent)),
+        )
+    finally:
+        found.close()
+    if patch:
+        from torch_foundry.patch.api import patch as patch_model
+
+        patch_model(model)
+    return model, tokenizer
+
+
+def _dtype(found: Described, device: torch.device) -> torch.dtype:
+    import torch
+
+    if device.type == "cpu":
+        return torch.float32
+    return found.dtype if found.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def _describe(path: Path, gguf_file: str | None, mmap: bool, finite: bool, allow: tuple[str, ...]) -> Described:
+    options: dict[str, Any] = {"mmap": mmap, "check_finite": finite, "allow": allow}
+    if gguf_file is not None:
+        if Path(gguf_file).name != gguf_file:
+            raise ValueError(f"gguf_file: expected the name of a file in {path}, got {gguf_file!r}")
+        return _describe_gguf(path / gguf_file, options)
+    if path.is_dir():
+        names = sorted(os.listdir(path))
+        if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+            from torch_foundry.loaders.directory import describe_directory
+
+            return describe_directory(path, **options)
+        if not any(name.endswith(".gguf") for name in names):
+            _refuse(path, names)
+    elif path.suffix in PICKLES:
+        _refuse(path, [path.name])
+    elif path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file():
+        raise LoadError("NOT_MODEL", path, expected="the folder with its config.json", found="a file of safetensors")
+    return _describe_gguf(path, options)
+
+
+def _refuse(path: Path, names: list[str]) -> None:
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if pickles:
+        expected = "safetensors or GGUF: pickles can run code when they are read"
+        raise LoadError("PICKLE", path, expected=expected, found=", ".join(pickles[:3]))
+    raise LoadError("NOT_MODEL", path, expected="safetensors with a config.json, or a GGUF file", found="neither")
+
+
+def _describe_gguf(path: Path, options: dict[str, Any]) -> Described:
+    from torch_foundry.loaders.gguf.describe import describe_gguf
+    from torch_foundry.loaders.opening import open_container
+
+    container = open_container(path, check_finite=options["check_finite"])
+    try:
+        return describe_gguf(container, **options, tokens=_tokens)
+    except BaseException:
+        container.close()
+        raise
+
+
+def _tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any]]:
+    """What makes the tokenizer, and the ids of special tokens as transformers' configs have them."""
+    from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
+
+    vocabulary = check_vocabulary(metadata, file, rows)
+    ids: dict[str, Any] = {f"{name}_token_id": vocabulary.ids.get(name) for name in ("bos", "pad")}
+    ends = vocabulary.ends
+    ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    return lambda: tokenizer_from_gguf(metadata, file, rows), ids

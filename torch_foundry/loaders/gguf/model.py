@@ -1,0 +1,172 @@
+"""The model that a GGUF file describes: its config, and a weight for each parameter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torch_foundry import quant
+from torch_foundry.loaders.allow import Allow
+from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.gguf.architectures import (
+    BLOCK,
+    EMBEDDING,
+    MODEL_LAYER,
+    NORM,
+    OUTPUT,
+    ROPE_TENSORS,
+    Slot,
+)
+from torch_foundry.loaders.gguf.hyperparameters import find_architecture, read_hyperparameters
+from torch_foundry.loaders.gguf.rope import RopeError, rope_parameters
+from torch_foundry.loaders.source import Source
+from torch_foundry.loaders.tensors import Container, TensorInfo, Weight
+
+DENSE = ("f32", "f16", "bf16")
+
+
+class GgufModel:
+    """What a GGUF file describes, checked; no weight has been read.
+
+    name: of the architecture. values: hyperparameters by their keys. weights: by the names of transformers' parameters.
+    LoadError: ARCH_MISSING, ARCH_UNKNOWN, HP_MISSING, HP_TYPE, HP_RANGE, SHAPE, TENSOR_MISSING, TENSOR_EXTRA,
+    TENSOR_TYPE, VOCAB_SIZE, and what reading raises.
+    """
+
+    def __init__(
+        self, container: Container, *, mmap: bool = False, check_finite: bool = True, allow: Iterable[str] = ()
+    ) -> None:
+        self.container, self.file = container, container.path
+        self.allow = Allow(allow)
+        self.name, self.architecture = find_architecture(container.metadata, self.file)
+        self.values = read_hyperparameters(container.metadata, self.name, self.architecture, self.file)
+        self.tensors = container.tensors
+        self.sizes = self._sizes()
+        slots = self._found()
+        source = Source(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
+        self.weights = {slot.parameter: self._weight(source, name, slot) for name, slot in slots.items()}
+        self.rope = self._rope()
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """That most of the dense matrices are stored in; None if there are none."""
+        counts = Counter(w.format for w in self.weights.values() if len(w.shape) > 1 and w.format in DENSE)
+        return quant.get_format(counts.most_common(1)[0][0]).dtype if counts else None
+
+    def _fail(self, code: str, key: str, expected: str, found: object) -> LoadError:
+        field = key if key in self.tensors or key.endswith((".weight", ".bias")) else f"{self.name}.{key}"
+        return LoadError(code, self.file, field, expected=expected, found=str(found))
+
+    def _sizes(self) -> dict[str, int]:
+        """The letters of slots' shapes."""
+        values = self.values
+        hidden, heads = values["embedding_length"], values["attention.head_count"]
+        kv_heads = values["attention.head_count_kv"] or heads
+        if heads % kv_heads:
+            raise self._fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
+        head = values["attention.key_length"]
+        if head is None:
+            if hidden % heads:
+                raise self._fail("SHAPE", "attention.head_count", f"a divisor of {hidden}", heads)
+            head = hidden // heads
+        if (value := values["attention.value_length"]) not in (None, head):
+            raise self._fail("HP_RANGE", "attention.value_length", f"{head}, as keys have", value)
+        rotated = values["rope.dimension_count"] or head
+        allowed = range(2, head + 1, 2) if self.architecture.partial_rope else (head,)
+        if rotated not in allowed or head % 2:
+            raise self._fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
+        sizes = {"H": hidden, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
+        sizes["F"] = values["feed_forward_length"]
+        if experts := values.get("expert_count"):
+            used = values["expert_used_count"]
+            if used > experts:
+                raise self._fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
+            inner = values.get("expert_feed_forward_length")
+            default = sizes["F"] if self.architecture.config == "MixtralConfig" else sizes["F"] // used
+            sizes |= {"E": experts, "X": inner or default}
+            sizes["S"] = values.get("expert_shared_feed_forward_length") or sizes["F"]
+        sizes["V"] = self._vocabulary(hidden)
+        return sizes
+
+    def _vocabulary(self, hidden: int) -> int:
+        """Rows of the embedding, which is what tells."""
+        info = self._tensor(EMBEDDING.tensor)
+        if len(info.shape) != 2 or info.shape[1] != hidden:
+            raise self._fail("SHAPE", info.name, f"[vocabulary, {hidden}]", list(info.shape))
+        if (said := self.values["vocab_size"]) not in (None, info.shape[0]):
+            raise self._fail("VOCAB_SIZE", "vocab_size", f"{info.shape[0]}, the rows of {info.name}", said)
+        return info.shape[0]
+
+    def _tensor(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise self._fail("TENSOR_MISSING", name, "a tensor", "none")
+        return self.tensors[name]
+
+    def _slots(self) -> Iterator[tuple[str, Slot]]:
+        """Every tensor that there has to be, and what it is."""
+        yield EMBEDDING.tensor, EMBEDDING
+        yield NORM.tensor, NORM
+        if OUTPUT.tensor in self.tensors and not self.architecture.tied:
+            yield OUTPUT.tensor, OUTPUT
+        layer = list(self.architecture.layer)
+        for option in self.options():
+            layer += self.architecture.options[option]
+        for index in range(self.values["block_count"]):
+            for slot in layer:
+                parameter = MODEL_LAYER.format(index) + slot.parameter
+                yield BLOCK.format(index) + slot.tensor, Slot(slot.tensor, parameter, slot.shape, slot.heads)
+
+    def options(self) -> list[str]:
+        """The groups of tensors that this file has beyond those that all have."""
+        first = BLOCK.format(0)
+        return [name for name, group in self.architecture.options.items() if first + group[0].tensor in self.tensors]
+
+    def _found(self) -> dict[str, Slot]:
+        """The tensors that make the model; before anything else, what is needed must be there, and nothing more."""
+        found = {}
+        self.absent: list[str] = []  # parameters without a tensor, where that is allowed
+        for name, slot in self._slots():
+            if name in self.tensors:
+                found[name] = slot
+            elif self.allow("TENSOR_MISSING", name):
+                self.absent.append(slot.parameter)
+            else:
+                raise self._fail("TENSOR_MISSING", name, "a tensor", "none")
+        for name in self.tensors:
+            if name not in found and name not in ROPE_TENSORS and not self.allow("TENSOR_EXTRA", name):
+                raise LoadError("TENSOR_EXTRA", self.file, name, expected=f"no such tensor in {self.name}", found="one")
+        return found
+
+    def _shape(self, slot: Slot) -> tuple[int, ...]:
+        return tuple(sum(self.sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+
+    def _weight(self, source: Source, name: str, slot: Slot) -> Weight:
+        shape, info = self._shape(slot), self.tensors[name]
+        if info.shape != shape and info.shape != tuple(size for size in shape if size != 1):
+            raise self._fail("SHAPE", name, str(list(shape)), list(info.shape))
+        known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
+        if info.format not in (known if len(shape) > 1 else DENSE):
+            expected = "one of " + quant.listing(known if len(shape) > 1 else DENSE)
+            raise self._fail("TENSOR_TYPE", name, expected, info.format)
+        norm = slot.tensor.endswith("norm.weight")
+        head = self.sizes["D"] if slot.heads and self.architecture.interleaved else 0
+        return source.weight(info, shape, head, self.architecture.norm_offset if norm else 0.0)
+
+    def _rope(self) -> dict[str, Any]:
+        """`rope_parameters`, from keys and from tensors that are no parameters."""
+        factors = {}
+        for name in sorted(ROPE_TENSORS & self.tensors.keys()):
+            info, half = self.tensors[name], self.sizes["R"] // 2
+            if info.shape != (half,):
+                raise self._fail("SHAPE", name, f"[{half}]", list(info.shape))
+            if info.format != "f32":
+                raise self._fail("TENSOR_TYPE", name, "f32", info.format)
+            factors[name] = self.container.read(name)
+        try:
+            return rope_parameters(self.values, factors, self.sizes["R"])
+        except RopeError as error:
+            code = "TENSOR_MISSING" if error.key not in self.tensors and error.key.endswith("weight") else "HP_RANGE"
+            raise self._fail(code, error.key, error.expected, error.found) from None

@@ -1,0 +1,86 @@
+"""Tensors of a container on their way to where they stay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from torch_foundry import quant
+from torch_foundry.loaders.tensors import Container, TensorInfo, Weight
+
+CHUNK = 8 << 20  # bytes that are read at a time where they can't be read to where they stay
+
+
+class Source:
+    """Makes weights of the tensors of a container.
+
+    mmap: weights that need no conversion stay in the page cache, on the CPU. check_finite: by a tensor's name.
+    """
+
+    def __init__(self, container: Container, mmap: bool, check_finite: Callable[[str], bool]) -> None:
+        self.container, self.mmap, self.check_finite = container, mmap, check_finite
+
+    def weight(self, info: TensorInfo, shape: tuple[int, ...], head: int = 0, offset: float = 0.0) -> Weight:
+        """The weight of this shape (that of the tensor but for dimensions of 1).
+
+        head: rows in a head whose rotary pairs lie side by side and are put half a head apart; 0: as they are. offset:
+        what is taken off its values.
+        """
+        load = functools.partial(self._load, info, shape, head, offset)
+        dense = not quant.get_format(info.format).packed
+        return Weight(shape, info.format, info.name, load, load_as=load if dense else None)
+
+    def _load(
+        self,
+        info: TensorInfo,
+        shape: tuple[int, ...],
+        head: int,
+        offset: float,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        known = quant.get_format(info.format)
+        dtype = known.dtype if known.packed or dtype is None else dtype
+        converted = bool(head) or bool(offset) or dtype != known.dtype
+        stored = (*shape[:-1], known.row_size(shape[-1]))
+        self.container.check_finite = self.check_finite(info.name)  # type: ignore[attr-defined]
+        if device.type == "cpu" and not converted:
+            if self.mmap:
+                return self.container.mapped(info.name).view(stored)
+            out = torch.empty(stored, dtype=dtype)
+            self.container.read_into(info.name, out.view(self._stored(info)))
+            return out
+        out = torch.empty(stored, dtype=dtype, device=device)
+        rows = out.view(self._stored(info))
+        for start, part in self._parts(info, known.dtype.itemsize, head):
+            changed = _half_a_head_apart(part, head) if head else part
+            rows[start : start + part.shape[0]] = changed - offset if offset else changed
+        return out
+
+    def _stored(self, info: TensorInfo) -> tuple[int, ...]:
+        return (*info.shape[:-1], quant.get_format(info.format).row_size(info.shape[-1]))
+
+    def _parts(self, info: TensorInfo, itemsize: int, head: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The tensor in pieces of whole heads, each with its first row."""
+        if self.mmap:
+            yield 0, self.container.mapped(info.name)
+            return
+        count, *others = self._stored(info)
+        row = itemsize
+        for size in others:
+            row *= size
+        step = max(1, CHUNK // max(1, row * (head or 1))) * (head or 1)
+        for start in range(0, count, step):
+            yield start, self.container.read(info.name, start, min(start + step, count))
+
+
+def _half_a_head_apart(rows: torch.Tensor, head: int) -> torch.Tensor:
+    """Rows of heads, from pairs (0, 1), (2, 3) ... to pairs (0, head / 2), (1, head / 2 + 1) ..."""
+    return rows.view(-1, head // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def side_by_side(rows: torch.Tensor, head: int) -> torch.Tensor:
+    """The inverse: rows of heads as files have them whose rotary pairs lie side by side."""
+    return rows.view(-1, 2, head // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
