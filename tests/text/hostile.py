@@ -190,6 +190,6 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "long chain of not": ("TMPL_BUDGET", "{{ " + "not " * 9999 + "1 }}"),
     "long chain of else": ("TMPL_BUDGET", "{{ " + "1 if a else " * 9999 + "1 }}"),
     "sum of lists": ("TMPL_SANDBOX", "{{ [[1]]|sum(start=[]) }}"),
-    "add a number to text": ("TMPL_FAILED", "{{ 'a' + 1 }}"),
-    "division by zero": ("TMPL_FAILED", "{{ 1 // 0 }}"),
+    "add a number to text": ("TMPL_ERROR", "{{ 'a' + 1 }}"),
+    "division by zero": ("TMPL_ERROR", "{{ 1 // 0 }}"),
 }

@@ -204,7 +204,7 @@ def test_templates_by_name() -> None:
 
 def test_an_unknown_way_to_split_is_an_error_that_lists_the_known() -> None:
     metadata = sources.byte_level_metadata(sources.byte_level(pre_tokenizer(PRE["gpt-2"])), "of-tomorrow")
-    with pytest.raises(LoadError, match=r"llama-bpe.*of-tomorrow.*VOCAB_PRE"):
+    with pytest.raises(LoadError, match=r"llama-bpe.*of-tomorrow.*TOKENIZER"):
         build(metadata)
     del metadata["tokenizer.ggml.pre"]
     with pytest.warns(UserWarning, match="tokenizer.ggml.pre is absent"):

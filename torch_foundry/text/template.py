@@ -50,7 +50,7 @@ def render(
     kwargs: further variables of the template; not its functions' names, nor any that begin with an underscore. All that
     is passed is turned into plain data first. Raises LoadError of code TMPL_SYNTAX, TMPL_SANDBOX (what no chat template
     needs), TMPL_INCLUDE (another template), TMPL_BUDGET (too much time, memory or output), TMPL_UNDEF (an attribute of
-    something undefined) or TMPL_FAILED (any other error inside); jinja2's TemplateError if the template itself refuses
+    something undefined) or TMPL_ERROR (any other error inside); jinja2's TemplateError if the template itself refuses
     the messages (raise_exception).
     """
     inputs: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
@@ -98,7 +98,7 @@ def _run(compiled: Template, variables: dict[str, Any]) -> tuple[str, list[tuple
         raise _Fault("TMPL_SANDBOX", "a template that does what chat templates do", str(problem)) from None
     except Exception as problem:
         raise _Fault(
-            "TMPL_FAILED", "a template that renders", f"{type(problem).__name__}: {str(problem)[:200]}"
+            "TMPL_ERROR", "a template that renders", f"{type(problem).__name__}: {str(problem)[:200]}"
         ) from None
     finally:
         current.reset(token)
@@ -187,9 +187,9 @@ def check_template(
                     return
                 printed = True
             except LoadError as fault:
-                if not chats and fault.code in ("TMPL_UNDEF", "TMPL_FAILED"):
+                if not chats and fault.code in ("TMPL_UNDEF", "TMPL_ERROR"):
                     return
-                if fault.code not in ("TMPL_UNDEF", "TMPL_FAILED"):
+                if fault.code not in ("TMPL_UNDEF", "TMPL_ERROR"):
                     raise
                 faults.append(fault)
             except TemplateError:  # it refuses such messages, and maybe takes others

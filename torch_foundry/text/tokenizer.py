@@ -37,7 +37,7 @@ def tokenizer_from_gguf(
 
     Ids are those of the tokenizer that the file was made from: no id is past the vocabulary, none is added. Control
     tokens in a text are tokens, as everywhere in Hugging Face. `chat.guard` says how it renders. LoadError as
-    `check_vocabulary` and `check_template` say, and VOCAB_PRE for a way to split text that isn't in `PRE`.
+    `check_vocabulary` and `check_template` say, and TOKENIZER for a way to split text that isn't in `PRE`.
     """
     vocabulary = check_vocabulary(metadata, path, embedding_rows)
     templates = _templates(metadata, path)
@@ -48,13 +48,13 @@ def tokenizer_from_gguf(
     except BaseException as problem:  # what the Rust library can't take, it panics at; that is no Exception
         if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
             raise
-        raise LoadError("VOCAB_TOKEN", path, "tokenizer.ggml", expected="a vocabulary", found=str(problem)) from problem
+        raise LoadError("TOKENIZER", path, "tokenizer.ggml", expected="a vocabulary", found=str(problem)) from problem
     if backend.get_vocab_size() != len(vocabulary.tokens):
         size = f"{backend.get_vocab_size()} once built"
         raise LoadError("VOCAB_SIZE", path, "tokenizer.ggml.tokens", expected=f"{len(vocabulary.tokens)}", found=size)
     names = {f"{name}_token": vocabulary.tokens[i] for name, i in vocabulary.ids.items() if name in _HF_NAMES}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_Handed(backend),
         **names,
         **_adds(vocabulary, pre),
         clean_up_tokenization_spaces=False,
@@ -62,6 +62,16 @@ def tokenizer_from_gguf(
     )
     tokenizer.chat_template = templates
     return guard(tokenizer, path)
+
+
+class _Handed:
+    """Gives the backend itself where transformers would copy it, which takes a second for 256 k tokens."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self._backend
 
 
 _HF_NAMES = ("bos", "eos", "unk", "pad", "sep", "mask", "cls")
@@ -73,7 +83,7 @@ def _pre(vocabulary: Vocabulary, path: str | os.PathLike[str]) -> Pre:
         return PRE["default"]
     if vocabulary.pre not in PRE:
         known, found = "one of " + ", ".join(sorted(PRE)), repr(vocabulary.pre[:80])
-        raise LoadError("VOCAB_PRE", path, "tokenizer.ggml.pre", expected=known, found=found)
+        raise LoadError("TOKENIZER", path, "tokenizer.ggml.pre", expected=known, found=found)
     return PRE[vocabulary.pre]
 
 

@@ -81,13 +81,13 @@ def check_vocabulary(
     """What the `tokenizer.ggml.*` keys say, or LoadError.
 
     metadata: a GGUF file's, arrays as any sequences. embedding_rows: of the embedding that the ids index; the
-    vocabulary has as many tokens. Codes: VOCAB_MISSING, VOCAB_MODEL, VOCAB_TYPE, VOCAB_LEN, VOCAB_SIZE, VOCAB_DUP,
-    VOCAB_TOKEN, TOKEN_ID, NONFINITE, MERGES, CHARSMAP, UTF8.
+    vocabulary has as many tokens. Codes: VOCAB_MISSING, VOCAB_TYPE, VOCAB_LEN, VOCAB_SIZE, VOCAB_DUP, TOKEN_ID,
+    TOKEN_TYPE, TOKENIZER (a model that isn't known, a piece too long to cut), NONFINITE, MERGES, CHARSMAP, UTF8.
     """
     keys = _Keys(metadata, path)
     model = keys.string("model")
     if model not in MODELS:
-        raise keys.error("VOCAB_MODEL", "model", f"one of {', '.join(MODELS)}", repr(str(model)[:80]))
+        raise keys.error("TOKENIZER", "model", f"one of {', '.join(MODELS)}", repr(str(model)[:80]))
     tokens = keys.tokens()
     n = len(tokens)
     architecture = str(metadata.get("general.architecture", ""))
@@ -106,7 +106,7 @@ def check_vocabulary(
         longest = max((i for i in range(n) if types[i] == NORMAL), key=lambda i: len(tokens[i]), default=0)
         if len(tokens[longest]) > LONGEST_PIECE:
             found = f"{len(tokens[longest])} in token {longest}"
-            raise keys.error("VOCAB_TOKEN", "tokens", f"at most {LONGEST_PIECE} characters", found)
+            raise keys.error("TOKENIZER", "tokens", f"at most {LONGEST_PIECE} characters", found)
     return Vocabulary(
         model=model,
         pre=keys.string("pre", optional=True),
@@ -203,7 +203,7 @@ class _Keys:
             return [NORMAL] * n
         if ((types < 0) | (types > BYTE)).any():
             odd = int(np.argmax((types < 0) | (types > BYTE)))
-            raise self.error("VOCAB_TYPE", f"token_type[{odd}]", f"0 to {BYTE}", f"{types[odd]}")
+            raise self.error("TOKEN_TYPE", f"token_type[{odd}]", f"0 to {BYTE}", f"{types[odd]}")
         return types.tolist()
 
     def scores(self, n: int) -> list[float] | None:
