@@ -59,8 +59,10 @@ def load(
     device = torch.device(device)
     found = _describe(Path(path), gguf_file, mmap, finite, allow)
     try:
-        tokenizer = found.tokenizer()
         from torch_foundry.loaders.assemble import assemble
+        from torch_foundry.text import adopt
+
+        tokenizer = adopt(found.tokenizer(), found.file)
 
         model = assemble(
             found.config,
@@ -139,4 +141,4 @@ def _tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any]]:
     ids: dict[str, Any] = {f"{name}_token_id": vocabulary.ids.get(name) for name in ("bos", "pad")}
     ends = vocabulary.ends
     ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
-    return lambda: tokenizer_from_gguf(metadata, file, rows), ids
+    return lambda: tokenizer_from_gguf(metadata, file, rows, vocabulary), ids

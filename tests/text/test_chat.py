@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.text import guard
+from torch_foundry.text import adopt, guard
 
 sys.path.insert(0, str(Path(__file__).parent))
 import templates
@@ -145,6 +145,16 @@ def test_a_hostile_template_is_refused_by_every_way_to_a_tokenizer(guarded: Any,
         with pytest.raises(LoadError, match=r"model.gguf.*TMPL_BUDGET"):
             tokenizer.apply_chat_template(CHATS[0])
         assert isinstance(tokenizer, PreTrainedTokenizerFast) and tokenizer("Hello")["input_ids"]
+
+
+def test_tokenizers_of_folders_are_checked(stock: Any) -> None:
+    assert adopt(stock, "folder").template_path == "folder" and adopt(None, "folder") is None
+    assert adopt(guard(stock, "model.gguf"), "folder").template_path == "model.gguf"
+    for template in ("{{ 'a' * 10**10 }}", {"default": templates.BENIGN["chatml"], "rag": "{{ messages.__class__ }}"}):
+        tokenizer = AutoTokenizer.from_pretrained(DEMO)
+        tokenizer.chat_template = template
+        with pytest.raises(LoadError, match=r"folder: chat_template"):
+            adopt(tokenizer, "folder")
 
 
 def test_saved_tokenizers_are_plain_ones(stock: Any, guarded: Any, tmp_path: Path) -> None:

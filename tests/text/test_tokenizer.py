@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders import LoadError, open_gguf
 from torch_foundry.text import tokenizer_from_gguf
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
 
@@ -191,6 +192,28 @@ def test_the_demo_model_s_tokenizer_survives_the_way_there_and_back(tmp_path: Pa
             source.eos_token,
             source.pad_token,
         )
+
+
+def test_metadata_as_our_reader_has_it(tmp_path: Path) -> None:
+    """Through a file that the gguf package writes: arrays stay in it until they are asked for."""
+    source = sources.sentence_piece("unigram", normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True)
+    metadata = sources.sentence_piece_metadata(source, "t5")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "t5")
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    for key, value in metadata.items():
+        if key.endswith("charsmap"):
+            writer.add_key_value(key, bytes(value), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8)
+        else:
+            kinds[type(value)](key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_gguf(tmp_path / "model.gguf") as container:
+        tokenizer = tokenizer_from_gguf(container.metadata, container.path)
+    rebuilt = build(metadata)
+    for text in corpus.TEXTS:
+        assert tokenizer(text)["input_ids"] == rebuilt(text)["input_ids"]
 
 
 def test_templates_by_name() -> None:

@@ -1,6 +1,6 @@
 """Text in and out: tokenizers from GGUF metadata, chat templates under a budget, and streamed decoding."""
 
-from .chat import guard
+from .chat import adopt, guard
 from .stream import StreamDecoder, TextStreamer
 from .template import check_template, render
 from .tokenizer import tokenizer_from_gguf
@@ -10,6 +10,7 @@ __all__ = [
     "StreamDecoder",
     "TextStreamer",
     "Vocabulary",
+    "adopt",
     "check_template",
     "check_vocabulary",
     "guard",

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
-from .template import plain, render_spans
+from .template import check_template, plain, render_spans
 
 # What transformers is given to render in a template's stead: text that has been rendered, in parts.
 _PASS_ON = "{% for part in messages %}{{ part['content'] }}{% endfor %}"
@@ -35,6 +35,16 @@ def guard(tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike[str] = "ch
         tokenizer.__class__ = _guarded(kind)
     tokenizer.template_path = os.fspath(path)
     return tokenizer
+
+
+def adopt(tokenizer: Any, path: str | os.PathLike[str]) -> Any:
+    """A tokenizer that transformers has made of a folder: its templates checked (LoadError), then as `guard` does."""
+    if tokenizer is None or isinstance(tokenizer, Guarded):
+        return tokenizer
+    templates = getattr(tokenizer, "chat_template", None) or {}
+    for name, template in ({"default": templates} if isinstance(templates, str) else templates).items():
+        check_template(template, path, "chat_template", chats=name == "default")
+    return guard(tokenizer, path)
 
 
 class Guarded:

@@ -31,15 +31,20 @@ PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def tokenizer_from_gguf(
-    metadata: Mapping[str, Any], path: str | os.PathLike[str], embedding_rows: int | None = None
+    metadata: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    embedding_rows: int | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> PreTrainedTokenizerFast:
     """The tokenizer that a GGUF file's metadata describes, chat template included; it saves and loads like any other.
 
     Ids are those of the tokenizer that the file was made from: no id is past the vocabulary, none is added. Control
     tokens in a text are tokens, as everywhere in Hugging Face. `chat.guard` says how it renders. LoadError as
     `check_vocabulary` and `check_template` say, and TOKENIZER for a way to split text that isn't in `PRE`.
+    vocabulary: what `check_vocabulary` has made of this metadata, if it has.
     """
-    vocabulary = check_vocabulary(metadata, path, embedding_rows)
+    if vocabulary is None:
+        vocabulary = check_vocabulary(metadata, path, embedding_rows)
     templates = _templates(metadata, path)
     pre = _pre(vocabulary, path) if vocabulary.model == "gpt2" else Pre(())
     try:

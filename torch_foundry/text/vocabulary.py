@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..loaders.errors import LoadError
+from ..loaders import Array, LoadError
 from .charsmap import check_charsmap
 
 MODELS = ("gpt2", "llama", "t5", "gemma4")
@@ -154,7 +154,7 @@ class _Keys:
         value = self.get(key)
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             raise self.error("VOCAB_TYPE", key, "an array of strings", type(value).__name__)
-        strings = list(value)
+        strings = value.tolist() if isinstance(value, Array) else list(value)
         if (odd := next((i for i, s in enumerate(strings) if type(s) is not str), None)) is not None:
             raise self.error("VOCAB_TYPE", f"{key}[{odd}]", "a string", type(strings[odd]).__name__)
         try:
@@ -163,9 +163,9 @@ class _Keys:
             raise self.error("UTF8", key, "UTF-8", repr(problem.object[problem.start : problem.end])) from None
         return strings
 
-    def numbers(self, key: str, n: int, kinds: str) -> np.ndarray | None:
-        """[n], of dtype kinds as numpy has them ("iu", "iuf")."""
-        value = self.get(key)
+    def numbers(self, key: str, n: int, kinds: str, value: Any = None) -> np.ndarray | None:
+        """[n], of dtype kinds as numpy has them ("iu", "iuf"). value: if it isn't the one of the key."""
+        value = self.get(key) if value is None else value
         if value is None:
             return None
         if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
@@ -173,10 +173,10 @@ class _Keys:
         if len(value) != n:
             raise self.error("VOCAB_LEN", key, f"{n} elements, one for each token", f"{len(value)}")
         try:
-            array = np.asarray(value)
+            array = np.asarray(value.numpy() if isinstance(value, Array) and value.kind != "str" else value)
         except (ValueError, OverflowError):
             array = np.empty(n, dtype=object)
-        if array.ndim != 1 or array.dtype.kind not in kinds:
+        if array.ndim != 1 or (n and array.dtype.kind not in kinds):
             raise self.error("VOCAB_TYPE", key, "an array of numbers", f"{array.dtype} elements")
         return array
 
@@ -249,17 +249,21 @@ class _Keys:
 
     def charsmap(self) -> bytes | None:
         value = self.get("precompiled_charsmap")
-        if value is None or len(value) == 0:
+        if value is None:
             return None
-        try:
-            data = (
-                bytes(value) if isinstance(value, (bytes, bytearray)) else np.asarray(value).astype(np.uint8).tobytes()
-            )
-        except (ValueError, TypeError):
-            raise self.error("VOCAB_TYPE", "precompiled_charsmap", "an array of bytes", type(value).__name__) from None
+        if isinstance(value, (bytes, bytearray)):
+            value = np.frombuffer(value, np.uint8)
+        numbers = self.numbers("precompiled_charsmap", _length(value), "iu", value)
+        if numbers is None or len(numbers) == 0:
+            return None
+        data = numbers.astype(np.uint8).tobytes()
         if (problem := check_charsmap(data)) is not None:
             raise self.error("CHARSMAP", "precompiled_charsmap", *problem)
         return data
+
+
+def _length(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else 0
 
 
 def respelled(tokens: Sequence[str]) -> list[str]:
