@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from torch_foundry.kvcache.adopt import ForeignCache, adopt
 from torch_foundry.kvcache.buffer import CAPACITY_STEP, GrowingBuffer
+from torch_foundry.kvcache.formats import PLAIN, Formats, stored, unstored
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 
 HEADS, DIM = 2, 32
@@ -23,10 +24,20 @@ def states(generator: torch.Generator, batch: int, tokens: int) -> tuple[torch.T
     return k, v
 
 
-def layers(window: int | None) -> tuple[DynamicLayer, FoundryLayer | FoundrySlidingLayer]:
+def layers(window: int | None, formats: Formats = PLAIN) -> tuple[DynamicLayer, FoundryLayer | FoundrySlidingLayer]:
     if window is None:
-        return DynamicLayer(), FoundryLayer()
-    return DynamicSlidingWindowLayer(sliding_window=window), FoundrySlidingLayer(sliding_window=window)
+        return DynamicLayer(), FoundryLayer(formats=formats)
+    ours = FoundrySlidingLayer(sliding_window=window, formats=formats)
+    return DynamicSlidingWindowLayer(sliding_window=window), ours
+
+
+def through(x: torch.Tensor, name: str | None) -> torch.Tensor:
+    """What is left of `x` once it was stored."""
+    return x if name is None else unstored(stored(x, name), name, x.dtype)
+
+
+def enumerate_formats() -> list[tuple[Formats, int]]:
+    return [(("q8_0", "q8_0"), 0), (("q8_0", "q4_0"), 1), (("q4_0", None), 2), (("f16", "bf16"), 3)]
 
 
 def write(layer: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,12 +45,12 @@ def write(layer: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, t
     batch, heads, tokens, dim = k.shape
     assert layer.fits(batch, heads, dim, k.dtype, k.device)
     keys, values, start = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
-    keys[:, :, start : start + tokens] = k
-    values[:, :, start : start + tokens] = v
+    for cache, new, buffer in ((keys, k, layer._keys), (values, v, layer._values)):
+        cache[:, :, start : start + tokens] = new if buffer.format is None else stored(new, buffer.format)
     expected = layer.visible(tokens)
     keys, values, kv_len = layer.advance(tokens)
     assert kv_len == expected
-    return keys[:, :, :kv_len], values[:, :, :kv_len]
+    return layer._keys.outside(keys[:, :, :kv_len]), layer._values.outside(values[:, :, :kv_len])
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -54,10 +65,11 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["update", "reserve"])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("seed", range(6))
-def test_any_sequence_of_calls(window: int | None, fused: bool, seed: int) -> None:
+@pytest.mark.parametrize("formats, seed", [*((PLAIN, seed) for seed in range(6)), *enumerate_formats()], ids=str)
+def test_any_sequence_of_calls(window: int | None, fused: bool, formats: Formats, seed: int) -> None:
+    """Packed layers are like stock ones that were given what packing leaves."""
     generator = torch.Generator().manual_seed(seed)
-    theirs, ours = layers(window)
+    theirs, ours = layers(window, formats)
     batch, recording = 2, False
 
     def pick(high: int) -> int:
@@ -65,7 +77,7 @@ def test_any_sequence_of_calls(window: int | None, fused: bool, seed: int) -> No
 
     def step(tokens: int) -> None:
         k, v = states(generator, batch, tokens)
-        expected = theirs.update(k, v)
+        expected = theirs.update(through(k, formats[0]), through(v, formats[1]))
         for found, want in zip(write(ours, k, v) if fused else ours.update(k, v), expected, strict=True):
             assert torch.equal(found, want)
 

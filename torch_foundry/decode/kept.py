@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.decode.watch import Snapshot
 from torch_foundry.kvcache.adopt import lend
+from torch_foundry.kvcache.formats import Formats
 from torch_foundry.sampling import Sampler
 
 LARGEST = 256 << 20  # bytes of keys and values that are kept between calls
@@ -26,6 +27,7 @@ class Kept:
     tape: StepTape
     output: Snapshot | None  # of the output layer, if it's on the tape
     buffers: list[torch.Tensor]  # keys and values of each layer in turn
+    formats: Formats
 
     @classmethod
     def of(cls, sampler: Sampler, tape: StepTape, output: Snapshot | None, layers: CacheLayers) -> Kept | None:
@@ -35,13 +37,14 @@ class Kept:
             return None
         for slot in layers.slots:
             slot.reset()
-        return cls(sampler, tape, output, buffers)
+        return cls(sampler, tape, output, buffers, tape.plan.state.kv_cache)
 
     def fits(self, sampler: Sampler, masked: bool, room: int) -> bool:
         """Whether a generation that starts with `sampler`, with a cache of `room` tokens, could go on with this."""
         tape = self.tape
         return (
             tape.masked == masked
+            and tape.plan.state.kv_cache == self.formats
             and tape.fits(room)
             and min(b.shape[2] for b in self.buffers) >= room
             and (torch.is_inference_mode_enabled() or not any(t.is_inference() for t in self.buffers))
@@ -53,7 +56,7 @@ class Kept:
         for name, new in _tensors(sampler).items():
             vars(self.sampler)[name].copy_(new)
         self.sampler.settings, self.sampler.seed = sampler.settings, sampler.seed
-        layers = self.tape.layers = CacheLayers(cache, len(self.buffers) // 2)
+        layers = self.tape.layers = CacheLayers(cache, len(self.buffers) // 2, self.formats)
         layers.buffers = self.buffers
         for i, slot in enumerate(layers.slots):
             lend(slot, self.buffers[2 * i], self.buffers[2 * i + 1])

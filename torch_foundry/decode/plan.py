@@ -153,5 +153,5 @@ class DecoderPlan(ModelPlan):
         """The tapes on `cache`; they live as long as it does. Raises Blocked if its layers are not ours to write to."""
         tapes = self._tapes.get(cache)
         if tapes is None or not tapes.layers.belong_to(cache):
-            tapes = self._tapes[cache] = CacheTapes(cache, len(self.layers))
+            tapes = self._tapes[cache] = CacheTapes(cache, len(self.layers), self.state.kv_cache)
         return tapes

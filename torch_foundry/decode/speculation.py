@@ -52,7 +52,7 @@ class Verifier:
         plan = steps.ready()
         layers = self._layers
         if layers is None or not layers.belong_to(self.cache):
-            layers = self._layers = CacheLayers(self.cache, len(plan.layers))
+            layers = self._layers = CacheLayers(self.cache, len(plan.layers), plan.state.kv_cache)
             self._tapes.clear()
         starts, same = layers.place(plan, 1, rows)
         if not same:

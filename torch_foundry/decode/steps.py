@@ -62,7 +62,8 @@ class Steps:
     def expect(self, cache: DynamicCache, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
         try:
-            expect(cache, len(self.decoder.decoder_plan().layers), min(tokens, EXPECTED))
+            plan = self.decoder.decoder_plan()
+            expect(cache, len(plan.layers), min(tokens, EXPECTED), plan.state.kv_cache)
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
 
@@ -170,7 +171,7 @@ class Steps:
         """A tape that may take `room` steps."""
         layers, tape = self._layers, self._tape
         if layers is None or not layers.belong_to(cache):
-            layers, tape = CacheLayers(cache, len(plan.layers)), None
+            layers, tape = CacheLayers(cache, len(plan.layers), plan.state.kv_cache), None
         starts, same = layers.place(plan, self.batch, room)
         positions = max(max(self._next), starts[0] + starts[1]) + room
         if tape is None or not same or not tape.fits(positions) or not self.output_holds():

@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.state import RopeRows, RopeTables, StepState, horizon_for
 from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.formats import Formats
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.step import Step, decode
@@ -27,9 +28,9 @@ Tail = Callable[[torch.Tensor], torch.Tensor]
 class CacheLayers:
     """The layers of a cache, as memory at fixed addresses that a tape writes to."""
 
-    def __init__(self, cache: DynamicCache, count: int) -> None:
+    def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
         try:
-            self.slots: list[CacheLayer] = [adopt(cache, index) for index in range(count)]
+            self.slots: list[CacheLayer] = [adopt(cache, index, formats) for index in range(count)]
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
         self.buffers: list[torch.Tensor] = []  # keys and values of each layer in turn
@@ -80,8 +81,8 @@ class CacheLayers:
 class CacheTapes:
     """The tapes that write to one cache."""
 
-    def __init__(self, cache: DynamicCache, count: int) -> None:
-        self.layers = CacheLayers(cache, count)
+    def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
+        self.layers = CacheLayers(cache, count, formats)
         self.tapes: dict[Any, StepTape] = {}
 
 
@@ -149,7 +150,8 @@ class StepTape:
 
     def _record(self) -> torch.Tensor:
         state = self.state
-        step = Step(state.positions, self.rope.tables, state.start, state.mask)
+        formats = [slot.formats for slot in self.layers.slots]
+        step = Step(state.positions, self.rope.tables, state.start, state.mask, formats)
         kind = (*self.ids.shape, self.masked, self.given, self.tail is None)
         proven = self.plan.proven
         try:

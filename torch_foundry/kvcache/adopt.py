@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from torch_foundry.kvcache.formats import PLAIN, Formats, parse
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 
 
@@ -14,8 +16,9 @@ class ForeignCache(Exception):
     """The cache is of a kind whose contents are its own business."""
 
 
-def adopt(cache: Any, index: int) -> FoundryLayer | FoundrySlidingLayer:
-    """The layer `index` of `cache`; one of transformers' dynamic layers is replaced by ours with the same contents.
+def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer:
+    """The layer `index` of `cache`; one of transformers' dynamic layers is replaced by ours with the same contents,
+    stored in `formats`. A layer of ours stays as it is.
 
     Raises ForeignCache for anything else: another class (which may store less, quantise, offload ...) has to be used
     through its own `update`.
@@ -36,20 +39,29 @@ def adopt(cache: Any, index: int) -> FoundryLayer | FoundrySlidingLayer:
         raise ForeignCache(f"DynamicCache without layer {index}")
     layer: Any = layers[index]
     if type(layer) is DynamicLayer and not _is_differentiable(layer):
-        layers[index] = adopted = FoundryLayer.adopt(layer)
+        layers[index] = adopted = FoundryLayer.adopt(layer, formats)
         return adopted
     if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1 and not _is_differentiable(layer):
-        layers[index] = adopted_window = FoundrySlidingLayer.adopt(layer)
+        layers[index] = adopted_window = FoundrySlidingLayer.adopt(layer, formats)
         return adopted_window
     raise ForeignCache(type(layer).__name__)
 
 
-def expect(cache: DynamicCache, layers: int, tokens: int) -> None:
+def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLAIN) -> None:
     """Let the memory of the first `layers` layers of `cache`, when it is allocated, have room for `tokens` more than
     are stored then: so it stays where it is for that long. Raises ForeignCache as `adopt` does."""
     for index in range(layers):
-        layer = adopt(cache, index)
+        layer = adopt(cache, index, formats)
         layer._keys.spare = layer._values.spare = tokens
+
+
+def new_cache(config: Any, kv_cache: str | Mapping[str, str | None] | None = None) -> DynamicCache:
+    """An empty cache for models of `config` whose layers store keys and values as `kv_cache` says: "q8_0", "q4_0",
+    "f16", "bf16", "f32", or {"k": ..., "v": ...} of these. For `past_key_values`; patched models run on it."""
+    cache, formats = DynamicCache(config=config), parse(kv_cache)
+    for index in range(len(cache.layers)):
+        adopt(cache, index, formats)
+    return cache
 
 
 def lend(layer: FoundryLayer | FoundrySlidingLayer, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch_foundry.kvcache.formats import stored, unstored, width_of
+
+LARGEST = 2**31 - 1  # elements of a buffer (bytes, if it is packed): kernels index with 32 bits
 CAPACITY_STEP = 128  # tokens; kernels that walk the cache in tiles never see a smaller allocation
 
 
@@ -11,16 +14,30 @@ def _round_up(tokens: int) -> int:
     return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 
+def _capacity(needed: int, wanted: int, row: int) -> int:
+    """Tokens to allocate, of `row` elements each: those that are wanted, as far as a buffer may have so many."""
+    most = LARGEST // row
+    if needed > most:
+        raise RuntimeError(
+            f"KV cache: no room for {needed} tokens: a layer's keys or values have at most 2^31-1 elements, of which a "
+            f"token of this batch takes {row}, so {most} tokens fit"
+        )
+    return min(_round_up(wanted), most)
+
+
 class GrowingBuffer:
     """Tokens `[first, first + length)` of a `[B, H, capacity, D]` tensor.
 
     Appending writes in place and moves the window on; capacity doubles when it is used up, so each token is copied a
-    bounded number of times.
+    bounded number of times. With a `format` (`kvcache.formats`) the memory is of another dtype, or packed; then `view`
+    and what comes from outside are copies of that, in the dtype that `reserve`, `append` or `set` saw last.
     """
 
-    __slots__ = ("appended", "data", "first", "length", "own", "spare")
+    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "own", "spare")
 
-    def __init__(self) -> None:
+    def __init__(self, format: str | None = None) -> None:
+        self.format = format
+        self.dtype: torch.dtype | None = None  # of what is stored, to the outside; only with a format
         self.data: torch.Tensor | None = None
         self.first = 0
         self.length = 0
@@ -39,10 +56,14 @@ class GrowingBuffer:
 
     def view(self) -> torch.Tensor | None:
         """The tokens that are stored: [B, H, length, D]. None before the first use."""
-        return None if self.data is None else self.data.narrow(2, self.first, self.length)
+        return None if self.data is None else self.outside(self.data.narrow(2, self.first, self.length))
+
+    def outside(self, data: torch.Tensor) -> torch.Tensor:
+        """What this part of the memory says to those who don't know the format."""
+        return data if self.format is None or self.dtype is None else unstored(data, self.format, self.dtype)
 
     def last(self, tokens: int) -> torch.Tensor:
-        """The last `tokens` tokens (all, if fewer are stored)."""
+        """The memory of the last `tokens` tokens (all, if fewer are stored)."""
         assert self.data is not None
         tokens = min(tokens, self.length)
         return self.data.narrow(2, self.first + self.length - tokens, tokens)
@@ -55,6 +76,9 @@ class GrowingBuffer:
         """
         if tensor is None or tensor.numel() == 0:
             self.data, self.first, self.length = None, 0, 0
+        elif self.format is not None:
+            self.data, self.dtype, self.own = stored(tensor, self.format), tensor.dtype, True
+            self.first, self.length = 0, tensor.shape[2]
         elif (first := self._offset_of(tensor)) is not None:
             self.first, self.length = first, tensor.shape[2]
         else:
@@ -81,13 +105,19 @@ class GrowingBuffer:
         data = self.data
         if data is None:
             batch, heads, head_dim = shape
-            self.data = torch.empty(batch, heads, _round_up(tokens + self.spare), head_dim, dtype=dtype, device=device)
+            self.dtype = dtype
+            width, dtype = width_of(head_dim, self.format, dtype)
+            capacity = _capacity(tokens, tokens + self.spare, batch * heads * width)
+            self.data = torch.empty(batch, heads, capacity, width, dtype=dtype, device=device)
             self.first, self.length, self.own = 0, 0, True
             return
         end = self.first + self.length
         if end + tokens <= data.shape[2] and self._writable(data):
             return
-        capacity = _round_up(max(self.length + tokens + self.spare, 2 * self.length))
+        needed = self.length + tokens
+        capacity = _capacity(
+            needed, max(needed + self.spare, 2 * self.length), data.shape[0] * data.shape[1] * data.shape[3]
+        )
         grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self.data, self.first, self.own = grown, 0, True
@@ -128,6 +158,9 @@ class GrowingBuffer:
     def append(self, states: torch.Tensor) -> None:
         """Store `states` [B, H, n, D] behind what is there."""
         recorded = torch.is_grad_enabled() and (states.requires_grad or self.requires_grad)
+        if self.format is not None:
+            self._append_stored(states, recorded)
+            return
         if self.data is not None and (
             recorded
             or states.dtype != self.data.dtype
@@ -135,9 +168,9 @@ class GrowingBuffer:
             or states.shape[:2] != self.data.shape[:2]
         ):
             # what torch.cat does is what transformers' layers do: it differentiates, promotes and raises
-            stored = self.view()
-            assert stored is not None
-            self.set(torch.cat([stored, states], dim=2))
+            before = self.view()
+            assert before is not None
+            self.set(torch.cat([before, states], dim=2))
             self.appended += states.shape[2]
             return
         if recorded:
@@ -148,6 +181,20 @@ class GrowingBuffer:
         assert self.data is not None
         self.data.narrow(2, self.first + self.length, states.shape[2]).copy_(states)
         self.extend(states.shape[2])
+
+    def _append_stored(self, states: torch.Tensor, recorded: bool) -> None:
+        assert self.format is not None
+        if recorded:
+            raise RuntimeError(f"KV cache: there are no gradients through what is stored as {self.format}")
+        if self.data is not None and (self.dtype, self.data.device) != (states.dtype, states.device):
+            was, now = (self.dtype, self.data.device), (states.dtype, states.device)
+            raise RuntimeError(f"KV cache: expected {was[0]} on {was[1]} as before, got {now[0]} on {now[1]}")
+        tokens = states.shape[2]
+        self.reserve((states.shape[0], states.shape[1], states.shape[3]), tokens, states.dtype, states.device)
+        assert self.data is not None
+        self.data.narrow(2, self.first + self.length, tokens).copy_(stored(states, self.format))
+        self.dtype = states.dtype
+        self.extend(tokens)
 
     def extend(self, tokens: int) -> None:
         """Count `tokens` that were written behind what is there."""
@@ -171,6 +218,12 @@ class GrowingBuffer:
         if self.length > tokens:
             self.first += self.length - tokens
             self.length = tokens
+
+    def drop_last(self, tokens: int) -> None:
+        """Forget the last `tokens`."""
+        self.length = max(self.length - tokens, 0)
+        if not self.length:
+            self.set(None)
 
     def select(self, indices: torch.Tensor) -> None:
         """Rows `indices` of the batch, in that order; as many rows as before stay in the same memory."""

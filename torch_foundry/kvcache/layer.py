@@ -7,188 +7,17 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from torch_foundry.kvcache.buffer import GrowingBuffer
+from torch_foundry.kvcache.buffered import Buffered
+from torch_foundry.kvcache.formats import PLAIN, Formats
 
 
-class _Buffered(DynamicLayer):
-    """What both layers share: `keys` and `values` are views of growing buffers.
-
-    transformers (and code on top of it) reads and assigns `keys` and `values` freely, one after the other; each has
-    its own buffer with its own length so that no order of assignments matters.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._keys = GrowingBuffer()
-        self._values = GrowingBuffer()
-        super().__init__(*args, **kwargs)
-
-    @property
-    def keys(self) -> torch.Tensor | None:
-        """Stored keys, [B, H, length, D]; None while there are none."""
-        return self._keys.view()
-
-    @keys.setter
-    def keys(self, tensor: torch.Tensor | None) -> None:
-        self._keys.set(tensor)
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        """Stored values, [B, H, length, D]; None while there are none."""
-        return self._values.view()
-
-    @values.setter
-    def values(self, tensor: torch.Tensor | None) -> None:
-        self._values.set(tensor)
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Note dtype and device; buffers are allocated when there is something to store."""
-        self._initialize(key_states.dtype, key_states.device)
-
-    def _initialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
-        self.is_initialized = True
-
-    def _take(self, layer: DynamicLayer) -> None:
-        """Copy the contents of `layer`."""
-        keys, values = layer.keys, layer.values
-        if layer.is_initialized and keys is not None and values is not None:
-            self._initialize(layer.dtype, layer.device)
-            if keys.numel():
-                self._keys.append(keys)
-                self._values.append(values)
-
-    def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether `reserve` may be called with these: what is stored has the same shape, dtype and device."""
-        for data in (self._keys.data, self._values.data):
-            if data is not None:
-                shape = data.shape
-                if (
-                    shape[0] != batch
-                    or shape[1] != heads
-                    or shape[3] != head_dim
-                    or data.dtype is not dtype
-                    or data.device != device
-                    or (data.requires_grad and torch.is_grad_enabled())
-                ):
-                    return False
-        return True
-
-    def reserve(
-        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Buffers of keys and values [B, H, capacity, D] and the position at which to write the next `tokens`.
-
-        `advance(tokens)` then makes them part of the cache.
-        """
-        if not self.is_initialized:
-            self._initialize(dtype, device)
-        keys, values = self._keys, self._values
-        shape = (batch, heads, head_dim)
-        keys.reserve(shape, tokens, dtype, device)
-        values.reserve(shape, tokens, dtype, device)
-        if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
-            self._align()
-            return self.reserve(batch, heads, head_dim, tokens, dtype, device)
-        assert keys.data is not None and values.data is not None
-        return keys.data, values.data, keys.first + keys.length
-
-    def _align(self) -> None:
-        if self._keys.length != self._values.length:
-            raise RuntimeError(f"KV cache holds {self._keys.length} keys but {self._values.length} values")
-        for buffer in (self._keys, self._values):
-            stored = buffer.view()
-            buffer.set(None if stored is None else stored.clone())
-
-    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
-        raise NotImplementedError
-
-    def place(self, tokens: int) -> tuple[int, int]:
-        """Make room for `tokens` more behind what is stored, for code that writes there without asking; nothing that
-        is stored moves until the next call. Not for an empty layer.
-
-        Returns where in the buffers the next token goes, and how many tokens were seen before the buffers' first.
-        """
-        keys, values = self._keys, self._values
-        if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
-            self._align()
-        keys.room(tokens)
-        values.room(tokens)
-        if keys.first and keys.length < self._reach():  # what lies before the first token must not be seen
-            keys.to_front()
-            values.to_front()
-        end = keys.first + keys.length
-        return end, self.get_seq_length() - end
-
-    def _reach(self) -> int:
-        """How many of the tokens before it a token sees; more than are stored if it sees all."""
-        return self._keys.length + 1
-
-    def count(self, tokens: int) -> None:
-        """Make `tokens` that were written after `place` part of the cache."""
-        self._keys.extend(tokens)
-        self._values.extend(tokens)
-
-    @property
-    def buffers(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The memory of keys and values: [B, H, capacity, D]."""
-        return self._keys.data, self._values.data
-
-    def mark(self) -> tuple[int, ...]:
-        """What `rewind` needs to undo whatever is appended from now on."""
-        keys, values = self._keys, self._values
-        return self.is_initialized, keys.appended, keys.length, values.appended, values.length
-
-    def rewind(self, mark: tuple[int, ...]) -> None:
-        """Back to what was stored at `mark()`."""
-        initialized, keys_appended, keys, values_appended, values = mark
-        self._keys.rewind(keys_appended, keys)
-        self._values.rewind(values_appended, values)
-        self.is_initialized = bool(initialized)
-
-    def get_seq_length(self) -> int:
-        """Number of tokens seen."""
-        return self._keys.length
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._keys.set(None)
-        self._values.set(None)
-        self.is_initialized = False
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row of the batch, before beam search."""
-        self._keys.repeat(repeats)
-        self._values.repeat(repeats)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep rows `indices` of the batch."""
-        self._keys.select(indices)
-        self._values.select(indices)
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Reorder the batch, in beam search."""
-        self.batch_select_indices(beam_idx)
-
-    def offload(self) -> None:
-        """Move to the CPU."""
-        self._keys.to("cpu")
-        self._values.to("cpu")
-
-    def prefetch(self) -> None:
-        """Move back to the device of the model."""
-        if self.is_initialized:
-            self._keys.to(self.device)
-            self._values.to(self.device)
-
-
-class FoundryLayer(_Buffered):
+class FoundryLayer(Buffered):
     """All tokens, in place of `DynamicLayer`."""
 
     @classmethod
-    def adopt(cls, layer: DynamicLayer) -> FoundryLayer:
+    def adopt(cls, layer: DynamicLayer, formats: Formats = PLAIN) -> FoundryLayer:
         """A layer with the contents of `layer`."""
-        adopted = cls()
+        adopted = cls(formats=formats)
         adopted._take(layer)
         return adopted
 
@@ -219,16 +48,16 @@ class FoundryLayer(_Buffered):
         return self._keys.length + tokens
 
 
-class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
+class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
     """The last `sliding_window - 1` tokens, in place of `DynamicSlidingWindowLayer`.
 
     The window moves through a buffer of about twice its size and is copied to the front when it reaches the end.
     """
 
     @classmethod
-    def adopt(cls, layer: DynamicSlidingWindowLayer) -> FoundrySlidingLayer:
+    def adopt(cls, layer: DynamicSlidingWindowLayer, formats: Formats = PLAIN) -> FoundrySlidingLayer:
         """A layer with the contents of `layer`."""
-        adopted = cls(sliding_window=layer.sliding_window)
+        adopted = cls(sliding_window=layer.sliding_window, formats=formats)
         adopted.record_past = layer.record_past
         adopted._take(layer)
         adopted.cumulative_length = layer.cumulative_length
@@ -246,7 +75,8 @@ class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
             self.lazy_initialization(key_states, value_states)
         self._keys.append(key_states)
         self._values.append(value_states)
-        return self._advanced(key_states.shape[2])
+        keys, values = self._advanced(key_states.shape[2])
+        return self._keys.outside(keys), self._values.outside(values)
 
     def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """See the base class."""
@@ -272,6 +102,22 @@ class FoundrySlidingLayer(_Buffered, DynamicSlidingWindowLayer):
         """See the base class."""
         super().count(tokens)
         self._forget(tokens)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """See the base class; behind the window only what `activate_past_recording` has kept can be brought back."""
+        behind = self.cumulative_length >= self.sliding_window
+        if behind and not self.record_past:
+            raise RuntimeError(
+                "crop: the layer does not track past states, and the sliding window was full already; "
+                "call activate_past_recording first"
+            )
+        super().crop(tokens_to_remove)
+        if behind:
+            self.cumulative_length += tokens_to_remove
+            self._keys.keep_last(self.sliding_window - 1)
+            self._values.keep_last(self.sliding_window - 1)
+        else:
+            self.cumulative_length = self._keys.length
 
     def _reach(self) -> int:
         return int(self.sliding_window) - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="nn.Module")
 
 
-def patch(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Model:
+def patch(
+    model: Model,
+    *,
+    quantize: str | None = None,
+    sync_every: int | None = None,
+    kv_cache: str | Mapping[str, str | None] | None = None,
+) -> Model:
     """Run `model` on fused kernels; returns it. See `torch_foundry.patch.api.patch`."""
     from torch_foundry.patch import api
 
-    return api.patch(model, quantize=quantize, sync_every=sync_every)
+    return api.patch(model, quantize=quantize, sync_every=sync_every, kv_cache=kv_cache)
 
 
 def unpatch(model: Model, *, dequantize: bool = False) -> Model:
@@ -33,12 +40,16 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
 
 
 def patched(
-    model: Model, *, quantize: str | None = None, sync_every: int | None = None
+    model: Model,
+    *,
+    quantize: str | None = None,
+    sync_every: int | None = None,
+    kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> contextlib.AbstractContextManager[Model]:
     """`patch` for the length of a `with` block. See `torch_foundry.patch.api.patched`."""
     from torch_foundry.patch import api
 
-    return api.patched(model, quantize=quantize, sync_every=sync_every)
+    return api.patched(model, quantize=quantize, sync_every=sync_every, kv_cache=kv_cache)
 
 
 def report(model: nn.Module) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import transformers
@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from torch_foundry import runtime, support
+from torch_foundry.kvcache.formats import parse
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
@@ -25,7 +26,13 @@ from torch_foundry.patch.swap import is_swapped, restore, swap
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def patch(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Model:
+def patch(
+    model: Model,
+    *,
+    quantize: str | None = None,
+    sync_every: int | None = None,
+    kv_cache: str | Mapping[str, str | None] | None = None,
+) -> Model:
     """Run `model` on fused kernels; returns it. Results are the same up to rounding.
 
     Decoder layers of known families, and embeddings, norms and output layers, get another class; parameters, names,
@@ -40,6 +47,10 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
         the generation config come first; TORCH_FOUNDRY_SYNC_EVERY is used where nothing else says anything. 0: Hugging
         Face's own loop (which also draws torch's random numbers; ours are the same for any other number, but not
         torch's).
+    kv_cache: what keys and values of `DynamicCache`s are stored as from now on: "q8_0" (8.5 bits a number), "q4_0"
+        (4.5), "f16", "bf16", "f32", or {"k": ..., "v": ...} of these; default: the model's dtype. They are packed as
+        they are written and unpacked inside attention. A cache that has keys already stays as it is, and
+        `kvcache.adopt.new_cache` makes one of any kind. Changes results.
 
     RuntimeError says why if this build can't run kernels on the model's device. A model on the meta device may be
     patched (its weights can be loaded later), but not quantized.
@@ -48,6 +59,7 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
     _check_device(model, quantize)
     if sync_every is not None and (not isinstance(sync_every, int) or sync_every < 0):
         raise ValueError(f"sync_every={sync_every!r}: expected a number of tokens, or 0 for Hugging Face's own loop")
+    formats = None if kv_cache is None else parse(kv_cache)
     state = _state_of(model) or ModelState()
     plans, left = _plan_layers(model, state)
     if quantize is not None:
@@ -67,6 +79,7 @@ def patch(model: Model, *, quantize: str | None = None, sync_every: int | None =
     # from here on nothing can fail
     state.left = left
     state.sync_every = state.sync_every if sync_every is None else sync_every
+    state.kv_cache = state.kv_cache if formats is None else formats
     for layer, plan in plans:
         swap(layer, LayerMixin, plan)
     for module, mixin, leaf_plan in leaves:
@@ -96,17 +109,23 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
 
 
 @contextlib.contextmanager
-def patched(model: Model, *, quantize: str | None = None, sync_every: int | None = None) -> Iterator[Model]:
+def patched(
+    model: Model,
+    *,
+    quantize: str | None = None,
+    sync_every: int | None = None,
+    kv_cache: str | Mapping[str, str | None] | None = None,
+) -> Iterator[Model]:
     """`patch` inside the block, `unpatch` (and make dense what was packed) after it.
 
     A model that was patched before stays so.
     """
     if _state_of(model) is not None:
-        if quantize is not None or sync_every is not None:
+        if quantize is not None or sync_every is not None or kv_cache is not None:
             raise ValueError("the model is patched already; change that with patch(model, ...)")
         yield model
         return
-    patch(model, quantize=quantize, sync_every=sync_every)
+    patch(model, quantize=quantize, sync_every=sync_every, kv_cache=kv_cache)
     try:
         yield model
     finally:

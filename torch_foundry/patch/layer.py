@@ -10,6 +10,7 @@ from torch import nn
 
 from torch_foundry import ops
 from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
 from torch_foundry.patch.memory import Described, explain, is_out_of_memory
@@ -133,7 +134,7 @@ def check(
     cache = kwargs.get("past_key_values")
     if cache is not None:
         try:
-            slot = adopt(cache, spec.layer_idx)
+            slot = adopt(cache, spec.layer_idx, plan.state.kv_cache)
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
         if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, dtype, x.device):
@@ -188,14 +189,16 @@ def attend(
             k = k_norm(k.view(batch, queries, -1, spec.head_dim)).view(batch, queries, -1)
         else:
             q, k = q_norm(q), k_norm(k)
-    start, kv_len = 0, queries
+    start, kv_len, formats = 0, queries, PLAIN if slot is None else slot.formats
+    stored: dict[str, Any] = dict(zip(("k_format", "v_format"), formats, strict=True))
     if slot is None:
         keys = h.new_empty(batch, spec.n_kv_heads, queries, spec.head_dim)
         values = torch.empty_like(keys)
     else:
         keys, values, start = slot.reserve(batch, spec.n_kv_heads, spec.head_dim, queries, h.dtype, h.device)
     cos, sin = rotary if spec.rope and rotary is not None else (None, None)
-    q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, start, head_dim=spec.head_dim)  # [B, n_heads, L, head_dim]
+    # [B, n_heads, L, head_dim]
+    q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, start, head_dim=spec.head_dim, **stored)
     if slot is not None:
         keys, values, kv_len = slot.advance(queries)
     return ops.attention(
@@ -208,4 +211,5 @@ def attend(
         causal=mask is None,
         window=spec.window if mask is None else 0,
         softcap=spec.softcap,
+        **stored,
     )

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_foundry.kvcache.formats import PLAIN, Formats
+
 
 class FallbackWarning(UserWarning):
     """A patched module ran stock code; the text says why. Given once per model and reason."""
@@ -20,6 +22,7 @@ class ModelState:
     enabled: bool = True  # False: every swapped module runs stock code (torch_foundry.compare)
     left: dict[str, str] = field(default_factory=dict)  # name of a module left alone -> why; filled by patch()
     quantized: str | None = None  # format of packed weights
+    kv_cache: Formats = PLAIN  # what keys and values are stored as
     sync_every: int | None = None  # tokens that generate() may have in flight before it reads them; None: by default
     warned: set[str] = field(default_factory=set)
 

@@ -5,12 +5,14 @@ So it can be recorded on a tape: what changes from token to token is read from a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_foundry import ops
+from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.layer import LayerPlan, project
 from torch_foundry.patch.weights import Matrices
@@ -29,17 +31,19 @@ class Step:
     """int32 [layers, 2]: where in the layer's buffers the first new token is written, and how many tokens had gone
     before the first of the buffer (0 but for sliding windows)"""
     mask: torch.Tensor | None = None  # bool [B, tokens]: which tokens may be seen, from the first ever; None: all
+    formats: Sequence[Formats] = ()  # of each layer's packed keys and values; empty: all dense
 
 
 def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The layer on x [B, L, hidden]; keys and values: its cache's whole buffers [B, n_kv_heads, capacity, head_dim].
+    """The layer on x [B, L, hidden]; keys and values: its cache's whole buffers [B, n_kv_heads, capacity, ...].
 
     There must be room for L more tokens; counting them is the caller's, as are the checks of `patch.layer.check`.
     """
     spec = plan.spec
     start = step.start[spec.layer_idx]
+    formats = step.formats[spec.layer_idx] if step.formats else PLAIN
     with scope(f"layers.{spec.layer_idx}"), scope("attention"):
-        q = _heads(plan, x, step, start, keys, values)
+        q = _heads(plan, x, step, start, keys, values, formats)
         h = ops.attention(
             q,
             keys,
@@ -50,6 +54,8 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
             window=spec.window,
             softcap=spec.softcap,
             step=start,
+            k_format=formats[0],
+            v_format=formats[1],
         )
         x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
     with scope(f"layers.{spec.layer_idx}"), scope("mlp"):
@@ -57,7 +63,13 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
 
 
 def _heads(
-    plan: LayerPlan, x: torch.Tensor, step: Step, start: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    plan: LayerPlan,
+    x: torch.Tensor,
+    step: Step,
+    start: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    formats: Formats,
 ) -> torch.Tensor:
     """Norm, projections, norms of heads, rotation; k and v go to the cache. Returns q [B, n_heads, L, head_dim]."""
     spec, norm = plan.spec, plan.pre_attn
@@ -69,7 +81,7 @@ def _heads(
         h = x if norm is None else norm(x)
         qkv = [linear(h) for linear in plan.qkv]
         q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
-    elif kind == "none":
+    elif kind == "none" and keys.dtype == values.dtype == x.dtype:
         named: dict[str, Any] = {"kind": norm.kind, "formats": matrices.formats, "biases": matrices.biases}
         return ops.norm_qkv(x, norm.weight, norm.eps, matrices.weights, cos, sin, keys, values, 0, **named, **heads)
     else:
@@ -84,7 +96,7 @@ def _heads(
             heads |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
         else:
             q, k = q_norm(q), k_norm(k)
-    return ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, **heads)
+    return ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, k_format=formats[0], v_format=formats[1], **heads)
 
 
 def _gated(plan: LayerPlan, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,222 @@
+"""Caches of every format: what they hold, how they grow, what models and tapes make of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+import torch_foundry
+from tests.patch.zoo import config, ids, random_model
+from torch_foundry import ops
+from torch_foundry.kvcache.adopt import new_cache
+from torch_foundry.kvcache.buffer import LARGEST, GrowingBuffer
+from torch_foundry.kvcache.formats import Formats, bytes_per_token, packed, parse, stored, unstored
+from torch_foundry.kvcache.layer import FoundryLayer
+from torch_foundry.quant.kv import row_bytes
+
+F32 = torch.float32
+BOTH = ("q8_0", "q4_0")
+
+
+@pytest.mark.parametrize("formats", [(None, None), BOTH], ids=["dense", "packed"])
+def test_growing_is_one_shot(formats: Formats) -> None:
+    """2047, 2048, 2049, 4097 tokens: the same bits as at once, in few moves, with little more memory than is used."""
+    generator = torch.Generator().manual_seed(0)
+    k, v = torch.randn(2, 1, 1, 4097, 32, generator=generator)
+    layer, q = FoundryLayer(formats=formats), torch.randn(1, 2, 1, 32, generator=generator)
+    capacities, end = set(), 0
+    stops = [2047, *range(2048, 2060), 4096, 4097]
+    for stop in stops:
+        tokens = stop - end
+        keys, values, start = layer.reserve(1, 1, 32, tokens, F32, q.device)
+        ops.rope_and_cache(
+            torch.zeros(1, tokens, 64), k[:, 0, end:stop].contiguous(), v[:, 0, end:stop].contiguous(), None, None,
+            keys, values, start, head_dim=32, k_format=packed(formats[0]), v_format=packed(formats[1]),
+        )  # fmt: skip
+        layer.advance(tokens)
+        capacities.add(keys.shape[2])
+        assert keys.shape[2] <= 2 * stop + 128 and keys.shape[2] % 128 == 0
+        end = stop
+    assert len(capacities) == 3  # 2048, at 2049 twice that, at 4097 again
+    kinds: dict[str, Any] = {"k_format": packed(formats[0]), "v_format": packed(formats[1]), "scale": 0.2}
+    once = [x if name is None else stored(x, name) for x, name in zip((k, v), formats, strict=True)]
+    keys, values = layer.buffers
+    assert keys is not None and values is not None
+    assert torch.equal(keys[:, :, :4097], once[0]) and torch.equal(values[:, :, :4097], once[1])
+    assert torch.equal(ops.attention(q, keys, values, 4097, **kinds), ops.attention(q, *once, 4097, **kinds))
+
+
+def test_the_largest_buffer() -> None:
+    """What kernels can index is used to its end, and no further; the error says how much fits."""
+    device, shape = torch.device("meta"), (4, 8, 128)
+    most = LARGEST // (4 * 8 * 128)
+    buffer = GrowingBuffer()
+    buffer.reserve(shape, most // 2 + 100, F32, device)
+    buffer.extend(most // 2 + 100)
+    buffer.reserve(shape, 1000, F32, device)
+    assert buffer.capacity == most  # not twice as much
+    buffer.extend(most - buffer.length)
+    before = buffer.data
+    with pytest.raises(RuntimeError, match=f"no room for {most + 1} tokens.* {most} tokens fit"):
+        buffer.reserve(shape, 1, F32, device)
+    assert buffer.data is before and buffer.length == most
+    packed_buffer = GrowingBuffer("q4_0")
+    packed_buffer.reserve(shape, 1, F32, device)
+    assert packed_buffer.data is not None and packed_buffer.data.shape == (4, 8, 128, row_bytes(128, "q4_0"))
+    with pytest.raises(RuntimeError, match="no room for"):
+        GrowingBuffer().reserve(shape, most + 1, F32, device)
+
+
+def test_names() -> None:
+    assert parse(None) == (None, None) and parse("q8_0") == ("q8_0", "q8_0")
+    assert parse({"k": "q8_0"}) == ("q8_0", None) and parse({"k": "f16", "v": "q4_0"}) == ("f16", "q4_0")
+    for wrong in ("q5_k", {"keys": "q8_0"}, {"k": "int8"}, ""):
+        with pytest.raises(ValueError, match="kv_cache="):
+            parse(wrong)
+    model = random_model(config("LlamaConfig"))
+    with pytest.raises(ValueError, match="kv_cache="):
+        torch_foundry.patch(model, kv_cache="q2")
+    assert not hasattr(model, "_foundry")
+
+
+def test_memory_of_a_token() -> None:
+    """Of a layer of 8 heads of 128: 8.5 and 4.5 bits a number."""
+    assert bytes_per_token(8, 128, (None, None), torch.float16) == 4096
+    assert bytes_per_token(8, 128, ("q8_0", "q8_0"), torch.float16) == 2176
+    assert bytes_per_token(8, 128, ("q4_0", "q4_0"), torch.float16) == 1152
+    cache = new_cache(config("LlamaConfig"), "q8_0")
+    model = torch_foundry.patch(random_model(config("LlamaConfig")))
+    with torch.no_grad():
+        model(ids(1, 100), past_key_values=cache)
+    layer: Any = cache.layers[0]
+    used = sum(b.nbytes / b.shape[2] for b in layer.buffers)
+    assert used == bytes_per_token(2, 32, ("q8_0", "q8_0"), F32)
+
+
+class Rounding(DynamicLayer):
+    """A stock layer that stores what packing leaves."""
+
+    formats: Formats = BOTH
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        both = []
+        for x, name in zip((key_states, value_states), self.formats, strict=True):
+            both.append(x if name is None else unstored(stored(x.float(), name), name, x.dtype))
+        return super().update(*both, *args, **kwargs)
+
+
+def rounding_cache(layers: int, formats: Formats) -> DynamicCache:
+    cache = DynamicCache()
+    for _ in range(layers):
+        layer = Rounding()
+        layer.formats = formats
+        cache.layers.append(layer)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "formats"),
+    [
+        ("LlamaConfig", {"head_dim": 80}, ("q8_0", "q4_0")),
+        ("Qwen3Config", {}, ("q8_0", "q8_0")),
+        ("Qwen2Config", {}, ("q4_0", None)),
+    ],
+)
+@torch.no_grad()
+def test_models_compute_with_what_is_stored(name: str, options: dict[str, Any], formats: Formats) -> None:
+    """Against float64 with a cache of the same rounded numbers: off by little next to what the rounding itself does
+    (a code on the edge may fall to the other side), in prompts and in steps; and the same tokens."""
+    stock = random_model(config(name, **options))
+    stock.generation_config.eos_token_id = None
+    truth = copy.deepcopy(stock).double()
+    kinds = {"k": formats[0], "v": formats[1]}
+    model = torch_foundry.patch(copy.deepcopy(stock), kv_cache=kinds)
+    tokens, cache, expected = ids(2, 40), DynamicCache(), []
+    reference = rounding_cache(2, formats)
+    got, exact = [], []
+    for part in (tokens[:, :25], *tokens[:, 25:].split(1, dim=1)):
+        got.append(model(part, past_key_values=cache).logits)
+        expected.append(truth(part, past_key_values=reference).logits)
+    exact = truth(tokens).logits
+    ours, theirs = torch.cat(got, 1).double(), torch.cat(expected, 1)
+    assert all(layer.formats == tuple(map(packed, formats)) for layer in cache.layers)
+    assert float((ours - theirs).norm()) <= 0.15 * float((exact - theirs).norm())
+    prompt = tokens[:, :10]
+    options = {"max_new_tokens": 20, "do_sample": False}
+    by_loop = model.generate(prompt, **options)
+    assert torch.equal(by_loop, stock.generate(prompt, past_key_values=rounding_cache(2, formats), **options))
+    assert torch.equal(by_loop, model.generate(prompt, sync_every=0, **options))
+    assert torch.equal(by_loop, model.generate(prompt, past_key_values=new_cache(model.config, kinds), **options))
+    seen = torch_foundry.report(model)
+    assert not seen.fallbacks and "recorded" in str(seen), str(seen)
+
+
+@pytest.mark.parametrize("way", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"pad": True}], ids=str)
+def test_ways_of_generating(way: dict[str, Any]) -> None:
+    """Beams reorder rows, guesses are cropped, rows are padded: the tokens of a stock model on the rounded numbers."""
+    stock = random_model(config("LlamaConfig"))
+    stock.generation_config.eos_token_id = None
+    model = torch_foundry.patch(copy.deepcopy(stock), kv_cache="q8_0")
+    way, prompt = dict(way), ids(1, 12)
+    if way.pop("pad", False):
+        prompt = ids(2, 12)
+        mask = torch.ones_like(prompt)
+        mask[1, :5] = 0
+        way["attention_mask"] = mask
+    options = {"max_new_tokens": 15, "do_sample": False, **way}
+    expected = stock.generate(prompt, past_key_values=rounding_cache(2, ("q8_0", "q8_0")), **options)
+    assert torch.equal(model.generate(prompt, **options), expected)
+
+
+def test_a_sliding_window_that_is_packed() -> None:
+    stock = random_model(config("Gemma3TextConfig", sliding_window=12, num_hidden_layers=6))
+    stock.generation_config.eos_token_id = None
+    model = torch_foundry.patch(copy.deepcopy(stock), kv_cache={"k": "f16", "v": "q8_0"})
+    prompt, options = ids(2, 20), {"max_new_tokens": 30, "do_sample": False}
+    tokens = model.generate(prompt, **options)
+    cache = new_cache(model.config, {"k": "f16", "v": "q8_0"})
+    assert torch.equal(tokens, model.generate(prompt, past_key_values=cache, sync_every=0, **options))
+    assert torch.equal(tokens, stock.generate(prompt, **options)), "as close as that is"
+    sliding: Any = cache.layers[0]
+    assert sliding.buffers[1].dtype == torch.uint8 and sliding.buffers[0].dtype == torch.float16
+    assert sliding.buffers[0].shape[2] <= 128 + 64
+
+
+def test_another_format_from_now_on() -> None:
+    """What the last generation left is of the old format."""
+    model = random_model(config("LlamaConfig"))
+    model.generation_config.eos_token_id = None
+    prompt, options = ids(1, 10), {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    torch_foundry.patch(model)
+    for kind, dtype in ((None, F32), ("q8_0", torch.uint8), ("bf16", torch.bfloat16), ("f32", F32)):
+        torch_foundry.patch(model, kv_cache=kind)
+        model.generate(prompt, max_new_tokens=12, do_sample=False)
+        out = model.generate(prompt, **options)
+        assert out.past_key_values.layers[0].buffers[0].dtype == dtype
+
+
+def test_no_gradients_and_no_other_dtype() -> None:
+    layer = FoundryLayer(formats=("q8_0", "q8_0"))
+    k = torch.randn(1, 2, 3, 32)
+    with pytest.raises(RuntimeError, match="no gradients"):
+        layer.update(k.clone().requires_grad_(), k)
+    layer.update(k, k)
+    with pytest.raises(RuntimeError, match=r"expected torch\.float32 on cpu as before, got torch\.float16"):
+        layer.update(k.half(), k.half())
+
+
+def test_assigning_what_was_read() -> None:
+    """Code that takes keys, changes them and puts them back."""
+    layer = FoundryLayer(formats=("q8_0", "q4_0"))
+    k, v = torch.randn(2, 2, 2, 9, 64)
+    layer.update(k, v)
+    before = layer.keys, layer.values
+    layer.keys, layer.values = layer.keys[:1], layer.values[:1]  # type: ignore[index]
+    assert torch.equal(layer.keys, before[0][:1]) and torch.equal(layer.values, before[1][:1])  # type: ignore[index]
+    layer.update(k[:1], v[:1])
+    assert layer.get_seq_length() == 18

@@ -1,0 +1,54 @@
+"""What keys and values may be stored as: the model's dtype (None), another one, or packed rows (`quant.kv`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from torch_foundry.quant.kv import BITS, columns_of, pack_rows, row_bytes, unpack_rows
+
+DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NAMES = (*DENSE, *BITS)
+Formats = tuple[str | None, str | None]  # of keys and of values
+PLAIN: Formats = (None, None)
+
+
+def parse(kv_cache: str | Mapping[str, str | None] | None) -> Formats:
+    """The formats that `patch(kv_cache=...)` names: one for both, or {"k": ..., "v": ...}. Raises ValueError."""
+    given = dict(kv_cache) if isinstance(kv_cache, Mapping) else {"k": kv_cache, "v": kv_cache}
+    if not given.keys() <= {"k", "v"} or any(name is not None and name not in NAMES for name in given.values()):
+        raise ValueError(f"kv_cache={kv_cache!r}: expected one of {', '.join(NAMES)}, or a dict of k and v of these")
+    return given.get("k"), given.get("v")
+
+
+def packed(name: str | None) -> str | None:
+    """What ops call this format: None for dense ones, whose tensors say what they are."""
+    return name if name in BITS else None
+
+
+def width_of(columns: int, name: str | None, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """Last dimension and dtype of memory for heads of so many `columns` of `dtype`."""
+    if name is None:
+        return columns, dtype
+    return (columns, DENSE[name]) if name in DENSE else (row_bytes(columns, name), torch.uint8)
+
+
+def stored(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x [..., D] as it is stored."""
+    return x.to(DENSE[name]) if name in DENSE else pack_rows(x, name)
+
+
+def unstored(data: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """What is stored as [..., D] of `dtype`."""
+    return data.to(dtype) if name in DENSE else unpack_rows(data, name, dtype)
+
+
+def bytes_per_token(heads: int, head_dim: int, formats: Formats, dtype: torch.dtype) -> int:
+    """Of a layer and a sequence: keys and values together."""
+    sizes = [width_of(head_dim, name, dtype) for name in formats]
+    return sum(heads * width * kind.itemsize for width, kind in sizes)
+
+
+__all__ = ["DENSE", "NAMES", "PLAIN", "Formats", "bytes_per_token", "columns_of", "packed", "parse", "stored",
+           "unstored", "width_of"]  # fmt: skip
