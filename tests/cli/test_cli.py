@@ -137,3 +137,15 @@ def test_without_a_model_the_demo_model_answers(capsys: pytest.CaptureFixture) -
     out = capsys.readouterr().out
     assert out.count("The opposite of hot is cold.\n") == 2  # stock and patched
     assert "tokens equal: yes" in out
+
+
+def test_a_gguf_file_is_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    from tests.loaders.gguf_models import make, write
+
+    file = tmp_path / "model.gguf"
+    write(file, "qwen3", make("qwen3"))
+    assert generate(file, "--raw") == 0
+    assert "tokens equal: yes" in capsys.readouterr().out
+    file.write_bytes(file.read_bytes()[:-1])
+    assert generate(file, "--raw") == 2
+    assert "[DATA_SHORT]" in capsys.readouterr().err

@@ -3,6 +3,7 @@ of llama.cpp's converter."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,56 +226,75 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def write(
-    path: Path, name: str, model: Any, choose: Callable[[str], str] = mixed, keys: dict[str, Any] | None = None
-) -> dict[str, np.ndarray]:
-    """The file, and its tensors as they are stored."""
+Keys = dict[str, Any]  # int: u32, float: f32; a pair (method of the writer, value) for others
+Tensors = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
+
+
+def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tuple[Keys, Tensors]:
+    """The metadata and the stored tensors of the file."""
     case, settings = CASES[name], model.config
-    writer = gguf.GGUFWriter(path, case.arch)
     heads = settings.num_attention_heads
     head = getattr(settings, "head_dim", None) or settings.hidden_size // heads
-    writer.add_context_length(settings.max_position_embeddings)
-    writer.add_embedding_length(settings.hidden_size)
-    writer.add_block_count(settings.num_hidden_layers)
-    writer.add_feed_forward_length(settings.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(settings.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(settings.rms_norm_eps)
-    if head * heads != settings.hidden_size:
-        writer.add_key_length(head)
-        writer.add_value_length(head)
+    keys: Keys = {
+        "context_length": settings.max_position_embeddings,
+        "embedding_length": settings.hidden_size,
+        "block_count": settings.num_hidden_layers,
+        "feed_forward_length": settings.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": settings.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(settings.rms_norm_eps),
+        "rope.dimension_count": head,
+        "vocab_size": settings.vocab_size,
+    }
     if "rope.freq_base" not in case.keys:
-        writer.add_rope_freq_base(settings.rope_parameters["rope_theta"])
-    if "rope.dimension_count" not in case.keys:
-        writer.add_rope_dimension_count(head)
-    writer.add_vocab_size(settings.vocab_size)
-    for key, value in {**case.keys, **(keys or {})}.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-        add[type(value)](f"{case.arch}.{key}", value)
-    write_vocabulary(writer)
-    stored = {}
+        keys["rope.freq_base"] = float(settings.rope_parameters["rope_theta"])
+    if head * heads != settings.hidden_size:
+        keys |= {"attention.key_length": head, "attention.value_length": head}
+    keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
+    tensors: Tensors = {}
     for tensor, value in converted(name, model).items():
         kind = TYPES[choose(tensor) if value.ndim > 1 else "f32"]
-        stored[tensor] = gguf.quantize(value, kind)
-        writer.add_tensor(tensor, stored[tensor], raw_dtype=kind)
+        tensors[tensor] = gguf.quantize(value, kind), kind
+    return keys | vocabulary(), tensors
+
+
+def write_file(path: Path, architecture: str, keys: Keys, tensors: Tensors) -> None:
+    """A file of this content."""
+    writer = gguf.GGUFWriter(path, architecture)
+    methods = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
+    for key, value in keys.items():
+        method, value = value if isinstance(value, tuple) else (methods[type(value)], value)
+        getattr(writer, f"add_{method}")(key, value)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return stored
+    os.utime(path, (0, 0))  # a file that was written just now is read a little later
 
 
-def write_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """VOCAB tokens of a byte-level vocabulary: three control tokens and letters."""
+def write(path: Path, name: str, model: Any, choose: Callable[[str], str] = mixed) -> dict[str, np.ndarray]:
+    """The file of a case, and its tensors as they are stored."""
+    keys, tensors = contents(name, model, choose)
+    write_file(path, CASES[name].arch, keys, tensors)
+    return {tensor: data for tensor, (data, _) in tensors.items()}
+
+
+def vocabulary() -> Keys:
+    """VOCAB tokens of a byte-level vocabulary: three control tokens, letters, pairs of letters and fillers."""
     tokens = ["<pad>", "<s>", "</s>", *(chr(33 + i) for i in range(94))]
     tokens += [a + b for a in "etao" for b in "nirsh"]
     tokens += [f"<x{i}>" for i in range(VOCAB - len(tokens))]
     assert len(tokens) == VOCAB
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * (VOCAB - 3))
-    writer.add_token_merges([f"{t[0]} {t[1]}" for t in tokens[97:117]])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
+    prefix = "tokenizer.ggml."
+    return {
+        prefix + "model": "gpt2",
+        prefix + "pre": "gpt-2",
+        prefix + "tokens": tokens,
+        prefix + "token_type": [3] * 3 + [1] * (VOCAB - 3),
+        prefix + "merges": [f"{t[0]} {t[1]}" for t in tokens[97:117]],
+        prefix + "bos_token_id": 1,
+        prefix + "eos_token_id": 2,
+        prefix + "padding_token_id": 0,
+    }

@@ -18,7 +18,7 @@ class UserError(Exception):
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Options of every subcommand that runs a model."""
     parser.add_argument(
-        "--model", metavar="DIR", type=Path, help="local Hugging Face directory (default: the demo model)"
+        "--model", metavar="PATH", type=Path, help="GGUF file, or Hugging Face directory (default: the demo model)"
     )
     parser.add_argument("--prompt", default="Tell me a story about a lost kite.", help="what the model is asked")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
@@ -30,24 +30,23 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Model (in eval mode, on the device) and tokenizer of `args.model`. Raises UserError for what can't be loaded."""
     from torch_foundry.demo_model import demo_model_path
 
-    directory = args.model or demo_model_path()
-    _check_directory(directory)
+    path = args.model or demo_model_path()
+    if path.suffix != ".gguf":
+        _check_directory(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local directory needs no network, and must not wait for one
     import torch
     import transformers
+
+    from torch_foundry.load import load as load_model
 
     device = find_device(args.device)
     transformers.logging.set_verbosity_error()
     if args.model is None:
         transformers.utils.logging.disable_progress_bar()  # a blink
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, args.dtype), local_files_only=True
-        )
-        return model.to(device).eval(), tokenizer
-    except Exception as error:  # whatever a broken directory makes transformers, tokenizers or safetensors raise
-        raise UserError(f"{directory}: cannot load the model: {first_line(error)}") from error
+        return load_model(path, device=device, dtype=getattr(torch, args.dtype), patch=False)
+    except Exception as error:  # a LoadError, or whatever a broken directory makes transformers raise
+        raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
 
 
 def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
@@ -67,6 +66,8 @@ def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
+    if any(directory.glob("*.gguf")):
+        return
     config = directory / "config.json"
     if not config.is_file():
         raise UserError(f"{directory}: not a model directory (it has no config.json)")

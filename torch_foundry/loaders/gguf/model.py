@@ -65,13 +65,16 @@ class GgufModel:
         values = self.values
         hidden, heads = values["embedding_length"], values["attention.head_count"]
         kv_heads = values["attention.head_count_kv"] or heads
-        if heads % kv_heads:
-            raise self._fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
         head = values["attention.key_length"]
         if head is None:
             if hidden % heads:
                 raise self._fail("SHAPE", "attention.head_count", f"a divisor of {hidden}", heads)
             head = hidden // heads
+        queries = self.tensors.get("blk.0.attn_q.weight")
+        if queries is not None and queries.shape != (heads * head, hidden):
+            raise self._fail("SHAPE", queries.name, str([heads * head, hidden]), list(queries.shape))
+        if heads % kv_heads:
+            raise self._fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
         if (value := values["attention.value_length"]) not in (None, head):
             raise self._fail("HP_RANGE", "attention.value_length", f"{head}, as keys have", value)
         rotated = values["rope.dimension_count"] or head
