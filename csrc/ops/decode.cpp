@@ -77,8 +77,6 @@ struct Projections {
 // Rows of x that share a reading of the weights.
 int rows_together(int64_t rows) { return rows > 4 ? 8 : rows > 2 ? 4 : static_cast<int>(rows); }
 
-int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
-
 // How a run of matrices is multiplied: the variant of the kernel, and its grid.
 struct Way {
   const QuantFormat& format;
@@ -99,10 +97,10 @@ struct Way {
     while (m * choice.outputs > int(kSimdWidth)) choice.outputs /= 2;
   }
 
-  static constexpr int count = kMaxFormats * 3 * 4 * 3 * 24;
-  int index() const { // layouts: outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
-    const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
-    return (((format.index * 3 + dtype_index(dtype)) * 4 + log2(m)) * 3 + (width > 1) + (width > 8)) * 24 + layout;
+  static constexpr int count = kMaxFormats * 3 * 4 * 3 * kLinearLayouts;
+  int index() const {
+    const int kind = (format.index * 3 + dtype_index(dtype)) * 4 + std::countr_zero(unsigned(m));
+    return (kind * 3 + (width > 1) + (width > 8)) * kLinearLayouts + layout_index(choice);
   }
 
   Kernel kernel(const char* function, const char* table_type = nullptr) const {

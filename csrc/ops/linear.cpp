@@ -36,8 +36,6 @@ int route(int64_t m) {
   return i;
 }
 
-int log2(int power) { return power < 2 ? 0 : 1 + log2(power / 2); }
-
 // Values of LinearArgs::activation.
 uint32_t activation_code(Name name) {
   return name ? activation_silu + choose("activation", *name, {"silu", "gelu_tanh", "gelu"}) : activation_none;
@@ -69,11 +67,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   const int width = !aligned ? 1 : rows && in_words(w, weight) ? 16 : 8; // V of gemv.h
   const LinearChoice choice =
       rows ? linear_choice(x.device(), w.format.index, rows, w.n, w.k) : LinearChoice{1, 1, 1, 1, 1};
-  constexpr int kLayouts = 4 * 3 * 2; // outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4
-  const int layout = (log2(choice.outputs) * 3 + log2(choice.steps)) * 2 + (choice.chains > 1);
-  static PipelineTable<kMaxFormats * 3 * kRouteCount * 3 * kLayouts> table;
+  static PipelineTable<kMaxFormats * 3 * kRouteCount * 3 * kLinearLayouts> table;
   const int kind = (w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r;
-  const int variant = (kind * 3 + (width > 1) + (width > 8)) * kLayouts + layout;
+  const int variant = (kind * 3 + (width > 1) + (width > 8)) * kLinearLayouts + layout_index(choice);
   Pipeline& p = table.get(x.device(), variant, [&] {
     Kernel kernel{"linear.metal", kRoutes[r].function, {w.format.policy, metal_type(x.scalar_type())}};
     if (rows) {

@@ -22,8 +22,8 @@ def _rows(name: str, old: str, new: str, case: Case | None = None, file: str = "
     return Fault(f"linear-{name}", "linear.metal", old, new, lambda: test_accuracy(case or Case(), F32), file)
 
 
-def _tiles(name: str, old: str, new: str, case: Case | None = None) -> Fault:
-    return _rows(f"tiles-{name}", old, new, case or Case(33, 65, 96, "q8_0"))
+def _tiles(name: str, old: str, new: str, case: Case | None = None, file: str = "tiles.h") -> Fault:
+    return _rows(f"tiles-{name}", old, new, case or Case(33, 65, 96, "q8_0"), file)
 
 
 def _epilogue(name: str, old: str, new: str, case: Case) -> Fault:
@@ -41,7 +41,7 @@ def _embedding(name: str, old: str, new: str, case: EmbeddingCase) -> Fault:
 
 
 STORED = "m < args.rows && n < args.n)"
-END_OF_SLAB = "b[j], run[i][j]);\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+END_OF_SLAB = "b[j], run[i][j]);\n      }\n      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 
 def _split(name: str, old: str, new: str, check: Callable[[], None], file: str = "gemv.h", **choice: int) -> Fault:
@@ -121,7 +121,7 @@ FAULTS = [
     ),
     _tiles("slab-of-w-stale", "stage<Q, V>(w_row[i], k0 + c", "stage<Q, V>(w_row[i], (k0 & ~63u) + c"),
     _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
-    _tiles("edge-guard-off-by-one", f"{STORED} ", f"{STORED.replace('n <', 'n + 1 <')} "),
+    _tiles("edge-guard-off-by-one", f"{STORED} ", f"{STORED.replace('n <', 'n + 1 <')} ", file=""),
     _tiles("quarters-mixed-up", "sn = simdgroup % 2", "sn = simdgroup / 2", Case(33, 64, 40)),
     Fault(
         "linear-tiles-staging-rounds",
@@ -129,13 +129,15 @@ FAULTS = [
         "using type = float;",
         "using type = half;",
         lambda: test_accuracy(Case(33, 65, 96, "q8_0"), F32),
+        "tiles.h",
     ),
     Fault(
         "linear-tiles-barrier-missing-after-a-slab",
         "linear.metal",
         END_OF_SLAB,
-        END_OF_SLAB.split("\n    threadgroup")[0],
+        END_OF_SLAB.split("\n      metal::threadgroup")[0],
         lambda: test_lane_orders(33, None),
+        "tiles.h",
     ),
     _epilogue("bias-of-the-neighbour", "bias[n]", "bias[n ^ 1]", Case(3, bias=True)),
     _epilogue("residual-of-row-0-ignored", "(args.has_residual)", "(args.has_residual && m)", Case(3, residual=True)),

@@ -343,9 +343,11 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 
 
 FAULTS = [
-    _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32)),
-    _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows),
-    _fault("squares-of-row-0", "min(int(seat.lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32)),
+    _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32),
+           "normed.h"),
+    _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows, "normed.h"),
+    _fault("squares-of-row-0", "min(int(seat.lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32),
+           "normed.h"),
     _fault("squares-with-the-gain", "squares += dot<P>(v, v);", "squares += dot<P>(v, g);",
            lambda: test_linear(Case(), F32), "gemv.h"),
     _fault("row-of-the-second-matrix", "w1 + ulong(n) * args.row_blocks[1]", "w1 + ulong(n ^ 1) * args.row_blocks[1]",

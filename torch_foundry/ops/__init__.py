@@ -7,6 +7,7 @@ the argument's name and what was expected. `torch_foundry.reference` has the sam
 
 from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.modules import add_rms_norm, argmax, attention, embedding, glu, linear, rms_norm, rope_and_cache
+from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
 from torch_foundry.ops.sampling import sample, sample_count_prompt, sample_merge
 
 __all__ = [
@@ -16,6 +17,13 @@ __all__ = [
     "embedding",
     "glu",
     "linear",
+    "moe_choose",
+    "moe_combine",
+    "moe_down",
+    "moe_glu",
+    "moe_group",
+    "moe_linear",
+    "moe_route",
     "norm_glu",
     "norm_linear",
     "norm_qkv",

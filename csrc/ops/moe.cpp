@@ -1,0 +1,254 @@
+// A mixture of experts for few tokens: shaders/moe.metal.
+#include <cmath>
+
+#include "ops/experts.h"
+
+namespace foundry {
+
+namespace {
+
+at::Tensor first_of(const char* name, const at::Tensor& weight, const at::Tensor& like) {
+  check(name, weight).dim(3).last_dim_contiguous().device(like);
+  TORCH_CHECK(weight.size(0) > 0 && weight.size(0) <= moe_max_experts, name, ": expected 1 to ", moe_max_experts,
+              " experts, got ", weight.sizes());
+  return weight.select(0, 0);
+}
+
+} // namespace
+
+ExpertMatrices::ExpertMatrices(const char* name, const at::Tensor& weight, Name format, const at::Tensor& like)
+    : one(weight_matrix(name, first_of(name, weight, like), format)), experts(weight.size(0)),
+      bytes_of_one(one.n * weight.size(2) * weight.itemsize()), aligned(one.format.packed() || aligned_rows(weight)),
+      words(in_words(one, weight.select(0, 0)) && weight.stride(0) % 4 == 0) {
+  const int64_t unit = one.format.packed() ? one.format.block_bytes : 1;
+  TORCH_CHECK(weight.stride(0) % unit == 0, name, ": expected experts of whole blocks of ", unit,
+              " bytes, got strides ", weight.strides());
+  TORCH_CHECK(one.n > 0 && one.k > 0, name, ": expected at least one output and one input, got ", weight.sizes());
+  expert_blocks = weight.stride(0) / unit;
+}
+
+RoutedArgs routed_args(const at::Tensor& ids, int64_t experts) {
+  check("ids", ids).dtype({at::kInt}).dim(2).last_dim_contiguous();
+  TORCH_CHECK(ids.size(1) > 0 && ids.size(1) <= moe_max_chosen, "ids: expected 1 to ", moe_max_chosen,
+              " experts of a token, got ", ids.sizes());
+  RoutedArgs args{};
+  args.experts = static_cast<uint32_t>(experts);
+  args.chosen = static_cast<uint32_t>(ids.size(1));
+  args.ids_stride = static_cast<uint32_t>(ids.stride(0));
+  return args;
+}
+
+RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const ExpertMatrices* second) {
+  RoutedArgs args = routed_args(ids, first.experts);
+  args.expert_blocks[0] = static_cast<uint32_t>(first.expert_blocks);
+  args.expert_blocks[1] = static_cast<uint32_t>(second ? second->expert_blocks : 0);
+  return args;
+}
+
+void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs& args) {
+  check("weights", weights).dtype({at::kFloat}).device(ids).last_dim_contiguous();
+  check_same_shape("weights", weights, "ids", ids);
+  args.weights_stride = static_cast<uint32_t>(weights.stride(0));
+}
+
+namespace {
+
+uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+
+struct Norm {
+  float eps, offset;
+  Norm(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind) : eps(eps), offset(0.0f) {
+    Dim K("in_features", x.size(-1));
+    check("norm_weight", gain).like(x).shape({K}).contiguous();
+    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
+    if (choose("kind", kind, {"llama", "olmo", "gemma"}) == 2) offset = 1.0f;
+  }
+};
+
+// The variant of a kernel that multiplies one row of x at a time.
+struct Way {
+  const QuantFormat& format;
+  at::ScalarType dtype;
+  LinearChoice choice;
+  int width; // V of gemv.h
+
+  Way(const QuantFormat& format, at::ScalarType dtype, LinearChoice choice, bool aligned, bool words)
+      : format(format), dtype(dtype), choice(choice), width(!aligned ? 1
+                                                            : words  ? 16
+                                                                     : 8) {}
+
+  static constexpr int count = kMaxFormats * 3 * 3 * kLinearLayouts;
+  int index() const {
+    return ((format.index * 3 + dtype_index(dtype)) * 3 + (width > 1) + (width > 8)) * kLinearLayouts +
+           layout_index(choice);
+  }
+
+  Kernel kernel(const char* function) const {
+    Kernel k{"moe.metal", function, {format.policy, metal_type(dtype)}, {}, ""};
+    for (int n : {width, int(choice.outputs), int(choice.steps), int(choice.chains)})
+      k.arguments.push_back(std::to_string(n));
+    return k;
+  }
+
+  // A team of simdgroups for `each` of `units`; `sums`: floats of threadgroup memory that a simdgroup needs.
+  void run(Launch& launch, int64_t units, int each, int64_t rows, int sums) const {
+    const uint32_t teams = choice.simdgroups / choice.split;
+    launch.tgmem(size_t(choice.simdgroups) * sums * sizeof(float));
+    launch.run({{ceil_div(units, each * teams), u32(rows), 1}, {kSimdWidth * choice.simdgroups, 1, 1}, false});
+  }
+};
+
+ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize) {
+  TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
+  TORCH_CHECK(k > 0 && k <= experts && k <= moe_max_chosen, "k: expected 1 to ",
+              std::min<int64_t>(experts, moe_max_chosen), " experts of a token, got ", k);
+  return {u32(experts), u32(k), shared, normalize};
+}
+
+std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, const ChoiceArgs& choice) {
+  const std::vector<int64_t> shape = {tokens, choice.chosen + choice.has_shared};
+  return {at::empty(shape, x.options().dtype(at::kInt)), at::empty(shape, x.options().dtype(at::kFloat))};
+}
+
+std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& gain, double eps,
+                                             std::string_view kind, const at::Tensor& weight,
+                                             const OptionalTensor& shared, int64_t k, bool normalize) {
+  Dim K("in_features");
+  check("x", x).floating().last(K).contiguous();
+  const Norm norm(x, gain, eps, kind);
+  const WeightMatrix w = weight_matrix("weight", weight, std::nullopt);
+  check("weight", weight).device(x).last(K);
+  if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
+  RouteArgs args{};
+  args.choice = choice_args(w.n, k, shared.has_value(), normalize);
+  const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
+  auto [ids, weights] = chosen(x, tokens, args.choice);
+  if (tokens == 0) return {ids, weights};
+
+  const bool aligned = K % chunk == 0 && aligned_rows(x) && aligned_rows(gain) && aligned_rows(weight) &&
+                       (!shared || aligned_rows(*shared));
+  LinearChoice choice = norm_linear_choice(x.device(), w.format.index, 1, rows, K);
+  while (choice.outputs > 1 && rows < choice.outputs * moe_route_simdgroups) choice.outputs /= 2;
+  choice.split = 1;
+  choice.simdgroups = std::min(moe_route_simdgroups, ceil_div(rows, choice.outputs));
+  const Way way(w.format, x.scalar_type(), choice, aligned, false);
+  args.normed.rows = u32(tokens);
+  args.normed.k = u32(K);
+  args.normed.n[0] = u32(w.n);
+  args.normed.n[1] = shared.has_value();
+  args.normed.row_blocks[0] = u32(w.row_blocks);
+  args.normed.split = 1;
+  args.normed.eps = norm.eps;
+  args.normed.offset = norm.offset;
+  static PipelineTable<Way::count> table;
+  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("moe_route"); }));
+  launch.in(x).in(gain).in(weight).in(shared ? *shared : weight).out(ids).out(weights).args(args);
+  launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, kSimdWidth * choice.simdgroups));
+  return {ids, weights};
+}
+
+std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
+                                              bool normalize) {
+  Dim T("tokens"), E("experts");
+  check("logits", logits).floating().shape({T, E}).contiguous();
+  if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
+  const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize);
+  auto [ids, weights] = chosen(logits, T, args);
+  if (T == 0) return {ids, weights};
+  static PipelineTable<3> table;
+  Launch launch(table.get(logits.device(), dtype_index(logits.scalar_type()), [&] {
+    return Kernel{"moe.metal", "moe_choose", {metal_type(logits.scalar_type())}, {}, ""};
+  }));
+  launch.in(logits).in(shared ? *shared : logits).out(ids).out(weights).args(args).run(per_row(T, kSimdWidth));
+  return {ids, weights};
+}
+
+at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, std::string_view kind,
+                   const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, Name format,
+                   std::string_view activation) {
+  const ExpertMatrices g("gate", gate, format, x), u("up", up, format, x);
+  TORCH_CHECK(g.experts == u.experts && g.one.n == u.one.n && g.one.k == u.one.k && &g.one.format == &u.one.format,
+              "up: expected the shape and format of gate, ", gate.sizes(), ", got ", up.sizes());
+  Dim T("tokens"), K("in_features", g.one.k);
+  check("x", x).floating().shape({T, K}).contiguous();
+  const std::optional<Norm> norm = gain ? std::optional<Norm>(Norm(x, *gain, eps, kind)) : std::nullopt;
+  MoeGluArgs args{};
+  args.routed = routed_args(ids, g, &u);
+  check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
+  args.activation = activation_silu + choose("activation", activation, {"silu", "gelu_tanh", "gelu"});
+  const int64_t pairs = T * args.routed.chosen, n = g.one.n;
+  check_output_size(pairs, n);
+  at::Tensor y = at::empty({T, int64_t(args.routed.chosen), n}, x.options());
+  if (y.numel() == 0) return y;
+
+  const bool aligned = K % chunk == 0 && aligned_rows(x) && (!gain || aligned_rows(*gain)) && g.aligned && u.aligned;
+  LinearChoice choice = norm_linear_choice(x.device(), g.one.format.index, 1, 2 * n, K);
+  if (choice.outputs < 2) choice.outputs = 2;
+  const Way way(g.one.format, x.scalar_type(), choice, aligned, g.words && u.words);
+  args.normed.rows = u32(T);
+  args.normed.k = u32(K);
+  args.normed.n[0] = u32(n);
+  args.normed.row_blocks[0] = u32(g.one.row_blocks);
+  args.normed.row_blocks[1] = u32(u.one.row_blocks);
+  args.normed.split = choice.split;
+  args.normed.eps = norm ? norm->eps : 0.0f;
+  args.normed.offset = norm ? norm->offset : 0.0f;
+  static PipelineTable<2 * Way::count> table;
+  Launch launch(table.get(x.device(), way.index() * 2 + norm.has_value(), [&] {
+    Kernel kernel = way.kernel("moe_glu");
+    kernel.arguments.emplace_back(norm ? "true" : "false");
+    return kernel;
+  }));
+  launch.in(x).in(gain ? *gain : x).in(ids).in(gate).in(up).out(y).args(args);
+  launch.moves(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
+               (gain ? gain->nbytes() : 0) + ids.nbytes());
+  way.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
+  return y;
+}
+
+at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights, const at::Tensor& weight,
+                    Name format, const OptionalTensor& residual, double scale) {
+  const ExpertMatrices w("weight", weight, format, x);
+  MoeDownArgs args{};
+  args.routed = routed_args(ids, w);
+  check_weights(weights, ids, args.routed);
+  Dim T("tokens", ids.size(0)), K("in_features", w.one.k), N("out_features", w.one.n);
+  check("x", x).floating().device(ids).shape({T, int64_t(args.routed.chosen), K}).contiguous();
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
+  check_output_size(T, N);
+  at::Tensor y = at::empty({T, w.one.n}, x.options());
+  if (y.numel() == 0) return y;
+
+  const LinearChoice choice = linear_choice(x.device(), w.one.format.index, 1, N, K);
+  const Way way(w.one.format, x.scalar_type(), choice, K % chunk == 0 && aligned_rows(x) && w.aligned, w.words);
+  args.n = u32(N);
+  args.k = u32(K);
+  args.row_blocks = u32(w.one.row_blocks);
+  args.split = choice.split;
+  args.has_residual = residual.has_value();
+  args.scale = static_cast<float>(scale);
+  static PipelineTable<Way::count> table;
+  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("moe_down"); }));
+  launch.in(x).in(ids).in(weights).in(weight).in(residual ? *residual : x).out(y).args(args);
+  launch.moves(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
+               (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
+  way.run(launch, N, choice.outputs, T, choice.outputs);
+  return y;
+}
+
+} // namespace
+
+FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
+           "bool normalize) -> (Tensor, Tensor)",
+           "moe_route", moe_route)
+FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize) -> (Tensor, Tensor)", "moe_choose",
+           moe_choose)
+FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor gate, Tensor up, "
+           "str? format, str activation) -> Tensor",
+           "moe_glu", moe_glu)
+FOUNDRY_OP("moe_down(Tensor x, Tensor ids, Tensor weights, Tensor weight, str? format=None, Tensor? residual=None, "
+           "float scale=1.0) -> Tensor",
+           "moe_down", moe_down)
+
+} // namespace foundry

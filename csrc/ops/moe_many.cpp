@@ -1,0 +1,91 @@
+// A mixture of experts for many tokens: shaders/moe_many.metal.
+#include <cmath>
+
+#include "ops/experts.h"
+
+namespace foundry {
+namespace {
+
+uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+
+std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t experts) {
+  TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
+  MoeGroupArgs args{};
+  args.routed = routed_args(ids, experts);
+  const int64_t pairs = ids.numel(), tiles = pairs / linear_bm + std::min(experts, pairs);
+  args.pairs = u32(pairs);
+  args.tiles = u32(tiles);
+  at::Tensor order = at::empty({pairs}, ids.options());
+  at::Tensor table = at::empty({tiles, int64_t(moe_tile_fields)}, ids.options());
+  if (pairs == 0) return {order, table};
+  const uint32_t threads = ceil_div(experts, kSimdWidth) * kSimdWidth;
+  static PipelineTable<1> pipelines;
+  Launch launch(pipelines.get(ids.device(), 0, [] { return Kernel{"moe_many.metal", "moe_group", {}, {}, ""}; }));
+  launch.in(ids).out(order).out(table).args(args);
+  launch.tgmem(threads * sizeof(int)).tgmem(threads * sizeof(int)).run(per_row(1, threads));
+  return {order, table};
+}
+
+at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Tensor& table, const at::Tensor& weight,
+                      Name format) {
+  const ExpertMatrices w("weight", weight, format, x);
+  Dim R("rows"), K("in_features", w.one.k), P("pairs"), tiles("tiles");
+  check("x", x).floating().shape({R, K}).contiguous();
+  check("order", order).dtype({at::kInt}).device(x).shape({P}).contiguous();
+  check("tiles", table).dtype({at::kInt}).device(x).shape({tiles, int64_t(moe_tile_fields)}).contiguous();
+  TORCH_CHECK(P == 0 || (R > 0 && P % R == 0), "order: expected a multiple of ", R.value(), " pairs, got ", P.value());
+  check_output_size(P, w.one.n);
+  at::Tensor y = at::empty({P, w.one.n}, x.options());
+  if (y.numel() == 0) return y;
+  MoeLinearArgs args{};
+  args.routed.experts = u32(w.experts);
+  args.routed.expert_blocks[0] = u32(w.expert_blocks);
+  args.n = u32(w.one.n);
+  args.k = u32(K);
+  args.row_blocks = u32(w.one.row_blocks);
+  args.per_row = u32(P / R);
+  const bool aligned = K % chunk == 0 && aligned_rows(x) && w.aligned;
+  static PipelineTable<kMaxFormats * 3 * 2> pipelines;
+  const int variant = (w.one.format.index * 3 + dtype_index(x.scalar_type())) * 2 + aligned;
+  Launch launch(pipelines.get(x.device(), variant, [&] {
+    const char* type = metal_type(x.scalar_type());
+    return Kernel{"moe_many.metal", "moe_linear", {w.one.format.policy, type, aligned ? "8" : "1"}, {}, ""};
+  }));
+  launch.in(x).in(order).in(table).in(weight).out(y).args(args);
+  launch.moves(experts_read(w.experts, P) * w.bytes_of_one + x.nbytes() + y.nbytes() + order.nbytes());
+  launch.run({{ceil_div(w.one.n, linear_bn), u32(tiles), 1}, {linear_tile_threads, 1, 1}, false});
+  return y;
+}
+
+at::Tensor moe_combine(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights, int64_t experts,
+                       const OptionalTensor& residual, double scale) {
+  MoeCombineArgs args{};
+  args.routed = routed_args(ids, experts);
+  check_weights(weights, ids, args.routed);
+  Dim T("tokens", ids.size(0)), N("features");
+  check("x", x).floating().device(ids).shape({ids.numel(), N}).contiguous();
+  if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  at::Tensor y = at::empty({T.value(), N.value()}, x.options());
+  if (y.numel() == 0) return y;
+  args.n = u32(N);
+  args.has_residual = residual.has_value();
+  args.scale = static_cast<float>(scale);
+  static PipelineTable<3> pipelines;
+  Launch launch(pipelines.get(x.device(), dtype_index(x.scalar_type()), [&] {
+    return Kernel{"moe_many.metal", "moe_combine", {metal_type(x.scalar_type())}, {}, ""};
+  }));
+  launch.in(x).in(ids).in(weights).in(residual ? *residual : x).out(y).args(args).run(per_element(y.numel()));
+  return y;
+}
+
+} // namespace
+
+FOUNDRY_OP("moe_group(Tensor ids, int experts) -> (Tensor, Tensor)", "moe_group", moe_group)
+FOUNDRY_OP("moe_linear(Tensor x, Tensor order, Tensor tiles, Tensor weight, str? format=None) -> Tensor", "moe_linear",
+           moe_linear)
+FOUNDRY_OP("moe_combine(Tensor x, Tensor ids, Tensor weights, int experts, Tensor? residual=None, float scale=1.0) -> "
+           "Tensor",
+           "moe_combine", moe_combine)
+
+} // namespace foundry

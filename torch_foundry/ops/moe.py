@@ -1,0 +1,189 @@
+"""Mixtures of experts: which experts a token goes to, and those experts' products.
+
+Few tokens: `moe_route`, `moe_glu`, `moe_down`, a launch each. Many: `moe_choose`, `moe_group`, `moe_linear` and
+`moe_combine`, which read an expert's weights once for some 32 tokens. Nothing waits for the device.
+
+ids: int32 [T, k], which experts a token goes to; what is no expert's number adds nothing. A pair is a token and one of
+its experts: pair t * k + j.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
+from torch_foundry.ops.fake import fake as _fake
+
+_ops = torch.ops.torch_foundry
+TILE = 32  # pairs in a tile of moe_linear
+
+
+def moe_route(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    k: int,
+    *,
+    kind: str = "llama",
+    normalize: bool = True,
+    shared: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`moe_choose` of the logits `linear(rms_norm(x), weight)`, with nothing rounded between, in one launch.
+
+    x: [..., H], T rows, contiguous. norm_weight, eps, kind: as in `norm_linear`. weight: the router's, dense [E, H];
+    shared: [1, H] of its dtype. Meant for few rows: the router's weights are read for each.
+    """
+    ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize)
+    return ids, weights
+
+
+@_fake("moe_route")
+def _(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    kind: str,
+    weight: Tensor,
+    shared: Tensor | None,
+    k: int,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    return _chosen(x, x.numel() // weight.shape[1], k, shared)
+
+
+def moe_choose(
+    logits: Tensor, k: int, *, normalize: bool = True, shared: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k experts of the largest probability, the softmax over all of a token's logits in float32.
+
+    logits: [T, E], E up to 1024, k up to 32. The largest comes first; among equals the lowest number does (torch.topk
+    leaves that open). normalize: weights are divided by their sum. shared: [T, 1], the logit of an expert that all
+    tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
+    Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
+    """
+    ids, weights = _ops.moe_choose.default(logits, shared, k, normalize)
+    return ids, weights
+
+
+@_fake("moe_choose")
+def _(logits: Tensor, shared: Tensor | None, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    return _chosen(logits, logits.shape[0], k, shared)
+
+
+def _chosen(x: Tensor, tokens: int, k: int, shared: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (tokens, k + (shared is not None))
+    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
+
+
+def moe_glu(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "llama",
+    format: str | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    """`act(h gate^T) * (h up^T)` with the matrices of each token's experts, in one launch.
+
+    x: [T, H], contiguous. h is x, or rms_norm(x) with norm_weight, as in `norm_glu`. gate, up: [E, I, H], dense of any
+    dtype or packed rows of `format`; experts and rows may be strided. A token's result is the same bits whatever
+    tokens come with it. Returns [T, k, I].
+    """
+    return _ops.moe_glu.default(x, norm_weight, eps, kind, ids, gate, up, format, activation)
+
+
+@_fake("moe_glu")
+def _(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    kind: str,
+    ids: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    format: str | None,
+    activation: str,
+) -> Tensor:
+    return x.new_empty((*ids.shape, gate.shape[1]))
+
+
+def moe_down(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """`residual + scale * sum over j of weights[:, j] * (x[:, j] W^T)` with W of expert ids[:, j], in one launch.
+
+    x: [T, k, K]. weights: float32 [T, k]; ids and weights may be strided rows. weight: [E, N, K], as in `moe_glu`.
+    residual: [T, N]. Sums in float32, in the order of the pairs, rounded once. A token's result is the same bits
+    whatever tokens come with it. Returns [T, N].
+    """
+    return _ops.moe_down.default(x, ids, weights, weight, format, residual, scale)
+
+
+@_fake("moe_down")
+def _(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    weight: Tensor,
+    format: str | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+def moe_group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """The pairs sorted by expert, in their order, and the tiles that each expert's are cut into.
+
+    Returns int32 order [pairs] (as many are written as there are pairs of an expert) and tiles [n, 3]: expert, first
+    place in order, number of pairs; rows of zeros follow the last tile.
+    """
+    order, tiles = _ops.moe_group.default(ids, experts)
+    return order, tiles
+
+
+@_fake("moe_group")
+def _(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    pairs = ids.numel()
+    return ids.new_empty((pairs,)), ids.new_empty((pairs // TILE + torch.sym_min(pairs, experts), 3))
+
+
+def moe_linear(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, format: str | None = None) -> Tensor:
+    """`x[pair // (pairs / R)] W^T` with W of the pair's expert, for pairs as `moe_group` gives them.
+
+    x: [R, K]: a row for each token, or for each pair. weight: [E, N, K], as in `moe_glu`. Returns [pairs, N], in the
+    order of ids; what no expert was asked for isn't written.
+    """
+    return _ops.moe_linear.default(x, order, tiles, weight, format)
+
+
+@_fake("moe_linear")
+def _(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, format: str | None = None) -> Tensor:
+    return x.new_empty((order.shape[0], weight.shape[1]))
+
+
+def moe_combine(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: int, *, residual: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """`residual + scale * sum over j of weights[:, j] * x[pair of j]`: x [pairs, N], all else as in `moe_down`."""
+    return _ops.moe_combine.default(x, ids, weights, experts, residual, scale)
+
+
+@_fake("moe_combine")
+def _(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: int, residual: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    return x.new_empty((ids.shape[0], x.shape[1]))
