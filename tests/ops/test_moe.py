@@ -65,7 +65,7 @@ def test_choice(experts: int, k: int, normalize: bool, dtype: torch.dtype) -> No
 def test_choice_among_equals_and_extremes() -> None:
     inf, nan = float("inf"), float("nan")
     rows = [
-        [0.0, -0.0, 0.0, 1.0, 1.0, 0.0],  # the lowest numbers first; -0 is 0
+        [-0.0, 0.0, 0.0, 1.0, 1.0, 0.0],  # the lowest numbers first; -0 is 0
         [-inf, -inf, -inf, -inf, 2.0, -inf],
         [3e38, -3e38, 3e38, 1.0, 0.0, -1.0],
         [nan, 1.0, 2.0, nan, 0.0, -1.0],
@@ -77,7 +77,9 @@ def test_choice_among_equals_and_extremes() -> None:
     torch.testing.assert_close(weights[0], torch.tensor([1.0, 1.0, 1 / torch.e]) / (2 + 1 / torch.e))
 
 
-def route_inputs(tokens: int, experts: int, hidden: int, dtype: torch.dtype, shared: bool, kind: str = "llama") -> Given:
+def route_inputs(
+    tokens: int, experts: int, hidden: int, dtype: torch.dtype, shared: bool, kind: str = "llama"
+) -> Given:
     g = kit.generator(tokens, experts, hidden)
     return {
         "x": kit.normal(g, tokens, hidden, dtype=dtype, scale=3.0),
@@ -284,7 +286,9 @@ def test_lane_orders() -> None:
 # ---------------------------------------------------------------------------------------------------------- many tokens
 
 
-@pytest.mark.parametrize("tokens, experts, k", [(1, 1, 1), (1, 6, 2), (100, 3, 2), (64, 1, 1), (9, 100, 8), (70, 33, 4)])
+@pytest.mark.parametrize(
+    "tokens, experts, k", [(1, 1, 1), (1, 6, 2), (100, 3, 2), (64, 1, 1), (9, 100, 8), (70, 33, 4)]
+)
 def test_group(tokens: int, experts: int, k: int) -> None:
     ids = experts_of(Case(tokens=tokens, experts=experts, k=k), kit.generator(tokens, experts))
     order, tiles = ops.moe_group(ids, experts)
@@ -302,9 +306,7 @@ def many(given: Given) -> Tensor:
     experts, (tokens, k, inner) = given["weight"].shape[0], given["x"].shape
     order, tiles = ops.moe_group(given["ids"], experts)
     y = ops.moe_linear(given["x"].view(tokens * k, inner), order, tiles, given["weight"], format=given["format"])
-    return ops.moe_combine(
-        y, given["ids"], given["weights"], experts, residual=given["residual"], scale=given["scale"]
-    )
+    return ops.moe_combine(y, given["ids"], given["weights"], experts, residual=given["residual"], scale=given["scale"])
 
 
 def check_many(given: Given) -> None:
@@ -428,7 +430,8 @@ FAULTS = [
             "mass += e < 32 ? metal::exp(logits.at(e) - largest) : 0.0f", lambda: test_choice(33, 3, False, F32)),
     _choice("shared-not-through-the-sigmoid", "metal::exp(-shared)", "metal::exp(shared)",
             lambda: test_choice(8, 2, True, F32)),
-    _fault("second-round-of-experts", "first + simdgroup * N;", "simdgroup * N;", lambda: test_route(1, 1000, 64, 8, F16, False)),
+    _fault("second-round-of-experts", "first + simdgroup * N;", "simdgroup * N;",
+           lambda: test_route(1, 1000, 64, 8, F16, False)),
     _fault("shared-row-as-an-expert", ": shared;", ": weight;", lambda: test_route(3, 60, 264, 4, F16, True)),
     _fault("barrier-before-the-choice", "  threadgroup_barrier(mem_flags::mem_threadgroup);\n", "", test_lane_orders),
     _fault("expert-of-the-first-choice", "r.ids_stride + pair % r.chosen]", "r.ids_stride]",
@@ -445,7 +448,7 @@ FAULTS = [
            lambda: test_down(*CASES[1])),
     _fault("ids-without-a-stride", "ids[token * r.ids_stride + j]", "ids[token * r.chosen + j]",
            test_ids_and_weights_may_be_columns_of_more),
-    _fault("last-expert-dropped", "j < r.chosen; ++j) {\n    const int id", "j + 1 < r.chosen; ++j) {\n    const int id",
+    _fault("last-expert-dropped", "j < r.chosen; ++j) {\n    const", "j + 1 < r.chosen; ++j) {\n    const",
            lambda: test_down(*CASES[0])),
     _fault("residual-scaled", "fma(args.scale, sum, float(residual[at]))", "args.scale * (sum + float(residual[at]))",
            lambda: test_down(Case(scale=-0.4, tokens=2), F32)),
@@ -460,7 +463,7 @@ FAULTS = [
     _many("row-of-the-first-choice", "x + ulong(pair / args.per_row)", "x + ulong(pair / 2 * 2 / args.per_row)"),
     _many("empty-tiles-not-marked", "tile < args.tiles; ++tile)", "tile + 1 < args.tiles; ++tile)",
           lambda: test_group(9, 100, 8)),
-    _many("combined-without-weights", "sum = fma(weights[token * r.weights_stride + j], float", "sum = fma(1.0f, float"),
+    _many("combined-without-weights", "fma(weights[token * r.weights_stride + j], float", "fma(1.0f, float"),
     _many("ids-of-no-expert-combined", "if (uint(ids[token * r.ids_stride + j]) < r.experts)", "",
           test_ids_of_no_expert_add_nothing),
 ]  # fmt: skip

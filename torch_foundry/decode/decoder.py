@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import StepTape
@@ -17,7 +16,7 @@ from torch_foundry.patch.state import Blocked
 LONGEST = 8  # tokens of a row in a step
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
-OFF = frozenset({"output_attentions", "output_hidden_states"})
+OFF = frozenset({"output_attentions", "output_hidden_states", "output_router_logits"})
 ON = frozenset({"use_cache", "return_dict", "is_causal"})
 MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
@@ -44,7 +43,7 @@ class DecoderMixin(ModelMixin):
             plan.eager[str(blocked)] += 1
             return super().__call__(*args, **kwargs)
         # the tape's own memory has the next token's values before long
-        return BaseModelOutputWithPast(last_hidden_state=hidden.clone(), past_key_values=cache)
+        return plan.decoder.output(last_hidden_state=hidden.clone(), past_key_values=cache)
 
     def decoder_plan(self) -> DecoderPlan:
         """The plan; a copy of a model makes its own."""
@@ -65,7 +64,7 @@ def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
         raise Blocked("use_cache is off")
     if settings.get("use_bidirectional_attention"):
         raise Blocked("attention is not causal")
-    if settings.get("output_hidden_states") or settings.get("_output_attentions"):
+    if any(map(settings.get, ("output_hidden_states", "_output_attentions", "output_router_logits"))):
         raise Blocked("outputs of layers are asked for")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
 
 from torch_foundry.patch.families import class_key
 from torch_foundry.patch.swap import base_class
@@ -17,6 +18,7 @@ class Decoder:
     """Ids to the last norm: `embed_tokens`, `layers`, `norm`, with positions by `rotary_emb`."""
 
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ DECODERS: dict[str, Decoder] = {
     "granite.modeling_granite.GraniteModel": Decoder(multiplier="embedding_multiplier"),
     "olmo2.modeling_olmo2.Olmo2Model": Decoder(),
     "smollm3.modeling_smollm3.SmolLM3Model": Decoder(),
+    "mixtral.modeling_mixtral.MixtralModel": Decoder(output=MoeModelOutputWithPast),
+    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeModel": Decoder(output=MoeModelOutputWithPast),
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeModel": Decoder(output=MoeModelOutputWithPast),
 }
 
 HEADS: dict[str, Head] = {
@@ -53,6 +58,9 @@ HEADS: dict[str, Head] = {
     "granite.modeling_granite.GraniteForCausalLM": Head(divisor="logits_scaling"),
     "olmo2.modeling_olmo2.Olmo2ForCausalLM": Head(),
     "smollm3.modeling_smollm3.SmolLM3ForCausalLM": Head(),
+    "mixtral.modeling_mixtral.MixtralForCausalLM": Head(),
+    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeForCausalLM": Head(),
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeForCausalLM": Head(),
 }
 
 

@@ -66,7 +66,8 @@ class DecoderPlan(ModelPlan):
         scale = module.embed_tokens._buffers.get("embed_scale")
         version = None if scale is None else (id(scale), 0 if scale.is_inference() else scale._version)
         multiplier = self.decoder.multiplier
-        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version
+        routing = [plan.experts.facts() for plan in self.layers if plan.experts is not None]
+        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version, routing
 
     def forget(self) -> None:
         """Let go of tapes, and of the tensors that they read."""

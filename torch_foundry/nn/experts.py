@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_foundry import quant
-from torch_foundry.nn.linear import _PackedMatmul
+from torch_foundry import ops, quant
+from torch_foundry.nn.activations import activation_of
+from torch_foundry.nn.linear import FEW, _PackedMatmul, linear_of_many
+from torch_foundry.nn.packing import KERNEL_DTYPES
 
 _DENSE = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 NAMES = ("gate_proj", "up_proj", "down_proj")
+MANY_EACH = 128  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Experts' matrices as kernels take them: gate, up [E, inner, ..], down [E, hidden, ..]; formats: None if dense."""
+
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    formats: tuple[str | None, ...]
+    activation: str
+
+    def few(self, tokens: int) -> bool:
+        """Whether reading the weights anew for each token is the better way, and there are kernels for it."""
+        return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype and tokens <= FEW
+
+    def of_few(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        **norm: Any,
+    ) -> torch.Tensor:
+        """residual + scale * the weighted sum of the experts' outputs for x [T, hidden], or for its norm."""
+        gate_format, _, down_format = self.formats
+        h = ops.moe_glu(x, ids, self.gate, self.up, format=gate_format, activation=self.activation, **norm)
+        return ops.moe_down(h, ids, weights, self.down, format=down_format, residual=residual, scale=scale)
+
+    def of_many(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        """The same, reading an expert's weights once for some 32 tokens."""
+        experts = self.gate.shape[0]
+        order, tiles = ops.moe_group(ids, experts)
+
+        def product(x: torch.Tensor, weight: torch.Tensor, index: int) -> torch.Tensor:
+            return ops.moe_linear(x, order, tiles, weight, format=self.formats[index])
+
+        inner = ops.glu(product(x, self.gate, 0), product(x, self.up, 1), self.activation)
+        y = product(inner, self.down, 2)
+        return ops.moe_combine(y, ids, weights, experts, residual=residual, scale=scale)
 
 
 class FoundryExperts(nn.Module):
@@ -98,21 +150,45 @@ class FoundryExperts(nn.Module):
         hidden_states: [T, hidden]. top_k_index: integers [T, k]; those outside of the experts add nothing.
         top_k_weights: [T, k].
         """
-        result = torch.zeros_like(hidden_states)
-        for expert in torch.unique(top_k_index).tolist():
+        x, known = hidden_states, activation_of(self.act_fn)
+        if (
+            torch.compiler.is_compiling()
+            or known is None
+            or x.dtype not in KERNEL_DTYPES
+            or not x.numel()
+            or (torch.is_grad_enabled() and (x.requires_grad or top_k_weights.requires_grad))
+            or top_k_index.numel() >= MANY_EACH * self.num_experts
+        ):
+            return self._one_by_one(x, top_k_index, top_k_weights)
+        weights, x = self.weights(known), x.contiguous()
+        routed = top_k_index.to(torch.int32), top_k_weights.float()
+        return weights.of_few(x, *routed) if weights.few(len(x)) else weights.of_many(x, *routed)
+
+    def weights(self, activation: str) -> Weights:
+        """For kernels."""
+        formats = tuple(fmt for _, fmt in self._stored())
+        return Weights(self.gate_proj, self.up_proj, self.down_proj, formats, activation)
+
+    def _one_by_one(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Each expert's tokens through torch's own matrix product; waits for the device to say which those are."""
+        result = torch.zeros_like(x)
+        for expert in torch.unique(index).tolist():
             if 0 <= expert < self.num_experts:
-                token, place = torch.where(top_k_index == expert)
-                x = hidden_states[token]
-                inner = self.act_fn(self._product("gate_proj", expert, x)) * self._product("up_proj", expert, x)
-                y = self._product("down_proj", expert, inner) * top_k_weights[token, place, None]
+                token, place = torch.where(index == expert)
+                h = x[token]
+                inner = self.act_fn(self._product("gate_proj", expert, h)) * self._product("up_proj", expert, h)
+                y = self._product("down_proj", expert, inner) * weights[token, place, None]
                 result = result.index_add(0, token, y.to(result.dtype))
         return result
 
     def _product(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _PackedMatmul.apply(
-            x, getattr(self, name)[expert], None, self._format(name), self._shape(name)[1]
-        )
-        return y
+        weight, fmt = getattr(self, name)[expert], self._format(name)
+        grad = torch.is_grad_enabled() and x.requires_grad
+        if grad or x.dtype not in KERNEL_DTYPES or torch.compiler.is_compiling():
+            y: torch.Tensor = _PackedMatmul.apply(x, weight, None, fmt, self._shape(name)[1])
+            return y
+        return linear_of_many(x, weight.to(x.dtype) if weight.is_floating_point() else weight,
+                              None if weight.is_floating_point() else fmt, None)  # fmt: skip
 
     def _stored(self) -> list[tuple[str, str | None]]:
         return list(zip(NAMES, self._packed_as, strict=True))

@@ -38,6 +38,32 @@ POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforwar
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A block of routed experts: `gate`, a router with `weight` and `top_k`, and `experts`."""
+
+    block: str  # its class
+    experts: str  # class of `experts`: gate_up_proj [E, 2 * inner, hidden], down_proj [E, hidden, inner], act_fn
+    normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
+    shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+
+
+MIXTRAL = Experts(
+    block="mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+    experts="mixtral.modeling_mixtral.MixtralExperts",
+    normalized=True,
+)
+QWEN2_MOE = Experts(
+    block="qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+    experts="qwen2_moe.modeling_qwen2_moe.Qwen2MoeExperts",
+    shared=True,
+)
+QWEN3_MOE = Experts(
+    block="qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+    experts="qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts",
+)
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture's decoder layer."""
 
@@ -48,6 +74,7 @@ class Family:
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
+    experts: Experts | None = None  # what `mlp` is in layers that have experts
 
 
 FAMILIES: dict[str, Family] = {
@@ -69,7 +96,11 @@ FAMILIES: dict[str, Family] = {
     "granite.modeling_granite.GraniteDecoderLayer": Family(residual_multiplier=True),
     "olmo2.modeling_olmo2.Olmo2DecoderLayer": Family(norms=POST, norm_kind="olmo", qk_norm="full"),
     "smollm3.modeling_smollm3.SmolLM3DecoderLayer": Family(window="attention"),
+    "mixtral.modeling_mixtral.MixtralDecoderLayer": Family(window="config", experts=MIXTRAL),
+    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeDecoderLayer": Family(window="attention", experts=QWEN2_MOE),
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeDecoderLayer": Family(qk_norm="head", window="config", experts=QWEN3_MOE),
 }
+EXPERTS = frozenset(family.experts.experts for family in FAMILIES.values() if family.experts)
 
 NORMS: dict[str, str] = {  # class -> kind
     "llama.modeling_llama.LlamaRMSNorm": "llama",
@@ -79,6 +110,9 @@ NORMS: dict[str, str] = {  # class -> kind
     "phi3.modeling_phi3.Phi3RMSNorm": "llama",
     "granite.modeling_granite.GraniteRMSNorm": "llama",
     "smollm3.modeling_smollm3.SmolLM3RMSNorm": "llama",
+    "mixtral.modeling_mixtral.MixtralRMSNorm": "llama",
+    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeRMSNorm": "llama",
+    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeRMSNorm": "llama",
     "olmo2.modeling_olmo2.Olmo2RMSNorm": "olmo",
     "gemma.modeling_gemma.GemmaRMSNorm": "gemma",
     "gemma2.modeling_gemma2.Gemma2RMSNorm": "gemma",
@@ -93,23 +127,6 @@ SCALED_EMBEDDINGS = frozenset(
         "gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",
     }
 )
-
-EXPERTS = (
-    frozenset(  # gate_up_proj [experts, 2 * intermediate, hidden], down_proj [experts, hidden, intermediate], act_fn
-        {
-            "mixtral.modeling_mixtral.MixtralExperts",
-            "qwen2_moe.modeling_qwen2_moe.Qwen2MoeExperts",
-            "qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts",
-        }
-    )
-)
-
-ACTIVATIONS: dict[str, str] = {  # class -> name in ops.glu
-    "torch.nn.modules.activation.SiLU": "silu",
-    "transformers.activations.SiLUActivation": "silu",
-    "transformers.activations.GELUTanh": "gelu_tanh",
-    "transformers.activations.GELUActivation": "gelu",
-}
 
 
 def class_key(cls: type) -> str:

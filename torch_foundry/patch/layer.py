@@ -14,6 +14,7 @@ from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
 from torch_foundry.patch.memory import Described, explain, is_out_of_memory
+from torch_foundry.patch.moe import ExpertBlock
 from torch_foundry.patch.spec import Unsupported, build_spec
 from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
@@ -24,7 +25,15 @@ Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims
 USED = frozenset({"attention_mask", "past_key_values", "position_embeddings"})
 # what callers pass down without meaning for the result of a layer
 IGNORED = frozenset(
-    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "tokenizer"}
+    {
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "tokenizer",
+    }
 )
 KNOWN = USED | IGNORED
 
@@ -33,8 +42,8 @@ class LayerPlan(Plan):
     """A decoder layer's spec, its weights by role, and what it watches."""
 
     __slots__ = (
-        "config", "down", "gate_up", "o", "parameters", "post_attn", "post_ffn", "pre_attn", "pre_ffn", "qk_norm",
-        "qkv", "spec", "watch", "widths",
+        "config", "down", "experts", "gate_up", "o", "parameters", "post_attn", "post_ffn", "pre_attn", "pre_ffn",
+        "qk_norm", "qkv", "spec", "watch", "widths",
     )  # fmt: skip
 
     def __init__(self, layer: nn.Module, state: ModelState) -> None:
@@ -56,8 +65,14 @@ class LayerPlan(Plan):
         self.pre_ffn, self.post_ffn = norm(roles.pre_ffn), norm(roles.post_ffn)
         self.qk_norm = None if spec.family.qk_norm == "none" else (Norm(attn.q_norm), Norm(attn.k_norm))
         self.qkv = linears(attn, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
-        self.gate_up = linears(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two
-        self.o, self.down = Linear(attn.o_proj), Linear(mlp.down_proj)
+        self.o = Linear(attn.o_proj)
+        self.experts: ExpertBlock | None = None
+        if spec.experts:
+            assert spec.family.experts is not None
+            self.experts = ExpertBlock(mlp, spec.family.experts, spec.activation)
+        else:
+            self.gate_up = linears(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two
+            self.down = Linear(mlp.down_proj)
         self.widths = [heads * spec.head_dim for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
         self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
 
@@ -153,6 +168,9 @@ def run(
     x = x.contiguous()
     h = attend(plan, x if plan.pre_attn is None else plan.pre_attn(x), mask, rotary, slot)
     x = project(plan.o.of_many, h, x, plan.post_attn, spec.residual_scale)
+    if plan.experts is not None:
+        assert plan.pre_ffn is not None
+        return plan.experts(x, plan.pre_ffn, spec.residual_scale)
     h = x if plan.pre_ffn is None else plan.pre_ffn(x)
     gate_up = [linear.of_many(h) for linear in plan.gate_up]
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
@@ -163,7 +181,7 @@ def tensors(plan: LayerPlan, x: torch.Tensor, keys: int) -> dict[str, Described]
     """The tensors of a layer that grow with the prompt, by name."""
     spec, (batch, queries, hidden) = plan.spec, x.shape
     cache = ([batch, spec.n_kv_heads, keys, spec.head_dim], x.dtype)
-    shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * plan.config.intermediate_size]}
+    shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * spec.inner]}
     return {name: (shape, x.dtype) for name, shape in shapes.items()} | {"keys": cache, "values": cache}
 
 

@@ -31,7 +31,8 @@ def quantize_model(model: nn.Module, layers: Sequence[nn.Module], fmt: str) -> N
         raise Unsupported(f"cannot quantize: {type(model).__name__} has no decoder layers of a known family")
     for layer in tqdm(layers, desc=f"Packing as {fmt}", unit="layer", delay=2):
         for name, module in list(layer.named_modules()):
-            if _is_dense(module) and _packable(module.in_features, fmt):
+            # one output (the weight of a shared expert) is the router's business, which is dense
+            if _is_dense(module) and module.out_features > 1 and _packable(module.in_features, fmt):
                 _replace(layer, name, FoundryLinear.from_linear(_stock(module), fmt))
             elif class_key(type(module)) in EXPERTS and any(_packable(p.shape[-1], fmt) for p in module.parameters()):
                 _replace(layer, name, FoundryExperts.from_experts(module, fmt))

@@ -7,11 +7,14 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from torch_foundry.nn.linear import FoundryLinear
-from torch_foundry.patch.families import ACTIVATIONS, FAMILIES, NORMS, PRE, Family, class_key
+from torch_foundry.nn import FoundryExperts, FoundryLinear
+from torch_foundry.nn.activations import activation_of
+from torch_foundry.patch.families import FAMILIES, NORMS, PRE, Experts, Family, class_key
 from torch_foundry.patch.swap import base_class
 
 HEAD_DIMS = range(32, 257, 16)  # that ops.attention is built for
+
+MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # that ops.moe_choose is built for
 
 
 class Unsupported(Exception):
@@ -29,6 +32,8 @@ class LayerSpec:
     head_dim: int
     scale: float  # of q·k
     activation: str
+    inner: int  # outputs of gate and of up, of all that a token goes through together
+    experts: bool  # whether `mlp` is a block of experts
     rope: bool
     window: int  # 0: none
     softcap: float  # 0: none
@@ -74,6 +79,49 @@ def _check_linear(name: str, module: nn.Module, in_features: int, out_features: 
     require(getattr(module, "order", None) is None, f"the columns of {name} are stored in an order of their own")
 
 
+def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
+    """The name of its activation."""
+    fused = "gate_up_proj" in mlp._modules
+    act_name = "activation_fn" if "activation_fn" in mlp._modules else "act_fn"
+    gates = {"gate_up_proj"} if fused else {"gate_proj", "up_proj"}
+    _check_children(name, mlp, gates | {"down_proj", act_name})
+    for gate in gates:
+        _check_linear(gate, getattr(mlp, gate), hidden, 2 * inner if fused else inner)
+    _check_linear("down_proj", mlp.down_proj, inner, hidden)
+    return _known_activation(getattr(mlp, act_name))
+
+
+def _known_activation(module: nn.Module) -> str:
+    name = activation_of(module)
+    if name is None:
+        raise Unsupported(f"activation {type(module).__name__}")
+    return name
+
+
+def _check_experts(block: Any, kind: Experts, hidden: int) -> tuple[str, int]:
+    """The name of the activation, and how wide a token's experts are together."""
+    _check_children(
+        "mlp", block, {"gate", "experts", *(("shared_expert", "shared_expert_gate") if kind.shared else ())}
+    )
+    experts, router = block.experts, block.gate
+    count, inner, chosen = int(experts.num_experts), int(experts.intermediate_dim), int(router.top_k)
+    require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
+    require(count <= MOST_EXPERTS and chosen <= MOST_CHOSEN, f"{chosen} of {count} experts")
+    if not isinstance(experts, FoundryExperts):
+        require(class_key(type(experts)) == kind.experts, f"experts is a {type(experts).__name__}")
+        shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
+        require(shapes == ((count, 2 * inner, hidden), (count, hidden, inner)), f"experts have the shapes {shapes}")
+        require(not experts._is_expert_parallel, "experts are spread over several processes")
+    activation, width = _known_activation(experts.act_fn), chosen * inner
+    if kind.shared:
+        shared = block.shared_expert
+        require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
+        _check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
+        require(block.shared_expert_gate.bias is None, "shared_expert_gate has a bias")
+        width += int(shared.intermediate_size)
+    return activation, width
+
+
 def build_spec(layer: Any) -> LayerSpec:
     """The spec of `layer`. Raises Unsupported; never changes anything."""
     cls = base_class(type(layer))
@@ -104,17 +152,14 @@ def build_spec(layer: Any) -> LayerSpec:
     for name in family.norms.names():
         _check_norm(name, getattr(layer, name), family, hidden)
 
-    fused_gate_up = "gate_up_proj" in mlp._modules
-    act_name = "activation_fn" if "activation_fn" in mlp._modules else "act_fn"
-    gates = {"gate_up_proj"} if fused_gate_up else {"gate_proj", "up_proj"}
-    _check_children("mlp", mlp, gates | {"down_proj", act_name})
-    inner = int(config.intermediate_size)
-    for name in gates:
-        _check_linear(name, getattr(mlp, name), hidden, 2 * inner if fused_gate_up else inner)
-    _check_linear("down_proj", mlp.down_proj, inner, hidden)
-    activation = ACTIVATIONS.get(class_key(type(getattr(mlp, act_name))))
-    if activation is None:
-        raise Unsupported(f"activation {type(getattr(mlp, act_name)).__name__}")
+    routed = family.experts is not None and class_key(type(mlp)) == family.experts.block
+    if routed:
+        require(family.norms == PRE, "experts and norms behind the blocks")
+        assert family.experts is not None
+        activation, inner = _check_experts(mlp, family.experts, hidden)
+    else:
+        inner = int(config.intermediate_size)
+        activation = _check_mlp("mlp", mlp, hidden, inner)
 
     window = {"none": None, "config": getattr(config, "sliding_window", None)}.get(
         family.window, getattr(attn, "sliding_window", None)
@@ -129,6 +174,8 @@ def build_spec(layer: Any) -> LayerSpec:
         head_dim=head_dim,
         scale=float(attn.scaling),
         activation=activation,
+        inner=inner,
+        experts=routed,
         rope=bool(getattr(attn, "use_rope", True)),
         window=int(window or 0),
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,

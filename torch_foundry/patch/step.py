@@ -59,6 +59,9 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
         )
         x = project(plan.o, h, x, plan.post_attn, spec.residual_scale)
     with scope(f"layers.{spec.layer_idx}"), scope("mlp"):
+        if plan.experts is not None:
+            assert plan.pre_ffn is not None
+            return plan.experts(x, plan.pre_ffn, spec.residual_scale)
         return project(plan.down, _gated(plan, x), x, plan.post_ffn, spec.residual_scale)
 
 
