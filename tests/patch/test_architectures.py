@@ -26,7 +26,7 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("MixtralConfig", {"num_local_experts": 4}, "not a known decoder layer"),
+        ("MixtralConfig", {"num_local_experts": 64, "num_experts_per_tok": 33}, "33 of 64 experts"),
         ("CohereConfig", {}, "not a known decoder layer"),
         ("Olmo3Config", {"sliding_window": 12}, "not a known decoder layer"),
         ("StableLmConfig", {"head_dim": 16}, "not a known decoder layer"),
@@ -124,9 +124,11 @@ def test_classes_of_the_tables_exist() -> None:
     """A class that transformers renames would otherwise be left alone without anybody noticing."""
     import importlib
 
-    from torch_foundry.patch.families import ACTIVATIONS, FAMILIES, MODELS
+    from torch_foundry.nn.activations import ACTIVATIONS
+    from torch_foundry.patch.families import EXPERTS, FAMILIES, MODELS
 
-    for key in [*FAMILIES, *NORMS, *SCALED_EMBEDDINGS]:
+    blocks = [family.experts.block for family in FAMILIES.values() if family.experts]
+    for key in [*FAMILIES, *NORMS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key
     for key in ACTIVATIONS:
@@ -140,5 +142,6 @@ def test_spec_reads_what_differs_between_layers() -> None:
     assert build_spec(build("gemma2").model.layers[0]).softcap == 50.0
     assert [build_spec(layer).rope for layer in build("smollm3").model.layers] == [True, False]
     assert build_spec(build("granite").model.layers[0]).residual_scale == 0.4
+    assert [build_spec(layer).experts for layer in build("qwen2_moe").model.layers] == [True, False]
     with pytest.raises(Unsupported, match="Linear of torch"):
         build_spec(nn.Linear(1, 1))

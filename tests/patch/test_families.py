@@ -106,17 +106,36 @@ def test_modes_use_what_they_are_named_after() -> None:
 FLOOR = {torch.float32: 2e-6, torch.float16: 2e-4, torch.bfloat16: 1e-3}
 
 
+def closest_choice(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> float:
+    """How near a router came to another choice of experts: the least difference of logits, per size of its logits."""
+    found = [float("inf")]
+
+    def look(router: Any, _: Any, output: Any) -> None:
+        ordered = output[0].double().sort(descending=True).values
+        gap = ordered[:, router.top_k - 1] - ordered[:, router.top_k]
+        found.append(float((gap / output[0].double().std(1))[inputs["attention_mask"].flatten().bool()].min()))
+
+    hooks = [
+        module.register_forward_hook(look) for module in model.modules() if type(module).__name__.endswith("Router")
+    ]
+    model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return min(found)
+
+
 @pytest.mark.parametrize("dtype", FLOOR, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
     """Against the same (rounded) weights in float64; prefill, then one or two tokens at a time on the cache."""
-    stock = build(family, dtype)
+    # padding is left out where stock's float64 reference would be NaN: eager masks overflow its float32 softmax
+    inputs = padded([22, 17, 20] if FAMILIES[family].attention == "sdpa" else [22, 22])
+    # where a choice of experts hangs on a rounding, the error is that of the choice, for stock as for us
+    stock = next(m for seed in range(200) if closest_choice(m := build(family, dtype, seed=seed), inputs) > 0.02)
     exact = copy.deepcopy(stock).double()
     exact.config._experts_implementation = "eager"  # torch's grouped product has no float64
     model = torch_foundry.patch(copy.deepcopy(stock))
-    # padding is left out where stock's float64 reference would be NaN: eager masks overflow its float32 softmax
-    inputs = padded([22, 17, 20] if FAMILIES[family].attention == "sdpa" else [22, 22])
     valid = inputs["attention_mask"].bool()
 
     def logits(model: PreTrainedModel) -> torch.Tensor:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from tests.patch.zoo import config
+from tests.patch.zoo import PROMPT, assert_close, build, config, fused_all, ids, shared, tokens
 from torch_foundry import quant
-from torch_foundry.nn import FoundryExperts
+from torch_foundry.nn import FoundryExperts, FoundryLinear, experts
+from torch_foundry.patch import patch, report, unpatch
 
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe"]
 T, E, K = 11, 6, 2
 
 
@@ -22,12 +24,12 @@ def stock_experts(hidden: int = 64, inner: int = 96, dtype: torch.dtype = torch.
         "Qwen3MoeConfig", hidden_size=hidden, moe_intermediate_size=inner, num_experts=E, num_experts_per_tok=K
     )
     settings._experts_implementation = "eager"
-    experts = Qwen3MoeExperts(settings)
+    stock = Qwen3MoeExperts(settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in experts.parameters():
+        for p in stock.parameters():
             p.copy_(0.2 * torch.randn(p.shape, generator=generator))
-    return experts.to(dtype).eval()
+    return stock.to(dtype).eval()
 
 
 def routed(tokens: int = T, hidden: int = 64, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,9 +39,9 @@ def routed(tokens: int = T, hidden: int = 64, dtype: torch.dtype = torch.float32
     return x, chosen, torch.rand(tokens, K, generator=generator).to(dtype)
 
 
-def dequantized(experts: Any, fmt: str) -> Any:
+def dequantized(stock: Any, fmt: str) -> Any:
     """A stock copy with the values that packing leaves."""
-    copied = copy.deepcopy(experts)
+    copied = copy.deepcopy(stock)
     with torch.no_grad():
         for p in copied.parameters():
             rows = p.flatten(0, 1)
@@ -75,8 +77,8 @@ def test_each_weight_has_a_format_of_its_own() -> None:
     with torch.no_grad():
         stock.gate_up_proj.copy_(torch.cat(exact[:2], dim=1))
         stock.down_proj.copy_(exact[2])
-    for tokens in (2, 70):
-        torch.testing.assert_close(packed(*routed(tokens)), stock(*routed(tokens)), rtol=1e-5, atol=1e-5)
+    for given in (routed(2), routed(70)):
+        torch.testing.assert_close(packed(*given), stock(*given), rtol=1e-5, atol=1e-5)
     assert packed.to(torch.bfloat16).formats == ("q4_0", "q8_0", "bf16")
 
 
@@ -91,10 +93,10 @@ def test_gradients_reach_the_input_and_the_routing_weights() -> None:
     exact = dequantized(stock, "q8_0")
     packed = FoundryExperts.from_experts(stock, "q8_0")
     gradients = []
-    for experts in (exact, packed):
+    for module in (exact, packed):
         x, chosen, weights = routed()
         x.requires_grad_(), weights.requires_grad_()
-        experts(x, chosen, weights).square().sum().backward()
+        module(x, chosen, weights).square().sum().backward()
         gradients.append((x.grad, weights.grad))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
 
@@ -134,3 +136,153 @@ def test_weights_that_are_not_the_experts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"down_proj: expected torch.uint8 \[6, 64, 102\] for q8_0"):
         FoundryExperts(stock, w, w.clone(), w.clone(), ["q8_0"] * 3)
     assert stock.gate_up_proj is not None
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+
+
+def logits(model: Any, inputs: Tensor, **options: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(inputs, **options).logits
+    return found
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_prompts_short_and_long(family: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens, tiles, and torch's own product: the same up to rounding, and what they are meant for."""
+    stock = build(family)
+    model = patch(copy.deepcopy(stock), quantize=quantize)
+    if quantize:
+        stock = unpatch(copy.deepcopy(model), dequantize=True)
+    ways = []
+    for way in ("of_few", "of_many"):
+        original = getattr(experts.Weights, way)
+        spy = lambda *given, w=way, o=original, **rest: ways.append(w) or o(*given, **rest)  # noqa: E731
+        monkeypatch.setattr(experts.Weights, way, spy)
+    layers = sum("experts" in layer.mlp._modules for layer in model.model.layers)
+    for length, expected in ((9, "of_few"), (40, "of_many" if quantize else None), (300, None)):
+        del ways[:]
+        assert_close(logits(model, ids(1, length)), logits(stock, ids(1, length)))
+        assert ways == [expected] * layers * (expected is not None)
+    assert not report(model).fallbacks
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_a_batch_with_padding_and_a_choice_without_normalized_weights(quantize: str | None) -> None:
+    stock = build("qwen3_moe")
+    for layer in stock.model.layers:
+        layer.mlp.gate.norm_topk_prob = False
+    model = patch(copy.deepcopy(stock), quantize=quantize)
+    if quantize:
+        stock = unpatch(copy.deepcopy(model), dequantize=True)
+    assert tokens(model) == tokens(stock) and fused_all(model)
+
+
+def test_a_change_of_the_number_of_experts_is_noticed() -> None:
+    stock = build("qwen3_moe")
+    model = patch(copy.deepcopy(stock))
+    assert tokens(model) == tokens(stock)
+    for changed in (stock, model):
+        for layer in changed.model.layers:
+            layer.mlp.gate.top_k, layer.mlp.gate.norm_topk_prob = 2, False
+    assert tokens(model) == tokens(stock) and fused_all(model)
+
+
+@pytest.mark.parametrize("fmt", ["q4_0", "q8_0"])
+def test_every_packed_part(fmt: str) -> None:
+    """Shared experts of two formats, and a packed gate of theirs, as other people's files have them."""
+    model = build("qwen2_moe")
+    block: Any = model.model.layers[0].mlp
+    for parent, name, own in (
+        (block, "shared_expert_gate", fmt), (block.shared_expert, "gate_proj", fmt),
+        (block.shared_expert, "up_proj", "f32" if fmt == "q4_0" else "q4_0"), (block, "experts", fmt),
+    ):  # fmt: skip
+        if own != "f32":
+            kind: Any = FoundryExperts.from_experts if name == "experts" else FoundryLinear.from_linear
+            setattr(parent, name, kind(getattr(parent, name), own))
+    expected = [logits(model, ids(1, length)) for length in (7, 40)]
+    patch(model)
+    for length, truth in zip((7, 40), expected, strict=True):
+        assert_close(logits(model, ids(1, length)), truth)
+    assert not report(model).fallbacks and report(model).packed["model.layers.0.mlp.experts.down_proj"] == fmt
+
+
+def test_gate_and_up_of_two_formats() -> None:
+    model = build("mixtral")
+    stock = copy.deepcopy(model)
+    for layer, other in zip(model.model.layers, stock.model.layers, strict=True):
+        parts = [*layer.mlp.experts.gate_up_proj.detach().chunk(2, dim=1), layer.mlp.experts.down_proj.detach()]
+        formats = ("q4_0", "q8_0", "f16")
+        packed = [
+            quant.quantize(w.reshape(-1, w.shape[2]), f).view(*w.shape[:2], -1)
+            for w, f in zip(parts, formats, strict=True)
+        ]
+        layer.mlp.experts = FoundryExperts(layer.mlp.experts, *packed, formats)
+        with torch.no_grad():
+            exact = copy.deepcopy(layer.mlp.experts).to_experts(torch.float32)
+            for name, parameter in other.mlp.experts.named_parameters():
+                parameter.copy_(exact.get_parameter(name))
+    assert tokens(patch(model)) == tokens(stock) and fused_all(model)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("family", MIXTURES)
+def test_router_logits_are_those_of_stock(family: str) -> None:
+    stock = shared(family)
+    model = patch(copy.deepcopy(stock))
+    with torch.no_grad():
+        expected = stock(PROMPT, output_router_logits=True)
+        for _ in range(2):  # transformers' hooks stay
+            got = model(PROMPT, output_router_logits=True)
+            assert len(got.router_logits) == len(expected.router_logits)
+            for mine, theirs in zip(got.router_logits, expected.router_logits, strict=True):
+                assert torch.equal(mine, theirs)
+            assert torch.equal(got.aux_loss, expected.aux_loss)
+            assert_close(got.logits, expected.logits)
+            before = report(model).fused
+            assert_close(logits(model, PROMPT, output_router_logits=False), expected.logits)
+            assert report(model).fused == before + len(model.model.layers)
+    model.config.output_router_logits = True
+    cache = model(PROMPT).past_key_values
+    step = model(PROMPT[:, -1:], past_key_values=cache)
+    assert step.router_logits is not None and len(step.router_logits) == len(expected.router_logits)
+    assert tokens(model) == tokens(stock)
+
+
+def test_a_hook_on_an_expert_runs_stock_code(quiet: None) -> None:
+    stock = build("qwen3_moe")
+    model = patch(copy.deepcopy(stock))
+    seen: list[Any] = []
+    model.model.layers[1].mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output))
+    assert_close(logits(model, PROMPT), logits(stock, PROMPT))
+    assert len(seen) == 1 and dict(report(model).fallbacks) == {"forward hook on mlp.gate": 1}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_unpatch_gives_everything_back(family: str) -> None:
+    stock = build(family)
+    before = {name: value.clone() for name, value in stock.state_dict().items()}
+    classes = [type(m) for m in stock.modules()]
+    unpatch(patch(stock, quantize="q8_0"), dequantize=True)
+    assert [type(m) for m in stock.modules()] == classes
+    after = stock.state_dict()
+    assert list(after) == list(before)
+    for name, value in after.items():
+        torch.testing.assert_close(value, before[name], rtol=0.02, atol=0.02)
+
+
+def test_packed_models_are_saved_dense(tmp_path: Any) -> None:
+    model = patch(build("qwen2_moe"), quantize="q8_0")
+    expected = tokens(model)
+    model.save_pretrained(tmp_path)
+    again = type(model)._foundry_base.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    again.generation_config.eos_token_id = None
+    assert tokens(again) == expected
+
+
+def test_training_runs_stock_code_on_packed_experts(quiet: None) -> None:
+    model = patch(build("qwen3_moe"), quantize="q8_0").train()
+    loss = model(PROMPT, labels=PROMPT, output_router_logits=True).loss
+    loss.backward()
+    assert model.model.layers[0].mlp.gate.weight.grad.abs().sum() > 0

@@ -52,7 +52,7 @@ GRANITE = {
     "logits_scaling": 4.0,
     "attention_multiplier": 0.1,
 }
-MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -73,7 +73,7 @@ FAMILIES = {
     "mixtral": Case("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     # the second layer has no experts
     "qwen2_moe": Case(
-        "Qwen2MoeConfig", {**MOE, "shared_expert_intermediate_size": 80, "mlp_only_layers": [1], "qkv_bias": True}
+        "Qwen2MoeConfig", {**MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1], "qkv_bias": True}
     ),
     "qwen3_moe": Case("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}, attention="eager"),
 }

@@ -81,7 +81,8 @@ def build_report(model: nn.Module) -> Report:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             packed[name] = module.format
         elif isinstance(module, FoundryExperts):
-            packed |= {f"{name}.{own}": fmt for own, fmt in zip(EXPERT_WEIGHTS, module.formats, strict=True)}
+            formats = module.weights("").formats
+            packed |= {f"{name}.{own}": fmt for own, fmt in zip(EXPERT_WEIGHTS, formats, strict=True) if fmt}
         if not is_swapped(module):
             continue
         plan = module._foundry
