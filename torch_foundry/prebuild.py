@@ -70,6 +70,21 @@ def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape
         )  # fmt: skip
 
 
+def _experts(device: Device, dtype: torch.dtype, name: str | None, shape: Shape) -> None:
+    """A block of routed experts, for one token; its tiles, for packed weights."""
+    n, k = max(shape[0], 64), shape[1]
+    x, gain = torch.zeros(1, k, dtype=dtype, device=device), torch.ones(k, dtype=dtype, device=device)
+    weight = _weight(device, dtype, name, (2 * n, k)).view(2, n, -1)
+    ids, weights = ops.moe_route(x, gain, 1e-6, torch.zeros(2, k, dtype=dtype, device=device), 1)
+    ops.moe_glu(x, ids, weight, weight, norm_weight=gain, eps=1e-6, format=name)
+    ops.moe_down(x[:, None], ids, weights, weight, format=name)
+    if name:
+        ops.moe_choose(torch.zeros(1, 2, dtype=dtype, device=device), 1)
+        order, tiles = ops.moe_group(ids, 2)
+        y = ops.moe_linear(x, order, tiles, weight, format=name)
+        ops.moe_combine(y, ids, weights, 2)
+
+
 def _embedding(device: Device, dtype: torch.dtype, name: str | None) -> None:
     ids = torch.zeros(1, dtype=torch.int64, device=device)
     ops.embedding(ids, _weight(device, dtype, name), format=name, dtype=dtype)
@@ -140,6 +155,10 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             for shape, op in product(weights_of, ("norm_linear", "norm_glu", "norm_qkv")):
                 text = f"{op} {weights}, a row of {short}" + (f", {shape}" if shape != SMALL else "")
                 yield text, partial(_normed, device, dtype, op, packed, shape)
+            if dtype != torch.float32:  # of which mixtures have too many
+                for shape in weights_of:
+                    text = f"experts {weights}, a row of {short}" + (f", {shape}" if shape != SMALL else "")
+                    yield text, partial(_experts, device, dtype, packed, shape)
             yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
 
 
