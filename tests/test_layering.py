@@ -12,7 +12,7 @@ PACKAGE = ROOT / "torch_foundry"
 
 # What the modules of a layer may import from torch_foundry, beside their own layer.
 BASE = {"_ext", "runtime", "sources"}
-OPS = BASE | {"ops", "reference", "quant"}
+OPS = BASE | {"ops", "reference", "reference_moe", "quant"}
 MODELS = OPS | {"nn", "kvcache"}
 ALLOWED: dict[str, set[str]] = {
     "msl": set(),
@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "tape": {"_ext"},
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},
+    "reference_moe": {"reference"},
     "tuning": {"_ext", "sources"},
     "tuner": OPS | {"doctor", "tape", "tuning"},
     "ops": BASE | {"quant", "tuning"},

@@ -12,7 +12,7 @@ from kit import BF16, F16, F32, Fault
 from torch import Tensor
 
 from torch_foundry import ops, quant, runtime
-from torch_foundry import reference as plain
+from torch_foundry import reference_moe as plain
 from torch_foundry.doctor import blocks
 from torch_foundry.doctor.truth import assert_norm, double
 
