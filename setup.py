@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 # runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
-CXX_SOURCES = ["csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/host/executor.cpp", "csrc/host/toolchain.cpp"]
+CXX_SOURCES = [f"csrc/{pattern}.cpp" for pattern in ("core/*", "ops/*", "loaders/*", "host/executor", "host/toolchain")]
 INCLUDE_DIRS = [str(ROOT / "csrc"), str(ROOT / "shaders")]
 LIBRARIES = []
 if torch.version.cuda:  # the driver and NVRTC are loaded when the first kernel is compiled

@@ -1,9 +1,9 @@
 """Reading models from files that are not believed: containers, their tensors, what they describe."""
 
 from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import Array, open_gguf
 from torch_foundry.loaders.opening import open_container
-from torch_foundry.loaders.safetensors import open_safetensors
 from torch_foundry.loaders.tensors import Container, TensorInfo, Weight
 
 __all__ = [

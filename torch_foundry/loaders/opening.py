@@ -8,8 +8,8 @@ from pathlib import Path
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
+from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
-from torch_foundry.loaders.safetensors import open_safetensors
 
 
 def open_container(path: str | os.PathLike[str], *, check_finite: bool = True) -> FileContainer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NoReturn
 
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
 
+_U32, _U64 = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
 WINDOW = 1 << 18  # bytes that are read at a time
 LONGEST = 1 << 24  # bytes of the longest string that is taken: a chat template has some 10^4
 
@@ -57,11 +59,17 @@ class Cursor:
 
     def u32(self) -> int:
         """The next unsigned 32-bit integer."""
-        return int.from_bytes(self.take(4), "little")
+        if self.at + 4 > len(self.buffer):
+            self.fill(4)
+        self.at += 4
+        return _U32(self.buffer, self.at - 4)[0]
 
     def u64(self) -> int:
         """The next unsigned 64-bit integer."""
-        return int.from_bytes(self.take(8), "little")
+        if self.at + 8 > len(self.buffer):
+            self.fill(8)
+        self.at += 8
+        return _U64(self.buffer, self.at - 8)[0]
 
     def string(self, limit: int = LONGEST, code: str = "STRLEN") -> str:
         """The next string; `code` is that of one over `limit` bytes."""

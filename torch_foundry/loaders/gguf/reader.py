@@ -8,13 +8,12 @@ tensors but what the alignment asks for. Taken are files whose last tensor isn't
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.files import File
 from torch_foundry.loaders.gguf.cursor import Cursor
 from torch_foundry.loaders.gguf.values import read_value, type_name
@@ -33,7 +32,27 @@ class Header:
     """What one file says: its metadata, and where its tensors lie."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo]
+
+
+class Tensors(Mapping[str, TensorInfo]):
+    """The tensors of a file, in its order; a TensorInfo is made when it is asked for.
+
+    found: by name (shape, format, offset within the data, bytes). begin: where the data begin.
+    """
+
+    def __init__(self, found: dict[str, tuple[tuple[int, ...], str, int, int]], path: Path, begin: int) -> None:
+        self._found, self._path, self._begin = found, path, begin
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        shape, format, offset, nbytes = self._found[name]
+        return TensorInfo(name, shape, format, self._path, self._begin + offset, nbytes)
 
 
 def read_header(file: File) -> Header:
@@ -90,8 +109,8 @@ def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
-    path, total = cursor.file.path, 0
+def _read_tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
+    total = 0
     found: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
     for index in range(count):
         cursor.field = f"tensor {index}"
@@ -108,10 +127,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
             cursor.fail("SUM_OVF", f"tensors of at most {LIMIT} bytes together", total)
         found[name] = dims[::-1], storage.name, cursor.u64(), nbytes
     begin = _check_layout(cursor, [(name, offset, size) for name, (_, _, offset, size) in found.items()], alignment)
-    return {
-        name: TensorInfo(name, shape, format, path, begin + offset, nbytes)
-        for name, (shape, format, offset, nbytes) in found.items()
-    }
+    return Tensors(found, cursor.file.path, begin)
 
 
 def _read_name(cursor: Cursor, known: Container[str]) -> str:
@@ -202,18 +218,3 @@ def _misplaced(cursor: Cursor, tensors: list[tuple[str, int, int]], alignment: i
         end, last = -(-(offset + nbytes) // alignment) * alignment, name
     cursor.field = "tensors"
     cursor.fail("ORDER", "tensors in the order that they are listed in", "another", begin)
-
-
-def open_gguf(path: str | os.PathLike[str], *, check_finite: bool = True) -> FileContainer:
-    """The GGUF file `path` as a container; LoadError if there is anything wrong with it.
-
-    metadata: ints, floats, bools, strs and `Array`s. check_finite: see `FileContainer`.
-    """
-    file = File(path)
-    try:
-        header = read_header(file)
-        file.check()
-    except BaseException:
-        file.close()
-        raise
-    return FileContainer(file.path, header.metadata, header.tensors, [file], check_finite=check_finite)

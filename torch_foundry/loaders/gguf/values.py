@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
+import torch
 
+from torch_foundry import _ext  # noqa: F401  (loads the op)
 from torch_foundry.loaders.files import File
-from torch_foundry.loaders.gguf.cursor import LONGEST, Cursor
+from torch_foundry.loaders.gguf.cursor import Cursor
 
 _NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "str", "array", "u64", "i64", "f64")
 _STRING, _ARRAY = _NAMES.index("str"), _NAMES.index("array")
@@ -138,30 +140,18 @@ def _skip_strings(cursor: Cursor, count: int, at: int) -> None:
     """Over `count` strings, each of them looked at: within the file, and UTF-8."""
     if count > _MOST_STRINGS:
         cursor.fail("ARRLEN", f"at most {_MOST_STRINGS} strings", count, at)
-    length_at = _LENGTH.unpack_from
     while count:
         cursor.fill(8)
-        buffer, position, end = cursor.buffer, cursor.at, len(cursor.buffer)
-        plain = buffer.isascii()  # then so is each string in it
-        while count and position + 8 <= end:
-            (length,) = length_at(buffer, position)
-            if (after := position + 8 + length) > end:
-                break
-            if not plain:
-                _check_text(cursor, position, after)
-            position, count = after, count - 1
-        cursor.at = position
-        if count and position + 8 <= end:  # a string that goes on behind the window
-            cursor.string(LONGEST)
+        window = torch.frombuffer(cursor.buffer, dtype=torch.uint8)[cursor.at :]
+        done, taken, bad = torch.ops.torch_foundry.skip_strings(window, count)
+        if bad >= 0:
+            at = cursor.offset + bad
+            cursor.fail("UTF8", "text in UTF-8", f"byte {int(window[bad]):#x}", at)
+        cursor.skip(taken)
+        count -= done
+        if not done:  # a string that goes on behind the window
+            cursor.string()
             count -= 1
-
-
-def _check_text(cursor: Cursor, position: int, after: int) -> None:
-    try:
-        cursor.buffer[position + 8 : after].decode()
-    except UnicodeDecodeError as problem:
-        cursor.at = position + 8 + problem.start
-        cursor.fail("UTF8", "text in UTF-8", f"byte {problem.object[problem.start]:#x}")
 
 
 def _strings(raw: bytearray, count: int) -> list[str]:

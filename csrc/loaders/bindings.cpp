@@ -1,0 +1,102 @@
+// The readers of headers, for Python.
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include "loaders/safetensors_header.h"
+#include "loaders/utf8.h"
+
+namespace foundry::loaders {
+namespace {
+
+// (code, field, expected, found, offset) of a LoadError.
+using Found = std::optional<std::tuple<std::string, std::string, std::string, std::string, int64_t>>;
+
+template <class F> Found fault_of(F&& f) {
+  try {
+    f();
+    return std::nullopt;
+  } catch (const Fault& fault) {
+    return std::make_tuple(fault.code, fault.field, fault.expected, fault.found, fault.offset);
+  }
+}
+
+struct Header : torch::CustomClassHolder {
+  SafetensorsHeader it;
+  bool finished = false;
+
+  static std::vector<Dtype> dtypes(const std::vector<std::tuple<std::string, int64_t, int64_t>>& table) {
+    std::vector<Dtype> found;
+    for (const auto& [name, block, bytes] : table)
+      found.push_back({name, static_cast<uint64_t>(block), static_cast<uint64_t>(bytes)});
+    return found;
+  }
+  Header(const std::vector<std::tuple<std::string, int64_t, int64_t>>& table, int64_t length)
+      : it(dtypes(table), static_cast<uint64_t>(length)) {}
+
+  Found feed(const at::Tensor& bytes, bool last) {
+    TORCH_CHECK(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+                "bytes: expected contiguous uint8 on the CPU");
+    const std::string_view view(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
+    return fault_of([&] { it.feed(view, last); });
+  }
+  Found finish(int64_t room) {
+    finished = true;
+    return fault_of([&] { it.finish(static_cast<uint64_t>(room)); });
+  }
+  uint64_t checked(int64_t i) const {
+    TORCH_CHECK(finished && i >= 0 && i < size(), "index: expected 0 to ", size(), ", got ", i);
+    return static_cast<uint64_t>(i);
+  }
+  int64_t size() const { return static_cast<int64_t>(it.size()); }
+  std::string name(int64_t i) const { return std::string(it.name(checked(i))); }
+  std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t> tensor(int64_t i) const {
+    const uint64_t at = checked(i);
+    return {it.dtype(at).name, it.shape(at), static_cast<int64_t>(it.begin(at)), static_cast<int64_t>(it.bytes(at))};
+  }
+};
+
+// Goes over at most `count` strings of GGUF (64-bit length, text) that lie one after the other in `bytes`, as far as
+// they are there whole and UTF-8: [strings, bytes that they take, place of the first byte that isn't UTF-8 or -1].
+std::vector<int64_t> skip_strings(const at::Tensor& bytes, int64_t count) {
+  TORCH_CHECK(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+              "bytes: expected contiguous uint8 on the CPU");
+  const std::string_view all(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
+  size_t at = 0;
+  int64_t done = 0;
+  for (; done < count && all.size() - at >= 8; ++done) {
+    uint64_t length;
+    std::memcpy(&length, all.data() + at, 8);
+    if (length > all.size() - at - 8) break;
+    const size_t bad = utf8_fault(all.substr(at + 8, length));
+    if (bad != std::string_view::npos) return {done, static_cast<int64_t>(at), static_cast<int64_t>(at + 8 + bad)};
+    at += 8 + length;
+  }
+  return {done, static_cast<int64_t>(at), -1};
+}
+
+} // namespace
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("skip_strings(Tensor bytes, int count) -> int[]", &skip_strings);
+  using Self = c10::intrusive_ptr<Header>;
+  m.class_<Header>("SafetensorsHeader")
+      .def(torch::init<std::vector<std::tuple<std::string, int64_t, int64_t>>, int64_t>())
+      .def("feed", &Header::feed)
+      .def("finish", &Header::finish)
+      .def("size", &Header::size)
+      .def("name", &Header::name)
+      .def("tensor", &Header::tensor)
+      .def("find", [](const Self& self, const std::string& name) { return self->it.find(name); })
+      .def("metadata", [](const Self& self) {
+        c10::Dict<std::string, std::string> found;
+        for (const auto& [key, value] : self->it.metadata()) found.insert(key, value);
+        return found;
+      });
+}
+
+} // namespace foundry::loaders
