@@ -11,6 +11,7 @@ namespace {
 constexpr uint64_t kLimit = INT64_MAX; // of elements and bytes
 constexpr size_t kMostDims = 64;       // as torch takes them
 constexpr uint64_t kShortestEntry = 48;
+constexpr uint64_t kLongestEntry = 8 << 20; // bytes of a tensor's description, or of all metadata, with white space
 
 std::string list(const std::vector<uint64_t>& numbers) {
   std::string text = "[";
@@ -32,7 +33,7 @@ bool bad_name(std::string_view name) {
     if (c < 0x20 || c == 0x7F) return true;
     if (c == 0xC2 && static_cast<unsigned char>(name[i + 1]) < 0xA0) return true; // U+0080 to U+009F
   }
-  if (!name.empty() && name[0] == '/') return true;
+  if (name.empty() || name[0] == '/') return true;
   for (size_t i = name.find(".."); i != std::string_view::npos; i = name.find("..", i + 1))
     if ((i == 0 || name[i - 1] == '/') && (i + 2 == name.size() || name[i + 2] == '/')) return true;
   return false;
@@ -44,6 +45,7 @@ SafetensorsHeader::SafetensorsHeader(std::vector<Dtype> dtypes, uint64_t length)
   const uint64_t most = length / kShortestEntry + 1; // memory that nobody writes to costs nothing
   for (auto* each : {&name_ends_, &dims_ends_}) each->reserve(most);
   begins_.reserve(most), dtypes_of_.reserve(most), dims_.reserve(most), names_.reserve(length / 4);
+  pending_.reserve(std::min(length, 2 * kLongestEntry));
 }
 
 void SafetensorsHeader::feed(std::string_view bytes, bool last) {
@@ -56,7 +58,10 @@ void SafetensorsHeader::feed(std::string_view bytes, bool last) {
     done = in.position();
     patience_ = 0;
   } catch (const Incomplete&) {
-    patience_ = 2 * (pending_.size() - done); // so that a long entry is not begun again for each piece of it
+    const uint64_t left = pending_.size() - done;
+    if (left > kLongestEntry)
+      in.fail("ST_JSON", "entries of at most " + std::to_string(kLongestEntry) + " bytes", "a longer one");
+    patience_ = std::min(2 * left, kLongestEntry + 1); // so that a long entry is not begun again for each piece of it
   }
   consumed_ += done;
   pending_.erase(0, done);
@@ -105,7 +110,7 @@ void SafetensorsHeader::entry(Parser& in) {
     read_metadata(in);
     has_metadata_ = true;
   } else {
-    if (bad_name(name)) throw Fault{"ST_NAME", "header", "a plain name", clipped(name), start};
+    if (bad_name(name)) throw Fault{"ST_NAME", "header", "a plain name", "'" + clipped(name) + "'", start};
     tensor(in, name);
   }
   in.field = "header";
@@ -206,6 +211,13 @@ void SafetensorsHeader::finish(uint64_t room) {
   };
   std::vector<uint32_t> order(size());
   std::iota(order.begin(), order.end(), 0u);
+  by_name_ = order;
+  const auto by_name = [&](uint32_t a, uint32_t b) { return name(a) < name(b); };
+  if (!std::is_sorted(by_name_.begin(), by_name_.end(), by_name)) std::sort(by_name_.begin(), by_name_.end(), by_name);
+  const auto same = [&](uint32_t a, uint32_t b) { return name(a) == name(b); };
+  const auto twice = std::adjacent_find(by_name_.begin(), by_name_.end(), same);
+  if (twice != by_name_.end()) fail("ST_DUP", *twice, "each name once", "two tensors of this name");
+
   const auto by_place = [&](uint32_t a, uint32_t b) {
     return begins_[a] != begins_[b] ? begins_[a] < begins_[b] : bytes(a) < bytes(b);
   };
@@ -219,14 +231,6 @@ void SafetensorsHeader::finish(uint64_t room) {
   }
   if (end > room) fail("ST_TRUNC", size(), std::to_string(end) + " bytes of data", std::to_string(room));
   if (end < room) fail("ST_TRAILING", size(), std::to_string(end) + " bytes of data", std::to_string(room));
-
-  const auto by_name = [&](uint32_t a, uint32_t b) { return name(a) < name(b); };
-  std::iota(order.begin(), order.end(), 0u);
-  if (!std::is_sorted(order.begin(), order.end(), by_name)) std::sort(order.begin(), order.end(), by_name);
-  const auto same = [&](uint32_t a, uint32_t b) { return name(a) == name(b); };
-  const auto twice = std::adjacent_find(order.begin(), order.end(), same);
-  if (twice != order.end()) fail("ST_DUP", *twice, "each name once", "two tensors of this name");
-  by_name_ = std::move(order);
 }
 
 std::string_view SafetensorsHeader::name(uint64_t i) const {

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
-from torch_foundry.loaders.safetensors import open_safetensors
 from torch_foundry.loaders.tensors import Weight
 
 CPU = torch.device("cpu")

@@ -2,6 +2,8 @@
 
 import pickle
 
+import pytest
+
 import torch_foundry
 
 
@@ -15,3 +17,14 @@ def test_a_load_error_crosses_processes() -> None:
     error = torch_foundry.LoadError("MAGIC", "m.gguf", expected="GGUF", found="tjgg")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def test_texts_of_the_file_do_not_reach_the_terminal_as_they_are() -> None:
+    error = torch_foundry.LoadError("SHAPE", "m.gguf", "a\x1b[31m", expected="x" * 10_000, found="\ud800\n")
+    assert error.field == "a\\x1b[31m" and error.found == "\\ud800\\n"
+    assert str(error).isprintable() and len(str(error)) < 1000
+
+
+def test_only_codes_that_the_table_explains() -> None:
+    with pytest.raises(ValueError, match="NONSENSE"):
+        torch_foundry.LoadError("NONSENSE", "m.gguf", expected="", found="")

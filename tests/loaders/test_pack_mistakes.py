@@ -26,8 +26,8 @@ from tests.loaders.quantised import (
 )
 from torch_foundry import quant
 from torch_foundry.loaders import LoadError
+from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
-from torch_foundry.loaders.safetensors import open_safetensors
 
 
 def without(*names: str) -> Callable[[Tensors], None]:

@@ -17,7 +17,7 @@ from torch_foundry.loaders.allow import Allow
 from torch_foundry.loaders.described import Described
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
-from torch_foundry.loaders.safetensors import open_safetensors
+from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Container, Weight
 

@@ -6,6 +6,8 @@ import os
 
 from torch_foundry.loaders.codes import CODES
 
+_LONGEST = 400  # letters of a text that a message quotes
+
 
 class LoadError(Exception):
     """A file that can't be loaded, and what is wrong with it.
@@ -30,14 +32,20 @@ class LoadError(Exception):
     ) -> None:
         if code not in CODES:
             raise ValueError(f"code: {code!r} is not in torch_foundry.loaders.codes")
-        self.code, self.file, self.field, self.offset = code, os.fspath(file), field, offset
-        self.expected, self.found = expected, found
-        where = f"{field}: " if field else ""
+        self.code, self.file, self.offset = code, os.fspath(file), offset
+        self.field, self.expected, self.found = _plain(field), _plain(expected), _plain(found)
+        where = f"{self.field}: " if field else ""
         at = "" if offset is None else f" at byte {offset}"
-        super().__init__(f"{self.file}: {where}expected {expected}, found {found}{at} [{code}]")
+        super().__init__(f"{_plain(self.file)}: {where}expected {self.expected}, found {self.found}{at} [{code}]")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.code, self.file, self.field, self.expected, self.found, self.offset)
+
+
+def _plain(text: str) -> str:
+    """What of a file's text a message may show: nothing that a terminal would obey, and not without end."""
+    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+    return text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode()
 
 
 def _rebuild(code: str, file: str, field: str, expected: str, found: str, offset: int | None) -> LoadError:

@@ -2,7 +2,7 @@
 
 Beyond what the format forbids, this is not taken: a header that begins with white space; fields of a tensor that the
 format doesn't name; the same name twice; names that look like paths, or with control characters in them; rows of
-elements smaller than a byte that aren't whole bytes, even where the whole tensor is.
+elements smaller than a byte that aren't whole bytes, even where the whole tensor is; an entry over 8 MiB.
 """
 
 from __future__ import annotations
