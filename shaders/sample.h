@@ -31,7 +31,8 @@ static_assert(sizeof(SamplePart) == 8, "shared with the host");
 FOUNDRY_CONST uint32_t rule_eos = 1, rule_bad_word = 2, rule_min_length = 4, rule_min_new = 8, rule_forced_bos = 16,
                        rule_forced_eos = 32, rule_suppressed = 64, rule_begin_suppressed = 128;
 // Bits of SampleParams::stages.
-FOUNDRY_CONST uint32_t stage_top_k = 1, stage_top_p = 2, stage_min_p = 4, stage_forced_bos = 8;
+FOUNDRY_CONST uint32_t stage_top_k = 1, stage_top_p = 2, stage_min_p = 4, stage_forced_bos = 8, stage_greedy = 16;
+FOUNDRY_CONST uint32_t stages_that_keep = stage_top_k | stage_top_p | stage_min_p;
 // Bits of errors[row].
 FOUNDRY_CONST uint32_t error_nan = 1, error_nothing = 2, error_infinite = 4;
 
@@ -55,8 +56,10 @@ struct SampleArgs {
   uint32_t parts;    // per row
   uint32_t capacity; // columns of ids, which are contiguous
   Rows logits;
+  uint32_t own_params; // 1: each row has its own, 0: one for all
+  uint32_t own_rules;  // likewise
 };
-static_assert(sizeof(SampleArgs) == 32, "shared with the host");
+static_assert(sizeof(SampleArgs) == 40, "shared with the host");
 
 #ifdef __METAL_VERSION__
 

@@ -35,6 +35,8 @@ template <typename T>
   if (tile >= args.parts)
     return;
   device const T* x = logits + row_offset(args.logits, row);
+  params += row * args.own_params;
+  rules += row * args.own_rules * args.n;
   const int now = length[row];
   const uint active = has_rules ? active_rules(*params, now) : 0;
 
@@ -139,6 +141,8 @@ METAL_FUNC void finish(uint row, uint token, uint error, device const SamplePara
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (tid == 0) {
+    params += row * args.own_params;
+    rules += row * args.own_rules * args.n;
     best = shared[0];
     for (uint i = 1; i < simdgroups; ++i)
       if (shared[i].key > best.key || (shared[i].key == best.key && shared[i].value < best.value))
@@ -148,7 +152,8 @@ METAL_FUNC void finish(uint row, uint token, uint error, device const SamplePara
   }
 }
 
-// A draw. Keep: from what top-k, top-p and min-p leave.
+// A draw. Keep: rows may draw from what top-k, top-p and min-p leave. A row alone may be greedy, too, so that rows with
+// other settings are no company that matters: each goes the way that it would go alone.
 // foundry-lint: instance(sample_draw<false>)
 // foundry-lint: instance(sample_draw<true>)
 template <bool Keep>
@@ -181,8 +186,11 @@ template <bool Keep>
   for (uint t = own.first; t < own.last; ++t)
     key = max(key, row.tiles[t].key);
   deposit_max(key, shared, simdgroups, simdgroup, lane);
-  const uint error = error_of(uint(total(shared)), true);
-  row.largest = error ? 0.0f : value_of_key(uint(total(shared)));
+  params += r * args.own_params;
+  rules += r * args.own_rules * args.n;
+  const bool greedy = params->stages & stage_greedy, keep = Keep && !greedy && params->stages & stages_that_keep;
+  const uint largest = uint(total(shared)), error = error_of(largest, !greedy);
+  row.largest = error ? 0.0f : value_of_key(largest);
 
   ulong mass = 0;
   for (uint t = own.first; t < own.last; ++t)
@@ -195,11 +203,25 @@ template <bool Keep>
 
   device float* row_probs = has_probs ? probs + r * args.n : nullptr;
   for (uint i = simdgroup * simd_width + lane; has_probs && i < args.n; i += simdgroups * simd_width)
-    row_probs[i] = Keep || error ? 0.0f : float(mass_of(row.scores[i], row.largest)) / float(row.mass);
+    row_probs[i] = keep || greedy || error ? 0.0f : float(mass_of(row.scores[i], row.largest)) / float(row.mass);
   if (has_probs)
     threadgroup_barrier(mem_flags::mem_device);
 
-  if (!error && Keep) {
+  if (!error && greedy) {
+    uint tile = own.first;
+    while (tile < own.last && row.tiles[tile].key != largest)
+      ++tile;
+    deposit_max(tile < own.last ? 0xffffffffu - tile : 0u, shared, simdgroups, simdgroup, lane);
+    tile = 0xffffffffu - uint(total(shared));
+    if (simdgroup == 0) {
+      const uint token = largest_of_tile(row, tile, largest, lane);
+      if (lane == 0) {
+        result[0] = token;
+        if (has_probs)
+          row_probs[token] = 1.0f;
+      }
+    }
+  } else if (!error && keep) {
     lower_bound(row, *params, result + 1, shared, simdgroup, lane);
     uint bound = result[1];
     gather(row, bound, tiles, places, candidates, indices, result, shared, simdgroup, lane);
@@ -255,6 +277,7 @@ template <bool Keep>
     uint threads [[threads_per_threadgroup]]) {
   device const long* x = ids + row * args.capacity;
   device atomic_int* marks = banned + row * args.n;
+  params += row * args.own_params;
   const int now = length[row], known = min(now, int(args.capacity)), ngram = int(params->ngram);
   // Windows of ngram - 1 tokens that equal the last such one, and have a token after them.
   for (int i = int(tid); ngram && i + ngram <= known; i += int(threads)) {

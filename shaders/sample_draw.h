@@ -10,6 +10,14 @@ METAL_FUNC ulong mass_in_tile(thread const SampleRow& row, uint tile, uint i, bo
   return tiny ? order_key(row.scores[i]) == row.tiles[tile].key : mass_of(row.scores[i], row.largest);
 }
 
+// The lowest token of the tile whose score has this key; one simdgroup calls it.
+METAL_FUNC uint largest_of_tile(thread const SampleRow& row, uint tile, uint key, uint lane) {
+  uint found = 0xffffffffu;
+  for (uint i = tile * sample_tile + lane; i < metal::min(row.n, (tile + 1) * sample_tile); i += simd_width)
+    if (found == 0xffffffffu && order_key(row.scores[i]) == key) found = i;
+  return metal::simd_min(found);
+}
+
 // In one simdgroup: the token of a tile at which the sum passes `rest`.
 METAL_FUNC uint draw_from_tile(thread const SampleRow& row, uint tile, ulong rest, uint lane) {
   const uint start = tile * sample_tile;

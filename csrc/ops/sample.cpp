@@ -14,8 +14,12 @@ struct State {
 
   SampleArgs checked(const at::Tensor& like, Dim& batch, int64_t vocabulary) const {
     Dim V("vocabulary", vocabulary), C("capacity");
-    check("params", params).device(like).dtype({at::kInt}).shape({int64_t(sizeof(SampleParams) / 4)}).contiguous();
-    check("rules", rules).device(like).dtype({at::kByte}).shape({V}).contiguous();
+    const int64_t words = sizeof(SampleParams) / 4;
+    const bool own_params = params.dim() != 1, own_rules = rules.dim() != 1; // a row each
+    check("params", params).device(like).dtype({at::kInt}).contiguous();
+    own_params ? check("params", params).shape({batch, words}) : check("params", params).shape({words});
+    check("rules", rules).device(like).dtype({at::kByte}).contiguous();
+    own_rules ? check("rules", rules).shape({batch, V}) : check("rules", rules).shape({V});
     check("length", length).device(like).dtype({at::kInt}).shape({batch}).contiguous();
     check("finished", finished).device(like).dtype({at::kInt}).shape({batch}).contiguous();
     check("errors", errors).device(like).dtype({at::kInt}).shape({batch}).contiguous();
@@ -27,6 +31,8 @@ struct State {
     SampleArgs args{};
     args.n = static_cast<uint32_t>(V);
     args.capacity = static_cast<uint32_t>(C);
+    args.own_params = own_params;
+    args.own_rules = own_rules;
     return args;
   }
 };
@@ -137,10 +143,9 @@ void sample_merge(const at::Tensor& parts, const at::Tensor& params, const at::T
                   const at::Tensor& newest) {
   Dim B("batch"), P("parts");
   check("parts", parts).dtype({at::kInt}).shape({B, P, 2}).contiguous();
-  check("rules", rules).dim(1);
   TORCH_CHECK(P.value() > 0, "parts: expected at least one part of a row, got ", parts.sizes());
   const State state{params, rules, length, finished, errors, ids, newest, std::nullopt};
-  SampleArgs args = state.checked(parts, B, rules.size(0));
+  SampleArgs args = state.checked(parts, B, rules.size(-1));
   args.parts = static_cast<uint32_t>(P);
   if (B != 0) merge(parts, state, args, B);
 }

@@ -21,6 +21,8 @@ All that changes from token to token lies in the sampler's tensors and is read a
 `sampler.begin(other_ids)` starts again in the same memory. A step is 2 launches, 3 with no_repeat_ngram or bad words of
 several tokens.
 
+`Slots` has the same for requests that come and go, each row with settings of its own.
+
 Draws: the n-th new token of a row uses Philox4x32-10 with key = seed and counter = (n, the row's stream id), so it
 depends neither on the row's place in the batch (give rows their `streams`), nor on padding, nor on how many steps are
 submitted at once. Its inverse CDF runs over token ids in order. Torch's own random numbers are not reproduced.
@@ -28,5 +30,6 @@ submitted at once. Its inverse CDF runs over token ids in order. Torch's own ran
 
 from torch_foundry.sampling.sampler import Sampler
 from torch_foundry.sampling.settings import Settings
+from torch_foundry.sampling.slots import Slots
 
-__all__ = ["Sampler", "Settings"]
+__all__ = ["Sampler", "Settings", "Slots"]

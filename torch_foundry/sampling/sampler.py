@@ -47,7 +47,7 @@ class Sampler:
         )
         self.streams = torch.empty(batch, dtype=torch.int64, device=device)
         self.params = torch.empty(PARAMS, dtype=torch.int32, device=device)
-        self.rules = _rules(settings, vocab_size).to(device)
+        self.rules = rules_of(settings, vocab_size).to(device)
         self.sequences = _sequences(settings, vocab_size).to(device) if settings.bans_sequences else None
         table = (batch, vocab_size)
         self.counts = torch.empty(table, dtype=torch.int32, device=device) if settings.counts_tokens else None
@@ -142,14 +142,11 @@ class Sampler:
         if settings.structure != self.settings.structure:
             raise ValueError("use: expected settings with the same processors and tokens, only other numbers")
         self.settings, self.seed = settings, self.seed if seed is None else seed
-        self.params.copy_(torch.tensor(_params(settings, self.seed), dtype=torch.int32, device="cpu"))
+        self.params.copy_(torch.tensor(params_of(settings, self.seed), dtype=torch.int32, device="cpu"))
 
     def check(self) -> None:
         """Wait for the device and raise RuntimeError if some row had no possible token, naming row and reason."""
-        for row, bits in enumerate(self.errors.tolist()):
-            if bits:
-                why = ", ".join(text for bit, text in ERRORS.items() if bits & bit)
-                raise RuntimeError(f"row {row}: {why}; no token was chosen from there on")
+        check_errors(self.errors.tolist())
 
     def _sample(self, logits: Tensor, probs: Tensor | None) -> None:
         ops.sample(
@@ -173,21 +170,32 @@ class Sampler:
         )
 
 
+def check_errors(errors: Sequence[int]) -> None:
+    """RuntimeError for the first row whose error bits say why no token could be chosen."""
+    for row, bits in enumerate(errors):
+        if bits:
+            why = ", ".join(text for bit, text in ERRORS.items() if bits & bit)
+            raise RuntimeError(f"row {row}: {why}; no token was chosen from there on")
+
+
 def _random_seed() -> int:
     """64 bits of torch's default generator on the CPU."""
     return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
 
 
-def _params(settings: Settings, seed: int) -> list[int]:
+def params_of(settings: Settings, seed: int) -> list[int]:
     """SampleParams of shaders/sample.h, word by word."""
     s = settings
     stages = sum(bit for bit, on in ((1, s.top_k), (2, s.top_p), (4, s.min_p), (8, s.forced_bos)) if on is not None)
     # p = 1 is no limit, and has no fraction of 32 bits
     if s.top_p == 1:
         stages &= ~2
+    if not s.do_sample:
+        stages = stages & 8 | 16
     packed = struct.pack(
         "<5f5I4iIi2I",
-        *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty, s.temperature, s.min_p or 0.0),
+        *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
+        *(s.temperature if s.do_sample else 1.0, s.min_p or 0.0),
         *(min(round((s.top_p or 0.0) * 2**32), 2**32 - 1), min(s.top_k or 0, 2**32 - 1), stages),
         *(s.top_p_keep, s.min_p_keep),
         *(s.min_length, s.min_new_length, s.forced_eos_length, s.begin_index),
@@ -197,7 +205,7 @@ def _params(settings: Settings, seed: int) -> list[int]:
     return list(struct.unpack("<18i", packed))
 
 
-def _rules(settings: Settings, vocab_size: int) -> Tensor:
+def rules_of(settings: Settings, vocab_size: int) -> Tensor:
     """uint8 [V]: which rules name a token. Hugging Face ignores tokens outside the vocabulary in some of them."""
     s, rules = settings, torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
     single = tuple(word[0] for word in s.bad_words if len(word) == 1)

@@ -1,0 +1,151 @@
+"""Slots: each row has the tokens that a sampler of its own would choose, whoever is beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from kit import F16, generator, normal
+from torch import Tensor
+
+from tests.sampling.draws import MIXED, drawing
+from torch_foundry import record
+from torch_foundry.sampling import Sampler, Settings, Slots
+
+V, CAPACITY = 700, 24
+KINDS = {
+    "greedy": Settings(),
+    "greedy, rules": Settings(suppress=(3, 40), eos=(5,), pad=9, min_new_length=12, min_new_tokens=(5,)),
+    "greedy, penalties": Settings(repetition_penalty=1.7, presence_penalty=0.4, frequency_penalty=0.3),
+    "plain": drawing(),
+    "cold": drawing(temperature=0.3),
+    "top-k": drawing(top_k=5, temperature=1.3),
+    "nucleus": drawing(top_p=0.7, min_p=0.02),
+    "flat": drawing(temperature=30.0, top_p=0.99),  # more candidates than threadgroup memory takes
+    "mixed": drawing(**{k: v for k, v in MIXED.items() if k not in ("no_repeat_ngram", "bad_words")}),
+}
+
+
+def logits_of(row: int, step: int, vocabulary: int = V) -> Tensor:
+    """With ties, and infinities that are no tokens' fault."""
+    logits = (normal(generator("slots", row, step), vocabulary, dtype=torch.float32, scale=3.0) * 4).round() / 4
+    logits[7] = -math.inf
+    return logits.to(F16)
+
+
+def alone(kind: str, row: int, prompt: list[int], steps: int, vocabulary: int = V) -> list[int]:
+    """Prompt and tokens of a sampler with one row."""
+    ids = torch.tensor([prompt])
+    sampler = Sampler(KINDS[kind], ids, vocab_size=vocabulary, capacity=CAPACITY, seed=row + 5, streams=[row * 3])
+    for step in range(steps):
+        sampler.step(logits_of(row, step, vocabulary)[None])
+    return sampler.ids[0, : len(prompt) + steps].tolist()
+
+
+def prompt_of(row: int) -> list[int]:
+    return torch.randint(8, V, (2 + row % 4,), generator=generator("prompt", row)).tolist()
+
+
+def fill(slots: Slots, place: int, kind: str, row: int, text: list[int] | None = None) -> None:
+    prompt = prompt_of(row)
+    slots.fill(place, KINDS[kind], text or prompt, seed=row + 5, stream=row * 3, prompt=len(prompt))
+
+
+@pytest.mark.parametrize("vocabulary", [V, 3000])
+def test_rows_do_not_depend_on_their_company(vocabulary: int) -> None:
+    """All kinds side by side; then every second one; then each as a batch of its own."""
+    slots = Slots(len(KINDS) + 2, capacity=CAPACITY, vocab_size=vocabulary, device="cpu")
+    places = dict(zip(KINDS, range(1, len(KINDS) + 1), strict=True))
+    for kind, place in places.items():
+        fill(slots, place, kind, place)
+    for step in range(4):
+        slots.step(torch.stack([logits_of(row, step, vocabulary) for row in range(slots.rows)]))
+    for place in places.values():
+        if place % 2:
+            slots.clear(place)
+    slots.step(torch.stack([logits_of(row, 4, vocabulary) for row in range(slots.rows)]))
+    for kind, place in places.items():
+        steps = 4 if place % 2 else 5
+        if place % 2 == 0:
+            slots.step(logits_of(place, 5, vocabulary)[None], first=place)
+            steps = 6
+        expected = alone(kind, place, prompt_of(place), steps, vocabulary)
+        assert slots.ids[place, : len(expected)].tolist() == expected, kind
+        assert steps == 4 or int(slots.token[place]) == expected[-1]
+        assert steps == 4 or int(slots.length[place]) == len(expected)
+    assert slots.ids[0].tolist() == [0] * CAPACITY, "a row that is nobody's stays as it is"
+    assert slots.finished[[0, 1]].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_request_goes_on(kind: str) -> None:
+    """In another row, with its tokens, penalties and random numbers."""
+    expected = alone(kind, 2, prompt_of(2), 8)
+    slots = Slots(3, capacity=CAPACITY, vocab_size=V, device="cpu")
+    fill(slots, 2, kind, 2)
+    for step in range(3):
+        slots.step(logits_of(2, step)[None], first=2)
+    text = slots.ids[2, : len(prompt_of(2)) + 3].tolist()
+    slots.clear(2)
+    fill(slots, 1, "nucleus", 7)
+    fill(slots, 0, kind, 2, text)
+    for step in range(3, 8):
+        slots.step(torch.stack([logits_of(2, step), logits_of(7, step)]))
+    assert slots.ids[0, : len(expected)].tolist() == expected
+
+
+def test_a_tape_serves_requests_of_one_structure() -> None:
+    slots = Slots(2, capacity=CAPACITY, vocab_size=V, device="cpu")
+    fill(slots, 0, "top-k", 0)
+    fill(slots, 1, "greedy", 1)
+    logits = torch.zeros(2, V, dtype=F16)
+    structure = slots.structure(0, 2)
+    with record() as tape:
+        slots.step(logits)
+    fill(slots, 0, "greedy", 4)
+    fill(slots, 1, "nucleus", 5)
+    assert slots.structure(0, 2) == structure != slots.structure(0, 1)
+    for step in range(5):
+        logits.copy_(torch.stack([logits_of(4, step), logits_of(5, step)]))
+        tape.replay()
+    for place, (kind, row) in enumerate((("greedy", 4), ("nucleus", 5))):
+        expected = alone(kind, row, prompt_of(row), 5)
+        assert slots.ids[place, : len(expected)].tolist() == expected
+
+
+def test_errors_are_the_rows_own() -> None:
+    slots = Slots(3, capacity=CAPACITY, vocab_size=V, device="cpu")
+    for place, kind in enumerate(("greedy", "plain", "greedy")):
+        fill(slots, place, kind, place)
+    logits = torch.stack([logits_of(row, 0) for row in range(3)])
+    logits[0, 3], logits[1, 3], logits[2, 3] = math.inf, math.inf, math.nan
+    slots.step(logits)
+    assert int(slots.token[0]) == 3, "what is infinite can be the largest"
+    assert slots.finished.tolist() == [0, 1, 1]
+    slots.check(0)
+    with pytest.raises(RuntimeError, match="an infinite score can't be drawn from"):
+        slots.check(1)
+    with pytest.raises(RuntimeError, match="NaN"):
+        slots.check(2)
+
+
+def test_what_cannot_be_filled() -> None:
+    slots = Slots(1, capacity=4, vocab_size=V, device="cpu")
+    for text, message in (
+        ([], "expected 1 to 4 tokens, got 0"),
+        ([1] * 5, "got 5"),
+        ([1, V], f"a vocabulary of {V}"),
+        ([-1], f"a vocabulary of {V}"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            slots.fill(0, Settings(), text, seed=0)
+    with pytest.raises(ValueError, match="a batch of their own"):
+        slots.fill(0, Settings(no_repeat_ngram=2), [1], seed=0)
+    assert slots.settings == [None]
+    logits = torch.zeros(1, V)
+    with pytest.raises(RuntimeError, match="params"):
+        torch.ops.torch_foundry.sample(
+            logits, slots.params.repeat(2, 1), slots.rules, None, None, None, slots.start, slots.streams, slots.length,
+            slots.finished, slots.errors, slots.ids, slots.token, None, False, False, False,
+        )  # fmt: skip

@@ -1,0 +1,129 @@
+"""The device state of requests that share a batch, each with settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry.sampling.sampler import PARAMS, check_errors, params_of, rules_of
+from torch_foundry.sampling.settings import Settings
+
+
+class Slots:
+    """Rows that requests come to and leave; a step is taken by any rows that lie side by side.
+
+    A row's tokens are those that a `Sampler` with its settings, seed and stream would choose from the same logits,
+    whatever the other rows are. Tensors as of `Sampler`, with `params` int32 [rows, 18] and `rules` uint8 [rows, V].
+
+    rows, capacity: of `ids`. vocab_size: V of the logits, up to 2^20.
+    """
+
+    def __init__(self, rows: int, *, capacity: int, vocab_size: int, device: torch.device | str) -> None:
+        self.rows, self.capacity, self.vocab_size, self.device = rows, capacity, vocab_size, torch.device(device)
+        self.settings: list[Settings | None] = [None] * rows
+        self.ids = torch.zeros(rows, capacity, dtype=torch.int64, device=device)
+        self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.length, self.start, self.finished, self.errors = (
+            torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)
+        )
+        self.streams = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.params = torch.zeros(rows, PARAMS, dtype=torch.int32, device=device)
+        self.rules = torch.zeros(rows, vocab_size, dtype=torch.uint8, device=device)
+        self._counts: Tensor | None = None  # int32 [rows, V], once a request asks for penalties
+        for row in range(rows):
+            self.clear(row)
+
+    def fill(
+        self,
+        row: int,
+        settings: Settings,
+        text: Sequence[int],
+        *,
+        seed: int,
+        stream: int = 0,
+        prompt: int | None = None,
+    ) -> None:
+        """Let `row` be that of a request whose text is `text` so far, of which the first `prompt` tokens were given.
+
+        prompt: default: all. A request that was interrupted goes on with the tokens that it would have had.
+        ValueError: more tokens than `capacity`, a token outside the vocabulary, or settings that ban sequences.
+        """
+        prompt = len(text) if prompt is None else prompt
+        if settings.bans_sequences:
+            raise ValueError("settings: no_repeat_ngram and bad words of several tokens need a batch of their own")
+        if not 0 < prompt <= len(text) <= self.capacity:
+            raise ValueError(f"text: expected 1 to {self.capacity} tokens, got {len(text)}, of which {prompt} given")
+        if not 0 <= min(text) <= max(text) < self.vocab_size:
+            raise ValueError(f"text: expected tokens of a vocabulary of {self.vocab_size}")
+        rules = rules_of(settings, self.vocab_size)
+        ids = torch.tensor(text)
+        self.settings[row] = settings
+        self.params[row].copy_(torch.tensor(params_of(settings, seed), dtype=torch.int32))
+        self.rules[row].copy_(rules)
+        self.ids[row, : len(text)].copy_(ids)
+        self.token[row] = text[-1]
+        for tensor, value in ((self.length, len(text)), (self.start, prompt), (self.finished, 0), (self.errors, 0)):
+            tensor[row] = value
+        self.streams[row] = stream
+        if settings.counts_tokens or self._counts is not None:
+            self._count(row, settings, ids, prompt)
+
+    def clear(self, row: int) -> None:
+        """Let `row` be nobody's: it may take part in steps, whose result means nothing, and stays where it is."""
+        self.settings[row] = None
+        self.params[row].copy_(torch.tensor(params_of(Settings(), 0), dtype=torch.int32))
+        self.finished[row] = 1
+        self.length[row] = self.capacity  # nothing is written
+        self.errors[row] = 0
+
+    def structure(self, first: int, rows: int) -> tuple[bool, bool, bool, bool]:
+        """What a step of these rows launches: a tape of one is good for others of the same structure."""
+        kinds = [settings for settings in self.settings[first : first + rows] if settings is not None]
+        return (
+            any(kind.has_rules for kind in kinds),
+            self._counts is not None and any(kind.counts_tokens for kind in kinds),
+            any(kind.do_sample for kind in kinds),
+            any(kind.do_sample and kind.truncates for kind in kinds),
+        )
+
+    def step(self, logits: Tensor, first: int = 0) -> Tensor:
+        """Choose and write a token for each of the rows from `first` on; returns their `token`s, int64 [n, 1].
+
+        logits: [n, V], as of `Sampler.step`. Nothing is waited for.
+        """
+        rows = slice(first, first + logits.shape[0])
+        use_rules, use_counts, draw, truncate = self.structure(first, logits.shape[0])
+        ops.sample(
+            logits,
+            self.params[rows],
+            self.rules[rows],
+            start=self.start[rows],
+            streams=self.streams[rows],
+            length=self.length[rows],
+            finished=self.finished[rows],
+            errors=self.errors[rows],
+            ids=self.ids[rows],
+            newest=self.token[rows],
+            counts=self._counts[rows] if use_counts and self._counts is not None else None,
+            use_rules=use_rules,
+            draw=draw,
+            truncate=truncate,
+        )
+        return self.token[rows]
+
+    def check(self, row: int) -> None:
+        """Wait for the device and raise RuntimeError if no token could be chosen for `row`."""
+        check_errors([int(self.errors[row])])
+
+    def _count(self, row: int, settings: Settings, ids: Tensor, prompt: int) -> None:
+        """Bit 0: the token is in the prompt; above it, how often it was generated."""
+        if self._counts is None:
+            self._counts = torch.zeros(self.rows, self.vocab_size, dtype=torch.int32, device=self.device)
+        counts = torch.zeros(self.vocab_size, dtype=torch.int32)
+        ignored = settings.repetition_ignore if isinstance(settings.repetition_ignore, int) else 0
+        counts[ids[ignored:prompt]] = 1
+        counts.index_add_(0, ids[prompt:], torch.full((len(ids) - prompt,), 2, dtype=torch.int32))
+        self._counts[row].copy_(counts)
