@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvcache": OPS,
     "loaders": MODELS,
     "load": MODELS | {"loaders", "patch", "text"},
+    "save": MODELS | {"loaders", "text"},
     "text": {"loaders"},
     "session": {"loaders"},
     "patch": MODELS | {"support"},
@@ -57,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
         "__init__",
     },
     "__main__": {"cli"},
-    "__init__": {"compare", "load", "loaders", "patch", "profiling", "runtime", "session", "shader", "tape"},
+    "__init__": {"compare", "load", "loaders", "patch", "profiling", "runtime", "save", "session", "shader", "tape"},
     "compare": MODELS | {"patch"},
     "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "sampling", "shader", "support", "tape"},
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_foundry.patch import patch, patched, report, unpatch
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
+    from torch_foundry.save import save_gguf
     from torch_foundry.session import Session
     from torch_foundry.shader import compile_shader
     from torch_foundry.tape import record
@@ -39,6 +40,7 @@ _HOMES = {
     "record": "tape",
     "report": "patch",
     "reset_counters": "runtime",
+    "save_gguf": "save",
     "scope": "runtime",
     "unpatch": "patch",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "record",
     "report",
     "reset_counters",
+    "save_gguf",
     "scope",
     "unpatch",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_foundry.loaders.allow import Allow
 from torch_foundry.loaders.errors import LoadError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def load(
         whoever rewrites it changes the weights. On other devices it saves the first of two copies.
     check_finite: NaN and infinities are errors. Default: only with mmap=False, as it reads all of the file.
     allow: faults to put up with, as "CODE" or "CODE:pattern of tensor names": TENSOR_EXTRA, TENSOR_MISSING (zeros, or
-        what norms begin with), NONFINITE.
+        what norms begin with), NONFINITE, VOCAB_MISSING (no tokenizer).
     gguf_file: which one, in a folder that has several, or safetensors too.
 
     LoadError (its `code` says what is wrong) for any file that isn't what it should be. Pickles are refused, and code
@@ -62,7 +63,8 @@ def load(
         from torch_foundry.loaders.assemble import assemble
         from torch_foundry.text import adopt
 
-        tokenizer = adopt(found.tokenizer(), found.file)
+        if (tokenizer := found.tokenizer()) is not None:
+            tokenizer = adopt(tokenizer, found.file)
 
         model = assemble(
             found.config,
@@ -127,10 +129,16 @@ def _describe_gguf(path: Path, options: dict[str, Any]) -> Described:
 
     container = open_container(path, check_finite=options["check_finite"])
     try:
-        return describe_gguf(container, **options, tokens=_tokens)
+        has_none = not any(key.startswith("tokenizer.") for key in container.metadata)
+        without = has_none and Allow(options["allow"])("VOCAB_MISSING", container.path.name)
+        return describe_gguf(container, **options, tokens=_no_tokens if without else _tokens)
     except BaseException:
         container.close()
         raise
+
+
+def _no_tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any]]:
+    return lambda: None, {}
 
 
 def _tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any]]:
