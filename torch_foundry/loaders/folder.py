@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from torch_foundry.loaders.tensors import TensorInfo
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PART = re.compile(r"-\d+-of-(?!0*1\.)\d+\.safetensors$")  # of a model in several files
 _LONGEST_INDEX = 1 << 26  # bytes; 10^5 tensors take some 10^7
 
 
@@ -36,11 +38,11 @@ def open_safetensors(path: str | os.PathLike[str], *, check_finite: bool = True)
         return _open([path / name for name in sorted(set(index.values()))], path, index, check_finite)
     names = sorted(os.listdir(path))
     found = [name for name in names if name.endswith(".safetensors")]
-    if len(found) == 1:
+    if len(found) == 1 and not _PART.search(found[0]):
         return _open([path / found[0]], path, None, check_finite)
     expected = f"{SINGLE} or {INDEX}"
     if found:
-        raise LoadError("IDX_FILE", path, expected=expected, found=f"{len(found)} other safetensors files")
+        raise LoadError("IDX_FILE", path, expected=expected, found=", ".join(found[:3]))
     if pickles := [name for name in names if name.endswith(_PICKLES)]:
         raise LoadError("PICKLE", path, expected=expected, found=f"{pickles[0]}, a pickle, which could run code")
     raise LoadError("NOT_MODEL", path, expected=expected, found="no weights")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch_foundry
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
-from . import container_head, container_tensors, tensors_file
+from . import container_head, container_tensors, folders, models, tensors_file
 from .case import Case, Table
 
 TABLES: dict[str, Table] = {
@@ -16,7 +17,10 @@ TABLES: dict[str, Table] = {
     "GGUF metadata": container_head.K,
     "GGUF tensors": container_tensors.T,
     "GGUF data": container_tensors.D,
+    "GGUF architectures": models.A,
+    "GGUF vocabularies": models.V,
     "safetensors": tensors_file.S,
+    "folders of shards": folders.I,
 }
 CASES = [case for table in TABLES.values() for case in table.cases]
 MANIFEST = Path(__file__).parent / "manifest.tsv"
@@ -34,7 +38,10 @@ def header(case: Case, path: Path) -> None:
 
 
 def load(case: Case, path: Path) -> None:
-    """Everything that a loader does with the file: header, metadata, every tensor."""
+    """Everything that a loader does with the file: header, metadata, every tensor; of a model, all of it."""
+    if case.id[0] in "AV":
+        torch_foundry.load(path, device="cpu", patch=False, progress=False)
+        return
     with open_container(case, path) as container:
         if len(container.tensors) + len(container.metadata) > _MANY:
             return
