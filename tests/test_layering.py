@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "decode": MODELS | {"patch", "sampling", "tape"},
     "profiling": MODELS | {"decode", "doctor", "patch", "sampling", "tape"},
     "demo_model": set(),
+    "quality": set(),
     "cli": MODELS
     | {
         "load",
@@ -52,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "demo_model",
         "doctor",
         "profiling",
+        "quality",
         "support",
         "tuner",
         "tuning",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_foundry import __version__
-from torch_foundry.cli import compare, doctor, generate, profile, tune
+from torch_foundry.cli import compare, doctor, generate, perplexity, profile, tune
 from torch_foundry.cli.loading import UserError
 
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     generate.add_parser(commands)
     compare.add_parser(commands)
     doctor.add_parser(commands)
+    perplexity.add_parser(commands)
     profile.add_parser(commands)
     tune.add_parser(commands)
     args = parser.parse_args(argv)

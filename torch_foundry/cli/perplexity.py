@@ -1,0 +1,126 @@
+"""`torch-foundry perplexity`: what a model loses by its weights' format, against a reference, token by token."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from torch_foundry.cli.loading import DTYPES, UserError, first_line, load
+
+
+def add_parser(commands: Any) -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser(
+        "perplexity", help="perplexity, and distance from a dense model", description=__doc__
+    )
+    parser.add_argument("--model", metavar="DIR", type=Path, help="what to measure (default: the demo model)")
+    parser.add_argument("--against", metavar="DIR", type=Path, help="the reference, as it is on stock code")
+    parser.add_argument("--quantize", metavar="FORMAT", nargs="+", help="pack the model: q8_0, q4_K, ...; each in turn")
+    parser.add_argument("--text", metavar="FILE", type=Path, help="UTF-8 (default: text that the demo model never saw)")
+    parser.add_argument("--context", type=int, help="tokens of a window (default: 512, or what the model can take)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture (.svg)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each format. The model runs on the kernels; the reference, by default the model before it is
+    packed, on stock code."""
+    from torch_foundry import quant
+
+    if args.picture is not None and args.picture.suffix != ".svg":
+        raise UserError(f"--picture {args.picture}: expected a name that ends in .svg")
+    for name in args.quantize or ():
+        if name.lower() not in quant.PACKABLE:
+            raise UserError(f"--quantize {name}: expected some of {quant.listing(quant.PACKABLE)}")
+    model, tokenizer = load(args)
+    tokens = _tokens(args, tokenizer)
+    reference = None
+    if args.against is not None:
+        reference, other = load(argparse.Namespace(**{**vars(args), "model": args.against}))
+        if any(a.tolist() != b.tolist() for a, b in zip(tokens, _tokens(args, other), strict=True)):
+            raise UserError(f"--against {args.against}: its tokenizer gives other tokens than the model's")
+    found = {}
+    try:
+        for name, each, dense in _variants(args, model, reference):
+            found[name] = _measure(each, tokens, dense, args.context)
+            print(_line(name, found[name], heading=len(found) == 1), flush=True)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UserError(first_line(error)) from error
+    _write(args, found)
+    return 0
+
+
+def _variants(args: argparse.Namespace, model: Any, reference: Any) -> Any:
+    """(name, patched model, reference) for each line; one more model than that is in memory at a time."""
+    from torch_foundry import patch, quant
+
+    if not args.quantize:
+        yield "as it is", patch(model), reference
+        return
+    for i, name in enumerate(args.quantize):
+        dense = model if reference is None else reference
+        last = i == len(args.quantize) - 1 and reference is not None
+        packed = model if last else copy.deepcopy(model)
+        yield quant.get_format(name).name, patch(packed, quantize=name), dense
+
+
+def _measure(model: Any, tokens: Any, reference: Any, context: int | None) -> Any:
+    from torch_foundry.quality import perplexity
+
+    return perplexity(model, tokens, against=reference, context=context)
+
+
+def _tokens(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
+    """The texts as tensors of ids: the file as one text, or the held-out documents of the demo model."""
+    from torch_foundry.demo_model.evaluate import held_out_sample
+
+    if args.text is None:
+        texts = [(text, False) for text in held_out_sample()]  # with their own token for the beginning
+    else:
+        try:
+            texts = [(args.text.read_text(encoding="utf-8"), True)]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{args.text}: cannot be read: {first_line(error)}") from error
+    ids = [tokenizer(t, add_special_tokens=s, return_tensors="pt", verbose=False).input_ids[0] for t, s in texts]
+    if not any(len(each) > 1 for each in ids):
+        raise UserError(f"{args.text}: too short: expected at least 2 tokens, got {sum(map(len, ids))}")
+    return ids
+
+
+def _line(name: str, quality: Any, heading: bool) -> str:
+    from torch_foundry import quant
+
+    known = quant.FORMATS.get(name)
+    bits = f"{8 * known.block_bytes / known.block_size:.2f}" if known else "-"
+    head = f"{'weights':<18}{'bits':>6}  {'perplexity':<19}"
+    text = f"{name:<18}{bits:>6}  {quality.perplexity:.4f} ± {quality.perplexity_error:.4f}"
+    d = quality.against
+    if d is not None:
+        head = (
+            f"reference: perplexity {d.perplexity:.4f} ± {d.perplexity_error:.4f}, {quality.tokens} tokens, windows of "
+            f"{quality.context}\n{head}{'ratio':<19}{'KL mean':<21}{'KL 99 %':<10}same top-1"
+        )
+        text = (
+            f"{text:<45}{d.ratio:.5f} ± {d.ratio_error:.5f}  {d.kl_mean:.6f} ± {d.kl_error:.6f}  {d.kl_99:<8.5f}  "
+            f"{100 * d.top1:.2f} %"
+        )
+    return f"{head}\n{text}" if heading else text
+
+
+def _write(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    from torch_foundry.quality.picture import svg
+
+    title = f"{args.model.name if args.model else 'demo model'}, {args.dtype}, {args.device}"
+    report = json.dumps({name: quality.to_json() for name, quality in found.items()}, indent=1) + "\n"
+    for path, text in ((args.json, report), (args.picture, svg(title, found))):
+        if path is not None:
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"{path}: cannot be written: {error.strerror}") from error
