@@ -13,11 +13,9 @@ from torch_foundry.cli.loading import DTYPES, UserError, first_line, load
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
-    parser = commands.add_parser(
-        "perplexity", help="perplexity, and distance from a dense model", description=__doc__
-    )
-    parser.add_argument("--model", metavar="DIR", type=Path, help="what to measure (default: the demo model)")
-    parser.add_argument("--against", metavar="DIR", type=Path, help="the reference, as it is on stock code")
+    parser = commands.add_parser("perplexity", help="perplexity, and distance from a dense model", description=__doc__)
+    parser.add_argument("--model", metavar="PATH", type=Path, help="GGUF file or directory (default: the demo model)")
+    parser.add_argument("--against", metavar="PATH", type=Path, help="the reference, which runs unpatched")
     parser.add_argument("--quantize", metavar="FORMAT", nargs="+", help="pack the model: q8_0, q4_K, ...; each in turn")
     parser.add_argument("--text", metavar="FILE", type=Path, help="UTF-8 (default: text that the demo model never saw)")
     parser.add_argument("--context", type=int, help="tokens of a window (default: 512, or what the model can take)")
@@ -29,8 +27,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each format. The model runs on the kernels; the reference, by default the model before it is
-    packed, on stock code."""
+    """Print a line for each format. The model is patched; the reference, by default the model before, is not."""
+    import transformers
+
     from torch_foundry import quant
 
     if args.picture is not None and args.picture.suffix != ".svg":
@@ -46,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if any(a.tolist() != b.tolist() for a, b in zip(tokens, _tokens(args, other), strict=True)):
             raise UserError(f"--against {args.against}: its tokenizer gives other tokens than the model's")
     found = {}
+    transformers.utils.logging.enable_progress_bar()  # minutes, even for the demo model
     try:
         for name, each, dense in _variants(args, model, reference):
             found[name] = _measure(each, tokens, dense, args.context)
