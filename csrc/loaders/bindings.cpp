@@ -1,4 +1,5 @@
 // The readers of headers, for Python.
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -79,9 +80,43 @@ std::vector<int64_t> skip_strings(const at::Tensor& bytes, int64_t count) {
   return {done, static_cast<int64_t>(at), -1};
 }
 
+// Byte of the first element in which all bits of `mask` are set, as in the exponent of NaN and infinity; -1 if there is
+// none. Elements of `width` bytes; the bits of the mask lie side by side below the highest one. Eight bytes at a time:
+// adding the mask's lowest bit carries into an element's highest bit if the others are set, and never further.
+int64_t find_nonfinite(const at::Tensor& bytes, int64_t width, int64_t mask) {
+  TORCH_CHECK(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+              "bytes: expected contiguous uint8 on the CPU");
+  TORCH_CHECK(width == 1 || width == 2 || width == 4 || width == 8, "width: expected 1, 2, 4 or 8, got ", width);
+  const uint64_t lane = width == 8 ? 1 : UINT64_MAX / ((uint64_t(1) << (8 * width)) - 1); // 1 in each element
+  const uint64_t all = lane * uint64_t(mask), one = lane * uint64_t(mask & -mask), top = lane << (8 * width - 1);
+  const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
+  const int64_t size = bytes.numel();
+  constexpr int64_t kPiece = 4096;
+  for (int64_t begin = 0; begin < size; begin += kPiece) {
+    const int64_t end = std::min(begin + kPiece, size);
+    uint64_t found = 0, word = 0;
+    int64_t i = begin;
+    for (; i + 8 <= end; i += 8) {
+      std::memcpy(&word, data + i, 8);
+      found |= (word & all) + one;
+    }
+    word = 0;
+    std::memcpy(&word, data + i, static_cast<size_t>(end - i));
+    found |= (word & all) + one;
+    if ((found & top) == 0) continue;
+    for (i = begin; i < end; i += width) {
+      word = 0;
+      std::memcpy(&word, data + i, static_cast<size_t>(width));
+      if ((word & uint64_t(mask)) == uint64_t(mask)) return i;
+    }
+  }
+  return -1;
+}
+
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("find_nonfinite(Tensor bytes, int width, int mask) -> int", &find_nonfinite);
   m.def("skip_strings(Tensor bytes, int count) -> int[]", &skip_strings);
   using Self = c10::intrusive_ptr<Header>;
   m.class_<Header>("SafetensorsHeader")

@@ -44,8 +44,9 @@ class LoadError(Exception):
 
 def _plain(text: str) -> str:
     """What of a file's text a message may show: nothing that a terminal would obey, and not without end."""
-    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-    return text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode()
+    text = text[: _LONGEST + 1]
+    text = text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode()
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _rebuild(code: str, file: str, field: str, expected: str, found: str, offset: int | None) -> LoadError:

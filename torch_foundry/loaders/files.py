@@ -32,6 +32,22 @@ def failure(path: Path, problem: OSError | ValueError) -> LoadError:
     return LoadError(code, path, expected="a file that can be read", found=found)
 
 
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a folder; of paths that can't be looked at opening says what is wrong."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def names_in(path: Path) -> list[str]:
+    """What lies in the folder `path`, sorted."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError as problem:
+        raise failure(path, problem) from None
+
+
 class File:
     """A regular file, open for reading; every read makes sure that it is still the file that was opened.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from torch_foundry import _ext  # noqa: F401  (loads the op)
+
 # Where the scales of a block are, by format: (byte, how they are written).
 SCALES: dict[str, tuple[tuple[int, str], ...]] = {
     "q4_0": ((0, "f16"),),
@@ -33,18 +35,17 @@ SCALES: dict[str, tuple[tuple[int, str], ...]] = {
     "nvfp4": ((0, "ue4m3"), (1, "ue4m3"), (2, "ue4m3"), (3, "ue4m3")),
     "q1_0": ((0, "f16"),),
 }
-# Exponent bits that are all set in NaN and infinity, and the integers to look at them with.
-_EXPONENT = {"f16": (torch.int16, 0x7C00), "bf16": (torch.int16, 0x7F80), "f32": (torch.int32, 0x7F800000)}
-_WIDE = {"f64": torch.float64, "c64": torch.float32}
-_ONE_BYTE = {  # floats of one byte: (mask, its value in NaN and infinity)
-    "f8_e4m3": (0x7F, 0x7F),
-    "f8_e8m0": (0xFF, 0xFF),
-    "f8_e4m3fnuz": (0xFF, 0x80),
-    "f8_e5m2fnuz": (0xFF, 0x80),
-    "f8_e5m2": (0x7C, 0x7C),
-    "e8m0": (0xFF, 0xFF),
-    "ue4m3": (0x7F, 0x7F),
+# Floats whose NaN and infinities have all of some bits set: (bytes, these bits).
+_EXPONENTS = {
+    "f16": (2, 0x7C00),
+    "bf16": (2, 0x7F80),
+    "f32": (4, 0x7F800000),
+    "c64": (4, 0x7F800000),
+    "f64": (8, 0x7FF0000000000000),
+    "f8_e5m2": (1, 0x7C),
+    "f8_e4m3": (1, 0x7F),
 }
+_BYTES = {"f8_e8m0": 0xFF, "f8_e4m3fnuz": 0x80, "f8_e5m2fnuz": 0x80}  # floats of which only these are NaN
 
 
 def nonfinite(data: torch.Tensor, name: str, block_bytes: int) -> int | None:
@@ -54,22 +55,31 @@ def nonfinite(data: torch.Tensor, name: str, block_bytes: int) -> int | None:
     """
     if not data.numel():
         return None
-    scales = SCALES.get(name, ((0, name),))
-    found = [_bad(data.view(-1, block_bytes), at, kind) for at, kind in scales]
-    where = [int(bad.nonzero()[0]) for bad in found if bad is not None and bool(bad.any())]
-    return min(where) * block_bytes if where else None
+    if name in _EXPONENTS:
+        at = torch.ops.torch_foundry.find_nonfinite(data, *_EXPONENTS[name])
+        return at if at >= 0 else None
+    if name in _BYTES:
+        return _first(data == _BYTES[name], 1)
+    if name not in SCALES:
+        return None
+    blocks = data.view(-1, block_bytes)
+    bad = [at for where, kind in SCALES[name] if (at := _first(_bad(blocks, where, kind), block_bytes)) is not None]
+    return min(bad) if bad else None
 
 
-def _bad(blocks: torch.Tensor, at: int, kind: str) -> torch.Tensor | None:
-    """Which of the blocks (uint8 [n, bytes]) have a bad value of this kind at this byte: bool [n]."""
-    if kind in _ONE_BYTE:
-        mask, value = _ONE_BYTE[kind]
-        return (blocks[:, at] & mask) == value
-    if kind in _EXPONENT:
-        dtype, mask = _EXPONENT[kind]
-        return (blocks[:, at : at + dtype.itemsize].view(dtype)[:, 0] & mask) == mask
-    if kind in _WIDE:
-        return ~torch.isfinite(blocks.view(_WIDE[kind])).all(dim=1)
-    if kind == "nibbles":  # the exponent lies in the top nibble and the high bit of the next
+def _first(bad: torch.Tensor, step: int) -> int | None:
+    return int(bad.nonzero()[0]) * step if bool(bad.any()) else None
+
+
+def _bad(blocks: torch.Tensor, at: int, kind: str) -> torch.Tensor:
+    """Which of the blocks (uint8 [n, bytes]) have a bad scale at this byte: bool [n]."""
+    if kind == "f16":
+        return (blocks[:, at + 1] & 0x7C) == 0x7C
+    if kind == "f32":
+        return (blocks[:, at + 2 : at + 4].view(torch.int16)[:, 0] & 0x7F80) == 0x7F80
+    if kind == "nibbles":  # the exponent lies in the top nibble of the last word and two bits of the one before
         return ((blocks[:, at + 7] & 0x70) == 0x70) & ((blocks[:, at + 5] & 0xC0) == 0xC0)
-    return None
+    if kind == "e8m0":  # 255 is NaN; with 253 and 254 the largest element overflows float32
+        return blocks[:, at] >= 253
+    assert kind == "ue4m3", kind  # ggml reads this NaN as 0, and never writes it
+    return (blocks[:, at] & 0x7F) == 0x7F

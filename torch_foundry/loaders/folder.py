@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File
+from torch_foundry.loaders.files import File, is_folder, names_in
 from torch_foundry.loaders.safetensors import read_header
 from torch_foundry.loaders.tensors import TensorInfo
 
@@ -29,14 +29,14 @@ def open_safetensors(path: str | os.PathLike[str], *, check_finite: bool = True)
     check_finite: see `FileContainer`.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not is_folder(path):
         return _open([path], path, None, check_finite)
     if os.path.lexists(path / SINGLE):
         return _open([path / SINGLE], path, None, check_finite)
     if os.path.lexists(path / INDEX):
         index = read_index(path / INDEX)
         return _open([path / name for name in sorted(set(index.values()))], path, index, check_finite)
-    names = sorted(os.listdir(path))
+    names = names_in(path)
     found = [name for name in names if name.endswith(".safetensors")]
     if len(found) == 1 and not _PART.search(found[0]):
         return _open([path / found[0]], path, None, check_finite)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File
-from torch_foundry.loaders.folder import open_safetensors
+from torch_foundry.loaders.files import File, is_folder, names_in
+from torch_foundry.loaders.folder import INDEX, open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
 
@@ -18,19 +18,19 @@ def open_container(path: str | os.PathLike[str], *, check_finite: bool = True) -
     A file is what its first bytes say; a folder has safetensors, or one GGUF file (or the parts of one).
     """
     path = Path(path)
-    if path.is_dir():
-        parts = sorted(path.glob("*.gguf"))
-        has_safetensors = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
-        if parts and not has_safetensors:
-            first = parts[0]
-            if len(parts) > 1 and f"-00001-of-{len(parts):05d}.gguf" not in first.name:
-                names = ", ".join(part.name for part in parts[:8])
-                raise LoadError("NOT_MODEL", path, expected="one GGUF file, or the parts of one", found=names)
-            return open_gguf(first, check_finite=check_finite)
+    if is_folder(path):
+        names = names_in(path)
+        parts = [name for name in names if name.endswith(".gguf")]
+        if parts and INDEX not in names and not any(name.endswith(".safetensors") for name in names):
+            if len(parts) > 1 and not parts[0].endswith(f"-00001-of-{len(parts):05d}.gguf"):
+                found = ", ".join(parts)
+                raise LoadError("NOT_MODEL", path, expected="one GGUF file, or the parts of one", found=found)
+            return open_gguf(path / parts[0], check_finite=check_finite)
         return open_safetensors(path, check_finite=check_finite)
     file = File(path)
-    first_bytes = bytes(file.read(min(4, file.size), 0, "magic"))
-    file.close()
-    if first_bytes == b"GGUF":
-        return open_gguf(path, check_finite=check_finite)
-    return open_safetensors(path, check_finite=check_finite)
+    try:
+        first = bytes(file.read(min(4, file.size), 0, "magic"))
+    finally:
+        file.close()
+    opener = open_gguf if first == b"GGUF" else open_safetensors
+    return opener(path, check_finite=check_finite)
