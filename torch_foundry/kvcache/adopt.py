@@ -10,10 +10,16 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from torch_foundry.kvcache.formats import PLAIN, Formats, parse
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 
 class ForeignCache(Exception):
     """The cache is of a kind whose contents are its own business."""
+
+
+def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer | PagedLayer:
+    """The layer `index` of `cache` to write to: a page's, or what `adopt` says."""
+    return cache.slots[index] if type(cache) is PagedCache else adopt(cache, index, formats)
 
 
 def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer:

@@ -29,10 +29,9 @@ class Buffered(DynamicLayer):
         """What ops have to be told of the buffers: the formats of packed ones."""
         return packed(self._keys.format), packed(self._values.format)
 
-    @property
-    def plain(self) -> bool:
-        """Whether keys and values are stored as they come."""
-        return self._keys.format is None and self._values.format is None
+    def addressing(self) -> dict[str, Any]:
+        """Arguments of ops, beside formats, that say where rows lie."""
+        return {}
 
     @property
     def keys(self) -> torch.Tensor | None:

@@ -7,17 +7,18 @@ from typing import Any
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 
 class Undo:
-    """The lengths of a `DynamicCache` as they were; `run()` brings them back.
+    """The lengths of a `DynamicCache` or `PagedCache` as they were; `run()` brings them back.
 
     Holds no tensors, so memory that a growing cache gives up is free at once.
     """
 
     __slots__ = ("_cache", "_marks")
 
-    def __init__(self, cache: DynamicCache) -> None:
+    def __init__(self, cache: DynamicCache | PagedCache) -> None:
         self._cache = cache
         self._marks = [(layer, _mark(layer)) for layer in cache.layers]
 
@@ -39,7 +40,7 @@ class Undo:
 
 def _mark(layer: Any) -> Any:
     """What `_rewind` needs; None for a layer that forgets tokens as it gets new ones, or is not known."""
-    if type(layer) is FoundryLayer or type(layer) is FoundrySlidingLayer:
+    if type(layer) in (FoundryLayer, FoundrySlidingLayer, PagedLayer):
         return layer.mark()
     if type(layer) is DynamicLayer or not getattr(layer, "is_initialized", True):
         return layer.get_seq_length()
@@ -47,7 +48,7 @@ def _mark(layer: Any) -> Any:
 
 
 def _rewind(layer: Any, mark: Any) -> None:
-    if isinstance(layer, FoundryLayer | FoundrySlidingLayer):
+    if isinstance(layer, FoundryLayer | FoundrySlidingLayer | PagedLayer):
         layer.rewind(mark)
     elif mark == 0:
         layer.reset()

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from torch_foundry import ops
-from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.adopt import ForeignCache, slot_of
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.kvcache.paged import PagedLayer
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
 from torch_foundry.patch.memory import Described, explain, is_out_of_memory
 from torch_foundry.patch.moe import ExpertBlock
@@ -20,7 +21,7 @@ from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
 from torch_foundry.patch.weights import Linear, Norm, weight_reason
 
-CacheLayer = FoundryLayer | FoundrySlidingLayer
+CacheLayer = FoundryLayer | FoundrySlidingLayer | PagedLayer
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
 USED = frozenset({"attention_mask", "past_key_values", "position_embeddings"})
 # what callers pass down without meaning for the result of a layer
@@ -149,7 +150,7 @@ def check(
     cache = kwargs.get("past_key_values")
     if cache is not None:
         try:
-            slot = adopt(cache, spec.layer_idx, plan.state.kv_cache)
+            slot = slot_of(cache, spec.layer_idx, plan.state.kv_cache)
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
         if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, dtype, x.device):
@@ -214,6 +215,7 @@ def attend(
         values = torch.empty_like(keys)
     else:
         keys, values, start = slot.reserve(batch, spec.n_kv_heads, spec.head_dim, queries, h.dtype, h.device)
+        stored |= slot.addressing()
     cos, sin = rotary if spec.rope and rotary is not None else (None, None)
     # [B, n_heads, L, head_dim]
     q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, start, head_dim=spec.head_dim, **stored)

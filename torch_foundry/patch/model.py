@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import NAMES as EXPERT_WEIGHTS
@@ -27,7 +28,7 @@ class ModelMixin(FoundryModule):
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         cache = kwargs.get("past_key_values")
-        undo = Undo(cache) if type(cache) is DynamicCache else None
+        undo = Undo(cache) if type(cache) is DynamicCache or type(cache) is PagedCache else None
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:  # an interrupt too

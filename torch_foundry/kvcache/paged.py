@@ -1,0 +1,318 @@
+"""A KV cache in pages of a pool, whose rows share blocks: `transformers` sees a `Cache`, kernels a table of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
+from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.kvcache.formats import Formats, packed, parse, stored, unstored, width_of
+
+
+class Pool:
+    """The blocks of a layer's keys or values: [blocks, heads, block_size, columns or bytes]."""
+
+    def __init__(self, format: str | None) -> None:
+        self.format = format
+        self.dtype: torch.dtype | None = None  # of what comes in
+        self.data: torch.Tensor | None = None
+
+    def allocate(
+        self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The memory; allocated when it is asked for first."""
+        if self.data is None:
+            width, kind = width_of(head_dim, self.format, dtype)
+            if blocks * heads * size * width > LARGEST:
+                raise RuntimeError(
+                    f"KV cache: {blocks} blocks of {size} tokens are too many: a layer's keys or values have at most "
+                    f"2^31-1 elements, of which a token takes {heads * width}"
+                )
+            self.data, self.dtype = torch.empty(blocks, heads, size, width, dtype=kind, device=device), dtype
+        return self.data
+
+    def fits(self, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the memory, if there is any, is for these."""
+        data = self.data
+        if data is None:
+            return True
+        width, kind = width_of(head_dim, self.format, dtype)
+        have = (data.shape[1], data.shape[3], data.dtype, self.dtype, data.device)
+        return have == (heads, width, kind, dtype, device)
+
+    def write(self, x: torch.Tensor, table: torch.Tensor, start: int) -> None:
+        """x [B, H, n, D] behind the first `start` tokens."""
+        assert self.data is not None
+        size = self.data.shape[2]
+        at = torch.arange(start, start + x.shape[2], device=table.device)
+        rows = x if self.format is None else stored(x, self.format)
+        self.data[table[:, at // size].long(), :, at % size] = rows.transpose(1, 2).to(self.data.dtype)
+
+    def read(self, table: torch.Tensor, length: int) -> torch.Tensor:
+        """The first `length` tokens of each row: [B, H, length, D]."""
+        assert self.data is not None and self.dtype is not None
+        blocks = table[:, : -(-length // self.data.shape[2])].long()
+        rows = self.data[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length]
+        return rows if self.format is None else unstored(rows, self.format, self.dtype)
+
+
+class PagedLayer(DynamicLayer):
+    """A layer of a `PagedCache`. Rows are the cache's to select and reorder."""
+
+    def __init__(self, cache: PagedCache, formats: Formats) -> None:
+        self._cache = cache
+        self.pools = Pool(formats[0]), Pool(formats[1])
+        self.length = 0
+        super().__init__()
+
+    @property
+    def formats(self) -> Formats:
+        """What ops have to be told of the pools."""
+        return packed(self.pools[0].format), packed(self.pools[1].format)
+
+    def addressing(self) -> dict[str, Any]:
+        """Arguments of ops, beside formats, that say where rows lie; after `reserve`."""
+        return {"block_table": self._cache.block_table()}
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """Stored keys, [B, H, length, D], a copy; None while there are none."""
+        return self.pools[0].read(self._cache.block_table(), self.length) if self.length else None
+
+    @keys.setter
+    def keys(self, tensor: torch.Tensor | None) -> None:
+        self._refuse(tensor)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Stored values, [B, H, length, D], a copy; None while there are none."""
+        return self.pools[1].read(self._cache.block_table(), self.length) if self.length else None
+
+    @values.setter
+    def values(self, tensor: torch.Tensor | None) -> None:
+        self._refuse(tensor)
+
+    def _refuse(self, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            raise TypeError("keys and values of a paged cache can't be assigned")
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Note dtype and device."""
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether `reserve` may be called with these."""
+        return self._cache.rows in (0, batch) and all(p.fits(heads, head_dim, dtype, device) for p in self.pools)
+
+    def reserve(
+        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The pools, and the position in each row at which to write the next `tokens`. Raises OutOfBlocks."""
+        manager = self._cache.manager
+        self.dtype, self.device, self.is_initialized = dtype, device, True
+        memory = [
+            pool.allocate(manager.blocks, manager.block_size, heads, head_dim, dtype, device) for pool in self.pools
+        ]
+        self._cache.room(batch, self.length + tokens, device)
+        return memory[0], memory[1], self.length
+
+    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Count `tokens` just written; returns the pools and how many tokens of each row are valid."""
+        self.length += tokens
+        keys, values = self.pools
+        assert keys.data is not None and values.data is not None
+        return keys.data, values.data, self.length
+
+    def visible(self, tokens: int) -> int:
+        """How many keys a step of `tokens` queries attends to."""
+        return self.length + tokens
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append; returns all keys and values. This is how stock attention uses the layer."""
+        batch, heads, tokens, head_dim = key_states.shape
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            raise RuntimeError("KV cache: there are no gradients through pages")
+        dtype, device = key_states.dtype, key_states.device
+        if not self.fits(batch, heads, head_dim, dtype, device):
+            raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
+        _, _, start = self.reserve(batch, heads, head_dim, tokens, dtype, device)
+        table = self._cache.block_table()
+        for pool, new in zip(self.pools, (key_states, value_states), strict=True):
+            pool.write(new, table, start)
+        self.length += tokens
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Number of tokens seen."""
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last -`tokens_to_remove` tokens."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove")
+        self.length = max(self.length + tokens_to_remove, 0)
+        self._cache.trim()
+
+    def mark(self) -> tuple[int, ...]:
+        """What `rewind` needs to undo whatever is appended from now on."""
+        return self.length, self.is_initialized
+
+    def rewind(self, mark: tuple[int, ...]) -> None:
+        """Back to what was stored at `mark()`."""
+        self.length, self.is_initialized = mark[0], bool(mark[1])
+        self._cache.trim()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.length, self.is_initialized = 0, False
+        self._cache.trim()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Rows are the same in all layers: see `PagedCache`."""
+        raise TypeError("rows of a paged cache are those of all layers; call its own methods")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """See `batch_repeat_interleave`."""
+        self.batch_repeat_interleave(1)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """See `batch_repeat_interleave`."""
+        self.batch_repeat_interleave(1)
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        for pool in self.pools:
+            pool.data = None if pool.data is None else pool.data.to("cpu")
+
+    def prefetch(self) -> None:
+        """Move back to the device of the model."""
+        for pool in self.pools:
+            pool.data = None if pool.data is None else pool.data.to(self.device)
+
+
+class PagedCache(Cache):
+    """Keys and values of all layers in `blocks` blocks of `block_size` tokens, which is all the memory there ever is.
+
+    config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`; salt: as in `BlockManager`.
+    As a `transformers` cache it has rows of one batch; beams share blocks instead of copying them. `manager`, `pools`
+    and `tables` are for callers that keep sequences of their own in it, by name.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        blocks: int,
+        *,
+        block_size: int = 16,
+        kv_cache: str | Mapping[str, str | None] | None = None,
+        salt: bytes = b"",
+    ) -> None:
+        if block_size < 16 or block_size & (block_size - 1):
+            raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
+        self.manager = BlockManager(blocks, block_size, salt=salt)
+        formats = parse(kv_cache)
+        count = config.get_text_config(decoder=True).num_hidden_layers
+        self._rows: list[object] = []  # the batch's sequences
+        self._table: torch.Tensor | None = None
+        self._tables: list[list[int]] = []  # what `_table` was made of
+        self.slots = [PagedLayer(self, formats) for _ in range(count)]  # the same as `layers`
+        super().__init__(layers=list(self.slots))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch; 0 while nothing is stored."""
+        return len(self._rows)
+
+    def room(self, batch: int, length: int, device: torch.device) -> None:
+        """Let each of `batch` rows have room for `length` tokens. Raises OutOfBlocks, and then nothing has changed."""
+        manager = self.manager
+        if not self._rows:
+            self._rows = [object() for _ in range(batch)]
+            for row in self._rows:
+                manager.add(row)
+        more = [max(length - manager.length(row), 0) for row in self._rows]
+        needed = sum(manager.needs(row, n) for row, n in zip(self._rows, more, strict=True))
+        if needed > manager.available:
+            self.trim()
+            raise OutOfBlocks(
+                f"KV cache: {batch} rows of {length} tokens need {needed} more blocks, of {manager.blocks} "
+                f"{manager.available} are free"
+            )
+        copies: list[Copy] = []
+        for row, n in zip(self._rows, more, strict=True):
+            copies += manager.reserve(row, n)
+            manager.commit(row, n)
+        self.copy(copies)
+        self._refresh(device)
+
+    def _refresh(self, device: torch.device) -> None:
+        tables = [self.manager.table(row) for row in self._rows]
+        if self._table is None or tables != self._tables or self._table.device != device:
+            self._tables, self._table = tables, self.tables(self._rows, device)
+
+    def block_table(self) -> torch.Tensor:
+        """Of the batch's rows: int32 [B, blocks]."""
+        assert self._table is not None
+        return self._table
+
+    def tables(self, names: Sequence[Hashable], device: torch.device) -> torch.Tensor:
+        """Of any sequences of the manager: int32 [sequences, blocks of the longest one]; ends are filled with 0."""
+        tables = [self.manager.table(name) for name in names]
+        width = max(1, max(map(len, tables), default=1))
+        flat = [table + [0] * (width - len(table)) for table in tables]
+        return torch.tensor(flat, dtype=torch.int32).view(len(flat), width).to(device, non_blocking=True)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks in all layers, as `BlockManager.reserve` asks for, before anything is written to them."""
+        if not copies:
+            return
+        for layer in self.slots:
+            for pool in layer.pools:
+                if pool.data is not None:
+                    old, new = torch.tensor(copies, device=pool.data.device).unbind(1)
+                    pool.data[new] = pool.data[old]
+
+    def trim(self) -> None:
+        """Give up what no layer has stored."""
+        length = max(layer.length for layer in self.slots)
+        for row in self._rows:
+            if not length:
+                self.manager.free(row)
+            elif self.manager.length(row) > length:
+                self.manager.crop(row, length)
+        if not length:
+            self._rows, self._table = [], None
+        elif self._table is not None:
+            self._refresh(self._table.device)
+
+    def _select(self, indices: list[int]) -> None:
+        if not self._rows:
+            return
+        rows: list[object] = [object() for _ in indices]
+        for row, index in zip(rows, indices, strict=True):
+            self.manager.fork(self._rows[index], row)
+        for row in self._rows:
+            self.manager.free(row)
+        self._rows = rows
+        if self._table is not None:
+            self._refresh(self._table.device)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Reorder the batch, in beam search: no key or value moves."""
+        self._select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep rows `indices` of the batch."""
+        self._select(torch.arange(self.rows)[indices.cpu()].tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row of the batch `repeats` times."""
+        self._select([row for row in range(self.rows) for _ in range(repeats)])
