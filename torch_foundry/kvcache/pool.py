@@ -1,0 +1,55 @@
+"""The memory of a paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.kvcache.formats import stored, unstored, width_of
+
+
+class Pool:
+    """The blocks of a layer's keys or values: [blocks, heads, block_size, columns or bytes]."""
+
+    def __init__(self, format: str | None) -> None:
+        self.format = format
+        self.dtype: torch.dtype | None = None  # of what comes in
+        self.data: torch.Tensor | None = None
+
+    def allocate(
+        self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The memory; allocated when it is asked for first."""
+        if self.data is None:
+            width, kind = width_of(head_dim, self.format, dtype)
+            if blocks * heads * size * width > LARGEST:
+                raise RuntimeError(
+                    f"KV cache: {blocks} blocks of {size} tokens are too many: a layer's keys or values have at most "
+                    f"2^31-1 elements, of which a token takes {heads * width}"
+                )
+            self.data, self.dtype = torch.empty(blocks, heads, size, width, dtype=kind, device=device), dtype
+        return self.data
+
+    def fits(self, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the memory, if there is any, is for these."""
+        data = self.data
+        if data is None:
+            return True
+        width, kind = width_of(head_dim, self.format, dtype)
+        have = (data.shape[1], data.shape[3], data.dtype, self.dtype, data.device)
+        return have == (heads, width, kind, dtype, device)
+
+    def write(self, x: torch.Tensor, table: torch.Tensor, start: int) -> None:
+        """x [B, H, n, D] behind the first `start` tokens."""
+        assert self.data is not None
+        size = self.data.shape[2]
+        at = torch.arange(start, start + x.shape[2], device=table.device)
+        rows = x if self.format is None else stored(x, self.format)
+        self.data[table[:, at // size].long(), :, at % size] = rows.transpose(1, 2).to(self.data.dtype)
+
+    def read(self, table: torch.Tensor, length: int) -> torch.Tensor:
+        """The first `length` tokens of each row: [B, H, length, D]."""
+        assert self.data is not None and self.dtype is not None
+        blocks = table[:, : -(-length // self.data.shape[2])].long()
+        rows = self.data[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length]
+        return rows if self.format is None else unstored(rows, self.format, self.dtype)
