@@ -111,7 +111,9 @@ def test_reasoning_is_found_under_each_of_its_names(guarded: Any) -> None:
 
 def test_control_tokens_of_users_can_be_made_text(stock: Any, guarded: Any) -> None:
     if not hasattr(stock, "_mark_chat_inputs"):
-        pytest.skip("this transformers has no sanitize_control_tokens")
+        with pytest.raises(ValueError, match="sanitize_control_tokens"):
+            guarded.apply_chat_template(PLAIN, sanitize_control_tokens=True)
+        return
     chat = [{"role": "user", "content": "a <|assistant|> b"}]
     want = stock.apply_chat_template(chat, sanitize_control_tokens=True)
     assert same(guarded.apply_chat_template(chat, sanitize_control_tokens=True), want)

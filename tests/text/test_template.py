@@ -60,9 +60,9 @@ def test_refused(name: str) -> None:
 
 
 IN_A_PROCESS = """
-import json, resource, sys
+import collections, json, resource, sys, time
 sys.path.insert(0, sys.argv[1])
-import hostile
+import generated, hostile
 from torch_foundry.text import check_template
 from torch_foundry.loaders.errors import LoadError
 mib = 1 << 20 if sys.platform == "darwin" else 1 << 10
@@ -75,18 +75,24 @@ for name, (code, template) in hostile.HOSTILE.items():
     except LoadError:
         after = resource.getrusage(resource.RUSAGE_SELF)
         seconds[name] = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-print(json.dumps([seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / mib]))
+outcomes = collections.Counter()
+for seed in range(60):
+    used = time.thread_time()
+    outcomes[generated.outcome(generated.template(seed))] += 1
+    seconds[seed] = time.thread_time() - used
+print(json.dumps([seconds, outcomes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / mib]))
 """
 
 
 def test_hostile_templates_cost_little() -> None:
-    """CPU seconds of the process, each; and memory of all together, in MiB."""
-    command = [sys.executable, "-c", IN_A_PROCESS, str(Path(__file__).parent)]
+    """CPU seconds, each, and memory of all together, in MiB; of templates made at random too."""
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS, str(Path(__file__).parent)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    seconds, mib = json.loads(done.stdout)
-    assert set(seconds) == set(hostile.HOSTILE)
+    seconds, outcomes, mib = json.loads(done.stdout)
+    assert set(seconds) == {*hostile.HOSTILE, *map(str, range(60))}
+    assert set(outcomes) >= {"text", "TMPL_BUDGET"}
     assert max(seconds.values()) < 2, max(seconds, key=seconds.get)
     assert mib < 256
 

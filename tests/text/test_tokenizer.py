@@ -92,7 +92,10 @@ def test_every_known_way_to_split_builds_and_decodes_back(pre: str) -> None:
 
 
 def test_patterns_are_those_that_transformers_knows() -> None:
-    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
+    module = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    mapping = getattr(module, "GGUF_PRE_TOKENIZER_SPLITS", None)
+    if mapping is None:
+        pytest.skip("this transformers has no table of ways to split")
     assert {name: PRE[name].splits for name in mapping} == {name: (pattern,) for name, pattern in mapping.items()}
 
 

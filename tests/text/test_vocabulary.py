@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch_foundry.text.charsmap import LARGEST_TRIE, check_charsmap
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
+import corpus
 import sources
 
 Change = Callable[[dict[str, Any]], None]
@@ -202,3 +205,42 @@ def test_a_loop_in_a_charsmap_ends() -> None:
     units = np.arange(256, dtype=np.uint32)
     units[0] = 0
     assert check_charsmap(struct.pack("<I", 1024) + units.tobytes() + b"\0") is None
+
+
+ODDITIES = [None, 0, -1, 2**64, 1.5, float("nan"), True, "", "x" * 999, "\ud800", b"\xff", [], [1], ["a"], [[]], {}]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_metadata_changed_at_random_is_refused_with_a_code_or_makes_a_tokenizer_that_works(seed: int) -> None:
+    rng, built = random.Random(seed), 0
+    for _ in range(60):
+        base = rng.choice(sorted(BASES))
+        keys = changed(base, lambda keys: None)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            key = rng.choice(sorted(keys))
+            value, change = keys[key], rng.random()
+            if change < 0.3:
+                keys[key] = rng.choice(ODDITIES)
+            elif change < 0.4:
+                del keys[key]
+            elif isinstance(value, list) and value:
+                value = keys[key] = list(value)
+                places = [rng.randrange(len(value)) for _ in range(rng.choice((1, 5, 50)))]
+                for place in places:
+                    value[place] = rng.choice(
+                        (value[rng.randrange(len(value))], rng.choice(ODDITIES), rng.randrange(7))
+                    )
+            elif isinstance(value, int):
+                keys[key] = rng.choice((rng.randrange(1000), 2 ** rng.randrange(70)))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # .pre absent
+                tokenizer = tokenizer_from_gguf(keys, "bad.gguf")
+        except LoadError as fault:
+            assert len(str(fault)) < 2000
+        else:
+            built += 1
+            for text in corpus.TEXTS[::7]:
+                ids = tokenizer(text)["input_ids"]
+                assert isinstance(tokenizer.decode(ids), str) and max(ids, default=0) < len(tokenizer)
+    assert built

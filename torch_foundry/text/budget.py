@@ -30,13 +30,16 @@ class OverBudget(Exception):
 
 
 class Budget:
-    """The means of one rendering: fixed, and more for long conversations. size: of what is put in, from `weigh`."""
+    """The means of one rendering: fixed, and more for long conversations.
 
-    def __init__(self, size: int) -> None:
-        self.steps = STEPS + 8 * size
+    size: of what is put in, in characters. share: of how many renderings this is one, which share the fixed part.
+    """
+
+    def __init__(self, size: int, share: int = 1) -> None:
+        self.steps = STEPS // share + 8 * size
         self.left_of_text = TEXT + 8 * size
         self.output = OUTPUT + 4 * size
-        self.seconds = SECONDS + 8e-6 * size
+        self.seconds = SECONDS / share + 8e-6 * size
         self.depth = 0
         self.spans: list[tuple[int, int]] = []  # of the output, inside of {% generation %}
         self.emitted = 0

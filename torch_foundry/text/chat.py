@@ -81,7 +81,9 @@ class Guarded:
             raise ValueError("continue_final_message goes with neither add_generation_prompt nor an assistant mask")
         schemas = None if tools is None else [t if isinstance(t, dict) else get_json_schema(t) for t in tools]
         if sanitize_control_tokens:
-            mark = self._mark_chat_inputs  # type: ignore[attr-defined]
+            mark = getattr(self, "_mark_chat_inputs", None)
+            if mark is None:
+                raise ValueError("this version of transformers has no sanitize_control_tokens")
             marked = mark(template, chats, schemas, documents, kwargs, tokenize, return_assistant_tokens_mask)
             chats, schemas, documents, kwargs = marked
         inputs = {"tools": schemas, "documents": documents, "add_generation_prompt": add_generation_prompt}

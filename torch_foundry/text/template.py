@@ -63,21 +63,21 @@ def render_spans(
     variables: Mapping[str, Any],
     path: str | os.PathLike[str] = "chat template",
     field: str = "tokenizer.chat_template",
+    share: int = 1,
 ) -> tuple[str, list[tuple[int, int]]]:
-    """`render`, and where in the text {% generation %} blocks lie."""
+    """`render`, and where in the text {% generation %} blocks lie. share: as of `Budget`."""
     for name in variables:
         if not name.isidentifier() or name.startswith("_") or name in FUNCTIONS or name in ("self", "loop", "caller"):
             raise ValueError(f"{name!r} can't be a variable of a chat template")
     data = {name: plain(value) for name, value in variables.items()}
     try:
-        return _run(_compiled(template), data)
+        return _run(_compiled(template), data, Budget(size_of(data), share))
     except _Fault as fault:
         code, expected, found = fault.args
     raise LoadError(code, path, field, expected=expected, found=found)
 
 
-def _run(compiled: Template, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    means = Budget(size_of(variables))
+def _run(compiled: Template, variables: dict[str, Any], means: Budget) -> tuple[str, list[tuple[int, int]]]:
     token = current.set(means)
     pieces: list[str] = []
     try:
@@ -183,7 +183,7 @@ def check_template(
             messages = [*system, {"role": "user", "content": content}]
             variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
             try:
-                if CANARY in render_spans(template, variables | tokens, path, field)[0]:
+                if CANARY in render_spans(template, variables | tokens, path, field, share=4)[0]:
                     return
                 printed = True
             except LoadError as fault:
