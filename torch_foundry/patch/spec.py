@@ -111,7 +111,8 @@ def _check_experts(block: Any, kind: Experts, hidden: int) -> tuple[str, int]:
         require(class_key(type(experts)) == kind.experts, f"experts is a {type(experts).__name__}")
         shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
         require(shapes == ((count, 2 * inner, hidden), (count, hidden, inner)), f"experts have the shapes {shapes}")
-        require(not experts._is_expert_parallel, "experts are spread over several processes")
+        spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
+        require(not spread, "experts are spread over several processes")
     activation, width = _known_activation(experts.act_fn), chosen * inner
     if kind.shared:
         shared = block.shared_expert
