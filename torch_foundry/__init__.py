@@ -11,11 +11,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torch_foundry import registration
+
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
     from torch_foundry.load import load
     from torch_foundry.loaders import LoadError
-    from torch_foundry.patch import patch, patched, report, unpatch
+    from torch_foundry.patch import dequantize, patch, patched, quantize, report, unpatch
+    from torch_foundry.patch.quantizer import FoundryConfig
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
     from torch_foundry.save import save_gguf
@@ -26,17 +29,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "FoundryConfig": "patch.quantizer",
     "LoadError": "loaders",
     "Session": "session",
     "compare": "compare",
     "compile_shader": "shader",
     "counters": "runtime",
+    "dequantize": "patch",
     "executor": "runtime",
     "host_options": "runtime",
     "load": "load",
     "patch": "patch",
     "patched": "patch",
     "profile": "profiling",
+    "quantize": "patch",
     "record": "tape",
     "report": "patch",
     "reset_counters": "runtime",
@@ -46,18 +52,21 @@ _HOMES = {
 }
 
 __all__ = [
+    "FoundryConfig",
     "LoadError",
     "Session",
     "__version__",
     "compare",
     "compile_shader",
     "counters",
+    "dequantize",
     "executor",
     "host_options",
     "load",
     "patch",
     "patched",
     "profile",
+    "quantize",
     "record",
     "report",
     "reset_counters",
@@ -65,6 +74,9 @@ __all__ = [
     "scope",
     "unpatch",
 ]
+
+
+registration.install()
 
 
 def __getattr__(name: str) -> Any:

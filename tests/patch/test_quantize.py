@@ -16,7 +16,7 @@ from tests.patch.zoo import FAMILIES, classes, ids, shared
 from torch_foundry import quant
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.nn.linear import linear_of_many
-from torch_foundry.patch import patch, patched, report, unpatch
+from torch_foundry.patch import dequantize, patch, patched, quantize, report, unpatch
 from torch_foundry.patch.spec import Unsupported
 
 PROMPT = ids(1, 12)
@@ -144,12 +144,33 @@ def test_copies_and_state_dict() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma"])
-def test_save_pretrained_writes_dense_weights(family: str, tmp_path: Path) -> None:
+def test_saved_packed_or_made_dense_first(family: str, tmp_path: Path) -> None:
     model = patch(copy.deepcopy(shared(family)), quantize="q8_0")
     expected = tokens(model)
-    model.save_pretrained(tmp_path)
-    assert tokens(AutoModelForCausalLM.from_pretrained(tmp_path)) == expected
-    assert tokens(model) == expected
+    model.save_pretrained(tmp_path / "packed")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    assert tokens(again) == expected and isinstance(again.lm_head, FoundryLinear)
+    dequantize(model).save_pretrained(tmp_path / "dense")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
+    assert tokens(again) == expected and type(again.lm_head) is nn.Linear
+    assert not report(model).packed and tokens(model) == expected
+
+
+def test_packing_a_patched_model() -> None:
+    """Tapes and plans of before are not used any more."""
+    model = patch(copy.deepcopy(shared("llama")))
+    assert tokens(model) == tokens(shared("llama"))
+    quantize(model, {"*.down_proj": None, "*": "q4_0"})
+    expected = rounded(shared("llama"), "q4_0")
+    for ours, theirs, before in zip(
+        expected.model.layers, model.model.layers, shared("llama").model.layers, strict=True
+    ):
+        ours.mlp.down_proj.weight.data.copy_(before.mlp.down_proj.weight)
+        assert type(theirs.mlp.down_proj) is not FoundryLinear
+    assert tokens(model) == tokens(expected)
+    assert report(model).fused and not report(model).fallbacks
+    with pytest.raises(RuntimeError, match="packed embeddings cannot be resized"):
+        model.resize_token_embeddings(130)
 
 
 def test_gradients_reach_inputs_and_biases() -> None:

@@ -81,11 +81,13 @@ class FoundryLinear(nn.Linear):
         self.register_parameter("bias", bias)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, fmt: str) -> FoundryLinear:
-        """`linear` with its weight packed. `linear` gives its weight up and is kept for `to_linear`."""
-        weight = quant.quantize(linear.weight, fmt)
-        packed = cls(linear.in_features, linear.out_features, weight, fmt, linear.bias)
-        return take_over(packed, linear)
+    def from_linear(cls, linear: nn.Linear, fmt: str, packed: torch.Tensor | None = None) -> FoundryLinear:
+        """`linear` with its weight packed; `packed` if that was done already (tied to the embedding).
+
+        `linear` gives its weight up and is kept for `to_linear`.
+        """
+        weight = quant.quantize(linear.weight, fmt) if packed is None else packed
+        return take_over(cls(linear.in_features, linear.out_features, weight, fmt, linear.bias), linear)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight as the packed one says it is, [out_features, in_features]."""

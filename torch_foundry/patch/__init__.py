@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
+    from torch_foundry.patch.packing import Formats
     from torch_foundry.patch.summary import Report
 
 Model = TypeVar("Model", bound="nn.Module")
@@ -22,7 +23,7 @@ Model = TypeVar("Model", bound="nn.Module")
 def patch(
     model: Model,
     *,
-    quantize: str | None = None,
+    quantize: Formats | None = None,
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> Model:
@@ -42,7 +43,7 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
 def patched(
     model: Model,
     *,
-    quantize: str | None = None,
+    quantize: Formats | None = None,
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> contextlib.AbstractContextManager[Model]:
@@ -50,6 +51,20 @@ def patched(
     from torch_foundry.patch import api
 
     return api.patched(model, quantize=quantize, sync_every=sync_every, kv_cache=kv_cache)
+
+
+def quantize(model: Model, formats: Formats) -> Model:
+    """Pack weights in place; returns the model. See `torch_foundry.patch.api.quantize`."""
+    from torch_foundry.patch import api
+
+    return api.quantize(model, formats)
+
+
+def dequantize(model: Model) -> Model:
+    """Make packed weights dense in place; returns the model. See `torch_foundry.patch.api.dequantize`."""
+    from torch_foundry.patch import api
+
+    return api.dequantize(model)
 
 
 def report(model: nn.Module) -> Report:

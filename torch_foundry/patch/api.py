@@ -17,8 +17,9 @@ from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
 from torch_foundry.patch.model import forget, model_mixin
-from torch_foundry.patch.quantize import dequantize_model, packed_formats, quantize_model
-from torch_foundry.patch.spec import Unsupported
+from torch_foundry.patch.packing import Formats, dequantize_model, pack_model, packed_formats, plan_formats
+from torch_foundry.patch.quantizer import attach
+from torch_foundry.patch.spec import Unsupported, known_layers
 from torch_foundry.patch.state import ModelState, Plan
 from torch_foundry.patch.summary import Report, build_report
 from torch_foundry.patch.swap import is_swapped, restore, swap
@@ -29,7 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def patch(
     model: Model,
     *,
-    quantize: str | None = None,
+    quantize: Formats | None = None,
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> Model:
@@ -40,8 +41,8 @@ def patch(
     (training, recording attentions, foreign caches ...) runs the stock code. `report(model)` says what was swapped,
     what was left alone and why, and what ran stock code. Patching a second time swaps what was added since.
 
-    quantize: "q8_0", or another format of `torch_foundry.quant.FORMATS`: first pack the weights of the decoder layers,
-        of the embeddings and of the output layer. That changes results, and stays after `unpatch`.
+    quantize: a format, or formats by patterns: first pack weights, as `torch_foundry.quantize` does. That changes
+        results, and stays after `unpatch`.
     sync_every: how many tokens generate() hands to the device before it waits to read them. Default: 1 where a streamer
         waits for each token, else 16; 64 is for throughput. `generate(sync_every=...)` and an attribute of that name of
         the generation config come first; TORCH_FOUNDRY_SYNC_EVERY is used where nothing else says anything. 0: Hugging
@@ -63,9 +64,7 @@ def patch(
     state = _state_of(model) or ModelState()
     plans, left = _plan_layers(model, state)
     if quantize is not None:
-        forget(model)
-        quantize_model(model, [layer for layer, _ in plans] + _fused_layers(model), quantize)
-        state.quantized = quantize
+        _pack(model, plan_formats(model, [layer for layer, _ in plans] + _fused_layers(model), quantize))
         plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged
     state.quantized = state.quantized or packed_formats(model)
     inside = {id(m) for layer in [layer for layer, _ in plans] + _fused_layers(model) for m in layer.modules()}
@@ -100,19 +99,66 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
         if is_swapped(module):
             restore(module)
     if dequantize:
-        dequantize_model(model)
+        _unpack(model)
     elif state is not None and state.quantized:
         warnings.warn(
-            f"weights stay packed as {state.quantized}; unpatch(model, dequantize=True) makes them dense", stacklevel=2
+            f"weights stay packed as {state.quantized}; torch_foundry.dequantize(model) makes them dense", stacklevel=2
         )
     return model
+
+
+def quantize(model: Model, formats: Formats) -> Model:
+    """Pack weights of `model` in place, a few rows at a time; returns it. It may be patched, before or after.
+
+    formats: "q4_0" or another of `torch_foundry.quant.PACKABLE`, for the linear layers and experts of known decoder
+        layers, the embeddings and the output layer; those whose rows are not whole blocks of the format stay dense. Or
+        shell patterns of the names of modules, in any model, of which the first that fits decides:
+        {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}, where None leaves dense.
+
+    `save_pretrained` then writes packed weights, which AutoModelForCausalLM and `torch_foundry.load` read;
+    `dequantize(model)` first makes it write a model that any transformers can read.
+
+    ValueError: an unknown format, a pattern that fits nothing, or one that fits a module whose rows are not whole
+    blocks. RuntimeError: weights that are not finite, or on the meta device.
+    """
+    if any(p.is_meta for p in model.parameters()):
+        raise RuntimeError(f"cannot quantize {type(model).__name__}: {support.device_problem('meta', False)}")
+    _pack(model, plan_formats(model, known_layers(model), formats))
+    return model
+
+
+def dequantize(model: Model) -> Model:
+    """Make every packed weight of `model` dense, in place, with the values that packing has left; returns it."""
+    _unpack(model)
+    return model
+
+
+def _pack(model: nn.Module, plan: dict[str, str]) -> None:
+    forget(model)
+    pack_model(model, plan)
+    _packed_now(model)
+
+
+def _unpack(model: nn.Module) -> None:
+    forget(model)
+    dequantize_model(model)
+    _packed_now(model)
+
+
+def _packed_now(model: nn.Module) -> None:
+    state = _state_of(model)
+    if state is not None:
+        state.quantized = packed_formats(model)
+        for layer in _fused_layers(model):
+            layer.__dict__["_foundry"] = Plan(state)  # it makes its own anew: its submodules have been exchanged
+    attach(model)
 
 
 @contextlib.contextmanager
 def patched(
     model: Model,
     *,
-    quantize: str | None = None,
+    quantize: Formats | None = None,
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> Iterator[Model]:
@@ -149,7 +195,7 @@ def _check_version() -> None:
         )
 
 
-def _check_device(model: nn.Module, quantize: str | None) -> None:
+def _check_device(model: nn.Module, quantize: Formats | None) -> None:
     """Refuse a model that has no weight where a kernel could run."""
     kinds = dict.fromkeys(p.device.type for p in model.parameters())
     if "meta" in kinds and quantize is not None:

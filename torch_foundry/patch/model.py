@@ -12,8 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.undo import Undo
-from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
-from torch_foundry.nn.experts import NAMES as EXPERT_WEIGHTS
+from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
 from torch_foundry.patch.state import ModelPlan
 from torch_foundry.patch.swap import FoundryModule
@@ -62,14 +61,8 @@ class ModelMixin(FoundryModule):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As stock; packed embeddings cannot be resized."""
         if self._foundry.state.quantized and args + tuple(kwargs.values()) != ():
-            raise RuntimeError("packed embeddings cannot be resized; unpatch(model, dequantize=True) makes them dense")
+            raise RuntimeError("packed embeddings cannot be resized; torch_foundry.dequantize(model) makes them dense")
         return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """As stock, with packed weights written dense, so that any transformers can read the result."""
-        if self._foundry.state.quantized and kwargs.get("state_dict") is None:
-            kwargs["state_dict"] = dense_state_dict(self)  # type: ignore[arg-type]
-        return super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
 
 def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Described]:
@@ -99,25 +92,6 @@ def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             groups.setdefault(id(module.weight), []).append(module)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with packed weights dequantised to the model's dtype; shared ones once."""
-    dtype: torch.dtype = model.dtype  # type: ignore[assignment]
-    state = dict(model.state_dict())
-    dense: dict[int, torch.Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, FoundryLinear | FoundryEmbedding):
-            key = id(module.weight)
-            if key not in dense:
-                dense[key] = module.dequantized(dtype)
-            state[f"{name}.weight"] = dense[key]
-        elif isinstance(module, FoundryExperts):
-            gate, up, down = (module.dequantized(state_name, dtype) for state_name in EXPERT_WEIGHTS)
-            for own in EXPERT_WEIGHTS:
-                del state[f"{name}.{own}"]
-            state |= {f"{name}.gate_up_proj": torch.cat([gate, up], dim=1), f"{name}.down_proj": down}
-    return state
 
 
 def model_mixin(model: nn.Module) -> type[ModelMixin]:

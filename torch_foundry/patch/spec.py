@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -182,3 +183,14 @@ def build_spec(layer: Any) -> LayerSpec:
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
         residual_scale=residual_scale,
     )
+
+
+def known_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of `model` that are understood."""
+    layers = []
+    for module in model.modules():
+        with contextlib.suppress(Unsupported, AttributeError):
+            if class_key(base_class(type(module))) in FAMILIES:
+                build_spec(module)
+                layers.append(module)
+    return layers

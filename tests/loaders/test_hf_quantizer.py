@@ -1,0 +1,193 @@
+"""Packed models through transformers' own door: packed while they load, saved, loaded again, made dense."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import torch_foundry
+from tests.patch.zoo import config, ids, shared
+from torch_foundry import FoundryConfig, quant
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.patch import quantizer
+
+PROMPT = ids(1, 12)
+MIXED = {"*.q_proj": "q4_0", "*.layers.1.*.down_proj": None, "*.layers.*": "q8_0", "lm_head": "affine8_g32_f32"}
+SOME = ["llama-biased", "qwen2", "gemma3", "phi3"]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(PROMPT).logits
+
+
+def load(folder: Path, **options: Any) -> Any:
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_packed_while_loading_saved_and_loaded_again(family: str, tmp_path: Path) -> None:
+    shared(family).save_pretrained(tmp_path / "dense")
+    expected = torch_foundry.quantize(copy.deepcopy(shared(family)), "q8_0")
+    model = load(tmp_path / "dense", quantization_config=FoundryConfig("q8_0"))
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-5, atol=1e-5)  # another attention
+
+    torch_foundry.patch(model)
+    model.save_pretrained(tmp_path / "packed")
+    written = load_file(tmp_path / "packed" / "model.safetensors")
+    formats = json.loads((tmp_path / "packed" / "config.json").read_text())["quantization_config"]["formats"]
+    assert formats and all(written[name].dtype == torch.uint8 for name in formats)
+    assert {name for name, tensor in written.items() if tensor.dtype == torch.uint8} == set(formats)
+
+    again = load(tmp_path / "packed")
+    torch.testing.assert_close(logits(again), logits(expected), rtol=1e-5, atol=1e-5)
+    if expected.config.tie_word_embeddings:
+        assert again.lm_head.weight is again.model.embed_tokens.weight and "lm_head.weight" not in written
+    torch.testing.assert_close(logits(torch_foundry.patch(again)), logits(model), rtol=1e-5, atol=1e-5)
+
+    torch_foundry.dequantize(again).save_pretrained(tmp_path / "dense again")
+    assert "quantization_config" not in json.loads((tmp_path / "dense again" / "config.json").read_text())
+    stock = load(tmp_path / "dense again")
+    assert not any(isinstance(m, FoundryLinear | FoundryEmbedding | FoundryExperts) for m in stock.modules())
+    torch.testing.assert_close(logits(stock), logits(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_experts(tmp_path: Path) -> None:
+    settings = config("Qwen3MoeConfig", hidden_size=64, moe_intermediate_size=96, num_experts=4, num_experts_per_tok=2)
+    torch.manual_seed(0)
+    stock = AutoModelForCausalLM.from_config(settings).eval()
+    stock.save_pretrained(tmp_path / "dense")
+    expected = torch_foundry.quantize(copy.deepcopy(stock), {"*": "q8_0"})
+    model = load(tmp_path / "dense", quantization_config=FoundryConfig({"*": "q8_0"}))
+    assert sum(isinstance(m, FoundryExperts) for m in model.modules()) == settings.num_hidden_layers
+    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-5, atol=1e-5)
+    model.save_pretrained(tmp_path / "packed")
+    again = load(tmp_path / "packed")
+    assert sum(isinstance(m, FoundryExperts) for m in again.modules()) == settings.num_hidden_layers
+    torch.testing.assert_close(logits(again), logits(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_patterns(tmp_path: Path) -> None:
+    shared("llama").save_pretrained(tmp_path)
+    model = load(tmp_path, quantization_config=FoundryConfig(MIXED))
+    expected = torch_foundry.quantize(copy.deepcopy(shared("llama")), MIXED)
+    assert torch.equal(logits(model), logits(expected))
+    found = {
+        n: m.format if isinstance(m, FoundryLinear) else None for n, m in model.named_modules() if n[-4:] == "proj"
+    }
+    assert found["model.layers.0.self_attn.q_proj"] == "q4_0" and found["model.layers.0.mlp.down_proj"] == "q8_0"
+    assert found["model.layers.1.mlp.down_proj"] is None and model.lm_head.format == "affine8_g32_f32"
+    assert type(model.model.embed_tokens) is nn.Embedding
+    model.save_pretrained(tmp_path / "packed")
+    assert torch.equal(logits(load(tmp_path / "packed")), logits(expected))
+
+
+def test_one_dense_weight_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is packed as soon as it is read: by then all before it are."""
+    shared("llama").save_pretrained(tmp_path)
+    held: list[int] = []
+    convert = quantizer._Pack.convert
+
+    def counting(self: Any, tensors: Any, *, model: Any, **options: Any) -> Any:
+        result = convert(self, tensors, model=model, **options)
+        dense = [m for m in model.modules() if type(m) in (nn.Linear, nn.Embedding)]
+        held.append(sum(not m.weight.is_meta for m in dense))
+        return result
+
+    monkeypatch.setattr(quantizer._Pack, "convert", counting)
+    load(tmp_path, quantization_config=FoundryConfig("q8_0"))
+    assert held == [0] * 16
+
+
+def test_columns_in_an_order_of_their_own(tmp_path: Path) -> None:
+    model = copy.deepcopy(shared("llama"))
+    dense = model.model.layers[0].mlp.down_proj
+    order = torch.randperm(dense.in_features, generator=torch.Generator().manual_seed(0))
+    packed = quant.quantize(dense.weight[:, order], "q8_0")
+    ordered = FoundryLinear(dense.in_features, dense.out_features, packed, "q8_0", dense.bias, order)
+    model.model.layers[0].mlp.down_proj = ordered
+    x = torch.randn(3, 5, dense.in_features)
+    with torch.no_grad():
+        expected = nn.functional.linear(x, ordered.dequantized(torch.float32), dense.bias)
+        torch.testing.assert_close(ordered(x), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ordered(x[:1, :1]), expected[:1, :1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ordered.double()(x.double()), expected.double(), rtol=1e-4, atol=1e-5)
+    ordered.float()
+    grown = x.clone().requires_grad_()
+    ordered(grown).sum().backward()
+    torch.testing.assert_close(grown.grad[0, 0], ordered.dequantized(torch.float32).sum(0), rtol=1e-4, atol=1e-4)
+
+    stock = logits(torch_foundry.dequantize(copy.deepcopy(model)))
+    torch.testing.assert_close(logits(model), stock, rtol=1e-4, atol=1e-4)
+    torch_foundry.patch(model)
+    report = torch_foundry.report(model)
+    assert any("order of their own" in reason for reason in report.left.values())
+    torch.testing.assert_close(logits(model), stock, rtol=1e-4, atol=1e-4)
+    generated = model.generate(PROMPT, max_new_tokens=6, do_sample=False)
+    torch_foundry.unpatch(model)
+    assert torch.equal(generated, model.generate(PROMPT, max_new_tokens=6, do_sample=False))
+    quantizer.attach(model)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(again.model.layers[0].mlp.down_proj.order, order)
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_other_types_of_the_other_weights(tmp_path: Path) -> None:
+    shared("llama").save_pretrained(tmp_path)
+    model = load(tmp_path, quantization_config=FoundryConfig("q8_0"), dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16 and logits(model).dtype == torch.bfloat16
+    assert logits(model.half()).dtype == torch.float16
+    assert model.lm_head.weight.dtype == torch.uint8
+
+
+def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
+    shared("llama").save_pretrained(tmp_path)
+    for formats, message in (
+        ("q9_9", "expected one of .*q8_0"),
+        ({"*.router": "q8_0"}, "called '\\*.router'"),
+        ({"*": "q4_k"}, "rows of a multiple of 256 weights, got rows of 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, quantization_config=FoundryConfig(formats))
+    shared("qwen2").save_pretrained(tmp_path)  # tied
+    with pytest.raises(ValueError, match=r"lm_head shares its weight with model\.embed_tokens"):
+        load(tmp_path, quantization_config=FoundryConfig({"lm_head": "q8_0"}))
+
+
+def test_settings_of_a_saved_model_are_checked(tmp_path: Path) -> None:
+    torch_foundry.quantize(copy.deepcopy(shared("llama")), "q8_0").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["formats"]["lm_head.weight"] = "q9_9"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="expected known formats of tensors by name"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("first", ["torch_foundry", "transformers.quantizers.auto"])
+def test_the_order_of_imports_does_not_matter(first: str) -> None:
+    """Importing torch_foundry alone imports neither torch nor transformers, and is enough for reading packed models."""
+    script = f"""
+import sys
+import {first}
+assert "{first}" != "torch_foundry" or not {{"torch", "transformers"}} & set(sys.modules)
+import torch_foundry
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+print("foundry" in AUTO_QUANTIZER_MAPPING)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr

@@ -1,0 +1,62 @@
+"""Lets transformers read models that were saved packed, whichever of the two packages is imported first.
+
+Standard library only: importing torch_foundry imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+_AUTO = "transformers.quantizers.auto"  # where transformers looks up what a model was quantised with
+_OURS = "torch_foundry.patch.quantizer"  # registers itself there
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads the module, and then ours."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        _register()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for the import of _AUTO, once."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _AUTO:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+def _register() -> None:
+    """Nothing that is wrong with torch_foundry may keep transformers from being imported; its first use says it."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(_OURS)
+
+
+def install() -> None:
+    """Register now if transformers' quantizers are there, else as soon as they are."""
+    if _AUTO in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _Finder())
