@@ -19,11 +19,11 @@ std::string list(const std::vector<uint64_t>& numbers) {
   return text + "]";
 }
 
-// The beginning of a text, for a message; whole characters.
+// The beginning of a text, for a message; whole characters, in quotes, as it may be empty.
 std::string clipped(const std::string& text) {
   size_t end = std::min<size_t>(text.size(), 80);
   while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end);
+  return "'" + text.substr(0, end) + "'";
 }
 
 // Whether a name has control characters, or is a path that leads away from where it is.
@@ -110,7 +110,7 @@ void SafetensorsHeader::entry(Parser& in) {
     read_metadata(in);
     has_metadata_ = true;
   } else {
-    if (bad_name(name)) throw Fault{"ST_NAME", "header", "a plain name", "'" + clipped(name) + "'", start};
+    if (bad_name(name)) throw Fault{"ST_NAME", "header", "a plain name", clipped(name), start};
     tensor(in, name);
   }
   in.field = "header";
@@ -186,10 +186,11 @@ void SafetensorsHeader::add(const std::string& name, const Dtype& dtype, const s
     throw Fault{code, name, std::move(expected), std::move(found), offset};
   };
   const std::string most = "at most " + std::to_string(kLimit);
-  uint64_t elements = 1;
+  uint64_t elements = 1, extent = 1; // extent: with 1 for 0, as torch multiplies strides
   for (const uint64_t dim : shape) {
-    if (dim > kLimit || (dim && elements > kLimit / dim)) fail("ST_OVF", most + " elements", list(shape));
+    if (dim > kLimit || (dim && extent > kLimit / dim)) fail("ST_OVF", most + " elements", list(shape));
     elements *= dim;
+    extent *= std::max<uint64_t>(dim, 1);
   }
   if (dtype.block > 1 && (shape.empty() || shape.back() % dtype.block))
     fail("ST_SUBBYTE", "rows of a multiple of " + std::to_string(dtype.block) + " elements", list(shape));

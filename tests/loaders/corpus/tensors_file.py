@@ -138,6 +138,9 @@ S.reject(
 S.reject("S116", "F64 Inf", "NONFINITE",
          lambda: raw(json.dumps({"a": tensor("F64", [1], [0, 8])}), struct.pack("<d", float("inf"))), "a")  # fmt: skip
 S.reject("S118", "F16 -Inf", "NONFINITE", lambda: raw(json.dumps({"a": tensor("F16", [1], [0, 2])}), b"\x00\xfc"), "a")
+S.reject("S136", "shape [0, 2^62, 2^62]: no elements, strides past the limit", "ST_OVF",
+         lambda: of(0, a=tensor(shape=(0, 1 << 62, 1 << 62), offsets=(0, 0))), "a")  # fmt: skip
+S.reject("S138", "dtype empty", "ST_DTYPE", lambda: of(8, a=tensor("")), "a")
 S.accept("S120", "header padded with spaces", lambda: raw(json.dumps({"a": tensor()}) + "     ", bytes(8)))
 S.accept("S122", "no tensors", lambda: raw("{}"))
 S.accept("S124", "__metadata__ with texts", lambda: of(8, a=tensor(), __metadata__={"format": "pt"}))
