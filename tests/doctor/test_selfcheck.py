@@ -30,6 +30,12 @@ SEEDED = {
     "decode-bias-of-the-first": "norm_linear dense",
     "decode-gate-and-up-exchanged": "norm_glu dense",
     "decode-sign-of-sin": "norm_qkv dense",
+    "moe-last-of-equals": "moe_choose 8 of 60 bfloat16",
+    "moe-shared-row-as-an-expert": "moe_route",
+    "moe-gate-of-expert-0": "moe_glu dense",
+    "moe-weights-of-the-first-token": "moe_down q8_0",
+    "moe-last-pair-of-a-tile": "moe_linear q4_0",
+    "moe-ids-of-no-expert-combined": "moe_linear dense",
 }
 CHECKS = selfcheck.suite(quick=False)
 

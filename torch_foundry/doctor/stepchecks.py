@@ -1,4 +1,4 @@
-"""Checks of what decode steps alone are made of: a norm with the projections after it, and the choice of a token."""
+"""Checks of what decode steps are made of: a norm with the projections after it, experts, the choice of a token."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from torch_foundry import ops, quant
 from torch_foundry import reference as plain
+from torch_foundry.doctor.expertchecks import experts
 from torch_foundry.doctor.truth import (
     BF16,
     F16,
@@ -43,6 +44,7 @@ def steps(quick: bool) -> Named:
             yield f"norm_glu {label}", partial(_norm_glu, dtype, rows, formats[0])
             yield f"norm_qkv {label}", partial(_norm_qkv, dtype, rows, formats)
     yield "norm_linear: a row does not depend on its company", _company
+    yield from experts(quick)
     for dtype in dtypes:
         yield f"sample: the largest of 9000 {_short(dtype)}, the lowest of equals", partial(_greedy, dtype)
     for name, settings in SETTINGS.items():
