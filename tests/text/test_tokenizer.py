@@ -117,6 +117,31 @@ def test_no_token_is_added_past_the_vocabulary() -> None:
     assert max(ids) < len(tokenizer) and "<|endoftext|>" not in tokenizer.get_vocab()
 
 
+def test_an_id_that_names_a_word_makes_it_no_special_token() -> None:
+    source = sources.byte_level(pre_tokenizer(PRE["gpt-2"]))
+    words = {
+        f"tokenizer.ggml.{name}_token_id": source.token_to_id(token) for name, token in (("padding", "e"), ("bos", "t"))
+    }
+    tokenizer = build(sources.byte_level_metadata(source, "gpt-2") | words | {"tokenizer.ggml.add_bos_token": True})
+    assert_same(source, tokenizer)
+    assert tokenizer.pad_token is None and tokenizer("end")["input_ids"] == source.encode("end").ids
+
+
+def test_the_length_that_a_model_was_trained_on() -> None:
+    metadata = sources.byte_level_metadata(sources.byte_level(pre_tokenizer(PRE["gpt-2"])), "gpt-2")
+    assert build(metadata | {"general.architecture": "qwen2", "qwen2.context_length": 4096}).model_max_length == 4096
+
+
+def test_pieces_without_scores_of_their_own_merge_in_their_order() -> None:
+    source = sources.sentence_piece("bpe")
+    metadata = sources.sentence_piece_metadata(source, "llama")
+    n = len(metadata["tokenizer.ggml.tokens"])
+    tokenizer = build(metadata | {"tokenizer.ggml.scores": [-1000.0] * n})
+    for text in corpus.TEXTS:
+        if text not in DIFFERENT:
+            assert tokenizer(text)["input_ids"] == source.encode(text)
+
+
 SENTENCE_PIECE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("bpe", "llama", {}),
     "llama without prefix": ("bpe", "llama", {"add_dummy_prefix": False}),

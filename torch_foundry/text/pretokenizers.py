@@ -107,6 +107,8 @@ _TABLE: dict[str, Pre] = {
     "deepseek-llm": Pre(DEEPSEEK_LLM),
     "deepseek-coder": Pre(DEEPSEEK_CODER),
 }
+# The first name of each way, for messages: all names are more than a message holds.
+FIRST = sorted(names.split()[0] for names in _TABLE)
 PRE: dict[str, Pre] = {name: pre for names, pre in _TABLE.items() for name in names.split()}
 
 

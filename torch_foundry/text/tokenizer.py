@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..loaders.errors import LoadError
 from .chat import guard
-from .pretokenizers import PRE, Pre, pre_tokenizer
+from .pretokenizers import FIRST, PRE, Pre, pre_tokenizer
 from .template import check_template
 from .vocabulary import (
     BYTE,
@@ -57,11 +57,13 @@ def tokenizer_from_gguf(
     if backend.get_vocab_size() != len(vocabulary.tokens):
         size = f"{backend.get_vocab_size()} once built"
         raise LoadError("VOCAB_SIZE", path, "tokenizer.ggml.tokens", expected=f"{len(vocabulary.tokens)}", found=size)
-    names = {f"{name}_token": vocabulary.tokens[i] for name, i in vocabulary.ids.items() if name in _HF_NAMES}
+    names = {f"{name}_token": vocabulary.tokens[i] for name, i in _named(vocabulary).items()}
+    length = metadata.get(f"{vocabulary.architecture}.context_length")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_Handed(backend),
         **names,
         **_adds(vocabulary, pre),
+        **({"model_max_length": length} if isinstance(length, int) and length > 0 else {}),
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
@@ -82,12 +84,20 @@ class _Handed:
 _HF_NAMES = ("bos", "eos", "unk", "pad", "sep", "mask", "cls")
 
 
+def _named(vocabulary: Vocabulary) -> dict[str, int]:
+    """Ids of special tokens. Files give ids that mean nothing, as 0 for padding, but a word that became a special token
+    would be cut out of texts. So only the end may be a normal token, unless the file has no types."""
+    typed = any(kind != NORMAL for kind in vocabulary.types)
+    ids = {name: i for name, i in vocabulary.ids.items() if name in _HF_NAMES}
+    return {n: i for n, i in ids.items() if n == "eos" or not typed or vocabulary.types[i] != NORMAL}
+
+
 def _pre(vocabulary: Vocabulary, path: str | os.PathLike[str]) -> Pre:
     if vocabulary.pre is None:
         warnings.warn(f"{path}: tokenizer.ggml.pre is absent; text is split as by old converters", stacklevel=3)
         return PRE["default"]
     if vocabulary.pre not in PRE:
-        known, found = "one of " + ", ".join(sorted(PRE)), repr(vocabulary.pre[:80])
+        known, found = f"{', '.join(FIRST)} or another name of one of these", repr(vocabulary.pre[:80])
         raise LoadError("TOKENIZER", path, "tokenizer.ggml.pre", expected=known, found=found)
     return PRE[vocabulary.pre]
 
@@ -99,7 +109,8 @@ def _adds(vocabulary: Vocabulary, pre: Pre) -> dict[str, bool]:
         bos = False  # the flag is set, but the model's tokenizer adds none: its template writes it
     bos = (vocabulary.model == "llama" or pre.bos) if bos is None else bos
     eos = vocabulary.model == "t5" if eos is None else eos
-    return {"add_bos_token": bos and "bos" in vocabulary.ids, "add_eos_token": eos and "eos" in vocabulary.ids}
+    named = _named(vocabulary)
+    return {"add_bos_token": bos and "bos" in named, "add_eos_token": eos and "eos" in named}
 
 
 def _bytes(vocabulary: Vocabulary, pre: Pre) -> Tokenizer:
@@ -162,15 +173,21 @@ def _with_spaces(backend: Tokenizer, vocabulary: Vocabulary, prefix: bool, squee
 
 
 def derived_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece merges any two neighbours that make a piece, best score first: those pairs, in that order."""
-    assert vocabulary.scores is not None
+    """SentencePiece merges any two neighbours that make a piece, best score first: those pairs, in that order.
+
+    Files made from a tokenizer.json have one score for all pieces; then the pieces' own order is that of the merges.
+    """
+    scores = vocabulary.scores
+    assert scores is not None
     pieces = {t: i for i, t in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
+    if len({scores[i] for i in pieces.values()}) == 1:
+        scores = [-float(i) for i in range(len(scores))]
     found = []
     for piece, i in pieces.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
-                found.append((-vocabulary.scores[i], cut, left, right))
+                found.append((-scores[i], cut, left, right))
     found.sort(key=lambda pair: pair[:2])
     return [pair[2:] for pair in found]
 

@@ -40,6 +40,7 @@ ENDS = (
     "<|return|>",
     "<|call|>",
     "<|end_of_text|>",
+    "<|endoftext|>",
 )
 
 # Pieces longer than this are no words: merges are found by cutting a piece at every place.
