@@ -79,6 +79,9 @@ def load(
         )
     finally:
         found.close()
+    from torch_foundry.patch.quantizer import attach
+
+    attach(model)
     if patch:
         from torch_foundry.patch.api import patch as patch_model
 

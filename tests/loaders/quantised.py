@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
+from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Weight
 
 CPU = torch.device("cpu")
@@ -26,7 +27,8 @@ Tensors = dict[str, Tensor]
 def read(folder: Path, tensors: Tensors, settings: Any, key: str = "quantization_config") -> Mapping[str, Weight]:
     """The weights of a file with these tensors and settings."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    config, weights = read_weights(open_safetensors(folder), {"model_type": "x", key: settings}, "config.json")
+    source = Source(open_safetensors(folder), False, lambda name: True)
+    config, weights = read_weights(source, {"model_type": "x", key: settings}, "config.json")
     assert config == {"model_type": "x"}
     return weights
 

@@ -28,6 +28,7 @@ from torch_foundry import quant
 from torch_foundry.loaders import LoadError
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
+from torch_foundry.loaders.source import Source
 
 
 def without(*names: str) -> Callable[[Tensors], None]:
@@ -218,5 +219,6 @@ def test_states_that_are_no_json(tmp_path: Path, kind: bytes) -> None:
 
 def test_no_settings_mean_dense(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
-    config, weights = read_weights(open_safetensors(tmp_path), {"model_type": "x"}, "config.json")
+    source = Source(open_safetensors(tmp_path), False, lambda name: True)
+    config, weights = read_weights(source, {"model_type": "x"}, "config.json")
     assert config == {"model_type": "x"} and weights["a.weight"].format == "f32"

@@ -18,6 +18,7 @@ from torch_foundry.loaders.described import Described
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
 from torch_foundry.loaders.folder import open_safetensors
+from torch_foundry.loaders.packs import read_weights
 from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Container, Weight
 
@@ -48,14 +49,10 @@ def describe_directory(
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=repr(kind)[:80])
     container = open_safetensors(path, check_finite=check_finite)
     try:
-        if "quantization_config" in settings or "quantization" in settings:
-            from torch_foundry.loaders.packs import read_weights
-
-            settings, weights = read_weights(container, settings, str(path))
-        else:
-            permits = Allow(allow)
-            source = Source(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
-            weights = _dense_weights(source)
+        permits = Allow(allow)
+        source = Source(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
+        settings, weights = read_weights(source, settings, str(path / CONFIG))
+        weights = _arranged(container, weights)
         config = _config(settings, kind, path / CONFIG)
     except BaseException:
         container.close()
@@ -123,23 +120,19 @@ def _tokenizer(path: Path) -> Any:
         raise LoadError("TOKENIZER", path, expected="a tokenizer", found=line[:200]) from error
 
 
-def _dense_weights(source: Source) -> dict[str, Weight]:
-    """Every tensor as a parameter; experts that lie apart, as one."""
+def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """Every weight by its parameter's name; experts that lie apart, as one."""
     found: dict[str, Weight] = {}
     experts: dict[str, dict[int, Weight]] = defaultdict(dict)
-    for name, info in source.container.tensors.items():
+    for name, weight in weights.items():
         if COMPUTED.search(name):
             continue
-        if info.format not in DENSE:
-            expected = "one of " + ", ".join(DENSE)
-            raise LoadError("TENSOR_TYPE", info.path, name, expected=expected, found=info.format)
-        weight = source.weight(info, info.shape)
         if match := EXPERT.match(name):
             module, index, matrix = match.groups()
             experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"][int(index)] = weight
         else:
             found[name.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = weight
-    return found | {name: _stacked(source.container, name, parts) for name, parts in experts.items()}
+    return found | {name: _stacked(container, name, parts) for name, parts in experts.items()}
 
 
 def _stacked(container: Container, name: str, parts: dict[int, Weight]) -> Weight:
@@ -152,6 +145,21 @@ def _stacked(container: Container, name: str, parts: dict[int, Weight]) -> Weigh
         if part.shape != first.shape:
             expected = str(list(first.shape))
             raise LoadError("SHAPE", container.path, part.source, expected=expected, found=str(list(part.shape)))
+        if part.format != first.format or part.order is not None:
+            expected = f"{first.format} in the order of the inputs"
+            found = part.format if part.order is None else "another order"
+            raise LoadError("TENSOR_TYPE", container.path, part.source, expected=expected, found=found)
+    packed = quant.get_format(first.format)
+
+    def blocks(device: torch.device) -> torch.Tensor:
+        rows = (*first.shape[:-1], packed.row_size(first.shape[-1]))
+        out = torch.empty(len(parts), *rows, dtype=torch.uint8, device=device)
+        for index, part in parts.items():
+            out[index] = part.load(torch.device("cpu"))
+        return out
+
+    if packed.packed:
+        return Weight((len(parts), *first.shape), first.format, first.source, blocks)
 
     def load(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(len(parts), *first.shape, dtype=dtype, device=device)

@@ -8,7 +8,8 @@ from typing import Any
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.packs import bitsandbytes, columns, mlx, own
 from torch_foundry.loaders.packs.parts import Parts, Settings
-from torch_foundry.loaders.tensors import Container, Weight
+from torch_foundry.loaders.source import Source
+from torch_foundry.loaders.tensors import Weight
 
 Reader = Callable[[Parts, Settings], dict[str, Weight]]
 METHODS: dict[str, Reader] = {
@@ -20,7 +21,7 @@ METHODS: dict[str, Reader] = {
 }
 
 
-def read_weights(container: Container, config: dict[str, Any], file: str) -> tuple[dict[str, Any], dict[str, Weight]]:
+def read_weights(source: Source, config: dict[str, Any], file: str) -> tuple[dict[str, Any], dict[str, Weight]]:
     """`config` (of a config.json) without what it says about quantisation, and all weights by their parameters' names.
 
     file: the config.json, which errors name. mlx writes no `quant_method`, and its settings twice. Nothing of the
@@ -33,9 +34,9 @@ def read_weights(container: Container, config: dict[str, Any], file: str) -> tup
     of_mlx = config.pop("quantization", None)
     where = "quantization_config" if given is not None else "quantization"
     values = of_mlx if given is None else given
-    parts = Parts(container)
+    parts = Parts(source)
     if values is None:
-        return config, {name: parts.dense(name) for name in container.tensors}
+        return config, {name: parts.dense(name) for name in source.container.tensors}
     if not isinstance(values, dict):
         raise LoadError("QUANT_CONFIG", file, where, expected="an object", found=type(values).__name__)
     method = values.get("quant_method", "mlx" if "group_size" in values else None)

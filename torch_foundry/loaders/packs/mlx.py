@@ -80,7 +80,7 @@ def _floats(parts: Parts, base: str, shape: tuple[int, ...], mode: str, scales: 
 
     def blocks(start: int, stop: int) -> torch.Tensor:
         exponents = parts.read(scales.name, start, stop)
-        if bool((exponents >= limit).any()):
+        if parts.finite(scales.name) and bool((exponents >= limit).any()):
             where = f"a scale of at most {limit - 1}"
             raise LoadError("NONFINITE", scales.path, scales.name, expected=where, found=str(int(exponents.max())))
         codes = parts.read(f"{base}.weight", start, stop).view(torch.uint8)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch_foundry import quant
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.packs.parts import Parts, Settings, blocks_weight
+from torch_foundry.loaders.packs.parts import Parts, Settings
 from torch_foundry.loaders.tensors import Weight
 
 
@@ -38,4 +40,5 @@ def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
         order = parts.read(order_name)
         if not bool((order.sort().values == order.new_tensor(range(shape[-1]))).all()):
             raise LoadError("PACK_ORDER", info.path, order_name, expected="each column once", found="others")
-    return blocks_weight(shape, fmt, name, lambda start, stop: parts.read(name, start, stop), order=order)
+    stored = dataclasses.replace(info, shape=shape, format=fmt)
+    return dataclasses.replace(parts.source.weight(stored, shape), order=order)

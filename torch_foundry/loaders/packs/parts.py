@@ -10,6 +10,7 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Container, TensorInfo, Weight
 
 _CHUNK = 4 << 20  # bytes of blocks that are made at a time
@@ -54,7 +55,12 @@ class Settings:
 class Parts:
     """The tensors of a container, checked against what a weight must be made of."""
 
-    container: Container
+    source: Source
+
+    @property
+    def container(self) -> Container:
+        """Whose tensors they are."""
+        return self.source.container
 
     def part(self, name: str, formats: tuple[str, ...], shape: tuple[int, ...] | None = None) -> TensorInfo:
         """The tensor called `name`, which has one of these types and, if given, this shape."""
@@ -78,14 +84,19 @@ class Parts:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows of a tensor, as `Container.read`."""
+        self.container.check_finite = self.finite(name)  # type: ignore[attr-defined]
         return self.container.read(name, start, stop)
+
+    def finite(self, name: str) -> bool:
+        """Whether NaN and infinities in a tensor are errors."""
+        return self.source.check_finite(name)
 
     def dense(self, name: str) -> Weight:
         """A tensor as it lies in the file."""
         info = self.container.tensors[name]
         if info.format not in ("f32", "f16", "bf16"):
             raise LoadError("TENSOR_TYPE", info.path, name, expected="f32, f16 or bf16", found=info.format)
-        return Weight(info.shape, info.format, name, lambda device: self.container.read(name).to(device))
+        return self.source.weight(info, info.shape)
 
 
 def blocks_weight(
