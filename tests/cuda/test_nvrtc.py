@@ -17,6 +17,7 @@ import json, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch_foundry import ops, prebuild, quant
 from torch_foundry.doctor import blocks
+from torch_foundry.quant.kv import row_bytes
 calls = [call for _, call in prebuild.calls()]
 def linear(dtype, name, rows):
     weight = blocks.packed(torch.zeros(32, 256), name)
@@ -30,6 +31,19 @@ for name in ("f32", "f16", "bf16", *blocks.samples()):
     for dtype in prebuild.DTYPES if common else [torch.float16] if f.packed else ():
         calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if common else (1, 32))]
         calls.append(lambda d=dtype, n=name: embedding(d, n))
+def attend(dtype, queries, d, dv, k, v, **given):
+    def cache(columns, name):
+        width = columns if name is None else row_bytes(columns, name)
+        return torch.zeros(4, 2, 32, width, dtype=dtype if name is None else torch.uint8)
+    names = dict(k_format=k, v_format=v, block_table=torch.zeros(1, 4, dtype=torch.int32))
+    q, caches = torch.zeros(1, 4, queries, d, dtype=dtype), [cache(d, k), cache(dv, v)]
+    ops.attention(q, *caches, 64, scale=1.0, sinks=torch.zeros(4), softcap=9.0, **names)
+    x = [torch.zeros(1, queries, h * n, dtype=dtype) for h, n in ((4, d), (2, d), (2, dv))]
+    cos, gain = torch.zeros(1, queries, d), torch.ones(d, dtype=dtype)
+    ops.rope_and_cache(*x, cos, cos.clone(), *caches, 0, head_dim=d, q_norm=gain, k_norm=gain, **names)
+for dtype, d, dv, k, v in ((torch.float16, 128, 128, "q8_0", "q8_0"), (torch.float32, 80, 112, "q4_0", None)):
+    for queries in (1, 20):
+        calls.append(lambda t=dtype, q=queries, a=(d, dv, k, v): attend(t, q, *a))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()
 print(json.dumps(dict(torch.ops.compile_only.compiled())))
