@@ -248,16 +248,13 @@ def test_writing_to_a_mapped_tensor_leaves_the_file_alone(path: Path) -> None:
 
 WRITER = """
 import os, sys
-path = sys.argv[1]
-value = 1
-while True:  # in place, then by another file of the same name: always of one value
+path, value = sys.argv[1], 1
+head = open(path, "rb").read(4096)
+while True:  # from its beginning, then by another file of the same name: always of one value
     value = value % 120 + 1
-    fd = os.open(path, os.O_RDWR)
-    head = os.pread(fd, 4096, 0)
-    os.pwrite(fd, bytes([value]) * (1 << 20), 4096)
-    os.close(fd)
-    with open(path + ".new", "wb") as file:
-        file.write(head + bytes([value]) * (1 << 20))
+    for name in (path, path + ".new"):
+        with open(name, "wb", buffering=0) as file:
+            file.write(head + bytes([value]) * (1 << 20))
     os.replace(path + ".new", path)
 """
 READER = """
@@ -272,7 +269,7 @@ while time.monotonic() < end:
         assert int(tensor.min()) == int(tensor.max()), "a mixture"
         good += 1
     except LoadError as problem:
-        assert problem.code == "CHANGED", problem
+        assert problem.code in ("CHANGED", "TRUNCATED", "DATA_SHORT"), problem
         bad += 1
 print(good, bad)
 """

@@ -52,7 +52,9 @@ class File:
     """A regular file, open for reading; every read makes sure that it is still the file that was opened.
 
     A change is noticed by size, time of modification and inode. Systems count that time in steps of some milliseconds:
-    a file that was written less than a step ago is opened a step later, so that no change hides in the same step.
+    a file that was written less than a step ago is opened a step later, so that no change hides in the same step. Not
+    noticed is what another process writes through a shared mapping before the system takes note of it, and the rest of
+    a single write in place that began more than a step before the file was opened (its time is that of its beginning).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -68,7 +70,8 @@ class File:
                 raise LoadError("NOT_FILE", self.path, expected="a regular file", found=kind)
             if 0 <= (age := time.time_ns() - found.st_mtime_ns) < _TICK_NS:
                 time.sleep((_TICK_NS - age) / 1e9)
-                found = os.fstat(self._fd)
+                if _identity(os.fstat(self._fd)) != _identity(found):
+                    raise LoadError("CHANGED", self.path, expected="a file", found="one that is being written")
         except OSError as problem:
             self.close()
             raise failure(self.path, problem) from None
