@@ -1,6 +1,6 @@
 """Chat templates made at random, of right types so that most of them get far, which make much out of little.
 
-    python tests/text/generated.py SEED SECONDS
+    python -m tests.text.generated SEED SECONDS
 
 renders them for that long, and says which took more than a second and a half of CPU time or 128 MiB.
 """

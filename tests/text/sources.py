@@ -8,9 +8,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import corpus
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.text import corpus
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 CONTROLS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]

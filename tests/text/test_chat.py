@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.text import templates
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.text import adopt, guard
-
-sys.path.insert(0, str(Path(__file__).parent))
-import templates
 
 DEMO = Path(__file__).parents[2] / "torch_foundry" / "demo_model" / "main"
 CHATS = list(templates.CHATS.values())

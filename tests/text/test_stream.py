@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.text import corpus, sources
 from torch_foundry.text import StreamDecoder, TextStreamer, tokenizer_from_gguf
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
 from torch_foundry.text.stream import BYTE_OF
-
-sys.path.insert(0, str(Path(__file__).parent))
-import corpus
-import sources
 
 DEMO = Path(__file__).parents[2] / "torch_foundry" / "demo_model" / "main"
 

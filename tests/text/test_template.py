@@ -14,13 +14,10 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.text import hostile, templates
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.text import check_template, render
 from torch_foundry.text.budget import OUTPUT, SOURCE, TOKENS
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hostile
-import templates
 
 TOKENS_OF = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATS = templates.CHATS
@@ -61,8 +58,7 @@ def test_refused(name: str) -> None:
 
 IN_A_PROCESS = """
 import collections, json, resource, sys, time
-sys.path.insert(0, sys.argv[1])
-import generated, hostile
+from tests.text import generated, hostile
 from torch_foundry.text import check_template
 from torch_foundry.loaders.errors import LoadError
 mib = 1 << 20 if sys.platform == "darwin" else 1 << 10
@@ -86,7 +82,7 @@ print(json.dumps([seconds, outcomes, (resource.getrusage(resource.RUSAGE_SELF).r
 
 def test_hostile_templates_cost_little() -> None:
     """CPU seconds, each, and memory of all together, in MiB; of templates made at random too."""
-    command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS, str(Path(__file__).parent)]
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

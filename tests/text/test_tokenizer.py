@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.text import corpus, sources
 from torch_foundry.loaders import LoadError, open_gguf
 from torch_foundry.text import tokenizer_from_gguf
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-import corpus
-import sources
 
 ROOT = Path(__file__).parents[2]
 

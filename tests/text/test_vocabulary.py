@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import random
 import struct
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.text import corpus, sources
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
 from torch_foundry.text.charsmap import LARGEST_TRIE, check_charsmap
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-import corpus
-import sources
 
 Change = Callable[[dict[str, Any]], None]
 BYTES = sources.byte_level_metadata(sources.byte_level(pre_tokenizer(PRE["gpt-2"]), size=400), "gpt-2")
