@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "profiling",
         "quality",
         "support",
+        "text",
         "tuner",
         "tuning",
         "__init__",

@@ -96,9 +96,9 @@ def _check_format(name: str | None) -> None:
 
 def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], args: argparse.Namespace) -> Run:
     import torch
-    from transformers import TextStreamer
 
     from torch_foundry import counters, reset_counters
+    from torch_foundry.text import TextStreamer
 
     class Clock(TextStreamer):
         """Prints text as it comes and notes when each token came."""
@@ -110,6 +110,10 @@ def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], ar
         def put(self, value: Any) -> None:
             self.times.append(time.perf_counter())
             super().put(value)
+
+        def end(self) -> None:
+            super().end()
+            print()
 
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": args.temperature > 0}
     if args.temperature > 0:
