@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch_foundry.compare import compare
     from torch_foundry.load import load
     from torch_foundry.loaders import LoadError
-    from torch_foundry.patch import dequantize, patch, patched, quantize, report, unpatch
+    from torch_foundry.patch import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
     from torch_foundry.patch.quantizer import FoundryConfig
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
@@ -39,6 +39,7 @@ _HOMES = {
     "executor": "runtime",
     "host_options": "runtime",
     "load": "load",
+    "merge_adapters": "patch",
     "patch": "patch",
     "patched": "patch",
     "profile": "profiling",
@@ -63,6 +64,7 @@ __all__ = [
     "executor",
     "host_options",
     "load",
+    "merge_adapters",
     "patch",
     "patched",
     "profile",

@@ -67,6 +67,13 @@ def dequantize(model: Model) -> Model:
     return api.dequantize(model)
 
 
+def merge_adapters(model: Any, formats: str | None = "same") -> Any:
+    """Merge adapters into packed layers; returns the model inside. See `torch_foundry.patch.api.merge_adapters`."""
+    from torch_foundry.patch import api
+
+    return api.merge_adapters(model, formats)
+
+
 def report(model: nn.Module) -> Report:
     """What was swapped, left alone and run. See `torch_foundry.patch.api.report`."""
     from torch_foundry.patch import api

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from torch_foundry import runtime, support
 from torch_foundry.kvcache.formats import parse
+from torch_foundry.patch.adapters import SAME, merge
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
@@ -131,6 +132,22 @@ def dequantize(model: Model) -> Model:
     """Make every packed weight of `model` dense, in place, with the values that packing has left; returns it."""
     _unpack(model)
     return model
+
+
+def merge_adapters(model: Any, formats: str | None = SAME) -> Any:
+    """The model inside peft's `model`, with its active adapters (LoRA) merged into its weights, packed ones too.
+
+    formats: "same" packs each layer again as it was, None leaves those that had adapters dense, and the name of a
+        format packs them as that. Sums are in float32; packing rounds them, and results differ by as much.
+
+    peft's own `merge_and_unload` knows dense weights only, and raises for packed ones. `model` is used up.
+    ValueError, before anything is changed: a format that nothing can be packed as, or rows that are not whole blocks of
+    it; a weight that another module shares (a tied output layer). TypeError: no model of peft's.
+    """
+    merged = merge(model, formats)
+    forget(merged)
+    _packed_now(merged)
+    return merged
 
 
 def _pack(model: nn.Module, plan: dict[str, str]) -> None:
