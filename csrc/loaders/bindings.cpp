@@ -1,10 +1,12 @@
 // The readers of headers, for Python.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <tuple>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -80,43 +82,75 @@ std::vector<int64_t> skip_strings(const at::Tensor& bytes, int64_t count) {
   return {done, static_cast<int64_t>(at), -1};
 }
 
-// Byte of the first element in which all bits of `mask` are set, as in the exponent of NaN and infinity; -1 if there is
-// none. Elements of `width` bytes; the bits of the mask lie side by side below the highest one. Eight bytes at a time:
+// Byte of the first element, from `begin` to `end`, in which all bits of `mask` are set; `end` if there is none.
+// Elements of `width` bytes lie side by side; the bits of the mask too, below the highest one. Eight bytes at a time:
 // adding the mask's lowest bit carries into an element's highest bit if the others are set, and never further.
-int64_t find_nonfinite(const at::Tensor& bytes, int64_t width, int64_t mask) {
-  TORCH_CHECK(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
-              "bytes: expected contiguous uint8 on the CPU");
-  TORCH_CHECK(width == 1 || width == 2 || width == 4 || width == 8, "width: expected 1, 2, 4 or 8, got ", width);
+int64_t first_dense(const unsigned char* data, int64_t begin, int64_t end, int64_t width, uint64_t mask) {
   const uint64_t lane = width == 8 ? 1 : UINT64_MAX / ((uint64_t(1) << (8 * width)) - 1); // 1 in each element
-  const uint64_t all = lane * uint64_t(mask), one = lane * uint64_t(mask & -mask), top = lane << (8 * width - 1);
-  const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
-  const int64_t size = bytes.numel();
+  const uint64_t all = lane * mask, one = lane * (mask & (~mask + 1)), top = lane << (8 * width - 1);
   constexpr int64_t kPiece = 4096;
-  for (int64_t begin = 0; begin < size; begin += kPiece) {
-    const int64_t end = std::min(begin + kPiece, size);
+  for (; begin < end; begin += kPiece) {
+    const int64_t stop = std::min(begin + kPiece, end);
     uint64_t found = 0, word = 0;
     int64_t i = begin;
-    for (; i + 8 <= end; i += 8) {
+    for (; i + 8 <= stop; i += 8) {
       std::memcpy(&word, data + i, 8);
       found |= (word & all) + one;
     }
     word = 0;
-    std::memcpy(&word, data + i, static_cast<size_t>(end - i));
+    std::memcpy(&word, data + i, static_cast<size_t>(stop - i));
     found |= (word & all) + one;
     if ((found & top) == 0) continue;
-    for (i = begin; i < end; i += width) {
+    for (i = begin; i < stop; i += width) {
       word = 0;
       std::memcpy(&word, data + i, static_cast<size_t>(width));
-      if ((word & uint64_t(mask)) == uint64_t(mask)) return i;
+      if ((word & mask) == mask) return i;
     }
   }
-  return -1;
+  return end;
+}
+
+// The same of elements that are `stride` bytes apart.
+template <class Word>
+int64_t first_strided(const unsigned char* data, int64_t begin, int64_t end, int64_t stride, uint64_t mask) {
+  const Word all = static_cast<Word>(mask);
+  for (int64_t i = begin; i < end; i += stride) {
+    Word word;
+    std::memcpy(&word, data + i, sizeof(Word));
+    if ((word & all) == all) return i;
+  }
+  return end;
+}
+
+// Start of the first block of `stride` bytes whose element of `width` bytes at `offset` has all bits of `mask` set, as
+// the exponent of NaN and infinity has; -1 if there is none. By as many threads as torch uses.
+int64_t find_nonfinite(const at::Tensor& bytes, int64_t stride, int64_t offset, int64_t width, int64_t mask) {
+  TORCH_CHECK(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+              "bytes: expected contiguous uint8 on the CPU");
+  const bool dense = stride == width && offset == 0;
+  TORCH_CHECK(width == 1 || width == 2 || width == 4 || (width == 8 && dense), "width: expected 1, 2, 4 or 8");
+  TORCH_CHECK(offset >= 0 && stride > 0 && offset + width <= stride && bytes.numel() % stride == 0,
+              "bytes: expected whole blocks of ", stride, " bytes, with an element at ", offset);
+  const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr()) + offset;
+  const auto bits = static_cast<uint64_t>(mask);
+  std::atomic<int64_t> first{INT64_MAX};
+  at::parallel_for(0, bytes.numel() / stride, (int64_t(1) << 19) / stride + 1, [&](int64_t from, int64_t to) {
+    const int64_t begin = from * stride, end = to * stride;
+    const int64_t at = dense        ? first_dense(data, begin, end, width, bits)
+                       : width == 1 ? first_strided<uint8_t>(data, begin, end, stride, bits)
+                       : width == 2 ? first_strided<uint16_t>(data, begin, end, stride, bits)
+                                    : first_strided<uint32_t>(data, begin, end, stride, bits);
+    int64_t known = first.load();
+    while (at < end && at < known && !first.compare_exchange_weak(known, at)) {
+    }
+  });
+  return first.load() == INT64_MAX ? -1 : first.load();
 }
 
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def("find_nonfinite(Tensor bytes, int width, int mask) -> int", &find_nonfinite);
+  m.def("find_nonfinite(Tensor bytes, int stride, int offset, int width, int mask) -> int", &find_nonfinite);
   m.def("skip_strings(Tensor bytes, int count) -> int[]", &skip_strings);
   using Self = c10::intrusive_ptr<Header>;
   m.class_<Header>("SafetensorsHeader")

@@ -15,7 +15,7 @@ from torch_foundry.loaders.finite import nonfinite
 from torch_foundry.loaders.tensors import TensorInfo
 from torch_foundry.loaders.types import TYPES, Storage
 
-_CHUNK = 4 << 20  # bytes that are read and then looked at while they are still in the cache
+_CHUNK = 1 << 22  # bytes that are read and then looked at while they are still in the cache
 
 
 class FileContainer:

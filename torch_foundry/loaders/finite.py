@@ -53,33 +53,30 @@ def nonfinite(data: torch.Tensor, name: str, block_bytes: int) -> int | None:
 
     data: uint8 [n], whole elements or blocks of the type `name`, each of `block_bytes` bytes.
     """
-    if not data.numel():
-        return None
     if name in _EXPONENTS:
-        at = torch.ops.torch_foundry.find_nonfinite(data, *_EXPONENTS[name])
-        return at if at >= 0 else None
-    if name in _BYTES:
-        return _first(data == _BYTES[name], 1)
-    if name not in SCALES:
-        return None
-    blocks = data.view(-1, block_bytes)
-    bad = [at for where, kind in SCALES[name] if (at := _first(_bad(blocks, where, kind), block_bytes)) is not None]
-    return min(bad) if bad else None
+        found = [_find(data, block_bytes, 0, _EXPONENTS[name])]
+    elif name in _BYTES:
+        found = [_first(data == _BYTES[name], 1)]
+    else:
+        found = [_scale(data, block_bytes, *scale) for scale in SCALES.get(name, ())]
+    return min((at for at in found if at is not None), default=None)
+
+
+def _find(data: torch.Tensor, stride: int, offset: int, bits: tuple[int, int]) -> int | None:
+    at = torch.ops.torch_foundry.find_nonfinite(data, stride, offset, *bits)
+    return at if at >= 0 else None
 
 
 def _first(bad: torch.Tensor, step: int) -> int | None:
     return int(bad.nonzero()[0]) * step if bool(bad.any()) else None
 
 
-def _bad(blocks: torch.Tensor, at: int, kind: str) -> torch.Tensor:
-    """Which of the blocks (uint8 [n, bytes]) have a bad scale at this byte: bool [n]."""
-    if kind == "f16":
-        return (blocks[:, at + 1] & 0x7C) == 0x7C
-    if kind == "f32":
-        return (blocks[:, at + 2 : at + 4].view(torch.int16)[:, 0] & 0x7F80) == 0x7F80
-    if kind == "nibbles":  # the exponent lies in the top nibble of the last word and two bits of the one before
-        return ((blocks[:, at + 7] & 0x70) == 0x70) & ((blocks[:, at + 5] & 0xC0) == 0xC0)
+def _scale(data: torch.Tensor, stride: int, offset: int, kind: str) -> int | None:
+    """Byte of the first block of `stride` bytes whose scale at `offset` is bad."""
     if kind == "e8m0":  # 255 is NaN; with 253 and 254 the largest element overflows float32
-        return blocks[:, at] >= 253
-    assert kind == "ue4m3", kind  # ggml reads this NaN as 0, and never writes it
-    return (blocks[:, at] & 0x7F) == 0x7F
+        return _first(data.view(-1, stride)[:, offset] >= 253, stride)
+    if kind == "nibbles":  # the exponent lies in the top nibble of the last word and in two bits of the one before
+        return _find(data, stride, offset + 4, (4, 0x7000C000))
+    if kind == "ue4m3":  # ggml reads this NaN as 0, and never writes it
+        return _find(data, stride, offset, (1, 0x7F))
+    return _find(data, stride, offset, _EXPONENTS[kind])
