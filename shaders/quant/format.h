@@ -97,13 +97,16 @@ template <int Shift, uint32_t Mask, uint32_t Flip, int Zero> inline float code(u
   return float_of_bits((bits & (Mask << Shift)) ^ (base | Flip << Shift)) - float((1 << (23 - Shift)) + Zero);
 }
 
-// The eight codes in the low bits of the bytes of four words, less `Zero`.
-template <uint32_t Mask, int Zero>
-inline void byte_codes(FOUNDRY_THREAD const uint32_t (&q)[4], FOUNDRY_THREAD float (&w)[chunk]) {
-  for (short j = 0; j < 4; ++j) {
-    w[2 * j] = code<0, Mask, 0, Zero>(q[j]);
-    w[2 * j + 1] = code<8, Mask, 0, Zero>(q[j]);
-  }
+// The codes in the low bits of a word's two bytes, less `Zero`. Where there is an offset, finished weights. A loop that
+// goes from a word to its weights stays in registers; one array after the other, a CPU waits for its own stores.
+template <uint32_t Mask, int Zero> inline void two_codes(uint32_t q, FOUNDRY_THREAD float* w) {
+  w[0] = code<0, Mask, 0, Zero>(q);
+  w[1] = code<8, Mask, 0, Zero>(q);
+}
+
+template <uint32_t Mask> inline void two_weights(uint32_t q, float d, float offset, FOUNDRY_THREAD float* w) {
+  w[0] = d * code<0, Mask, 0, 0>(q) + offset;
+  w[1] = d * code<8, Mask, 0, 0>(q) + offset;
 }
 
 #ifdef __METAL_VERSION__

@@ -10,6 +10,9 @@ struct block_mxfp4 {
 };
 static_assert(sizeof(block_mxfp4) == 17, "GGUF MXFP4");
 
+FOUNDRY_CONST float mxfp4_values[16] = {0.0f, 1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
+                                        0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
+
 struct MXFP4 {
   using block = block_mxfp4;
   FOUNDRY_CONST int block_size = 32;
@@ -20,10 +23,7 @@ struct MXFP4 {
     return float_of_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
 
-  static inline float value(uint32_t code) { // 0, 1, 2, 3, 4, 6, 8 or 12, negative in the upper half
-    const int magnitude = int(0xc8643210u >> (code & 7) * 4 & 0xf);
-    return float(code & 8 ? -magnitude : magnitude);
-  }
+  static inline float value(uint32_t code) { return mxfp4_values[code & 0xf]; }
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     for (short j = 0; j < chunk; ++j) w[j] = value(uint32_t(b.qs[i * 8 + j]) >> 4 * c);

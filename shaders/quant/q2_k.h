@@ -20,12 +20,9 @@ struct Q2_K {
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j) q[j] = uint32_t(words[j]) >> i / 4 % 4 * 2;
-    byte_codes<3, 0>(q, w);
     const uint32_t scale = b.scales[i / 2];
     const float d = widen(b.d) * float(scale & 0xf), m = widen(b.dmin) * float(scale >> 4); // exact in f32
-    for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
+    for (short j = 0; j < 4; ++j) two_weights<3>(uint32_t(words[j]) >> i / 4 % 4 * 2, d, -m, w + 2 * j);
     return 1.0f;
   }
 

@@ -22,10 +22,10 @@ struct Q3_K {
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
     FOUNDRY_DEVICE const uint16_t* high = b.hmask + i % 4 * 4;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j)
-      q[j] = (uint32_t(words[j]) >> i / 4 % 4 * 2 & 0x0303) | (uint32_t(high[j]) >> i / 4 & 0x0101) << 2;
-    byte_codes<7, 4>(q, w);
+    for (short j = 0; j < 4; ++j) {
+      const uint32_t low = uint32_t(words[j]) >> i / 4 % 4 * 2 & 0x0303;
+      two_codes<7, 4>(low | (uint32_t(high[j]) >> i / 4 & 0x0101) << 2, w + 2 * j);
+    }
     const short s = i / 2;
     const int scale = (b.scales[s % 8] >> s / 8 * 4 & 0xf) | (b.scales[8 + s % 4] >> s / 4 * 2 & 3) << 4;
     return widen(b.d) * float(scale - 32);

@@ -45,10 +45,8 @@ struct Q4_1 {
   FOUNDRY_CONST bool has_codes = false;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j) q[j] = uint32_t(b.qs[i * 4 + j]) >> 4 * c;
-    byte_codes<0xf, 0>(q, w);
-    for (short j = 0; j < chunk; ++j) w[j] = widen(b.d) * w[j] + widen(b.m);
+    const float d = widen(b.d), m = widen(b.m);
+    for (short j = 0; j < 4; ++j) two_weights<0xf>(uint32_t(b.qs[i * 4 + j]) >> 4 * c, d, m, w + 2 * j);
     return 1.0f;
   }
 

@@ -12,9 +12,12 @@ struct block_q4_k {
 };
 static_assert(sizeof(block_q4_k) == 144, "GGUF Q4_K");
 
-// w[] of sub-block s, so far codes: times its scale, less its offset. Both products are exact in f32.
-template <typename Block>
-inline void scale_and_offset(FOUNDRY_DEVICE const Block& b, short s, FOUNDRY_THREAD float (&w)[chunk]) {
+// Scale and offset of sub-block s. Both products are exact in f32.
+struct ScaleAndOffset {
+  float d, offset;
+};
+
+template <typename Block> inline ScaleAndOffset scale_and_offset(FOUNDRY_DEVICE const Block& b, short s) {
   uint32_t scale, offset;
   if (s < 4) {
     scale = b.scales[s] & 0x3f;
@@ -23,8 +26,7 @@ inline void scale_and_offset(FOUNDRY_DEVICE const Block& b, short s, FOUNDRY_THR
     scale = (b.scales[s + 4] & 0xf) | (b.scales[s - 4] >> 6 << 4);
     offset = (b.scales[s + 4] >> 4) | (b.scales[s] >> 6 << 4);
   }
-  const float d = widen(b.d) * float(scale), m = widen(b.dmin) * float(offset);
-  for (short j = 0; j < chunk; ++j) w[j] = d * w[j] - m;
+  return {widen(b.d) * float(scale), -(widen(b.dmin) * float(offset))};
 }
 
 #ifndef __METAL_VERSION__
@@ -49,10 +51,8 @@ struct Q4_K {
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j) q[j] = uint32_t(words[j]) >> (i & 4);
-    byte_codes<0xf, 0>(q, w);
-    scale_and_offset(b, i / 4, w);
+    const ScaleAndOffset unit = scale_and_offset(b, i / 4);
+    for (short j = 0; j < 4; ++j) two_weights<0xf>(uint32_t(words[j]) >> (i & 4), unit.d, unit.offset, w + 2 * j);
     return 1.0f;
   }
 

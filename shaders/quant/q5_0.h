@@ -18,7 +18,7 @@ struct Q5_0 {
   FOUNDRY_CONST bool has_codes = false;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
-    five_bits<16>(b, i, c, w);
+    for (short j = 0; j < 4; ++j) two_codes<0x1f, 16>(five_bits(b, i, c, j), w + 2 * j);
     return widen(b.d);
   }
 

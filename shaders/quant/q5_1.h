@@ -11,16 +11,10 @@ struct block_q5_1 {
 };
 static_assert(sizeof(block_q5_1) == 24, "GGUF Q5_1");
 
-// Codes of five bits: chunk i + 2 * c of a block of 32, less `Zero`.
-template <int Zero, typename Block>
-inline void five_bits(FOUNDRY_DEVICE const Block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
-  const uint32_t high = uint32_t(b.qh[c]) >> i * 8; // bit j: that of weight j of the chunk
-  uint32_t q[4];
-  for (short j = 0; j < 4; ++j) {
-    const uint32_t two = high >> 2 * j;
-    q[j] = (uint32_t(b.qs[i * 4 + j]) >> 4 * c & 0x0f0f) | (two & 1) << 4 | (two & 2) << 11;
-  }
-  byte_codes<0x1f, Zero>(q, w);
+// Codes of five bits: the word at j of chunk i + 2 * c of a block of 32.
+template <typename Block> inline uint32_t five_bits(FOUNDRY_DEVICE const Block& b, short i, int c, short j) {
+  const uint32_t two = uint32_t(b.qh[c]) >> (i * 8 + 2 * j);
+  return (uint32_t(b.qs[i * 4 + j]) >> 4 * c & 0x0f0f) | (two & 1) << 4 | (two & 2) << 11;
 }
 
 #ifndef __METAL_VERSION__
@@ -40,8 +34,8 @@ struct Q5_1 {
   FOUNDRY_CONST bool has_codes = false;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
-    five_bits<0>(b, i, c, w);
-    for (short j = 0; j < chunk; ++j) w[j] = widen(b.d) * w[j] + widen(b.m);
+    const float d = widen(b.d), m = widen(b.m);
+    for (short j = 0; j < 4; ++j) two_weights<0x1f>(five_bits(b, i, c, j), d, m, w + 2 * j);
     return 1.0f;
   }
 

@@ -21,11 +21,11 @@ struct Q5_K {
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
     FOUNDRY_DEVICE const uint16_t* high = b.qh + i % 4 * 4;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j)
-      q[j] = (uint32_t(words[j]) >> (i & 4) & 0x0f0f) | (uint32_t(high[j]) >> i / 4 & 0x0101) << 4;
-    byte_codes<0x1f, 0>(q, w);
-    scale_and_offset(b, i / 4, w);
+    const ScaleAndOffset unit = scale_and_offset(b, i / 4);
+    for (short j = 0; j < 4; ++j) {
+      const uint32_t low = uint32_t(words[j]) >> (i & 4) & 0x0f0f;
+      two_weights<0x1f>(low | (uint32_t(high[j]) >> i / 4 & 0x0101) << 4, unit.d, unit.offset, w + 2 * j);
+    }
     return 1.0f;
   }
 

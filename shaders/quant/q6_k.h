@@ -23,10 +23,10 @@ struct Q6_K {
     FOUNDRY_DEVICE const uint16_t* low = b.ql + i / 16 * 32 + i % 8 * 4;
     FOUNDRY_DEVICE const uint16_t* high = b.qh + i / 16 * 16 + i % 4 * 4;
     const short nibble = i / 8 % 2 * 4, pair = i / 4 % 4 * 2;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j)
-      q[j] = (uint32_t(low[j]) >> nibble & 0x0f0f) | (uint32_t(high[j]) >> pair & 0x0303) << 4;
-    byte_codes<0x3f, 32>(q, w);
+    for (short j = 0; j < 4; ++j) {
+      const uint32_t upper = uint32_t(high[j]) >> pair & 0x0303;
+      two_codes<0x3f, 32>((uint32_t(low[j]) >> nibble & 0x0f0f) | upper << 4, w + 2 * j);
+    }
     return widen(b.d) * float(b.scales[i / 2]);
   }
 

@@ -29,9 +29,7 @@ struct TQ2_0 {
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
-    uint32_t q[4];
-    for (short j = 0; j < 4; ++j) q[j] = uint32_t(words[j]) >> i / 4 % 4 * 2;
-    byte_codes<3, 1>(q, w);
+    for (short j = 0; j < 4; ++j) two_codes<3, 1>(uint32_t(words[j]) >> i / 4 % 4 * 2, w + 2 * j);
     return widen(b.d);
   }
 

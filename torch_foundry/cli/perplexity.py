@@ -99,18 +99,21 @@ def _line(name: str, quality: Any, heading: bool) -> str:
     known = quant.FORMATS.get(name)
     bits = f"{8 * known.block_bytes / known.block_size:.2f}" if known else "-"
     head = f"{'weights':<18}{'bits':>6}  {'perplexity':<19}"
-    text = f"{name:<18}{bits:>6}  {quality.perplexity:.4f} ± {quality.perplexity_error:.4f}"
+    text = f"{name:<18}{bits:>6}  {_with_error(quality.perplexity, quality.perplexity_error, 4):<19}"
     d = quality.against
     if d is not None:
         head = (
-            f"reference: perplexity {d.perplexity:.4f} ± {d.perplexity_error:.4f}, {quality.tokens} tokens, windows of "
-            f"{quality.context}\n{head}{'ratio':<19}{'KL mean':<21}{'KL 99 %':<10}same top-1"
+            f"reference: perplexity {_with_error(d.perplexity, d.perplexity_error, 4)}, {quality.tokens} tokens, "
+            f"windows of {quality.context}\n{head}{'ratio':<21}{'KL mean':<21}{'KL 99 %':<10}same top-1"
         )
-        text = (
-            f"{text:<45}{d.ratio:.5f} ± {d.ratio_error:.5f}  {d.kl_mean:.6f} ± {d.kl_error:.6f}  {d.kl_99:<8.5f}  "
-            f"{100 * d.top1:.2f} %"
-        )
+        text += f"{_with_error(d.ratio, d.ratio_error, 5):<21}{_with_error(d.kl_mean, d.kl_error, 6):<21}"
+        text += f"{d.kl_99:<10.5f}{100 * d.top1:.2f} %"
     return f"{head}\n{text}" if heading else text
+
+
+def _with_error(value: float, error: float, digits: int) -> str:
+    digits = digits if value < 100 else 1
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _write(args: argparse.Namespace, found: dict[str, Any]) -> None:
