@@ -155,6 +155,8 @@ CASES = [
     (Case(format="q4_0", hidden=320, inner=33, tokens=2, normed=False), BF16),
     (Case(format="q4_k", hidden=512, inner=7), F32),
     (Case(format="q6_k", hidden=256, tokens=5, experts=2), F16),
+    (Case(format="affine5_g32_f16", hidden=320), F16),
+    (Case(format="nf4", hidden=192, inner=9), BF16),
     (Case(experts=1, k=1, tokens=3, inner=1), F32),
 ]
 

@@ -272,7 +272,13 @@ def test_unpatch_gives_everything_back(family: str) -> None:
         torch.testing.assert_close(value, before[name], rtol=0.02, atol=0.02)
 
 
-def test_packed_models_are_saved_dense(tmp_path: Any) -> None:
+def test_a_shared_expert_with_biases_is_left_alone() -> None:
+    model = build("qwen2_moe")
+    model.model.layers[0].mlp.shared_expert.up_proj.bias = nn.Parameter(torch.zeros(64))
+    assert report(patch(model)).left == {"model.layers.0": "the shared expert has biases"}
+
+
+def test_packed_models_are_saved_and_read(tmp_path: Any) -> None:
     model = patch(build("qwen2_moe"), quantize="q8_0")
     expected = tokens(model)
     model.save_pretrained(tmp_path)

@@ -16,7 +16,7 @@ from torch_foundry.nn.packing import KERNEL_DTYPES
 
 _DENSE = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 NAMES = ("gate_proj", "up_proj", "down_proj")
-MANY_EACH = 128  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
+MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
 
 
 @dataclass(frozen=True, slots=True)

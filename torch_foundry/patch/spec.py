@@ -119,7 +119,8 @@ def _check_experts(block: Any, kind: Experts, hidden: int) -> tuple[str, int]:
         shared = block.shared_expert
         require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
         _check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
-        require(block.shared_expert_gate.bias is None, "shared_expert_gate has a bias")
+        linears = (m for part in (shared, block.shared_expert_gate) for m in part.modules() if is_linear(m))
+        require(all(linear.bias is None for linear in linears), "the shared expert has biases")
         width += int(shared.intermediate_size)
     return activation, width
 
