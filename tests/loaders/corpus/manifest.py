@@ -9,7 +9,7 @@ from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
-from . import container_head, container_tensors, folders, models, tensors_file
+from . import container_head, container_tensors, folders, models, parts, tensors_file
 from .case import Case, Table
 
 TABLES: dict[str, Table] = {
@@ -17,6 +17,7 @@ TABLES: dict[str, Table] = {
     "GGUF metadata": container_head.K,
     "GGUF tensors": container_tensors.T,
     "GGUF data": container_tensors.D,
+    "GGUF parts": parts.G,
     "GGUF architectures": models.A,
     "GGUF vocabularies": models.V,
     "safetensors": tensors_file.S,
@@ -29,6 +30,9 @@ _LARGE = 1 << 26  # bytes of a tensor that is not read: sparse ones
 
 
 def open_container(case: Case, path: Path) -> FileContainer:
+    """For classes of containers; of a model's parts, the first file is opened."""
+    if case.id[0] == "G":
+        return open_gguf(min(path.iterdir()))
     return open_gguf(path) if case.id[0] in "HKTD" else open_safetensors(path)
 
 

@@ -1,0 +1,229 @@
+"""Checks removed from the readers, one at a time, and what the corpus says of readers without them.
+
+A check is a condition under which a LoadError is raised; each part of one that is joined by `or`, and each bound of
+`not low <= x <= high`, is a check of its own. Without it, the code goes on as if the condition did not hold.
+"""
+
+from __future__ import annotations
+
+import ast
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch_foundry.text  # noqa: F401  (whole packages, before any part of them is made anew)
+from tests.loaders.corpus.case import Case, Sparse
+from tests.loaders.fuzz.target import Memory
+from torch_foundry.loaders.errors import LoadError
+
+PREFIX = "torch_foundry."
+# In the order in which they import each other; all are made anew around the one that is changed.
+MODULES = (
+    "loaders.finite", "loaders.container", "loaders.safetensors", "loaders.folder", "loaders.gguf.cursor",
+    "loaders.gguf.values", "loaders.gguf.reader", "loaders.gguf.split", "loaders.gguf.hyperparameters",
+    "loaders.gguf.rope", "loaders.source", "loaders.gguf.model", "text.vocabulary",
+)  # fmt: skip
+RAISERS = {"fail", "_fail", "_misplaced"}
+ELSEWHERE = {"A39", "V36", "V50", "V52"}  # refused by what opens files, makes tokenizers, and checks templates
+CALLERS = {"ValueError", "TypeError", "KeyError"}  # mistakes of those who call, not of files
+LARGE = 1 << 20  # bytes of files that are left out here
+
+
+@dataclass(frozen=True)
+class Check:
+    """module: without the package's name. text: the condition, with a number if it is not the first of its text.
+
+    tree: makes the module without it.
+    """
+
+    module: str
+    text: str
+    tree: Callable[[], ast.Module]
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}: {self.text}"
+
+
+def _refuses(statement: ast.stmt) -> bool:
+    """Whether a statement does nothing but raise."""
+    if isinstance(statement, ast.Raise):
+        raised = getattr(statement.exc, "func", None)
+        return statement.exc is not None and getattr(raised, "id", "") not in CALLERS
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called = statement.value.func
+        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in RAISERS
+    return False
+
+
+def _conditions(test: ast.expr) -> Iterator[tuple[str, Callable[[ast.expr], ast.expr]]]:
+    """Parts of a condition, each with what makes the whole condition over without it."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        for at, part in enumerate(test.values):
+            for text, without in _conditions(part):
+
+                def joined(whole: ast.expr, at: int = at, without: Any = without) -> ast.expr:
+                    assert isinstance(whole, ast.BoolOp)
+                    whole.values[at] = without(whole.values[at])
+                    return whole
+
+                yield text, joined
+        return
+    inner = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else None
+    if isinstance(inner, ast.Compare) and len(inner.ops) > 1:
+        for at, right in enumerate(inner.comparators):
+            left = inner.comparators[at - 1] if at else inner.left
+
+            def loosened(whole: ast.expr, at: int = at) -> ast.expr:
+                assert isinstance(whole, ast.UnaryOp) and isinstance(whole.operand, ast.Compare)
+                chain = whole.operand
+                sides = [chain.left, *chain.comparators]
+                rest = [ast.Compare(sides[i], [op], [sides[i + 1]]) for i, op in enumerate(chain.ops) if i != at]
+                return ast.UnaryOp(ast.Not(), ast.BoolOp(ast.And(), rest) if len(rest) > 1 else rest[0])
+
+            yield ast.unparse(ast.UnaryOp(ast.Not(), ast.Compare(left, [inner.ops[at]], [right]))), loosened
+        return
+    # evaluated all the same: it may bind names
+    yield (
+        ast.unparse(test),
+        lambda whole: ast.Subscript(ast.Tuple([whole, ast.Constant(False)], ast.Load()), ast.Constant(1), ast.Load()),
+    )
+
+
+def checks(module: str) -> list[Check]:
+    """All checks of a module, each with the module's tree without it."""
+    source = _source(module).read_text()
+    tree = ast.parse(source)
+    found: list[Check] = []
+    seen: dict[str, int] = {}
+
+    def add(text: str, at: int, change: Callable[[Any], None]) -> None:
+        def changed() -> ast.Module:
+            fresh = ast.parse(source)
+            change(next(each for i, each in enumerate(ast.walk(fresh)) if i == at))
+            return ast.fix_missing_locations(fresh)
+
+        seen[text] = seen.get(text, 0) + 1
+        found.append(Check(module, text if seen[text] == 1 else f"{text} #{seen[text]}", changed))
+
+    for at, node in enumerate(ast.walk(tree)):
+        if isinstance(node, ast.If) and _refuses(node.body[-1]):
+            for text, without in _conditions(node.test):
+                add(text, at, lambda place, without=without: setattr(place, "test", without(place.test)))
+        elif isinstance(node, ast.ExceptHandler) and _refuses(node.body[-1]) and node.type is not None:
+            add(f"except {ast.unparse(node.type)}", at, lambda place: setattr(place, "type", ast.Tuple([], ast.Load())))
+    return found
+
+
+class Slow(BaseException):
+    """A reader without a check did not come to an end."""
+
+
+class Readers:
+    """The readers, made anew from their sources, one of them changed."""
+
+    def __init__(self, check: Check | None = None) -> None:
+        names = [PREFIX + name for name in MODULES]
+        saved = {name: sys.modules[name] for name in names if name in sys.modules}
+        self.modules: dict[str, ModuleType] = {}
+        try:
+            for short, name in zip(MODULES, names, strict=True):
+                module = ModuleType(name)
+                module.__package__ = name.rpartition(".")[0]
+                sys.modules[name] = self.modules[short] = module
+                code = compile(check.tree(), name, "exec") if check and check.module == short else _code(short)
+                exec(code, module.__dict__)
+        finally:
+            sys.modules.update(saved)
+
+    def outcome(self, case: Case, path: Path, data: bytes | None) -> str:
+        """The code by which the case is refused, "" if it is accepted, else what was raised."""
+        before = signal.signal(signal.SIGALRM, _slow)
+        signal.setitimer(signal.ITIMER_REAL, 5)
+        try:
+            self._load(case, path, data)
+        except LoadError as error:
+            return error.code if case.says in str(error) else f"{error.code} elsewhere"
+        except (Exception, Slow) as problem:
+            return repr(problem)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return ""
+
+    def _load(self, case: Case, path: Path, data: bytes | None) -> None:
+        modules: Any = self.modules
+        file: Any = None if data is None else Memory(data, str(path))
+        if case.id[0] == "I":
+            container = modules["loaders.folder"].open_safetensors(path)
+        elif case.id[0] == "G":
+            container = modules["loaders.gguf.split"].open_gguf(min(path.iterdir()))
+        elif case.id[0] == "S":
+            metadata, tensors = modules["loaders.safetensors"].read_header(file)
+            container = modules["loaders.container"].FileContainer(path, metadata, tensors, [file])
+        else:
+            header = modules["loaders.gguf.reader"].read_header(file)
+            container = modules["loaders.container"].FileContainer(path, header.metadata, header.tensors, [file])
+        if case.id[0] in "AV":
+            import torch
+
+            model = modules["loaders.gguf.model"].GgufModel(container)
+            modules["text.vocabulary"].check_vocabulary(container.metadata, path, model.sizes["V"])
+            for weight in model.weights.values():
+                weight.load(torch.device("cpu"))
+            return
+        for value in container.metadata.values():
+            if hasattr(value, "tolist"):
+                value.tolist()
+        for name, info in container.tensors.items():
+            if 0 < info.nbytes < 1 << 26:
+                container.read(name)
+
+
+def _slow(signum: int, frame: FrameType | None) -> None:
+    raise Slow
+
+
+_CODES: dict[str, Any] = {}
+
+
+def _source(module: str) -> Path:
+    return Path(__file__).parents[2] / "torch_foundry" / (module.replace(".", "/") + ".py")
+
+
+def _code(module: str) -> Any:
+    if module not in _CODES:
+        _CODES[module] = compile(_source(module).read_text(), str(_source(module)), "exec")
+    return _CODES[module]
+
+
+def prepare(cases: list[Case], folder: Path) -> list[tuple[Case, Path, bytes | None]]:
+    """Small cases, with their bytes if they are a file."""
+    found: list[tuple[Case, Path, bytes | None]] = []
+    for case in cases:
+        if case.id in ELSEWHERE:
+            continue
+        content = case.build()
+        if isinstance(content, dict):
+            if not any(isinstance(each, Sparse) for each in content.values()):
+                found.append((case, case.write(folder), None))
+        elif isinstance(content, bytes) and len(content) <= LARGE:
+            found.append((case, Path(f"{case.id}.gguf"), content))
+    return found
+
+
+FIRST = {"text.vocabulary": "V", "loaders.gguf.split": "G", "loaders.folder": "I", "loaders.safetensors": "S"}
+
+
+def noticed(readers: Readers, cases: list[tuple[Case, Path, bytes | None]], module: str = "") -> str:
+    """The first case whose outcome is not what it should be; "" if there is none. module: whose cases come first."""
+    likely = FIRST.get(module, "A" if module.startswith("loaders.gguf.") and "hyper" in module else "HKTD")
+    for case, path, data in sorted(cases, key=lambda each: each[0].id[0] not in likely):
+        outcome = readers.outcome(case, path, data)
+        if outcome not in (case.want or ("",)):
+            return f"{case.id}: {outcome or 'accepted'}"
+    return ""

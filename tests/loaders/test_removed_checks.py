@@ -1,0 +1,47 @@
+"""Every check of the readers is needed: without it, a file of the corpus is taken, or refused for another reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.loaders import removal
+from tests.loaders.corpus.case import Case
+from tests.loaders.corpus.manifest import CASES
+
+# Checks that no small file can show to be missing, and why. Those that one does show fail the test as well.
+REDUNDANT = {
+    "loaders.folder: file.size > _LONGEST_INDEX": "its file (I22) is too large to be read so often",
+    "loaders.folder: name in ('', '.', '..')": "names have to end in .safetensors: another reason, the same code",
+    "loaders.gguf.values: count > _MOST_STRINGS": "its file (K62) is too large to be read so often",
+    "loaders.gguf.values: bad >= 0": "reading goes on string by string, by code that finds the bad one again",
+    "loaders.gguf.model: queries is not None and queries.shape != (heads * head, hidden)": "each tensor's shape is"
+    " checked later on; this one first, for a better message",
+    "text.vocabulary: isinstance(value, (str, bytes)) #2": "a string's length is not the vocabulary's, or its elements"
+    " are no numbers",
+    "text.vocabulary: array.ndim != 1": "GGUF has no arrays of arrays: for metadata that come from elsewhere",
+    "text.vocabulary: except UnicodeEncodeError": "GGUF's strings are UTF-8: for metadata that come from elsewhere",
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Case, Path, bytes | None]]:
+    return removal.prepare(CASES, tmp_path_factory.mktemp("corpus"))
+
+
+def test_nothing_is_noticed_where_nothing_is_removed(cases: list[tuple[Case, Path, bytes | None]]) -> None:
+    assert removal.noticed(removal.Readers(), cases) == ""
+    assert len(cases) > 400
+
+
+@pytest.mark.parametrize("module", removal.MODULES)
+def test_a_removed_check_is_noticed(module: str, cases: list[tuple[Case, Path, bytes | None]]) -> None:
+    found = {check.name: removal.noticed(removal.Readers(check), cases, module) for check in removal.checks(module)}
+    missed = {name for name, by in found.items() if not by}
+    assert missed == {name for name in REDUNDANT if name.startswith(f"{module}:")}
+
+
+def test_there_are_checks() -> None:
+    names = [check.name for module in removal.MODULES for check in removal.checks(module)]
+    assert len(set(names)) == len(names) >= 130 and REDUNDANT.keys() <= set(names)
