@@ -50,11 +50,12 @@ tsan: $(VENV)/.built $(VENV)/.dev
 	TSAN_OPTIONS=exitcode=66 setarch -R $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 # Files that are not what they should be, through the readers: mutants of ours, the safetensors header under sanitizers,
-# then, where atheris can be installed, what coverage leads to. FUZZ is how many of each.
+# a minute of chat templates made at random, then, where atheris can be installed, what coverage leads to. FUZZ is how many of each.
 FUZZ ?= 200000
 fuzz: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m tests.loaders.fuzz.run --inputs $(FUZZ)
 	mkdir -p build/fuzz && $(PY) -m tests.loaders.fuzz.header build/fuzz $(FUZZ)
+	$(PY) -W ignore -m tests.text.generated 0 60
 	if $(PY) -m pip install -q -r tests/loaders/fuzz/requirements.txt; then for kind in gguf safetensors; do \
 	  $(PY) -m tests.loaders.fuzz.guided $$kind -runs=$(FUZZ) -max_len=4096 -artifact_prefix=build/fuzz/ || exit 1; \
 	done; else echo "no atheris for this interpreter: mutants alone"; fi

@@ -189,6 +189,36 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "long chain of filters": ("TMPL_BUDGET", "{{ 'a'" + "|upper" * 9999 + " }}"),
     "long chain of not": ("TMPL_BUDGET", "{{ " + "not " * 9999 + "1 }}"),
     "long chain of else": ("TMPL_BUDGET", "{{ " + "1 if a else " * 9999 + "1 }}"),
+    "% in a test": ("TMPL_SANDBOX", "{{ '%1000000000d' is odd }}"),
+    "% in another test": (
+        "TMPL_SANDBOX",
+        "{{ messages|select('divisibleby', 2)|list }}{{ '%9999999999d' is divisibleby 3 }}",
+    ),
+    "* in round": ("TMPL_SANDBOX", "{{ 'a'|round(9, 'ceil') }}"),
+    "search from the right": ("TMPL_BUDGET", "{{ ('a' * 1000000).rfind('ab' ~ 'a' * 100000) }}"),
+    "split from the right": ("TMPL_BUDGET", "{{ ('a' * 1000000).rsplit('ab' ~ 'a' * 100000) }}"),
+    "strip of many letters": ("TMPL_BUDGET", "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}"),
+    "trim of many letters": ("TMPL_BUDGET", "{{ ('a' * 1000000)|trim('b' * 1000000 ~ 'a') }}"),
+    "sums make a long integer": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    ),
+    "a long list as arguments": (
+        "TMPL_BUDGET",
+        "{% macro f() %}{{ varargs[0] }}{% endmacro %}{% set x = range(9999)|list %}{% for i in range(99999) %}{% set y = f(*x) %}{% endfor %}",
+    ),
+    "list of lists in loop.changed": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{% for i in range(2) %}{{ loop.changed(n.x if i else n.y) }}{% endfor %}",
+    ),
+    "list of lists to be replaced": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ 'a'|replace(n.x, 'b') }}",
+    ),
+    "list of lists as a format": (
+        "TMPL_BUDGET",
+        "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x|format(1) }}",
+    ),
     "sum of lists": ("TMPL_SANDBOX", "{{ [[1]]|sum(start=[]) }}"),
     "add a number to text": ("TMPL_ERROR", "{{ 'a' + 1 }}"),
     "division by zero": ("TMPL_ERROR", "{{ 1 // 0 }}"),

@@ -195,6 +195,15 @@ def test_ends_are_those_named_and_those_known() -> None:
     assert [vocabulary.tokens[i] for i in vocabulary.ends] == ["</s>", "<|im_end|>"]
 
 
+@pytest.mark.parametrize("leaf", [0, 1])
+def test_a_charsmap_that_leads_out_of_itself(leaf: int) -> None:
+    """The root's only child has its children, or its leaf, far away."""
+    units = np.zeros(256, dtype=np.uint32)
+    units[1] = 1 | leaf << 8 | 99_999 << 10
+    problem = check_charsmap(struct.pack("<I", 1024) + units.tobytes() + b"\0")
+    assert problem is not None and problem[0] == "offsets below 256"
+
+
 def test_a_loop_in_a_charsmap_ends() -> None:
     """The root's children all lead back to the root."""
     units = np.arange(256, dtype=np.uint32)

@@ -82,10 +82,24 @@ def items(n: int) -> None:
     current.get().items(n)
 
 
-def width(value: Any, limit: int = WIDTH) -> int:
+def within(value: Any, limit: int = WIDTH) -> int:
+    """A number of characters or items that a template names."""
     if not isinstance(value, int) or abs(value) > limit:
-        raise OverBudget(f"a width of {str(value)[:30] if not isinstance(value, int) else 'more than'} {limit}")
+        raise OverBudget(f"a width that isn't a number up to {limit}")
     return value
+
+
+def small(value: Any) -> None:
+    """Sums can still make long integers; what costs more than their length is done with short ones only."""
+    if isinstance(value, int) and value.bit_length() > INTEGER:
+        raise OverBudget(f"an integer of more than {INTEGER} bits")
+
+
+def number(value: Any) -> None:
+    """Of operations that mean something else for text: % formats it, * repeats it."""
+    if not isinstance(value, (int, float)):
+        raise SecurityError(f"arithmetic with a {type(value).__name__}")
+    small(value)
 
 
 def each(values: Any, cost: int = 1) -> Iterator[Any]:

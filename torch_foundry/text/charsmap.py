@@ -14,10 +14,8 @@ LARGEST_TRIE = 1 << 21  # bytes; that of NFKC with case folding has a quarter of
 
 def check_charsmap(data: bytes) -> tuple[str, str] | None:
     """What is expected and what was found, of the first thing wrong; None if all that text can reach is sound."""
-    if len(data) < 4:
-        return "the size of the trie", f"{len(data)} bytes"
     size = int.from_bytes(data[:4], "little")
-    limit = min(len(data) - 4, LARGEST_TRIE)
+    limit = min(max(len(data) - 4, 0), LARGEST_TRIE)
     if size == 0 or size % 1024 or size > limit:
         return f"a trie of whole blocks of 1024 bytes, at most {limit}", f"{size}"
     units = np.frombuffer(data, "<u4", size // 4, 4)

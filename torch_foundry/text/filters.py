@@ -13,7 +13,7 @@ from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import Namespace
 
-from .budget import INTEGER, OverBudget, items, metered, sized, step, text, weigh, width
+from .budget import INTEGER, OverBudget, items, metered, number, sized, step, text, weigh, within
 from .operations import check_format
 
 Function = Callable[..., Any]
@@ -80,23 +80,25 @@ def _join(value: Any, d: Any = "", attribute: Any = None) -> Any:
     return values
 
 
-def _center(value: Any, size: Any = 80) -> Any:
-    text(max(weigh(value), width(size)))
+def _center(value: Any, width: Any = 80) -> Any:
+    text(max(weigh(value), within(width)))
     return value
 
 
-def _indent(value: Any, size: Any = 4, first: bool = False, blank: bool = False) -> Any:
-    by = len(size) if isinstance(size, str) else width(size)
+def _indent(value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Any:
+    by = len(width) if isinstance(width, str) else within(width)
     text(weigh(value) + by * (str(value).count("\n") + 2))
     return value
 
 
 def _replace(value: Any, old: Any, new: Any, count: Any = None) -> Any:
-    text(weigh(value) + str(value).count(str(old)) * weigh(new))
+    long = sized(value) + sized(old) + 10 * sized(new)
+    text(long + str(value).count(str(old)) * 10 * weigh(new))
     return value
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> Any:
+    sized(value)
     check_format(str(value), kwargs or args)
     return value
 
@@ -108,7 +110,14 @@ def _int(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _round(value: Any, precision: Any = 0, method: str = "common") -> Any:
-    width(precision, 100)
+    number(value)
+    within(precision, 100)
+    return value
+
+
+def _trim(value: Any, chars: Any = None) -> Any:
+    text(weigh(value))
+    step(weigh(value) * weigh(chars) >> 6)  # each character is looked for among them
     return value
 
 
@@ -118,8 +127,13 @@ def _sum(value: Any, attribute: Any = None, start: Any = 0) -> Any:
     return metered(value)
 
 
-def _rows(value: Any, size: Any, fill_with: Any = None) -> Any:
-    items(width(size))
+def _batch(value: Any, linecount: Any, fill_with: Any = None) -> Any:
+    items(within(linecount))
+    return metered(value)
+
+
+def _slice(value: Any, slices: Any, fill_with: Any = None) -> Any:
+    items(within(slices))
     return metered(value)
 
 
@@ -128,7 +142,7 @@ def tojson(
 ) -> str:
     """As transformers has it: nothing is escaped for HTML."""
     n = weigh(x)
-    by = 0 if indent is None else len(indent) if isinstance(indent, str) else max(width(indent, 32), 0)
+    by = 0 if indent is None else len(indent) if isinstance(indent, str) else max(within(indent, 32), 0)
     text(6 * n + n * by + n * sum(map(len, separators or ())))
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -139,7 +153,7 @@ _PREPARED: dict[str, Function] = {
         ["first", "last", "map", "select", "reject", "selectattr", "rejectattr", "items", "reverse"], _through
     ),
     **dict.fromkeys(["sort", "dictsort", "unique", "groupby", "min", "max"], _compared),
-    **dict.fromkeys(["trim", "string", "safe", "wordcount", "truncate"], _grows(1)),
+    **dict.fromkeys(["string", "safe", "wordcount", "truncate"], _grows(1)),
     **dict.fromkeys(["upper", "lower", "title", "capitalize"], _grows(3)),
     **dict.fromkeys(["escape", "e", "forceescape"], _grows(6)),
     "list": _copied,
@@ -150,9 +164,10 @@ _PREPARED: dict[str, Function] = {
     "format": _format,
     "int": _int,
     "round": _round,
+    "trim": _trim,
     "sum": _sum,
-    "batch": _rows,
-    "slice": _rows,
+    "batch": _batch,
+    "slice": _slice,
 }
 FILTERS: dict[str, Function] = {name: _filter(name, prepare) for name, prepare in _PREPARED.items()} | {
     "tojson": tojson
@@ -165,6 +180,8 @@ def _test(name: str) -> Function:
     def test(*args: Any) -> Any:  # of Jinja's, after what it will cost
         for value in args[-2:] if name in _COMPARING else ():
             sized(value)
+        for value in args[-2:] if name in _ARITHMETIC else ():
+            number(value)
         step()
         return original(*args)
 
@@ -193,6 +210,7 @@ _COMPARING = {
     "upper",
     "lower",
 }
+_ARITHMETIC = {"odd", "even", "divisibleby"}
 TESTS: dict[str, Function] = {name: _test(name) for name in JINJA_TESTS}
 
 
@@ -211,7 +229,7 @@ def strftime_now(format: str) -> str:
 
 def bounded_range(*bounds: int) -> range:
     numbers = range(*bounds)
-    width(max(map(abs, bounds)), 1 << 30)
+    within(max(map(abs, bounds)), 1 << 30)
     step(len(numbers))
     return numbers
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from markupsafe import Markup
 
-from .budget import INTEGER, OverBudget, items, metered, sized, step, text, weigh, width
+from .budget import INTEGER, OverBudget, items, metered, sized, step, text, weigh, within
 
 Function = Callable[..., Any]
 
@@ -53,7 +53,7 @@ def check_format(pattern: str, values: Any) -> None:
         for field in found.group(1, 2):
             if field == "*":
                 raise OverBudget("a width that is a value")
-            total += width(int(field[:9])) if field else 0
+            total += within(int(field[:9])) if field else 0
     text(total + 10 * count * weigh(values))
 
 
@@ -97,7 +97,7 @@ def _join(value: str, values: Any) -> str:
 
 def _pad(name: str) -> Function:
     def pad(value: str, size: int, *fill: str) -> str:
-        text(max(len(value), width(size)))
+        text(max(len(value), within(size)))
         return getattr(value, name)(size, *fill)
 
     return pad
@@ -125,7 +125,7 @@ def _format(value: str, *args: Any, **kwargs: Any) -> str:
         name, _, spec = (found.group(1) or "").partition(":")
         if not re.fullmatch(r"\w*", name) or not re.fullmatch(r"[<>=^+ #,_0-9.a-zA-Z%-]{0,12}", spec):
             raise SecurityError(f"str.format with {found.group()[:40]!r}")
-        total += sum(width(int(digits)) for digits in re.findall(r"\d+", spec))
+        total += sum(within(int(digits)) for digits in re.findall(r"\d+", spec))
         count += 1
     text(total + 10 * count * sum(map(weigh, (*args, *kwargs.values()))))
     return str.format(value, *args, **kwargs)
@@ -137,6 +137,20 @@ def _plain(name: str) -> Function:
         return getattr(value, name)(*args, **kwargs)
 
     return plain
+
+
+def _product(name: str) -> Function:
+    """Those that may compare each character of one text with each of the other: from the right, and the strips."""
+
+    def product(value: str, *args: Any, **kwargs: Any) -> Any:
+        text(2 * len(value))
+        step(len(value) * sum(map(weigh, (*args, *kwargs.values()))) >> 6)
+        result = getattr(value, name)(*args, **kwargs)
+        if isinstance(result, list):
+            items(len(result))
+        return result
+
+    return product
 
 
 def _listed(name: str) -> Function:
@@ -156,9 +170,6 @@ def _compared(name: str) -> Function:
 
 
 _STRING = [
-    "strip",
-    "lstrip",
-    "rstrip",
     "startswith",
     "endswith",
     "upper",
@@ -168,9 +179,7 @@ _STRING = [
     "casefold",
     "swapcase",
     "find",
-    "rfind",
     "index",
-    "rindex",
     "count",
     "isdigit",
     "isalpha",
@@ -183,7 +192,6 @@ _STRING = [
     "isdecimal",
     "isascii",
     "partition",
-    "rpartition",
     "removeprefix",
     "removesuffix",
 ]
@@ -191,7 +199,8 @@ METHODS: dict[type, dict[str, Function]] = {
     str: {
         **{name: _plain(name) for name in _STRING},
         **{name: _pad(name) for name in ("center", "ljust", "rjust", "zfill")},
-        **{name: _split(name) for name in ("split", "rsplit", "splitlines")},
+        **{name: _split(name) for name in ("split", "splitlines")},
+        **{name: _product(name) for name in ("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit")},
         "replace": _replace,
         "join": _join,
         "format": _format,

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from . import budget
-from .budget import DEPTH, OverBudget, current, items, metered, sized, step, text, weigh
+from .budget import DEPTH, OverBudget, current, items, metered, sized, small, step, text, weigh
 from .filters import FILTERS, FUNCTIONS, TESTS
 from .operations import METHODS, OPERATORS, concatenate
 
@@ -83,6 +83,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         step()
+        small(left)
+        small(right)
         return OPERATORS[operator](left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -127,7 +129,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        step()
+        step(1 + len(args) + len(kwargs))
         if isinstance(__obj, Macro):
             means = current.get()
             if means.depth >= DEPTH:
@@ -138,6 +140,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finally:
                 means.depth -= 1
         bound = isinstance(__obj, MethodType) and isinstance(__obj.__self__, (LoopContext, Generation))
+        if bound and isinstance(__obj.__self__, LoopContext):  # loop.changed() compares
+            sum(map(sized, args))
         ours = any(__obj is function for function in FUNCTIONS.values())
         if not (bound or ours or isinstance(__obj, (Method, Undefined))):
             raise SecurityError(f"a call of a {type(__obj).__name__}")
