@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "load": MODELS | {"loaders", "patch", "text"},
     "save": MODELS | {"loaders", "text"},
     "text": {"loaders"},
+    "engine": MODELS | {"decode", "patch", "sampling", "text"},
     "session": {"loaders"},
     "patch": MODELS | {"support"},
     "decode": MODELS | {"patch", "sampling", "tape"},
@@ -64,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "registration": set(),
     "__init__": {
         "compare",
+        "engine",
         "load",
         "loaders",
         "patch",

@@ -15,6 +15,7 @@ from torch_foundry import registration
 
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
+    from torch_foundry.engine import Engine
     from torch_foundry.load import load
     from torch_foundry.loaders import LoadError
     from torch_foundry.patch import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Engine": "engine",
     "FoundryConfig": "patch.quantizer",
     "LoadError": "loaders",
     "Session": "session",
@@ -53,6 +55,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Engine",
     "FoundryConfig",
     "LoadError",
     "Session",

@@ -1,0 +1,88 @@
+"""What is asked of an engine, and what it says in return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_foundry.sampling import Settings
+
+
+class QueueFull(RuntimeError):
+    """An engine has as many requests waiting as it takes; later there may be room."""
+
+
+@dataclass(frozen=True)
+class Params:
+    """How a request is answered. ValueError names what is out of range.
+
+    max_tokens: new tokens, at most. temperature: 0 is greedy, whatever the other settings of a draw are. seed: 64 bits;
+    the same seed draws the same tokens, whatever else runs; None: a random one. stop: texts that end the answer and are
+    no part of it (the engine needs a tokenizer then). stop_token_ids: beside the model's own ends of text, which
+    `ignore_eos` ignores. min_tokens: none of those ends before. Penalties as in `torch_foundry.sampling.Settings`.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_tokens", 1), ("min_tokens", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name}: expected a whole number from {least} on, got {value!r}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature: expected a number from 0 on, got {self.temperature!r}")
+        if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
+            raise ValueError(f"seed: expected a number of 64 bits, got {self.seed!r}")
+        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop: expected a tuple of texts, got {self.stop!r}")
+        self.settings(0, ())
+
+    def settings(self, prompt: int, eos: Sequence[int]) -> Settings:
+        """For a prompt of so many tokens and a model whose texts end with one of `eos`."""
+        ends = (*(() if self.ignore_eos else eos), *self.stop_token_ids)
+        draw = self.temperature > 0
+        return Settings(
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            min_new_length=prompt + self.min_tokens if self.min_tokens else 0,
+            min_new_tokens=ends if self.min_tokens else (),
+            do_sample=draw,
+            temperature=self.temperature if draw else 1.0,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            eos=ends,
+        )
+
+
+@dataclass(eq=False)
+class Job:
+    """A request as the scheduler sees it: tokens, and how many of them are in the cache."""
+
+    name: int
+    tokens: list[int]
+    prompt: int  # of the tokens, those that were given
+    limit: int  # tokens that there may be at most
+    salt: bytes = b""
+    computed: int = 0
+    preempted: int = 0  # how often it lost its blocks
+    reused: int = 0  # tokens that were found in the cache when it was admitted last
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known and not in the cache: more than one only before the first new token, or once again."""
+        return len(self.tokens) - self.computed

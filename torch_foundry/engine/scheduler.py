@@ -1,0 +1,114 @@
+"""Which tokens are computed next. Standard library and the block manager only: no tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch_foundry.engine.requests import Job
+from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
+
+
+@dataclass
+class Chunk:
+    """The next `count` tokens of a job; the last one of those known if `complete`, so that a new one is chosen."""
+
+    job: Job
+    count: int
+    copies: list[Copy] = field(default_factory=list)  # blocks to copy before
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tokens that are known will have been computed."""
+        return self.count == self.job.pending
+
+
+class Scheduler:
+    """Iteration-level scheduling (Yu et al., "Orca", 2022) of jobs over the blocks of one cache.
+
+    A step has at most `budget` tokens. First each running job that generates gets its one; what is left goes to prompts
+    in the order of arrival, in pieces, so a long one delays nobody by more than a step. Jobs are admitted in the order
+    of arrival, never past one that doesn't fit yet. When blocks run out, the job admitted last gives up its own and
+    waits at the front of the queue; it computes its tokens again later (what is still in kept blocks excepted).
+    """
+
+    def __init__(self, manager: BlockManager, *, running: int, budget: int) -> None:
+        if running < 1 or budget < running:
+            raise ValueError(f"expected running >= 1 and budget >= running, got {running} and {budget}")
+        self.manager, self.most, self.budget = manager, running, budget
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []  # in the order of admission
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self.waiting.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Take a job out, wherever it is; between steps. Its full blocks are kept while nobody needs them."""
+        if job in self.running:
+            self.running.remove(job)
+            self.manager.free(job.name)
+        else:
+            self.waiting.remove(job)
+
+    def next(self) -> list[Chunk]:
+        """The chunks of the next step, for which there are blocks. Empty if there is nothing to do."""
+        chunks: dict[int, Chunk] = {}
+        preempted = False
+        generating = [job for job in self.running if job.pending == 1]
+        reading = [job for job in self.running if job.pending > 1]
+        for job in (*generating, *reading):
+            left = self.budget - sum(chunk.count for chunk in chunks.values())
+            count = min(job.pending, left)
+            while count and job in self.running:
+                try:
+                    copies = self.manager.reserve(job.name, count)
+                except OutOfBlocks:
+                    preempted = True
+                    victim = self.running[-1]
+                    self._preempt(victim)
+                    chunks.pop(victim.name, None)
+                else:
+                    chunks[job.name] = Chunk(job, count, copies)
+                    break
+        left = self.budget - sum(chunk.count for chunk in chunks.values())
+        while self.waiting and len(self.running) < self.most and left and not preempted:
+            chunk = self._admit(self.waiting[0], left)
+            if chunk is None:
+                break
+            self.waiting.popleft()
+            chunks[chunk.job.name] = chunk
+            left -= chunk.count
+        return list(chunks.values())
+
+    def done(self, chunks: Iterable[Chunk]) -> None:
+        """The chunks of `next` are in the cache."""
+        for chunk in chunks:
+            job = chunk.job
+            self.manager.commit(job.name, job.tokens[job.computed : job.computed + chunk.count])
+            job.computed += chunk.count
+
+    def _admit(self, job: Job, left: int) -> Chunk | None:
+        """Begin with a job, if there are blocks for all of its tokens."""
+        manager = self.manager
+        job.computed = job.reused = manager.add(job.name, job.tokens, salt=job.salt)
+        # one block more for each running job, or this one would soon be the victim of their next tokens
+        if manager.needs(job.name, job.pending) + len(self.running) > manager.available and self.running:
+            manager.free(job.name)
+            return None
+        count = min(job.pending, left)
+        try:
+            copies = manager.reserve(job.name, count)
+        except OutOfBlocks:
+            manager.free(job.name)
+            return None
+        self.running.append(job)
+        return Chunk(job, count, copies)
+
+    def _preempt(self, job: Job) -> None:
+        self.running.remove(job)
+        self.manager.free(job.name)
+        job.computed = 0
+        job.preempted += 1
+        self.waiting.appendleft(job)

@@ -1,0 +1,106 @@
+"""The answer to a request, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch_foundry.engine.requests import Job, Params
+from torch_foundry.sampling import Settings
+from torch_foundry.text import StreamDecoder
+
+if TYPE_CHECKING:
+    from torch_foundry.engine.engine import Engine
+
+
+class Stream:
+    """Iterate for new tokens, or over `texts()`; the engine steps while there are none.
+
+    tokens: so far. text: so far, without what is still an incomplete character or may become a stop text; "" without a
+    tokenizer. finish_reason: "" while it goes on, then "stop", "length", "cancelled" or "error".
+    """
+
+    def __init__(self, engine: Engine, job: Job, params: Params, settings: Settings, seed: int, tokenizer: Any) -> None:
+        self._engine, self.job, self.params, self.settings, self.seed = engine, job, params, settings, seed
+        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special_tokens=True)
+        self._held = ""  # text that may be the beginning of one that stops
+        self._cut = False  # by a stop text
+        self.text = ""
+        self.finish_reason = ""
+        self.error: RuntimeError | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """New ones, so far."""
+        return self.job.tokens[self.job.prompt :]
+
+    def __iter__(self) -> Iterator[int]:
+        """Each new token, from the first on. RuntimeError if no token could be chosen (NaN logits ...)."""
+        at = 0
+        while True:
+            while at < len(self.tokens):
+                yield self.tokens[at]
+                at += 1
+            if self.finish_reason:
+                self._raise()
+                return
+            self._engine.step()
+
+    def texts(self) -> Iterator[str]:
+        """Pieces of the text, which is `text` in the end."""
+        at = 0
+        while True:
+            if len(self.text) > at:
+                yield self.text[at:]
+                at = len(self.text)
+            if self.finish_reason:
+                self._raise()
+                return
+            self._engine.step()
+
+    def result(self) -> list[int]:
+        """All new tokens, once the request has ended."""
+        for _ in self:
+            pass
+        return self.tokens
+
+    def cancel(self) -> None:
+        """End the request now."""
+        self._engine.cancel(self)
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def take(self, token: int) -> str:
+        """A new token, which is among the job's; returns why the request ends with it, or ""."""
+        if self._decoder is not None and token not in self.settings.eos:
+            self._held += self._decoder.push([token])
+            if self._stopped():
+                return "stop"
+        if token in self.settings.eos:
+            return "stop"
+        return "length" if len(self.job.tokens) >= self.job.limit else ""
+
+    def _stopped(self) -> bool:
+        """Move from held to shown what no stop text can begin in; whether one is there."""
+        found = [at for text in self.params.stop if (at := self._held.find(text)) >= 0]
+        if found:
+            self.text += self._held[: min(found)]
+            self._held, self._cut = "", True
+            return True
+        keep = max((_overlap(self._held, text) for text in self.params.stop), default=0)
+        cut = len(self._held) - keep
+        self.text, self._held = self.text + self._held[:cut], self._held[cut:]
+        return False
+
+    def end(self, reason: str) -> None:
+        """The request has ended."""
+        if self._decoder is not None and not self._cut:
+            self.text += self._held + self._decoder.finish()
+        self.finish_reason = reason
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of `text` that `stop` begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
