@@ -53,7 +53,7 @@ class Forward:
         if head is None or not hasattr(model.model, "decoder_plan"):
             raise Blocked(f"{type(model).__name__} is not a patched model of a known family")
         self.model, self.cache, self.exact, self.head = model, cache, exact, head
-        self._layers: Any = cache.layers
+        self._layers: list[Any] = list(cache.layers)
         self.plan = model.model.decoder_plan()
         with torch.no_grad():
             self.plan.check()
