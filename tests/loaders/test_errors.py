@@ -1,10 +1,13 @@
 """LoadError: what programs and people read off it."""
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 import torch_foundry
+from torch_foundry.loaders.codes import CODES
 
 
 def test_a_load_error_says_what_where_and_by_which_code() -> None:
@@ -28,3 +31,11 @@ def test_texts_of_the_file_do_not_reach_the_terminal_as_they_are() -> None:
 def test_only_codes_that_the_table_explains() -> None:
     with pytest.raises(ValueError, match="NONSENSE"):
         torch_foundry.LoadError("NONSENSE", "m.gguf", expected="", found="")
+
+
+def test_every_code_that_is_raised_is_in_the_table() -> None:
+    root = Path(torch_foundry.__file__).parent
+    raised = re.compile(r'(?:fail|LoadError|Fault)[({]\s*"([A-Z][A-Z0-9_]+)"')
+    files = [*root.rglob("*.py"), *(root.parent / "csrc" / "loaders").glob("*")]
+    found = {code for file in files for code in raised.findall(file.read_text())}
+    assert len(found) > 60 and found <= CODES.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import gguf
@@ -108,3 +109,14 @@ def test_every_cut_of_a_valid_file_is_a_load_error(tmp_path: Path) -> None:
         os.utime(cut, (0, 0))  # else the reader waits until a change could be told from this
         with pytest.raises(LoadError):
             open_gguf(cut)
+
+
+def test_tensors_without_end_over_the_same_bytes_are_refused_at_the_second(tmp_path: Path) -> None:
+    """Nothing of what follows is read: here, that the file hasn't got it."""
+    info = struct.pack("<Q1sIQIQ", 1, b"a", 1, 32, 24, 0)
+    other = struct.pack("<Q1sIQIQ", 1, b"b", 1, 32, 24, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 3, 0) + info + other + bytes(40))
+    with pytest.raises(LoadError) as caught:
+        open_gguf(path)
+    assert (caught.value.code, caught.value.field) == ("OVERLAP", "b")

@@ -97,9 +97,11 @@ class FileContainer:
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
         if not info.nbytes or info.offset % storage.dtype.itemsize:
             return self.read(name)
+        file = self._file(info)
+        file.check()
         mapping = self._maps.get(info.path)
         if mapping is None:
-            mapping = self._maps[info.path] = self._file(info).map()
+            mapping = self._maps[info.path] = file.map()
         count = info.nbytes // storage.dtype.itemsize
         return torch.frombuffer(mapping, dtype=storage.dtype, count=count, offset=info.offset).view(shape)
 

@@ -121,7 +121,6 @@ class File:
 
     def map(self) -> mmap.mmap:
         """The whole file where it lies in the page cache. What is written to it stays in the process."""
-        self.check()
         try:
             return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as problem:

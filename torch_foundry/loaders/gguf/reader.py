@@ -21,7 +21,7 @@ from torch_foundry.loaders.tensors import TensorInfo
 from torch_foundry.loaders.types import GGML, GGML_GONE, LIMIT, Storage
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_MOST = 1 << 20  # keys, and tensors, of a file that are taken; models have some 10^2 and 10^3
+_MOST = 1 << 18  # keys, and tensors, of a file that are taken; models have some 10^2 and 10^3
 _LEAST_KEY, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8  # bytes
 _LONGEST_KEY, _LONGEST_NAME, _MOST_DIMS = 65535, 64, 4
 _ALIGNMENT, _LEAST_ALIGNMENT, _MOST_ALIGNMENT = 32, 8, 1 << 30
@@ -110,7 +110,7 @@ def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
-    total = 0
+    total, in_line = 0, True
     found: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
     for index in range(count):
         cursor.field = f"tensor {index}"
@@ -122,10 +122,15 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
         nbytes = elements // storage.block * storage.nbytes
         if nbytes > LIMIT:
             cursor.fail("BYTES_OVF", f"at most {LIMIT} bytes", nbytes)
-        total += -(-nbytes // alignment) * alignment
+        expected, total = total, total + -(-nbytes // alignment) * alignment
         if total > LIMIT:
             cursor.fail("SUM_OVF", f"tensors of at most {LIMIT} bytes together", total)
-        found[name] = dims[::-1], storage.name, cursor.u64(), nbytes
+        offset = cursor.u64()
+        if in_line and offset < expected:  # all before it lies side by side
+            code = "OFF_ALIGN" if offset % alignment else "OVERLAP"
+            cursor.fail(code, f"offset {expected}, where the tensor before it ends", offset, cursor.offset - 8)
+        in_line = in_line and offset == expected
+        found[name] = dims[::-1], storage.name, offset, nbytes
     begin = _check_layout(cursor, [(name, offset, size) for name, (_, _, offset, size) in found.items()], alignment)
     return Tensors(found, cursor.file.path, begin)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from torch_foundry import _ext  # noqa: F401  (loads the op)
+from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
 from torch_foundry.loaders.gguf.cursor import Cursor
 
@@ -82,7 +83,11 @@ class Array(Sequence[Any]):
             raw = self._file.read(self._nbytes, self._offset, self._key)
             self._file.check()
             if self.kind == "str":
-                self._values = _strings(raw, self._count)
+                try:
+                    self._values = _strings(raw, self._count)
+                except (struct.error, UnicodeDecodeError):  # it was looked at when the file was opened
+                    found = "other texts than when the file was opened"
+                    raise LoadError("CHANGED", self._file.path, self._key, expected="texts", found=found) from None
             else:
                 self._values = np.frombuffer(raw, _DTYPES[self.kind])
         return self._values
