@@ -20,7 +20,7 @@ from tests.loaders.quantised import Tensors, as_bytes, bit_stream
 from tests.patch import zoo
 from torch_foundry import LoadError, quant
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 
 def halves(dtype: torch.dtype, blocks: Tensor, at: int) -> Tensor:
@@ -135,6 +135,60 @@ def test_loaded_packed(method: str, family: str, tmp_path: Path) -> None:
         assert zoo.tokens(other) == zoo.tokens(twin)
         found = {n: getattr(m, "format", None) for n, m in other.named_modules()}
         assert found == {n: getattr(m, "format", None) for n, m in model.named_modules()}
+
+
+MOE = {
+    "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize("family", MOE)
+@pytest.mark.parametrize("method", ["mlx", "awq"])
+def test_experts(method: str, family: str, tmp_path: Path) -> None:
+    """mlx stacks them, and packs the router, which is dense here; others have each expert's matrices apart."""
+    settings, more = MOE[family]
+    twin = zoo.random_model(zoo.config(settings, **more))
+    writer, fmt, config, _ = METHODS[method]
+    block = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"} if family == "mixtral" else {}
+    prefix = "block_sparse_moe" if family == "mixtral" else "mlp"
+    state = {name: tensor.clone() for name, tensor in twin.state_dict().items()}
+    for i, layer in enumerate(twin.model.layers):
+        inside = f"model.layers.{i}.mlp"
+        gate_up, down = (state.pop(f"{inside}.experts.{name}") for name in ("gate_up_proj", "down_proj"))
+        router = state.pop(f"{inside}.gate.weight")
+        there = f"model.layers.{i}.{prefix}"
+        values: dict[str, Tensor] = {}
+        for name, dense in zip(("gate_proj", "up_proj", "down_proj"), (*gate_up.chunk(2, 1), down), strict=True):
+            packed = [quant.quantize(expert, fmt) for expert in dense]
+            values[name] = torch.stack([quant.dequantize(each, fmt) for each in packed])
+            blocks = [each.view(each.shape[0], -1, quant.get_format(fmt).block_bytes) for each in packed]
+            if method == "mlx":
+                parts = [writer(f"{there}.switch_mlp.{name}", each) for each in blocks]
+                state |= {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+            else:
+                for e, each in enumerate(blocks):
+                    state |= writer(f"{there}.experts.{e}.{block.get(name, name)}", each)
+        if method == "mlx":
+            packed_router = quant.quantize(router, fmt)
+            router = quant.dequantize(packed_router, fmt)
+            state |= writer(f"{there}.gate", packed_router.view(router.shape[0], -1, 20))
+        else:
+            state[f"{there}.gate.weight"] = router
+        with torch.no_grad():
+            layer.mlp.gate.weight.copy_(router)
+            layer.mlp.experts.gate_up_proj.copy_(torch.cat((values["gate_proj"], values["up_proj"]), 1))
+            layer.mlp.experts.down_proj.copy_(values["down_proj"])
+    twin.config.save_pretrained(tmp_path)
+    own = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "model.safetensors")
+    AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(tmp_path)
+
+    model = torch_foundry.load(tmp_path, device="cpu", progress=False)[0]
+    experts = [module for module in model.modules() if isinstance(module, FoundryExperts)]
+    assert len(experts) == len(twin.model.layers) and {m.formats for m in experts} == {(fmt,) * 3}
+    assert zoo.tokens(model) == zoo.tokens(twin)
 
 
 def test_beside_the_weight_little_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
 
 
 def _renamed(name: str) -> str:
-    """Experts, which mlx stacks in a module of its own, by the name that they have here."""
+    """Experts, which mlx stacks in a module of its own, by the name that they have here; and Mixtral's blocks."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
     return name.replace(".switch_mlp.", ".experts.").removesuffix(".weight") if ".switch_mlp." in name else name
 
 
