@@ -11,7 +11,8 @@ from tests.cuda import compile_only
 
 pytestmark = pytest.mark.skipif(compile_only.unavailable() is not None, reason=str(compile_only.unavailable()))
 
-# Each op's variants as prebuild lists them, then every format, common ones with every dtype; prints the kernels.
+# Each op's variants as prebuild lists them, then every format, common ones with every dtype; prints the kernels. Others
+# differ in their unpacking alone, which the embedding has; some of them go through products too.
 ALL = """
 import json, torch
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,14 @@ def linear(dtype, name, rows):
 def embedding(dtype, name):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
-for name in ("f32", "f16", "bf16", *blocks.samples()):
+names = blocks.samples()
+products = {"q4_k", "iq2_xxs", *(next(n for n in names if n.startswith(family)) for family in ("affine4", "int3"))}
+for name in ("f32", "f16", "bf16", *names):
     f = quant.FORMATS[name]
     common = name in prebuild.PACKED
     for dtype in prebuild.DTYPES if common else [torch.float16] if f.packed else ():
-        calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for rows in ((1, 3, 32) if common else (1, 32))]
+        rows = (1, 3, 32) if common else (1, 32) if name in products else ()
+        calls += [lambda d=dtype, n=name, r=r: linear(d, n, r) for r in rows]
         calls.append(lambda d=dtype, n=name: embedding(d, n))
 def attend(dtype, queries, d, dv, k, v, **given):
     def cache(columns, name):
