@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from tests.patch.zoo import PROMPT, assert_close, build, config, fused_all, ids, shared, tokens
@@ -224,6 +225,26 @@ def test_gate_and_up_of_two_formats() -> None:
             for name, parameter in other.mlp.experts.named_parameters():
                 parameter.copy_(exact.get_parameter(name))
     assert tokens(patch(model)) == tokens(stock) and fused_all(model)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@torch.no_grad()
+def test_tapes_of_packed_experts(family: str) -> None:
+    """What is recorded, replayed and computed op by op is the same, bit for bit, as is each row of a batch alone."""
+    model = patch(build(family), quantize="q8_0")
+    found = []
+    for way in ("replayed", "recorded", "alone"):
+        cache = DynamicCache(config=model.config)
+        parts = [model(ids(1, 9), past_key_values=cache).logits]
+        for step in range(4):
+            if way == "recorded":
+                model.model.decoder_plan().forget()
+            given = ids(1, 3, seed=step)
+            for own in given.split(1, dim=1) if way == "alone" else [given]:
+                parts.append(model(own, past_key_values=cache).logits)
+        found.append(torch.cat(parts, dim=1))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert report(model).recorded < report(model).steps and not report(model).eager
 
 
 @pytest.mark.usefixtures("quiet")
