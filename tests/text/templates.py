@@ -195,7 +195,7 @@ type {{ f.name }} = (_: {{ type_of(f.parameters) }}) => any;
 {% set block %}  {{ 'x' * 3 }} {{ "-".join(['p', 'q']) }} {% endset %}{{ block | trim | center(20) }}|
 {% filter upper %}shout {{ messages[-1].content[:10] }}{% endfilter %} {{ messages[-1].content }} {{ 'A' if messages[0].content else 'B' }}
 {{ messages[0].get('missing', 'none') }} {{ '{} and {x:>4}'.format('one', x=2) }} {{ 'a,b'.split(',')[1] }} {{ 3.7|round|int }}
-{{ messages[0] | items | list | length }} {{ not false }} {{ 'a\\nb' | indent(width=2, first=true) }} {{ 'a' | center(width=3) }} {{ [1, 2, 3] | batch(linecount=2) | list }} {{ 3 is odd }} {{ 'a-b-c'.rsplit('-', 1) }} {{ ' x '.strip() }} {{ 'xax'.strip('x') }} {{ 'aXbX'.rfind('X') }} {{ 1 < 2 <= 2 }} {{ none is none }} {{ [1, 2] + [3] }} {{ {'k': (1, 2)} }}
+{{ messages[0] | items | list | length }} {{ not false }} {% set sep = joiner(' / ') %}{% for m in messages %}{{ sep() }}{{ m.copy().role }}{% endfor %} {{ 'a\\nb' | indent(width=2, first=true) }} {{ 'a' | center(width=3) }} {{ [1, 2, 3] | batch(linecount=2) | list }} {{ 3 is odd }} {{ 'a-b-c'.rsplit('-', 1) }} {{ ' x '.strip() }} {{ 'xax'.strip('x') }} {{ 'aXbX'.rfind('X') }} {{ 1 < 2 <= 2 }} {{ none is none }} {{ [1, 2] + [3] }} {{ {'k': (1, 2)} }}
 {% with y = 3 %}{{ y }}{% endwith %} {{ undefined_thing }} {{ messages[99] }} {{ 'ü'|tojson }} {{ "<&>"|tojson }} {{ '<b>' | e }}
 {% call(x) wrap('w') %}[{{ x }}]{% endcall %}{% macro wrap(a) %}{{ caller(a) }}{% endmacro %}""",
 }

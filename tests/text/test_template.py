@@ -126,6 +126,12 @@ def test_templates_for_parts_of_messages() -> None:
     check_template("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", "model.gguf")
 
 
+def test_templates_that_look_at_more_messages_than_one() -> None:
+    check_template(
+        "{{ messages[1].role.upper() }}{{ messages[2].role.upper() }}{{ messages[2].content }}", "model.gguf"
+    )
+
+
 def test_templates_for_one_purpose_need_not_know_a_plain_chat() -> None:
     template = "{{ documents.first.text }}"
     with pytest.raises(LoadError, match="TMPL_UNDEF"):

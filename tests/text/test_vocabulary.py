@@ -143,7 +143,7 @@ def test_refused(name: str) -> None:
     with pytest.raises(LoadError) as caught:
         tokenizer_from_gguf(changed(base, change), "bad.gguf", None)
     assert caught.value.code == code and caught.value.file == "bad.gguf", caught.value
-    assert caught.value.field.startswith("tokenizer.ggml")
+    assert caught.value.field.startswith("tokenizer.ggml.")
 
 
 @pytest.mark.parametrize("base", BASES)

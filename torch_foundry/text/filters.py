@@ -260,7 +260,20 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"{str(name)[:40]!r} as a name in a namespace")
 
 
+class ChatJoiner:
+    """joiner(): nothing at the first call, then the separator."""
+
+    def __init__(self, sep: str = ", ") -> None:
+        text(weigh(sep))
+        self._sep, self._used = sep, False
+
+    def __call__(self) -> str:
+        first, self._used = not self._used, True
+        return "" if first else self._sep
+
+
 FUNCTIONS: dict[str, Any] = {
+    "joiner": ChatJoiner,
     "raise_exception": raise_exception,
     "strftime_now": strftime_now,
     "range": bounded_range,

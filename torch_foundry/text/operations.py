@@ -161,6 +161,11 @@ def _listed(name: str) -> Function:
     return listed
 
 
+def _copy(value: Any) -> Any:
+    items(len(value))
+    return value.copy()
+
+
 def _compared(name: str) -> Function:
     def compared(value: Any, *args: Any) -> Any:
         step(sized(value) + sum(map(sized, args)))
@@ -205,8 +210,8 @@ METHODS: dict[type, dict[str, Function]] = {
         "join": _join,
         "format": _format,
     },
-    dict: {"get": _compared("get"), **{name: _listed(name) for name in ("keys", "values", "items")}},
-    list: {name: _compared(name) for name in ("index", "count")},
+    dict: {"copy": _copy, "get": _compared("get"), **{name: _listed(name) for name in ("keys", "values", "items")}},
+    list: {"copy": _copy} | {name: _compared(name) for name in ("index", "count")},
     tuple: {name: _compared(name) for name in ("index", "count")},
     float: {"is_integer": lambda value: value.is_integer()},
 }

@@ -16,7 +16,7 @@ from jinja2.utils import Namespace
 
 from . import budget
 from .budget import DEPTH, OverBudget, current, items, metered, sized, small, step, text, weigh
-from .filters import FILTERS, FUNCTIONS, TESTS
+from .filters import FILTERS, FUNCTIONS, TESTS, ChatJoiner
 from .operations import METHODS, OPERATORS, concatenate
 
 LOOP = {
@@ -143,7 +143,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if bound and isinstance(__obj.__self__, LoopContext):  # loop.changed() compares
             sum(map(sized, args))
         ours = any(__obj is function for function in FUNCTIONS.values())
-        if not (bound or ours or isinstance(__obj, (Method, Undefined))):
+        if not (bound or ours or isinstance(__obj, (Method, ChatJoiner, Undefined))):
             raise SecurityError(f"a call of a {type(__obj).__name__}")
         return __context.call(__obj, *args, **kwargs)
 

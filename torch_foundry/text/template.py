@@ -166,34 +166,40 @@ def size_of(value: Any) -> int:
     return 16 + sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 16
 
 
+def _probes() -> list[list[dict[str, Any]]]:
+    """Chats as models know them: a question, after a system's message, after another; plain, and in parts."""
+    chats = (("user",), ("system", "user"), ("user", "assistant", "user"))
+    contents: list[Any] = [CANARY, [{"type": "text", "text": CANARY}]]
+    return [[{"role": role, "content": content} for role in roles] for content in contents for roles in chats]
+
+
 def check_template(
     template: str, path: str | os.PathLike[str], field: str = "tokenizer.chat_template", chats: bool = True
 ) -> None:
     """LoadError if a template can't be let in; it is rendered on a message or two to see.
 
-    chats: it has to print what the user says (else TMPL_OUTPUT), and to know its variables (TMPL_UNDEF). Not asked of
+    chats: it has to print what is said (else TMPL_OUTPUT), and to know its variables (TMPL_UNDEF). Not asked of
     templates for one purpose ("tool_use"). One that refuses all these messages with raise_exception passes.
     """
-    said: Any = [{"type": "text", "text": CANARY}]
-    tokens = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad")}
+    variables: dict[str, Any] = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad")}
+    variables |= {"tools": None, "documents": None, "add_generation_prompt": True}
     faults: list[LoadError] = []
     printed = False
-    for content in (CANARY, said):
-        for system in ([], [{"role": "system", "content": "Be brief." if content is CANARY else said}]):
-            messages = [*system, {"role": "user", "content": content}]
-            variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-            try:
-                if CANARY in render_spans(template, variables | tokens, path, field, share=4)[0]:
-                    return
-                printed = True
-            except LoadError as fault:
-                if not chats and fault.code in ("TMPL_UNDEF", "TMPL_ERROR"):
-                    return
-                if fault.code not in ("TMPL_UNDEF", "TMPL_ERROR"):
-                    raise
-                faults.append(fault)
-            except TemplateError:  # it refuses such messages, and maybe takes others
-                continue
+    probes = _probes()
+    for messages in probes:
+        try:
+            text, _ = render_spans(template, variables | {"messages": messages}, path, field, share=len(probes))
+            if CANARY in text:
+                return
+            printed = True
+        except LoadError as fault:
+            if fault.code not in ("TMPL_UNDEF", "TMPL_ERROR"):
+                raise
+            if not chats:
+                return
+            faults.append(fault)
+        except TemplateError:  # it refuses such messages, and maybe takes others
+            continue
     if faults:
         raise faults[0]
     if printed and chats:
