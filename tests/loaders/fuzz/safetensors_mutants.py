@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -52,7 +53,9 @@ class Mutant:
 
 
 def _dumps(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], tuple):  # an object whose names may come twice
+    if (
+        isinstance(value, list) and value and all(isinstance(item, tuple) for item in value)
+    ):  # an object whose names may come twice
         return "{" + ",".join(f"{json.dumps(k)}:{_dumps(v)}" for k, v in value) + "}"
     return json.dumps(value)
 
@@ -123,8 +126,8 @@ for _name, _operation in OPERATIONS.items():
     STRATEGIES[f"shape: {_name}"] = _number("shape", _operation)
     STRATEGIES[f"data_offsets: {_name}"] = _number("data_offsets", _operation)
 for _name in ("shape", "data_offsets"):
-    STRATEGIES[f"{_name}: odd element"] = _number(_name, lambda rng, _: rng.choice(ODD))
-    STRATEGIES[f"{_name}: odd value"] = _field(_name, lambda rng, _: rng.choice(ODD))
+    STRATEGIES[f"{_name}: odd element"] = _number(_name, lambda rng, _: copy.deepcopy(rng.choice(ODD)))
+    STRATEGIES[f"{_name}: odd value"] = _field(_name, lambda rng, _: copy.deepcopy(rng.choice(ODD)))
     STRATEGIES[f"{_name}: one more"] = _field(_name, lambda rng, v: [*_listed(v), rng.choice((0, 1, 2, 1 << 32))])
     STRATEGIES[f"{_name}: one fewer"] = _field(_name, lambda rng, v: _listed(v)[:-1])
     STRATEGIES[f"{_name}: reversed"] = _field(_name, lambda rng, v: _listed(v)[::-1])
@@ -177,7 +180,7 @@ def _rename(rng: random.Random, file: Mutant) -> None:
 def _odd_tensor(rng: random.Random, file: Mutant) -> None:
     if file.pairs:
         at = rng.randrange(len(file.pairs))
-        file.pairs[at] = (file.pairs[at][0], rng.choice(ODD))
+        file.pairs[at] = (file.pairs[at][0], copy.deepcopy(rng.choice(ODD)))
 
 
 @strategy
@@ -195,7 +198,7 @@ def _field_twice(rng: random.Random, file: Mutant) -> None:
 @strategy
 def _field_extra(rng: random.Random, file: Mutant) -> None:
     if file.pairs and isinstance(value := rng.choice(file.pairs)[1], list) and value:
-        value.append(("extra", rng.choice(ODD[:9])))
+        value.append(("extra", copy.deepcopy(rng.choice(ODD[:9]))))
 
 
 @strategy
