@@ -51,6 +51,7 @@ class Op:
     `inputs` draws the arguments; where the weight may be packed, "dense" has what takes its place for
     `stock` and `truth`. `truth` is the definition, in the dtype of what it is given. `cost`: flops, and bytes that must
     be moved, for (case, bytes of a weight row). `shapes`: of a model. `packs`: takes packed weights.
+    `caches`: takes packed KV caches, whose format is the case's then, and `k` the columns of a head.
     """
 
     run: Callable[..., Any]
@@ -61,6 +62,7 @@ class Op:
     cost: Callable[[Case, int], tuple[int, int]]
     shapes: Callable[[Model, Any], Iterator[dict[str, Any]]]
     packs: bool = False
+    caches: bool = False
     layouts: tuple[str, ...] = ("2d",)
 
 

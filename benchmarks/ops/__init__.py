@@ -11,6 +11,7 @@ from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
 from benchmarks.ops.matrices import EMBEDDING, LINEAR
 from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
 from torch_foundry import quant
+from torch_foundry.quant.kv import BITS
 
 OPS: dict[str, Op] = {
     "linear": LINEAR,
@@ -37,11 +38,13 @@ def cases(
         for label, model in models.items():
             for shape in op.shapes(model, sizes):
                 for fmt in formats:
-                    f = quant.get_format(fmt)
-                    if f.packed and not (op.packs and shape["k"] % f.block_size == 0):
+                    f, sized = quant.get_format(fmt), shape
+                    if f.packed and op.caches and fmt in BITS:
+                        sized = {**shape, "k": shape["heads"][2]}
+                    elif f.packed and not (op.packs and shape["k"] % f.block_size == 0):
                         continue
                     for layout in (text for text in layouts if text in op.layouts):
-                        case = Case(name, format=fmt, layout=layout, **shape)
+                        case = Case(name, format=fmt, layout=layout, **sized)
                         named = dataclasses.replace(case, where=f"{label} {case.where}")
                         found.setdefault(dataclasses.replace(case, where=""), named)
     return list(found.values())

@@ -13,6 +13,7 @@ from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import Model
 from torch_foundry import ops
 from torch_foundry import reference as plain
+from torch_foundry.quant.kv import BITS, BLOCK, pack_rows
 
 
 def _rope_inputs(case: Case, g: torch.Generator) -> Given:
@@ -56,7 +57,15 @@ ROPE_AND_CACHE = Op(
 def _attention_inputs(case: Case, g: torch.Generator) -> Given:
     heads, kv, d = case.heads
     caches = {name: normal(g, case.dtype, 1, kv, case.n, d) for name in ("k_cache", "v_cache")}
-    return {"q": normal(g, case.dtype, 1, heads, case.rows, d), **caches}
+    q = normal(g, case.dtype, 1, heads, case.rows, d)
+    if case.format not in BITS:
+        return {"q": q, **caches}
+    # numbers that the format and float16 both have: so stock torch and the truth get the same ones
+    step, most = (1 / 32, 127) if case.format == "q8_0" else (0.5, 7)
+    for cache in caches.values():
+        cache.copy_((cache / step).round().clamp(-most, most) * step)
+        cache[..., ::BLOCK] = most * step if case.format == "q8_0" else -8 * step
+    return {"q": q, **{name: pack_rows(cache, case.format) for name, cache in caches.items()}, "dense": caches}
 
 
 def _sdpa(q: Tensor, k_cache: Tensor, v_cache: Tensor, format: str) -> Tensor:
@@ -65,10 +74,12 @@ def _sdpa(q: Tensor, k_cache: Tensor, v_cache: Tensor, format: str) -> Tensor:
     return y.transpose(1, 2).flatten(2)
 
 
-def _attention_cost(case: Case, _: int) -> tuple[int, int]:
+def _attention_cost(case: Case, row: int) -> tuple[int, int]:
     (heads, kv, d), queries, keys = case.heads, case.rows, case.n
     pairs = queries * keys - queries * (queries - 1) // 2
-    return 4 * heads * d * pairs, 2 * (heads * queries + kv * keys) * d * case.dtype.itemsize
+    return 4 * heads * d * pairs, 2 * heads * queries * d * case.dtype.itemsize + 2 * kv * keys * (
+        row or d * case.dtype.itemsize
+    )
 
 
 def _attention_shapes(model: Model, sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -84,12 +95,19 @@ def _attention_call(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def _run(q: Tensor, k_cache: Tensor, v_cache: Tensor, format: str) -> Tensor:
+    name = format if k_cache.dtype == torch.uint8 else None
+    tokens, scale = k_cache.shape[2], q.shape[-1] ** -0.5
+    return ops.attention(q, k_cache, v_cache, tokens, scale=scale, k_format=name, v_format=name)
+
+
 ATTENTION = Op(
-    run=_attention_call(ops.attention),
+    run=_run,
     stock=_sdpa,
     stock_is="scaled_dot_product_attention",
     truth=_attention_call(plain.attention),
     inputs=_attention_inputs,
     cost=_attention_cost,
     shapes=_attention_shapes,
+    caches=True,
 )

@@ -128,6 +128,19 @@ def test_pages_that_nobody_sees_are_not_looked_up() -> None:
             kit.assert_equal(ops.attention(**pages), expected)
 
 
+@pytest.mark.parametrize("k, dtype", [("own", F16), ("q8_0", F32)])
+def test_more_than_8192_tokens(k: str, dtype: torch.dtype) -> None:
+    """In one buffer and in pages; and a prompt in two parts sees what it sees at once."""
+    long: dict[str, Any] = {"kv_len": 9000, "batch": 1, "kv_heads": 1, "k": k, "v": k}
+    agrees(queries=1, dtype=dtype, **long)
+    agrees(queries=20, dtype=F16, **long)
+    given = given_for(queries=37, dtype=dtype, **long)
+    whole = ops.attention(**given)
+    first = {**given, "q": given["q"][:, :, :17], "kv_len": 8980}
+    second = {**given, "q": given["q"][:, :, 17:]}
+    kit.assert_equal(torch.cat((ops.attention(**first), ops.attention(**second)), 1), whole)
+
+
 def test_bad_inputs() -> None:
     given = given_for()
     pages = grid.paged(given, 16, kit.generator())
