@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_e2e, bench_ops, bench_peers, generating, measuring, results
+from benchmarks import bench_e2e, bench_ops, bench_peers, bench_serving, generating, measuring, results
 from benchmarks.cases import QUICK, Case
 from benchmarks.generating import Cell, parity, worst_regret
 from benchmarks.harness import clock, options, record
@@ -282,3 +282,24 @@ def test_a_stand_in_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "benchmarks.peers.llama_cpp")
     found = rows(tmp_path / "peers.jsonl")
     assert seen == [2 * 9 + 3] * 2 and len(found) == 2 and not any(r["valid"] for r in found)
+
+
+def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and guesses, with answers that are right; one that isn't makes its row invalid."""
+    few = [*FEW, "--formats", "f32", "--prompt", "6", "--max-tokens", "6", "--iterations", "1", "--out", str(tmp_path)]
+    assert bench_serving.main([*few, "--concurrent", "3"]) == 0
+    found = rows(tmp_path / "serving.jsonl")
+    names = ["engine, 1", "engine, 3", "generate", "generate, prompt lookup"]
+    assert [row["way"] for row in found] == names and all(row["valid"] and row["speedup"] for row in found)
+    assert "accepted" in found[3]["extra"]["guesses"]
+    serve = bench_serving.Runs._serve
+
+    def wrong(runs: Any, prompts: Any) -> Any:
+        answers, seconds = serve(runs, prompts)
+        if len(prompts) == 3:
+            answers[2][4] = (answers[2][4] + 1) % 300
+        return answers, seconds
+
+    monkeypatch.setattr(bench_serving.Runs, "_serve", wrong)
+    assert bench_serving.main([*few, "--concurrent", "3"]) == 1
+    assert "WRONG, 1 part" in capsys.readouterr().out

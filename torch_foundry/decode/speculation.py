@@ -48,7 +48,8 @@ class Verifier:
         Waits for the device. Nothing counts as part of the cache before `count`. Raises Blocked if no tape may do it;
         then nothing has happened.
         """
-        steps, rows = self.steps, len(tokens)
+        steps = self.steps
+        rows = 1 << (len(tokens) - 1).bit_length()  # few lengths, as each has a tape to be recorded
         plan = steps.ready()
         layers = self._layers
         if layers is None or not layers.belong_to(self.cache):
@@ -63,7 +64,8 @@ class Verifier:
             tape = self._record(rows, position + rows)
         self.recorded = not tape.recorded
         sampler = self._samplers[rows]
-        tape.ids.copy_(torch.tensor([tokens]), non_blocking=tape.ids.is_cuda)
+        padded = [*tokens, *tokens[-1:] * (rows - len(tokens))]
+        tape.ids.copy_(torch.tensor([padded]), non_blocking=tape.ids.is_cuda)
         sampler.seek(list(range(length, length + rows)))
         tape.state.seek(starts, list(range(position, position + rows)))
         result = tape.run()
@@ -74,7 +76,7 @@ class Verifier:
         *chosen, wrong = torch.cat([sampler.token[:, 0], sampler.errors.amax(0, keepdim=True)]).tolist()
         if wrong:
             self._check(sampler, tokens, chosen)
-        return chosen
+        return chosen[: len(tokens)]
 
     def count(self, tokens: int) -> None:
         """The first `tokens` of the newest step are part of the text."""

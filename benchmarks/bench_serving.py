@@ -1,0 +1,170 @@
+"""Many requests at a time, and guessing ahead: tokens a second beside those of one request without guesses.
+
+python -m benchmarks.bench_serving --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --concurrent 1,8,32
+
+Records go to serving.jsonl in --out. An engine's answers have to be those of requests alone, a text with guesses the
+one without, but for tokens that are as good as equal to the model. A row that isn't right is invalid: exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_foundry
+from benchmarks.harness import machine, options, record
+from benchmarks.harness.clock import Times
+from benchmarks.harness.record import Parity, Record
+from benchmarks.models import MODELS, REAL, build
+from torch_foundry import quant
+from torch_foundry.doctor.timing import synchronize
+from torch_foundry.engine import Engine, Params
+
+TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
+CRITERION = "the tokens of one request without guesses, or a near-tie where they part"
+Timed = tuple[list[list[int]], float]  # answers, seconds a token
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row: what is run, and what it is compared with."""
+
+    name: str
+    shape: dict[str, Any]
+    run: Callable[[], Timed]
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    args = _parser().parse_args(argv)
+    device = options.device(args)
+    names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
+    formats = options.some_of(args.formats, quant.FORMATS, "--formats")
+    concurrent = options.numbers(args.concurrent, "--concurrent")
+    found = machine.look(device, quick=args.quick, commit=args.commit)
+    records: list[Record] = []
+    for name in names:
+        for fmt in formats:
+            model = torch_foundry.patch(build(MODELS[name], fmt, device, seed=args.seed))
+            runs = Runs(model, args.prompt, args.max_tokens, args.seed)
+            stock: dict[str, Times] = {}
+            for way in (*runs.engines(sorted({1, *concurrent})), *runs.guessing()):
+                taken = [way.run() for _ in range(args.iterations + 1)][1:]  # the first one compiles and records
+                times = Times(tuple(seconds for _, seconds in taken))
+                kind = way.name.split(",")[0]
+                records.append(
+                    Record(
+                        kind="e2e",
+                        name=name,
+                        way=way.name,
+                        format=fmt,
+                        shape=way.shape,
+                        machine=found,
+                        times=times,
+                        parity=runs.parity(way, taken[-1][0]),
+                        stock=kind,
+                        stock_times=stock.setdefault(kind, times),
+                        extra={"guesses": str(torch_foundry.report(model).guesses or "")},
+                    )
+                )
+                record.append(args.out / "serving.jsonl", records[-1:])
+    print(f"{found}\n{_table(records)}")
+    return int(any(not row.valid for row in records))
+
+
+class Runs:
+    """What is run with one model, greedily."""
+
+    def __init__(self, model: Any, prompt: int, tokens: int, seed: int) -> None:
+        self.model, self.tokens, self.device = model, tokens, model.device
+        g = torch.Generator().manual_seed(seed)
+        self._draw = lambda: torch.randint(3, model.config.vocab_size, (prompt,), generator=g).tolist()
+
+    def engines(self, concurrent: Sequence[int]) -> Iterator[Way]:
+        """The engine with so many requests at a time; only tokens after each one's first are timed."""
+        prompts = [self._draw() for _ in range(max(concurrent))]
+        alone = [self._serve([prompt])[0][0] for prompt in prompts]
+        for n in concurrent:
+            shape = {"requests": n, "prompt": len(prompts[0]), "tokens": self.tokens}
+            yield Way(f"engine, {n}", shape, lambda n=n: self._serve(prompts[:n]), prompts[:n], alone[:n])  # type: ignore[misc]
+
+    def _serve(self, prompts: list[list[int]]) -> Timed:
+        blocks = len(prompts) * -(-(len(prompts[0]) + self.tokens) // 16)
+        engine = Engine(self.model, requests=len(prompts), budget=max(256, len(prompts)), blocks=blocks + len(prompts))
+        params = Params(max_tokens=self.tokens, temperature=0)
+        streams = [engine.submit(prompt, params) for prompt in prompts]
+        while any(not stream.tokens for stream in streams):
+            engine.step()
+        early, start = sum(len(stream.tokens) for stream in streams), self._now()
+        engine.run()
+        seconds = self._now() - start
+        answers = [stream.tokens for stream in streams]
+        return answers, seconds / (sum(map(len, answers)) - early)
+
+    def guessing(self) -> Iterator[Way]:
+        """generate() behind a prompt that repeats itself, without guesses and with."""
+        prompt = self._draw()[:16] * 16
+        expected = self._generate(prompt)[0]
+        for name, more in (("generate", {}), ("generate, prompt lookup", {"prompt_lookup_num_tokens": 7})):
+            shape = {"prompt": len(prompt), "tokens": self.tokens}
+            yield Way(name, shape, lambda more=more: self._generate(prompt, **more), [prompt], expected)  # type: ignore[misc]
+
+    def _generate(self, prompt: list[int], **more: Any) -> Timed:
+        text = torch.tensor([prompt], device=self.device)
+        given = {"attention_mask": torch.ones_like(text), "do_sample": False, **more}
+        marks = []
+        for tokens in (1, 1 + self.tokens):
+            start = self._now()
+            out = self.model.generate(text, max_new_tokens=tokens, **given)
+            marks.append(self._now() - start)
+        return [out[0, len(prompt) :].tolist()], (marks[1] - marks[0]) / self.tokens
+
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+    def parity(self, way: Way, answers: list[list[int]]) -> Parity:
+        """Whether the answers are those expected."""
+        pairs = list(zip(way.prompts, answers, way.expected, strict=True))
+        parted = [pair for pair in pairs if pair[1] != pair[2]]
+        return Parity(all(self._near_tie(*pair) for pair in parted), CRITERION, detail=f"{len(parted)} part")
+
+    def _near_tie(self, prompt: list[int], answer: list[int], other: list[int]) -> bool:
+        at = next((i for i, (a, b) in enumerate(zip(answer, other, strict=True)) if a != b), 0)
+        with torch.no_grad():
+            logits = self.model(torch.tensor([prompt + other[:at]], device=self.device)).logits[0, -1].float()
+        gap = float((logits[answer[at]] - logits[other[at]]).abs())
+        return gap <= TIES * torch.finfo(self.model.dtype).eps * float(logits.abs().max())
+
+
+def _table(records: Sequence[Record]) -> str:
+    lines = [f"{'model':14} {'format':6} {'way':24} {'tok/s':>9} {'x':>6}  parity"]
+    for row in records:
+        assert row.times is not None
+        speed = "-" if row.speedup is None else f"{row.speedup:.2f}"
+        state = f"{'ok' if row.valid else 'WRONG'}, {row.parity.detail}  {row.extra['guesses']}"
+        lines.append(f"{row.name:14} {row.format:6} {row.way:24} {1 / row.times.median:9.1f} {speed:>6}  {state}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="bench_serving", description=__doc__.splitlines()[0])
+    options.add(parser, REAL, "f16,q8_0")
+    parser.add_argument("--concurrent", default="1,8,32", help="requests at a time; default %(default)s")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt; default %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer; default %(default)s")
+    parser.add_argument("--iterations", type=int, default=3, help="of each measurement; default %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(options.run("bench_serving", main))
