@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 
 from torch_foundry import quant
@@ -55,8 +56,13 @@ class Source:
         out = torch.empty(stored, dtype=dtype, device=device)
         rows = out.view(self._stored(info))
         for start, part in self._parts(info, known.dtype.itemsize, head):
-            changed = _half_a_head_apart(part, head) if head else part
-            rows[start : start + part.shape[0]] = changed - offset if offset else changed
+            target = rows[start : start + part.shape[0]]
+            if head:
+                whole = target if target.dtype == part.dtype and target.device == part.device else None
+                part = _half_a_head_apart(part, head, whole)
+                if whole is not None:
+                    continue
+            target.copy_(part - offset if offset else part)
         return out
 
     def _stored(self, info: TensorInfo) -> tuple[int, ...]:
@@ -76,11 +82,19 @@ class Source:
             yield start, self.container.read(info.name, start, min(start + step, count))
 
 
-def _half_a_head_apart(rows: torch.Tensor, head: int) -> torch.Tensor:
-    """Rows of heads, from pairs (0, 1), (2, 3) ... to pairs (0, head / 2), (1, head / 2 + 1) ..."""
-    return rows.view(-1, head // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def _half_a_head_apart(rows: torch.Tensor, head: int, out: torch.Tensor | None) -> torch.Tensor:
+    """Rows of heads, from pairs (0, 1), (2, 3) ... to pairs (0, head / 2), (1, head / 2 + 1) ...; into `out`, if given.
+
+    By numpy, which copies rows as a whole: torch is ten times as slow.
+    """
+    order = np.arange(rows.shape[0]).reshape(-1, head // 2, 2).swapaxes(1, 2).reshape(-1)
+    out = torch.empty_like(rows) if out is None else out
+    source, target = (t.view(t.shape[0], -1).view(torch.uint8).numpy() for t in (rows, out))
+    np.take(source, order, axis=0, out=target, mode="clip")
+    return out
 
 
 def side_by_side(rows: torch.Tensor, head: int) -> torch.Tensor:
     """The inverse: rows of heads as files have them whose rotary pairs lie side by side."""
-    return rows.view(-1, 2, head // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    order = torch.arange(rows.shape[0]).view(-1, 2, head // 2).transpose(1, 2).reshape(-1)
+    return rows[order.to(rows.device)]
