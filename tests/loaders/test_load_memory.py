@@ -22,7 +22,8 @@ from torch_foundry import quant
 files, small, cases = json.loads(sys.argv[1])
 for warm in (True, False):
     for fmt, dtype, mmap in cases:
-        model, before = None, forget_peak()
+        model = None
+        before = forget_peak()
         options = dict(device="cpu", dtype=quant.get_format(dtype).dtype, mmap=mmap, progress=False)
         model, _ = torch_foundry.load(small if warm else files[fmt], allow=("VOCAB_MISSING",), **options)
         held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -45,4 +46,4 @@ def test_peak_of_loading(tmp_path: Path) -> None:
         in_cache = size if mmap else 0  # of a mapped file's pages none is this process's own, but all count
         assert held >= 0.9 * size
         assert taken - (0 if mmap else held) - in_cache <= 0.05 * size + largest
-        assert mmap or taken >= 0.7 * held  # the measure works; some memory was free before
+        assert mmap or taken >= 0.9 * held  # the measure works
