@@ -22,6 +22,7 @@ class Source:
 
     def __init__(self, container: Container, mmap: bool, check_finite: Callable[[str], bool]) -> None:
         self.container, self.mmap, self.check_finite = container, mmap, check_finite
+        self._piece = torch.empty(0, dtype=torch.uint8)  # one for all: new ones would leave holes in the heap
 
     def weight(self, info: TensorInfo, shape: tuple[int, ...], head: int = 0, offset: float = 0.0) -> Weight:
         """The weight of this shape (that of the tensor but for dimensions of 1).
@@ -69,7 +70,7 @@ class Source:
         return (*info.shape[:-1], quant.get_format(info.format).row_size(info.shape[-1]))
 
     def _parts(self, info: TensorInfo, itemsize: int, head: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The tensor in pieces of whole heads, each with its first row."""
+        """The tensor in pieces of whole heads, each with its first row; a piece is gone when the next one comes."""
         if self.mmap:
             yield 0, self.container.mapped(info.name)
             return
@@ -78,8 +79,13 @@ class Source:
         for size in others:
             row *= size
         step = max(1, CHUNK // max(1, row * (head or 1))) * (head or 1)
+        dtype = quant.get_format(info.format).dtype
+        if self._piece.numel() < (size := min(step, count) * row):
+            self._piece = torch.empty(size, dtype=torch.uint8)
         for start in range(0, count, step):
-            yield start, self.container.read(info.name, start, min(start + step, count))
+            part = self._piece[: min(step, count - start) * row].view(dtype).view(-1, *others)
+            self.container.read_into(info.name, part, start)
+            yield start, part
 
 
 def _half_a_head_apart(rows: torch.Tensor, head: int, out: torch.Tensor | None) -> torch.Tensor:
