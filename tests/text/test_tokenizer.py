@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.text import corpus, sources
@@ -177,6 +178,39 @@ def test_sentence_piece_tokenizers(name: str) -> None:
             assert tokenizer.decode(found) == source.decode(want)
 
 
+def test_gemma_4_lists_merges_and_spells_runs_of_spaces_as_they_are() -> None:
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    texts = corpus.LANGUAGES + corpus.CODE * 2 + corpus.SPACES * 5
+    trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=900, show_progress=False))
+    merges = json.loads(trained.to_str())["model"]["merges"]
+    tokens = ["<unk>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), *trained.get_vocab()]
+    ids = {token: i for i, token in enumerate(tokens)}
+    bpe = models.BPE(ids, [tuple(m) for m in merges], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    source = Tokenizer(bpe)
+    source.normalizer = normalizers.Replace(" ", "▁")
+    source.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    source.add_special_tokens(["<unk>", "<bos>"])
+    runs = [token for token in tokens if len(token) > 1 and not token.strip("▁")]
+    keys = {
+        "model": "gemma4",
+        "tokens": [" " * len(token) if token in runs else token for token in tokens],
+        "token_type": [sources.UNKNOWN, sources.CONTROL]
+        + [sources.BYTE] * 256
+        + [sources.USER_DEFINED if token in runs else sources.NORMAL for token in tokens[258:]],
+        "merges": [" ".join(pair) for pair in merges],
+        "bos_token_id": 1,
+        "add_bos_token": True,
+    }
+    assert runs
+    tokenizer = build({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    assert_same(source, tokenizer)
+    keys["tokens"][-1] = runs[0]  # spelled both ways: one token would be lost
+    with pytest.raises(LoadError, match="VOCAB_SIZE"):
+        build({f"tokenizer.ggml.{key}": value for key, value in (keys | {"merges": []}).items()})
+    assert tokenizer.bos_token_id not in tokenizer("a  b")["input_ids"]  # the template writes it
+
+
 def test_control_tokens_in_a_text() -> None:
     tokenizer = build(sources.sentence_piece_metadata(sources.sentence_piece("bpe"), "llama"))
     tokens = tokenizer.tokenize("<s>a</s> b")
@@ -247,6 +281,21 @@ def test_templates_by_name() -> None:
     metadata["tokenizer.chat_template.tool_use"] = "tools: {{ messages[0].content }}"
     metadata["tokenizer.chat_templates"] = ["tool_use"]
     assert sorted(build(metadata).chat_template) == ["default", "tool_use"]
+    metadata["tokenizer.chat_template"] = 7
+    with pytest.raises(LoadError, match=r"tokenizer.chat_template.*VOCAB_TYPE"):
+        build(metadata)
+
+
+def test_blanks_of_t5_are_what_pads_its_vocabulary() -> None:
+    metadata = sources.sentence_piece_metadata(sources.sentence_piece("unigram"), "t5")
+    n = len(metadata["tokenizer.ggml.tokens"])
+    for i in range(128):
+        metadata["tokenizer.ggml.tokens"].append(f"[PAD{n + i}]")
+        metadata["tokenizer.ggml.token_type"].append(sources.UNUSED)
+        metadata["tokenizer.ggml.scores"].append(-1000.0)
+    tokenizer = build(metadata | {"general.architecture": "t5"})
+    assert tokenizer("a <extra_id_0> b <extra_id_99>")["input_ids"].count(n + 99) == 1
+    assert tokenizer.convert_tokens_to_ids(["<extra_id_0>", "<extra_id_99>", f"[PAD{n + 100}]"]) == [n + 99, n, n + 100]
 
 
 def test_an_unknown_way_to_split_is_an_error_that_lists_the_known() -> None:

@@ -196,7 +196,7 @@ def _t5_names(vocabulary: Vocabulary) -> list[str]:
     """T5's blanks <extra_id_0> ... are what the file pads its vocabulary with, the last first."""
     tokens = list(vocabulary.tokens)
     blanks = [i for i, t in enumerate(tokens) if vocabulary.types[i] == UNUSED and t.startswith("[PAD")]
-    if vocabulary.architecture in ("t5", "t5encoder") and "<extra_id_0>" not in tokens:
+    if vocabulary.architecture in ("t5", "t5encoder") and not any(t.startswith("<extra_id_") for t in tokens):
         for i, blank in enumerate(blanks[:100]):
             tokens[blank] = f"<extra_id_{99 - i}>"
     return tokens

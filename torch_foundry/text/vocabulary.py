@@ -227,11 +227,8 @@ class _Keys:
         pairs = []
         for i, merge in enumerate(merges):
             left, _, right = merge.partition(" ")
-            if not left or not right or " " in right:
-                raise self.error("MERGES", f"merges[{i}]", "two tokens and a space between", repr(merge[:80]))
             if left not in known or right not in known or left + right not in known:
-                odd = next(part for part in (left, right, left + right) if part not in known)
-                raise self.error("MERGES", f"merges[{i}]", "tokens of the vocabulary", repr(odd[:80]))
+                raise self.error("MERGES", f"merges[{i}]", "two tokens that join to a third", repr(merge[:80]))
             pairs.append((left, right))
         return pairs
 
