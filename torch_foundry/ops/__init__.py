@@ -2,7 +2,8 @@
 
 All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end; the executor is that
 of the tensors' device. None has a backward: differentiating through one raises. Wrong arguments raise RuntimeError with
-the argument's name and what was expected. `torch_foundry.reference` has the same functions in plain torch.
+the argument's name and what was expected. `torch_foundry.reference` and `reference_moe` have the same in plain
+torch.
 """
 
 from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv
