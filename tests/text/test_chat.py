@@ -129,6 +129,11 @@ def test_no_messages(guarded: Any, chat: Any) -> None:
         guarded.apply_chat_template(chat)
 
 
+def test_messages_are_mappings(guarded: Any) -> None:
+    with pytest.raises(TypeError, match="messages are dicts"):
+        guarded.apply_chat_template(["hello", {"role": "user", "content": "a"}])
+
+
 def test_a_field_that_can_not_be_continued(guarded: Any) -> None:
     with pytest.raises(ValueError, match="to continue"):
         guarded.apply_chat_template([{"role": "user"}], continue_final_message=True)
