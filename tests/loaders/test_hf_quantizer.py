@@ -65,6 +65,18 @@ def test_packed_while_loading_saved_and_loaded_again(family: str, tmp_path: Path
     torch.testing.assert_close(logits(stock), logits(expected), rtol=1e-4, atol=1e-4)
 
 
+def test_tied_weights_that_came_apart(tmp_path: Path) -> None:
+    """As moving a model that isn't patched to another device leaves them."""
+    model = torch_foundry.quantize(copy.deepcopy(shared("qwen2")), "q8_0")
+    model.lm_head._buffers["weight"] = model.lm_head.weight.clone()
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    torch.testing.assert_close(logits(again), logits(model), rtol=1e-5, atol=1e-5)
+    assert isinstance(again.lm_head, FoundryLinear)
+    formats = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["formats"]
+    assert set(formats) <= set(load_file(tmp_path / "model.safetensors"))
+
+
 def test_experts(tmp_path: Path) -> None:
     settings = config("Qwen3MoeConfig", hidden_size=64, moe_intermediate_size=96, num_experts=4, num_experts_per_tok=2)
     torch.manual_seed(0)

@@ -56,7 +56,10 @@ class FoundryQuantizer(HfQuantizer):
         packed = self._plan.keys() | {name.rpartition(".")[0] for name in self._saved()}
         for tied, to in ties.items():
             target, source = tied.rpartition(".")[0], to.rpartition(".")[0]
-            if source in packed and isinstance(layer := model.get_submodule(target), nn.Linear):
+            layer = model.get_submodule(target)
+            if isinstance(layer, FoundryLinear):  # saved with a weight of its own
+                model.all_tied_weights_keys.pop(tied)
+            elif source in packed and isinstance(layer, nn.Linear):
                 # not in the state dict: it is neither missing in a checkpoint nor saved a second time
                 fmt = self._plan.get(source) or self._saved()[f"{source}.weight"]
                 linear = _empty(layer, fmt, False)
