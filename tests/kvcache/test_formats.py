@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import torch_foundry
@@ -156,7 +157,8 @@ def test_models_compute_with_what_is_stored(name: str, options: dict[str, Any], 
     assert torch.equal(by_loop, model.generate(prompt, sync_every=0, **options))
     assert torch.equal(by_loop, model.generate(prompt, past_key_values=new_cache(model.config, kinds), **options))
     seen = torch_foundry.report(model)
-    assert not seen.fallbacks and "recorded" in str(seen), str(seen)
+    assert not seen.fallbacks, str(seen)
+    assert "recorded" in str(seen) or is_in_torch_dispatch_mode(), str(seen)  # the mock of mps is one: no tapes there
 
 
 @pytest.mark.parametrize("way", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"pad": True}], ids=str)

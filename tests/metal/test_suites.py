@@ -14,7 +14,7 @@ SUITES = {
     "formats": ["tests/quant/test_formats.py", "-k", "not opcheck"],
     "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py", "-k", "not opcheck and not oracles"],
     "shaders": ["tests/runtime/test_compile_shader.py"],
-    "models": ["tests/patch/test_lifecycle.py", "tests/kvcache"],
+    "models": ["tests/patch/test_lifecycle.py", "tests/kvcache", "-k", "not perplexity"],
 }
 
 
