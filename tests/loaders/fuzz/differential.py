@@ -34,6 +34,7 @@ STRICTER: dict[str, dict[str, str]] = {
         **dict.fromkeys(("OFF_ALIGN", "OFF_RANGE", "OVERLAP", "HOLE", "ORDER"), "offsets are not looked at, or wrap"),
         "TRAILING": "bytes behind the last tensor are not looked at",
         "BOOL": "any byte is a truth value",
+        "KV_TYPE": "the type of an array's elements is not looked at if it has none",
         "ARR_NEST": "arrays of arrays are taken",
         "ALIGN": "any alignment but 0 is taken",
         "COUNT": "files with more entries than are taken here",
@@ -118,7 +119,7 @@ def rule(kind: str, ours: str, data: bytes) -> str:
 
     Nothing explains the opposite: what another reader of the format refuses, we refuse.
     """
-    if ours == "ST_JSON":
+    if ours in ("ST_JSON", "KV_TYPE"):  # of which only one kind
         from torch_foundry.loaders.errors import LoadError
 
         from . import target
@@ -126,7 +127,8 @@ def rule(kind: str, ours: str, data: bytes) -> str:
         try:
             target.open_memory(kind, data)
         except LoadError as error:
-            if error.expected != "dtype, shape or data_offsets":
+            length = data[(error.offset or 0) + 4 :][:8]
+            if length != bytes(8) if ours == "KV_TYPE" else error.expected != "dtype, shape or data_offsets":
                 return ""
     return f"{ours}: {STRICTER[kind][ours]}" if ours in STRICTER[kind] else ""
 

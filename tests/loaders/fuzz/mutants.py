@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from . import byte_mutants, gguf_fields, gguf_mutants, safetensors_mutants
+from . import byte_mutants, gguf_fields, gguf_mutants, safetensors_mutants, text_mutants
 
 STRATEGIES: dict[str, list[str]] = {
     "gguf": [*gguf_mutants.STRATEGIES, *byte_mutants.STRATEGIES],
-    "safetensors": [*safetensors_mutants.STRATEGIES, *safetensors_mutants.TEXTS, *byte_mutants.STRATEGIES],
+    "safetensors": [*safetensors_mutants.STRATEGIES, *text_mutants.TEXTS, *byte_mutants.STRATEGIES],
 }
 
 
@@ -31,8 +31,8 @@ def apply(kind: str, rng: random.Random, chosen: list[str]) -> bytes:
     if kind == "safetensors":
         text = file.text()
         for name in chosen:
-            if name in safetensors_mutants.TEXTS:
-                text = safetensors_mutants.TEXTS[name](rng, text)
+            if name in text_mutants.TEXTS:
+                text = text_mutants.TEXTS[name](rng, text)
         data = file.bytes(text)
     else:
         data = file.bytes()
