@@ -111,3 +111,13 @@ def unswapped(name: str, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]
             blocks = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(blocks.shape)
         found[key] = blocks
     return found
+
+
+def test_transformers_own_loader_agrees_where_it_is_right(tmp_path: Path) -> None:
+    """It makes everything dense. Of Qwen's files it ignores the head's size, and that of experts."""
+    import transformers
+
+    write(tmp_path / "model.gguf", "llama", stock("llama"), mixed)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
+    ours, _ = torch_foundry.load(tmp_path, device="cpu", progress=False)
+    zoo.assert_close(logits(ours), logits(theirs))
