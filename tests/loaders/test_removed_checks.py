@@ -16,6 +16,8 @@ REDUNDANT = {
     "loaders.folder: name in ('', '.', '..')": "names have to end in .safetensors: another reason, the same code",
     "loaders.gguf.values: count > _MOST_STRINGS": "its file (K62) is too large to be read so often",
     "loaders.gguf.values: bad >= 0": "reading goes on string by string, by code that finds the bad one again",
+    "loaders.gguf.values: except (struct.error, UnicodeDecodeError)": "only a file that changes meanwhile gets there",
+    "loaders.gguf.reader: in_line and offset < expected": "overlaps are found behind the last tensor too, at more cost",
     "loaders.gguf.model: queries is not None and queries.shape != (heads * head, hidden)": "each tensor's shape is"
     " checked later on; this one first, for a better message",
     "text.vocabulary: isinstance(value, (str, bytes)) #2": "a string's length is not the vocabulary's, or its elements"

@@ -119,6 +119,8 @@ T.reject("T68", "name of one line feed", "NAME_CTRL", lambda: one("\n"))
 T.reject("T70", "name with DEL", "NAME_CTRL", lambda: one("a\x7f"))
 T.reject("T72", "the second tensor misaligned behind a ragged first", "OFF_ALIGN|OVERLAP",
          lambda: bare(info("a", [3]), info("b", [8], offset=12), data=bytes(44)), "b")  # fmt: skip
+T.reject("T82", "overlap behind tensors that are not in order", "OVERLAP",
+         lambda: placed(("a", 64, 8), ("b", 0, 16), ("c", 32, 8), size=96), "c")  # fmt: skip
 T.accept("T74", "name of 64 bytes", lambda: one("n" * 64))
 T.accept("T76", "a ragged tensor, padded, then another",
          lambda: placed(("a", 0, 3), ("b", 32, 8), size=64))  # fmt: skip
