@@ -111,7 +111,7 @@ class PagedLayer(DynamicLayer):
         """Forget the last -`tokens_to_remove` tokens."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove")
-        self.length = max(self.length + tokens_to_remove, 0)
+        self.length = max(self.length + int(tokens_to_remove), 0)  # transformers 5.17 gives a tensor
         self._cache.trim()
 
     def mark(self) -> tuple[int, ...]:
