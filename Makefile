@@ -17,7 +17,7 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev

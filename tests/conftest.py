@@ -20,6 +20,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(AllowedSkips(Path(path)), "allowed-skips")
 
 
+# Files whose tests take longest come first, so that all processes end at about the same time.
+SLOW = ("tests/metal/test_suites", "tests/cuda/", "tests/doctor/test_on_mock", "tests/metal/",
+        "tests/sampling/test_faults", "tests/ops/test_faults", "tests/decode/test_on_mps", "tests/ops/")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((i for i, part in enumerate(SLOW) if part in item.path.as_posix()), len(SLOW))
+
+    items.sort(key=place)
+
+
 class AllowedSkips:
     """Turns a skip that nobody has agreed to into a failure of the run."""
 
