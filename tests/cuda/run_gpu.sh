@@ -39,11 +39,9 @@ if wanted tests; then
   suites=(tests/ops tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/patch/test_families.py tests/patch/test_running.py)
   for suite in "${suites[@]}"; do
     # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime
-    # (barrier divergence, ids out of range); a tape whose inputs change on the CPU; assisted decoding of Gemma 2, with
-    # which transformers 5.17 fails unpatched.
+    # (barrier divergence, ids out of range); assisted decoding of Gemma 2, with which transformers 5.17 fails unpatched.
     step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore-glob="*/test_faults.py" \
       --deselect tests/ops/test_embedding.py::test_bad_inputs \
-      --deselect tests/sampling/test_slots.py::test_a_tape_serves_requests_of_one_structure \
       -k "not opcheck and not divergence and not compile_errors and not gemma2-assisted"
   done
 fi

@@ -300,6 +300,7 @@ FAULTS = [
         "(head - args.n_kv_heads) * args.value_dim",
         "((head - args.n_kv_heads) ^ 1) * args.value_dim",
         lambda: test_accuracy(Case(rotary=0), F32),
+        file="heads.h",
     ),
     Fault(
         "rope-row-of-the-neighbour",

@@ -10,6 +10,7 @@ from kit import F16, generator, normal
 from torch import Tensor
 
 from tests.sampling.draws import MIXED, drawing
+from tests.sampling.test_state import device_of
 from torch_foundry import record
 from torch_foundry.sampling import Sampler, Settings, Slots
 
@@ -95,11 +96,12 @@ def test_an_interrupted_request_goes_on(kind: str) -> None:
     assert slots.ids[0, : len(expected)].tolist() == expected
 
 
-def test_a_tape_serves_requests_of_one_structure() -> None:
-    slots = Slots(2, capacity=CAPACITY, vocab_size=V, device="cpu")
+def test_a_tape_serves_requests_of_one_structure(request: pytest.FixtureRequest) -> None:
+    device = device_of(request)
+    slots = Slots(2, capacity=CAPACITY, vocab_size=V, device=device)
     fill(slots, 0, "top-k", 0)
     fill(slots, 1, "greedy", 1)
-    logits = torch.zeros(2, V, dtype=F16)
+    logits = torch.zeros(2, V, dtype=F16, device=device)
     structure = slots.structure(0, 2)
     with record() as tape:
         slots.step(logits)
