@@ -258,9 +258,9 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     return keys | vocabulary(), tensors
 
 
-def write_file(path: Path, architecture: str, keys: Keys, tensors: Tensors) -> None:
-    """A file of this content."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write_file(path: Path, architecture: str, keys: Keys, tensors: Tensors, in_a_part: int = 0) -> None:
+    """A file of this content; or the parts of one, `in_a_part` tensors in each."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=in_a_part)
     methods = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
     for key, value in keys.items():
         method, value = value if isinstance(value, tuple) else (methods[type(value)], value)
@@ -271,7 +271,8 @@ def write_file(path: Path, architecture: str, keys: Keys, tensors: Tensors) -> N
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.utime(path, (0, 0))  # a file that was written just now is read a little later
+    for written in path.parent.glob(f"{path.stem}*.gguf"):
+        os.utime(written, (0, 0))  # a file that was written just now is read a little later
 
 
 def write(path: Path, name: str, model: Any, choose: Callable[[str], str] = mixed) -> dict[str, np.ndarray]:

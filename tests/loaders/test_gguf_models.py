@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.loaders.gguf_models import CASES, converted, make, mixed, write
+from tests.loaders.gguf_models import CASES, contents, converted, make, mixed, write, write_file
 from tests.patch import zoo
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
@@ -82,6 +82,25 @@ def test_the_model_is_the_one_that_the_file_was_made_from(name: str, tmp_path: P
     plain.set_attn_implementation("eager")
     twin.set_attn_implementation("eager")
     zoo.assert_close(logits(plain), logits(twin))
+
+
+def test_parts_of_a_model(tmp_path: Path) -> None:
+    """From any of its parts, or from their folder; one that is missing is named."""
+    keys, tensors = contents("qwen2", stock("qwen2"))
+    write_file(tmp_path / "whole.gguf", "qwen2", keys, tensors)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write_file(folder / "model.gguf", "qwen2", keys, tensors, in_a_part=5)
+    parts = sorted(folder.iterdir())
+    assert len(parts) > 3 and parts[0].name.startswith("model-00001-of-0000")
+    expected = logits(torch_foundry.load(tmp_path / "whole.gguf", device="cpu", progress=False)[0])
+    for path in (parts[0], parts[2], folder):
+        for mmap in (False, True):
+            model, _ = torch_foundry.load(path, device="cpu", progress=False, mmap=mmap)
+            assert torch.equal(logits(model), expected), str(path)
+    parts[1].unlink()
+    with pytest.raises(torch_foundry.LoadError, match=parts[1].name):
+        torch_foundry.load(parts[0], device="cpu", progress=False)
 
 
 def packed_bytes(model: Any, name: str) -> dict[str, bytes]:
