@@ -155,6 +155,31 @@ def test_left_padding() -> None:
     assert report(model).guesses.accepted
 
 
+def test_steps_are_kept_for_the_next_text() -> None:
+    """Recorded once for texts of one kind; another kind, other weights or a padded prompt begin anew."""
+    model = patched()
+
+    def recorded(**options: Any) -> int:
+        before = report(model).recorded
+        prompt = options.pop("prompt", None)
+        plain = {name: value for name, value in options.items() if name != "prompt_lookup_num_tokens"}
+        found = generate(model, prompt=prompt, **options).tolist()
+        after = report(model).recorded
+        assert found == generate(model, prompt=prompt, **plain).tolist()
+        return after - before
+
+    assert recorded(**LOOKUP) >= 3
+    other = ids(1, 7, seed=4).repeat(1, 4)
+    assert recorded(**LOOKUP) == recorded(prompt=other, **LOOKUP) == 0
+    assert recorded(**SAMPLED, **LOOKUP) >= 3 and recorded(**SAMPLED, seed=8, **LOOKUP) == 0
+    assert recorded(**{**SAMPLED, "temperature": 1.2}, **LOOKUP) == 0, "numbers may change"
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 1.1)
+    assert recorded(**SAMPLED, **LOOKUP) >= 3
+    model.generation_config.max_length = 4096
+    assert recorded(**SAMPLED, **LOOKUP, max_new_tokens=300) >= 3, "more room"
+
+
 def test_packed_weights_and_the_output_layers_own_ways() -> None:
     model = patched(quantize="q8_0")
     assert generate(model, **LOOKUP).tolist() == generate(model).tolist()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerationMixin
 
-from torch_foundry.decode.kept import Kept
+from torch_foundry.decode.kept import Kept, KeptGuesses
 from torch_foundry.decode.loop import Loop
 from torch_foundry.decode.pace import Guesses
 from torch_foundry.decode.request import Request, chosen_by_call, without_usual_positions
@@ -25,22 +25,26 @@ _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that ca
 class GeneratorPlan(ModelPlan):
     """What generations leave to each other."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("kept", "kept_guesses")
 
     def __init__(self, state: ModelState) -> None:
         super().__init__(state)
         self.guesses = Guesses()
-        self.kept: deque[Kept] = deque(maxlen=1)  # taken out by the generation that uses it: threads may share a model
+        # taken out by the generation that uses it: threads may share a model
+        self.kept: deque[Kept] = deque(maxlen=1)
+        self.kept_guesses: deque[KeptGuesses] = deque(maxlen=1)
 
     def forget(self) -> None:
         """Let go of it."""
         self.kept.clear()
+        self.kept_guesses.clear()
 
-    def take(self) -> Kept | None:
-        """The last one, if there is one."""
-        with contextlib.suppress(IndexError):
-            return self.kept.pop()
-        return None
+
+def take(kept: deque[Any]) -> Any:
+    """The last one, if there is one."""
+    with contextlib.suppress(IndexError):
+        return kept.pop()
+    return None
 
 
 class GeneratorMixin(ModelMixin):
@@ -89,7 +93,7 @@ class GeneratorMixin(ModelMixin):
         steps.sampler = request.sampler()
         alone = _alone.get() and not generation_config.return_dict_in_generate and not cache.get_seq_length()
         if alone:
-            steps.resume(plan.take(), cache, model_kwargs["position_ids"].shape[1], stops.remaining)
+            steps.resume(take(plan.kept), cache, model_kwargs["position_ids"].shape[1], stops.remaining)
         steps.sampler.step(request.prefill())
         Loop(steps, stops, request.every, streamer).run(cache)
         if alone and (left := steps.leave()) is not None:
@@ -130,6 +134,9 @@ class GeneratorMixin(ModelMixin):
             return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
         steps, stops, cache = request.steps, request.stops, request.cache
         sampler = steps.sampler = request.sampler()
+        alone = _alone.get() and not generation_config.return_dict_in_generate and not cache.get_seq_length()
+        if alone:
+            guesser.verifier.resume(take(plan.kept_guesses), stops.remaining)
         sampler.step(request.prefill())
         Loop(steps, stops, 1, streamer).take_first()
         text = input_ids[0].tolist() + stops.tokens[0]
@@ -137,6 +144,8 @@ class GeneratorMixin(ModelMixin):
         if not stops.done[0]:
             sampler.seek([len(text)], text[-1:])
             Loop(steps, stops, request.every, streamer).run(cache)
+        if alone and (left := guesser.verifier.leave()) is not None:
+            plan.kept_guesses.append(left)
         return request.result()
 
     # generate() looks at the signatures

@@ -6,6 +6,7 @@ One tape, sampler and cache memory are kept by a model, if they are small and no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -14,7 +15,7 @@ from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.decode.watch import Snapshot
 from torch_foundry.kvcache.adopt import lend
 from torch_foundry.kvcache.formats import Formats
-from torch_foundry.sampling import Sampler
+from torch_foundry.sampling import Sampler, Settings
 
 LARGEST = 256 << 20  # bytes of keys and values that are kept between calls
 
@@ -62,6 +63,55 @@ class Kept:
             lend(slot, self.buffers[2 * i], self.buffers[2 * i + 1])
         if self.tape.state.mask is not None:
             self.tape.state.mask.fill_(True)
+        return layers
+
+
+@dataclass
+class KeptGuesses:
+    """Of a generation with guesses: steps of several lengths, and their samplers, by the number of tokens in a step."""
+
+    samplers: dict[int, Sampler]
+    tapes: dict[int, StepTape]
+    output: Snapshot | None
+    buffers: list[torch.Tensor]
+    formats: Any  # of keys and values, as the model had them then
+
+    @classmethod
+    def of(
+        cls, samplers: dict[int, Sampler], tapes: dict[int, StepTape], output: Snapshot | None, layers: CacheLayers
+    ) -> KeptGuesses | None:
+        """As `Kept.of`."""
+        buffers = layers.buffers
+        if not tapes or sum(b.nbytes for b in buffers) > LARGEST or not all(tape.fits() for tape in tapes.values()):
+            return None
+        for slot in layers.slots:
+            slot.reset()
+        formats = next(iter(tapes.values())).plan.state.kv_cache
+        return cls({rows: samplers[rows] for rows in tapes}, tapes, output, buffers, formats)
+
+    def fits(self, settings: Settings, capacity: int, masked: bool, room: int) -> bool:
+        """Whether a generation with these settings, a sampler of `capacity` and a cache of `room` tokens can go on."""
+        inside = torch.is_inference_mode_enabled()
+        return (
+            all(tape.masked == masked and tape.fits(room) for tape in self.tapes.values())
+            and all(tape.plan.state.kv_cache == self.formats for tape in self.tapes.values())
+            and min(b.shape[2] for b in self.buffers) >= room
+            and all(s.settings.structure == settings.structure for s in self.samplers.values())
+            and all(s.ids.shape[1] == capacity for s in self.samplers.values())
+            and (inside or not any(t.is_inference() for t in self.buffers))
+            and (inside or not any(t.is_inference() for s in self.samplers.values() for t in _tensors(s).values()))
+        )
+
+    def begin(self, cache: DynamicCache) -> CacheLayers:
+        """Let the empty `cache` use the kept memory."""
+        layers = CacheLayers(cache, len(self.buffers) // 2, self.formats)
+        layers.buffers = self.buffers
+        for i, slot in enumerate(layers.slots):
+            lend(slot, self.buffers[2 * i], self.buffers[2 * i + 1])
+        for tape in self.tapes.values():
+            tape.layers = layers
+            if tape.state.mask is not None:
+                tape.state.mask.fill_(True)
         return layers
 
 

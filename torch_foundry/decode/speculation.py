@@ -14,9 +14,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.drafts import LONGEST, DraftModel, PromptLookup
+from torch_foundry.decode.kept import KeptGuesses
 from torch_foundry.decode.pace import Guesses, Pace
 from torch_foundry.decode.request import Request
-from torch_foundry.decode.steps import Steps
+from torch_foundry.decode.steps import EXPECTED, Steps
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.patch.state import Blocked
@@ -28,8 +29,6 @@ MOST = 7  # guesses in a step: with the newest token, as many rows as kernels re
 class Verifier:
     """Steps of several tokens of one row, each with the choice of what comes after every one of them."""
 
-    seed: int  # of the draws; given before the first step
-
     def __init__(
         self, steps: Steps, cache: DynamicCache, settings: Settings, prompt: torch.Tensor, capacity: int
     ) -> None:
@@ -38,9 +37,38 @@ class Verifier:
             raise Blocked("what may come next depends on tokens that are only guessed")
         self.steps, self.cache, self.recorded = steps, cache, False
         self._settings, self._prompt, self._capacity = settings, prompt, capacity
+        self._seed = 0
         self._layers: CacheLayers | None = None
         self._tapes: dict[int, StepTape] = {}
         self._samplers: dict[int, Sampler] = {}
+
+    def resume(self, kept: KeptGuesses | None, tokens: int) -> None:
+        """Go on with what an earlier generation has left, if it fits a prompt that `tokens` follow. Before the prompt
+        is taken in, which will be stored in its memory."""
+        steps, room = self.steps, self._prompt.shape[1] + min(tokens, EXPECTED)
+        if kept is None or not kept.fits(self._settings, self._capacity, steps.mask is not None, room):
+            return
+        steps.output = kept.output
+        if not steps.output_holds():
+            steps.output = None
+            return
+        self._layers, self._tapes, self._samplers = kept.begin(self.cache), kept.tapes, kept.samplers
+        for tape in self._tapes.values():
+            if steps.mask is not None:
+                tape.state.set_mask(steps.mask)
+
+    def begin(self, seed: int) -> None:
+        """Before the first step: the seed of the draws."""
+        self._seed = seed
+        for rows, sampler in self._samplers.items():
+            prompt = self._prompt.expand(rows, -1)
+            sampler.begin(prompt, settings=self._settings, seed=seed, streams=[0] * rows)
+
+    def leave(self) -> KeptGuesses | None:
+        """What the next generation can use; the cache, which nobody else knows, is empty then."""
+        if self._layers is None or not self.steps.output_holds():
+            return None
+        return KeptGuesses.of(self._samplers, self._tapes, self.steps.output, self._layers)
 
     def choose(self, tokens: list[int], length: int) -> list[int]:
         """What the model chooses after each of `tokens`: the newest of a text of `length` tokens, and guesses.
@@ -100,7 +128,7 @@ class Verifier:
                 prompt,
                 vocab_size=steps.model.lm_head.out_features,
                 capacity=self._capacity,
-                seed=self.seed,
+                seed=self._seed,
                 streams=streams,
             )
         with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
@@ -154,7 +182,7 @@ class Guesser:
         seed: of the sampler that chose that token.
         """
         stops, totals, plan, streamer = self.request.stops, self.totals, self.request.steps.plan, self.request.streamer
-        self.verifier.seed = seed
+        self.verifier.begin(seed)
         if isinstance(self.draft, DraftModel):
             self.draft.begin(self.request.settings, seed)
         pace = Pace(self.most, totals)

@@ -56,7 +56,7 @@ class Steps:
         self._layers: CacheLayers | None = None
         self._starts: list[int] = []  # where the room begins
         self._room = self._used = self._counted = 0  # tokens that there is room for, that are in it, that count
-        self._output: Snapshot | None = None
+        self.output: Snapshot | None = None
         self._by_layers = False  # whether the model's own forward pass was used
 
     def expect(self, cache: DynamicCache, tokens: int) -> None:
@@ -73,9 +73,9 @@ class Steps:
         room = prompt + min(tokens, EXPECTED)
         if kept is None or not kept.fits(self.sampler, masked, room):
             return
-        self._output = kept.output
+        self.output = kept.output
         if not self.output_holds():
-            self._output = None
+            self.output = None
             return
         self._layers, self._tape, self._cache = kept.begin(self.sampler, cache), kept.tape, cache
         self.sampler = kept.sampler
@@ -86,7 +86,7 @@ class Steps:
         """What the next generation can use; the cache, which nobody else knows, is empty then. Nothing is under way."""
         if self._tape is None or self._layers is None or self._by_layers or not self._tape.fits():
             return None
-        return Kept.of(self.sampler, self._tape, self._output, self._layers)
+        return Kept.of(self.sampler, self._tape, self.output, self._layers)
 
     def ready(self) -> DecoderPlan:
         """The decoder's plan. Raises Blocked if a tape may not run now."""
@@ -187,7 +187,7 @@ class Steps:
     def tail(self, plan: DecoderPlan, sampler: Sampler) -> Tail | None:
         """Logits and choice for the first row's tokens, or the only token of each row, if our ops alone make them."""
         model: Any = self.model
-        output, self._output = model.lm_head, None
+        output, self.output = model.lm_head, None
         if not is_plain(self.head, model.config):
             return None
         if not issubclass(type(output), LinearMixin | FoundryLinear) or getattr(output, "order", None) is not None:
@@ -197,11 +197,11 @@ class Steps:
             return None
         if weight_reason((output._parameters,), plan.dtype):
             return None
-        self._output, linear = snapshot, Linear(output)
+        self.output, linear = snapshot, Linear(output)
         return lambda hidden: sampler.step(linear(hidden).flatten(0, 1))
 
     def output_holds(self) -> bool:
-        output, model = self._output, self.model
+        output, model = self.output, self.model
         return output is None or (
             output.holds() and model.lm_head is output.modules[0] and is_plain(self.head, model.config)
         )
