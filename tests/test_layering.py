@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": OPS,
     "kvcache": OPS,
     "loaders": MODELS,
-    "load": MODELS | {"loaders", "patch", "text"},
+    "loading": MODELS | {"loaders", "patch", "text"},
     "save": MODELS | {"loaders", "text"},
     "text": {"loaders"},
     "engine": MODELS | {"decode", "patch", "sampling", "text"},
@@ -47,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "quality": set(),
     "cli": MODELS
     | {
-        "load",
+        "loading",
         "loaders",
         "patch",
         "compare",
@@ -66,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {
         "compare",
         "engine",
-        "load",
+        "loading",
         "loaders",
         "patch",
         "profiling",
@@ -149,3 +151,14 @@ def test_files_are_short_enough_to_read_in_one_sitting() -> None:
     files = [p for p in files if data not in p.parents]
     long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > limits[p.suffix]}
     assert not long
+
+
+def test_public_names_are_not_hidden_by_modules_of_their_name() -> None:
+    """A submodule that is imported becomes an attribute of the package, in place of a function that is called alike."""
+    script = (
+        "import importlib, torch_foundry\n"
+        "for name in set(torch_foundry._HOMES.values()): importlib.import_module(f'torch_foundry.{name}')\n"
+        "print([name for name in torch_foundry._HOMES if not callable(getattr(torch_foundry, name))])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stdout + found.stderr

@@ -16,8 +16,8 @@ from torch_foundry import registration
 if TYPE_CHECKING:
     from torch_foundry.compare import compare
     from torch_foundry.engine import Engine
-    from torch_foundry.load import load
     from torch_foundry.loaders import LoadError
+    from torch_foundry.loading import load
     from torch_foundry.patch import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
     from torch_foundry.patch.quantizer import FoundryConfig
     from torch_foundry.profiling import profile
@@ -40,7 +40,7 @@ _HOMES = {
     "dequantize": "patch",
     "executor": "runtime",
     "host_options": "runtime",
-    "load": "load",
+    "load": "loading",
     "merge_adapters": "patch",
     "patch": "patch",
     "patched": "patch",

@@ -37,7 +37,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    from torch_foundry.load import load as load_model
+    from torch_foundry.loading import load as load_model
 
     device = find_device(args.device)
     transformers.logging.set_verbosity_error()
