@@ -61,6 +61,7 @@ class DraftModel:
         self._steps.ready()
         self._steps.expect(self._cache, capacity - prompt.shape[1])
         self._fed: list[int] = []  # tokens in the cache, guesses among them
+        self._known = 0  # of them, the first ones that are no guesses
 
     def begin(self, settings: Settings, seed: int) -> None:
         """Before the first guess: how, and with which random numbers, the other model chooses."""
@@ -75,13 +76,11 @@ class DraftModel:
 
     def propose(self, text: list[int], most: int) -> list[int]:
         """`most` tokens that may follow `text`, which only grows between calls. Waits for the device once."""
-        right = 0
-        for fed, token in zip(self._fed, text, strict=False):
-            if fed != token:
-                break
+        right = self._known
+        while right < min(len(self._fed), len(text)) and self._fed[right] == text[right]:
             right += 1
         self._steps.count(right - self._cache.get_seq_length())
-        self._fed = text[:right]
+        self._fed, self._known = text[:right], right
         if len(text) - 1 > right:
             self._read(text[right:-1])
         self._steps.position = len(text) - 1
@@ -89,7 +88,7 @@ class DraftModel:
         if not self._steps.submit(self._cache, most, most):
             raise Blocked("the draft's cache has to move")
         found: list[int] = self._sampler.ids[0, len(text) : len(text) + most].tolist()
-        self._fed = [*text, *found[:-1]]
+        self._fed, self._known = [*text, *found[:-1]], len(text)
         return found
 
     def _read(self, tokens: list[int]) -> None:

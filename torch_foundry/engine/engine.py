@@ -26,7 +26,7 @@ class Engine:
     model: a patched causal language model. tokenizer: for prompts that are texts, and for texts that stop an answer.
     requests: at most in a step. budget: tokens of a step; longer prompts are read in pieces beside the others' tokens.
     blocks, block_size: memory of the KV cache; default: as many as `requests` texts of 1024 tokens take, or one text of
-    the model's length. kv_cache: as in `patch`. queue: requests that may wait.
+    8192, if the model's are as long. kv_cache: as in `patch`. queue: requests that may wait.
     invariant: each answer has the bits, and so the tokens, that it would have alone, in every dtype; slower. Without it
     matrix products of more than 16 rows go another way than those of few, so float16 and bfloat16 may choose another
     token where two are as good as equal.
@@ -52,7 +52,9 @@ class Engine:
         self.vocabulary: int = model.lm_head.out_features
         longest = int(config.max_position_embeddings)
         if blocks is None:
-            blocks = max(math.ceil(longest / block_size), requests * math.ceil(min(1024, longest) / block_size))
+            blocks = max(
+                math.ceil(min(tokens, longest) / block_size) * n for n, tokens in ((1, 8192), (requests, 1024))
+            )
         self.limit = min(longest, blocks * block_size)  # tokens of a text
         self.cache = PagedCache(config, blocks, block_size=block_size, kv_cache=kv_cache)
         self.scheduler = Scheduler(self.cache.manager, running=requests, budget=max(budget, requests))

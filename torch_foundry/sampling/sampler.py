@@ -14,6 +14,7 @@ from torch_foundry.sampling.settings import Settings
 
 # Bits of rules[token], as in shaders/sample.h.
 EOS, BAD_WORD, MIN_LENGTH, MIN_NEW, FORCED_BOS, FORCED_EOS, SUPPRESSED, BEGIN_SUPPRESSED = (1 << i for i in range(8))
+TOP_K, TOP_P, MIN_P, FORCES_BOS, GREEDY = (1 << i for i in range(5))  # bits of SampleParams::stages there
 PARAMS = 18  # words of SampleParams there
 ERRORS = {1: "NaN among the scores", 2: "no token has a score above -inf", 4: "an infinite score can't be drawn from"}
 
@@ -186,12 +187,13 @@ def _random_seed() -> int:
 def params_of(settings: Settings, seed: int) -> list[int]:
     """SampleParams of shaders/sample.h, word by word."""
     s = settings
-    stages = sum(bit for bit, on in ((1, s.top_k), (2, s.top_p), (4, s.min_p), (8, s.forced_bos)) if on is not None)
+    named = ((TOP_K, s.top_k), (TOP_P, s.top_p), (MIN_P, s.min_p), (FORCES_BOS, s.forced_bos))
+    stages = sum(bit for bit, value in named if value is not None)
     # p = 1 is no limit, and has no fraction of 32 bits
     if s.top_p == 1:
-        stages &= ~2
+        stages &= ~TOP_P
     if not s.do_sample:
-        stages = stages & 8 | 16
+        stages = stages & FORCES_BOS | GREEDY
     packed = struct.pack(
         "<5f5I4iIi2I",
         *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
