@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry.engine.forward import Forward, Group
+from torch_foundry.engine.forward import Forward, Part
 from torch_foundry.engine.requests import Job, Params, QueueFull
 from torch_foundry.engine.scheduler import Chunk, Scheduler
 from torch_foundry.engine.stream import Stream
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
 
@@ -143,56 +142,23 @@ class Engine:
             return 0
         for chunk in chunks:
             self._enter(chunk.job)
-        chunks.sort(key=lambda chunk: (chunk.count != 1, self._slot(chunk.job)))
-        complete = [i for i, chunk in enumerate(chunks) if chunk.complete]
+        chunks.sort(key=lambda chunk: self._slot(chunk.job))
+        complete = [chunk.job for chunk in chunks if chunk.complete]
         for chunk in chunks:
             self.cache.copy(chunk.copies)
-        logits = self._compute(chunks, complete)
-        new = self._choose([chunks[i].job for i in complete], logits) if complete else {}
+        logits = self._forward([_part(chunk) for chunk in chunks])
+        new = self._choose(complete, logits) if complete else {}
         self.scheduler.done(chunks)
         for job, (token, wrong) in new.items():
             self._take(job, token, wrong)
         return sum(chunk.count for chunk in chunks)
-
-    def _compute(self, chunks: Sequence[Chunk], complete: Sequence[int]) -> Tensor:
-        """Logits of the newest tokens of the chunks `complete`."""
-        single = sum(chunk.count == 1 for chunk in chunks)
-        parts = [list(chunks[:single])] if single else []
-        parts += [[chunk] for chunk in chunks[single:]]
-        groups, first = [], 0
-        for part in parts:
-            groups.append(self._group(part, first))
-            first += len(part) * part[0].count
-        ids = [t for c in chunks for t in c.job.tokens[c.job.computed : c.job.computed + c.count]]
-        ends = list(itertools.accumulate(chunk.count for chunk in chunks))
-        last = [ends[i] - 1 for i in complete]
-        return self._forward(self._put(ids, torch.int64), groups, self._put(last, torch.int64))
-
-    def _group(self, chunks: Sequence[Chunk], first: int) -> Group:
-        batch, length = len(chunks), chunks[0].count
-        starts = [chunk.job.computed for chunk in chunks]
-        positions = [[start + i for i in range(length)] for start in starts]
-        rows = self._put([[start, length] for start in starts], torch.int32)
-        step = FEW if self._forward.exact else length
-        pieces = [(0, length, rows)]
-        if length > step:
-            pieces = [
-                (at, count, self._put([[start + at, count] for start in starts], torch.int32))
-                for at in range(0, length, step)
-                if (count := min(step, length - at))
-            ]
-        table = self.cache.tables([chunk.job.name for chunk in chunks], self.device)
-        return Group(first, batch, length, rows, table, self._put(positions, torch.int32), pieces)
-
-    def _put(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
 
     def _choose(self, jobs: Sequence[Job], logits: Tensor) -> dict[Job, tuple[int, int]]:
         """A token for each job, and its error bits; jobs in the order of their slots."""
         slots = [self._slot(job) for job in jobs]
         order = sorted(range(len(jobs)), key=slots.__getitem__)
         if order != list(range(len(jobs))):
-            logits = logits[self._put(order, torch.int64)]
+            logits = logits[torch.tensor(order).to(self.device, non_blocking=True)]
         ordered = [slots[i] for i in order]
         at = 0
         while at < len(ordered):  # runs of neighbours
@@ -240,6 +206,12 @@ class Engine:
         slot = self._slot(job)
         self._rows[slot] = None
         self._slots.clear(slot)
+
+
+def _part(chunk: Chunk) -> Part:
+    job = chunk.job
+    ids = job.tokens[job.computed : job.computed + chunk.count]
+    return Part(job.name, job.computed, ids, int(chunk.complete))
 
 
 def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:

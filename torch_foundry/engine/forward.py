@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,19 @@ from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.layer import LayerPlan
 from torch_foundry.patch.state import Blocked
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sequence in a step: `ids`, the first of which is token number `start`, and logits of the last `wanted` of them.
+
+    name: in the cache's block manager, which has room for them.
+    """
+
+    name: Hashable
+    start: int
+    ids: list[int]
+    wanted: int
 
 
 @dataclass
@@ -66,21 +81,54 @@ class Forward:
                 pool.allocate(cache.manager.blocks, cache.manager.block_size, *shape)
 
     @torch.no_grad()
-    def __call__(self, ids: Tensor, groups: Sequence[Group], last: Tensor) -> Tensor:
-        """Logits [n, V] behind the tokens number `last`, int64 [n], of the step's `ids`, int64 [T].
+    def __call__(self, parts: Sequence[Part]) -> Tensor:
+        """Logits [n, V] that are wanted, in the order of the parts and their tokens.
 
         Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Blocked if the model
         has changed into one that this can't be done for.
         """
         self.plan.check()
+        alike: defaultdict[int, list[int]] = defaultdict(list)
+        for i, part in enumerate(parts):
+            alike[len(part.ids)].append(i)
+        order = [i for found in alike.values() for i in found]
+        ends = list(itertools.accumulate(len(parts[i].ids) for i in order))
+        end_of = dict(zip(order, ends, strict=True))
+        last = [t for i, part in enumerate(parts) for t in range(end_of[i] - part.wanted, end_of[i])]
+        groups, first = [], 0
+        for length, found in alike.items():
+            groups.append(self._group([parts[i] for i in found], length, first))
+            first += len(found) * length
+        x = self._decoder(self._put([t for i in order for t in parts[i].ids]), groups)
+        if len(last) < len(x) or last != list(range(len(x))):
+            x = x[self._put(last)]
+        return self._pieces(lambda rows: logits_of(self.model, self.head, rows), x)
+
+    def _group(self, parts: Sequence[Part], length: int, first: int) -> Group:
+        starts = [part.start for part in parts]
+        step = FEW if self.exact else length
+        pieces = [
+            (at, count, self._put([[start + at, count] for start in starts]))
+            for at in range(0, length, step)
+            if (count := min(step, length - at))
+        ]
+        positions = self._put([[*range(start, start + length)] for start in starts])
+        rows = pieces[0][2] if len(pieces) == 1 else self._put([[start, length] for start in starts])
+        table = self.cache.tables([part.name for part in parts], self.plan.device)
+        return Group(first, len(parts), length, rows, table, positions, pieces)
+
+    def _put(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(self.plan.device, non_blocking=True)
+
+    def _decoder(self, ids: Tensor, groups: Sequence[Group]) -> Tensor:
+        """The last norm's result [T, hidden] of the step's `ids`, int32 [T]."""
         horizon = horizon_for(max(int(group.table.shape[1]) for group in groups) * self.cache.manager.block_size)
         like = torch.empty(0, dtype=self.plan.dtype, device=ids.device)
         tables = self.plan.rope_tables(horizon, like).tables
         x = self.plan.embed(ids)
         for plan, layer in zip(self.plan.layers, self._layers, strict=True):
             x = self._layer(plan, x, groups, layer, tables)
-        x = self._pieces(self.plan.norm, x[last])
-        return self._pieces(lambda rows: logits_of(self.model, self.head, rows), x)
+        return self.plan.norm(x)
 
     def _layer(self, plan: LayerPlan, x: Tensor, groups: Sequence[Group], layer: Any, tables: Any) -> Tensor:
         spec = plan.spec
