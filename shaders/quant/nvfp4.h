@@ -31,4 +31,26 @@ struct NVFP4 {
 
 FOUNDRY_FORMAT(NVFP4, nvfp4, 40)
 
+// The same with the factor that some files have for each tensor, in each block: products then need nothing else.
+struct block_nvfp4_f32 {
+  float factor;
+  block_nvfp4 inner;
+};
+static_assert(sizeof(block_nvfp4_f32) == 40, "a float and NVFP4");
+
+struct NVFP4_F32 {
+  using block = block_nvfp4_f32;
+  FOUNDRY_CONST int block_size = 64;
+  FOUNDRY_CONST int shared = 1;
+  FOUNDRY_CONST bool has_codes = false;
+
+  static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
+    const float d = NVFP4::unpack(b.inner, i, c, w);
+    for (short j = 0; j < chunk; ++j) w[j] *= d; // exact, so that the factor rounds once
+    return b.factor;
+  }
+};
+
+FOUNDRY_FORMAT(NVFP4_F32, nvfp4_f32, -1)
+
 } // namespace foundry

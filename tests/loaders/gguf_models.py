@@ -143,6 +143,25 @@ CASES = {
         {"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
     ),
     "olmo2": Case("olmo2", "Olmo2Config"),
+    "olmo3": Case(
+        "olmo2",
+        "Olmo3Config",
+        {
+            "sliding_window": 12,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "rope_parameters": {"full_attention": YARN | {"rope_theta": 5e5}, "sliding_attention": PLAIN},
+        },
+        {
+            "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
     "smollm3": Case("smollm3", "SmolLM3Config", {"num_hidden_layers": 4}),
 }
 INTERLEAVED = ("llama", "granite", "smollm3")

@@ -17,7 +17,7 @@ from torch_foundry.doctor import blocks
 HERE = Path(__file__).parent
 RECORDED = load_file(HERE / "mlx" / "values.safetensors")
 BITSANDBYTES = load_file(HERE / "bitsandbytes" / "values.safetensors")
-OTHERS = [f for f in quant.FORMATS.values() if f.packed and f.gguf_type is None]
+OTHERS = [f for f in quant.FORMATS.values() if f.packable and f.packed and f.gguf_type is None]
 AFFINE = [f"affine{bits}_g{group}" for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SUFFIX = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 

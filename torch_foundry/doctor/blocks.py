@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_foundry import quant
 from torch_foundry.doctor.truth import generator
 
-# Where the scales (f16, of NVFP4 E4M3) lie in a block, and one at which all weights are whole. Every other byte may
+# Where the scales (f16; of NVFP4 E4M3) lie in a block, and one at which all weights are whole. Every other byte may
 # have any value.
 _SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q2_k": ((80, 82), 1),
@@ -28,6 +28,7 @@ _SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "iq3_xxs": ((0,), 4),
     "iq3_s": ((0,), 1),
     "nvfp4": ((0, 1, 2, 3), 1),
+    "nvfp4_f32": ((4, 5, 6, 7, 0), 1),
     "q1_0": ((0,), 1),
 }
 
@@ -79,7 +80,10 @@ def has_whole_numbers(name: str) -> bool:
 
 def _set_scales(each: Tensor, name: str, at: int, scales: Tensor) -> None:
     """Write `scales` [rows, blocks] to the blocks [rows, blocks, bytes], from byte `at` on."""
-    if name == "nvfp4":  # codes are doubled
+    if name == "nvfp4_f32" and at == 0:
+        each[..., :4] = torch.tensor([1.0]).view(torch.uint8)
+        return
+    if name.startswith("nvfp4"):  # codes are doubled
         each[..., at] = (2 * scales).to(torch.float8_e4m3fn).view(torch.uint8)
         return
     halves = scales.half().unsqueeze(-1).view(torch.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,47 +24,70 @@ class Source:
         self.container, self.mmap, self.check_finite = container, mmap, check_finite
         self._piece = torch.empty(0, dtype=torch.uint8)  # one for all: new ones would leave holes in the heap
 
-    def weight(self, info: TensorInfo, shape: tuple[int, ...], head: int = 0, offset: float = 0.0) -> Weight:
+    def weight(
+        self,
+        infos: TensorInfo | Sequence[TensorInfo],
+        shape: tuple[int, ...],
+        head: int = 0,
+        offset: float = 0.0,
+        factors: TensorInfo | None = None,
+    ) -> Weight:
         """The weight of this shape (that of the tensor but for dimensions of 1).
 
-        head: rows in a head whose rotary pairs lie side by side and are put half a head apart; 0: as they are. offset:
-        what is taken off its values.
+        infos: several, of one shape and format, are the experts of one weight. head: rows in a head whose rotary pairs
+        lie side by side and are put half a head apart; 0: as they are. offset: what is taken off its values. factors:
+        of NVFP4 blocks, float32, one for the tensor or one for each expert.
         """
-        load = functools.partial(self._load, info, shape, head, offset)
-        dense = not quant.get_format(info.format).packed
-        return Weight(shape, info.format, info.name, load, load_as=load if dense else None)
+        infos = (infos,) if isinstance(infos, TensorInfo) else tuple(infos)
+        fmt = infos[0].format if factors is None else f"{infos[0].format}_f32"
+        load = functools.partial(self._load, infos, fmt, shape, head, offset, factors)
+        return Weight(shape, fmt, infos[0].name, load, load_as=None if quant.get_format(fmt).packed else load)
 
     def _load(
         self,
-        info: TensorInfo,
+        infos: tuple[TensorInfo, ...],
+        fmt: str,
         shape: tuple[int, ...],
         head: int,
         offset: float,
+        factors: TensorInfo | None,
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        known = quant.get_format(info.format)
+        known = quant.get_format(fmt)
         dtype = known.dtype if known.packed or dtype is None else dtype
-        converted = bool(head) or bool(offset) or dtype != known.dtype
+        converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
         stored = (*shape[:-1], known.row_size(shape[-1]))
-        self.container.check_finite = self.check_finite(info.name)  # type: ignore[attr-defined]
-        if device.type == "cpu" and not converted:
-            if self.mmap:
-                return self.container.mapped(info.name).view(stored)
-            out = torch.empty(stored, dtype=dtype)
-            self.container.read_into(info.name, out.view(self._stored(info)))
-            return out
+        if device.type == "cpu" and self.mmap and not converted and len(infos) == 1:
+            return self.container.mapped(infos[0].name).view(stored)
         out = torch.empty(stored, dtype=dtype, device=device)
-        rows = out.view(self._stored(info))
+        of_each = (*infos[0].shape[:-1], stored[-1])
+        scales = None
+        if factors is not None:
+            self.container.check_finite = self.check_finite(factors.name)  # type: ignore[attr-defined]
+            scales = self.container.read(factors.name)
+        for info, target in zip(infos, out.view(len(infos), *of_each), strict=True):
+            self.container.check_finite = self.check_finite(info.name)  # type: ignore[attr-defined]
+            if device.type == "cpu" and not converted:
+                self.container.read_into(info.name, target)
+            else:
+                self._convert(info, target, head, offset, scales)
+        return out
+
+    def _convert(
+        self, info: TensorInfo, out: torch.Tensor, head: int, offset: float, factors: torch.Tensor | None
+    ) -> None:
+        known = quant.get_format(info.format)
         for start, part in self._parts(info, known.dtype.itemsize, head):
-            target = rows[start : start + part.shape[0]]
+            target = out[start : start + part.shape[0]]
+            if factors is not None:
+                part = _with_factors(part, factors if len(factors) == 1 else factors[start : start + part.shape[0]])
             if head:
                 whole = target if target.dtype == part.dtype and target.device == part.device else None
                 part = _half_a_head_apart(part, head, whole)
                 if whole is not None:
                     continue
             target.copy_(part - offset if offset else part)
-        return out
 
     def _stored(self, info: TensorInfo) -> tuple[int, ...]:
         return (*info.shape[:-1], quant.get_format(info.format).row_size(info.shape[-1]))
@@ -98,6 +121,15 @@ def _half_a_head_apart(rows: torch.Tensor, head: int, out: torch.Tensor | None) 
     source, target = (t.view(t.shape[0], -1).view(torch.uint8).numpy() for t in (rows, out))
     np.take(source, order, axis=0, out=target, mode="clip")
     return out
+
+
+def _with_factors(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Rows of NVFP4 blocks with a factor before each: one for all blocks, or one for each of the first dimension."""
+    blocks = rows.view(torch.int32).unflatten(-1, (-1, 9))
+    out = blocks.new_empty(*blocks.shape[:-1], 10)
+    out[..., 0] = factors.view(torch.int32).view(-1, *(1,) * (blocks.ndim - 2))
+    out[..., 1:] = blocks
+    return out.flatten(-2).view(torch.uint8)
 
 
 def side_by_side(rows: torch.Tensor, head: int) -> torch.Tensor:

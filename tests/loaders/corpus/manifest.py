@@ -9,7 +9,7 @@ from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
-from . import container_head, container_tensors, folders, models, parts, tensors_file
+from . import container_head, container_tensors, folders, models, parts, tensors_file, variants
 from .case import Case, Table
 
 TABLES: dict[str, Table] = {
@@ -18,7 +18,7 @@ TABLES: dict[str, Table] = {
     "GGUF tensors": container_tensors.T,
     "GGUF data": container_tensors.D,
     "GGUF parts": parts.G,
-    "GGUF architectures": models.A,
+    "GGUF architectures": variants.A,
     "GGUF vocabularies": models.V,
     "safetensors": tensors_file.S,
     "folders of shards": folders.I,

@@ -52,7 +52,9 @@ COMMON = (
     Key("rope.scaling.yarn_beta_fast", "", float, EPSILON, 1e6),
     Key("rope.scaling.yarn_beta_slow", "", float, EPSILON, 1e6),
 )
-WINDOW = Key("attention.sliding_window", "", int, 0, 1 << 27, 0)
+WINDOW = Key("attention.sliding_window", "sliding_window", int, 0, 1 << 27, 0)
+PATTERN = Key("attention.sliding_window_pattern", "", object, 0, 0)
+SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
 EXPERTS = (
     Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),
     Key("expert_used_count", "num_experts_per_tok", int, 1, 1 << 12, REQUIRED),
@@ -200,12 +202,10 @@ BIASES = {"attention_bias": QKVO_BIAS, "mlp_bias": MLP_BIAS}
 MIXTRAL = Architecture(
     "MixtralConfig",
     (*PRE_NORMS, *QKVO, *MOE),
-    (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:], replace(WINDOW, field="sliding_window")),
+    (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:], WINDOW),
     interleaved=True,
 )
-MISTRAL = Architecture(
-    "MistralConfig", (*PRE_NORMS, *QKVO, *MLP), (replace(WINDOW, field="sliding_window"),), interleaved=True
-)
+MISTRAL = Architecture("MistralConfig", (*PRE_NORMS, *QKVO, *MLP), (WINDOW,), interleaved=True)
 LLAMA = Architecture(
     "LlamaConfig",
     (*PRE_NORMS, *QKVO, *MLP),
@@ -214,6 +214,19 @@ LLAMA = Architecture(
     variants={"expert_count": MIXTRAL, "attention.sliding_window": MISTRAL},
 )
 GEMMA = Architecture("GemmaConfig", (*PRE_NORMS, *QKVO, *MLP), norm_offset=1.0, tied=True)
+
+OLMO2 = Architecture(
+    "Olmo2Config",
+    (
+        *POST_NORMS,
+        *QKVO,
+        Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
+        Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
+        *MLP,
+    ),
+    options={"attention_bias": QKVO_BIAS},
+)
+OLMO3 = replace(OLMO2, config="Olmo3Config", keys=(WINDOW, PATTERN, SWA_BASE), pattern=4)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
@@ -245,7 +258,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             Slot("ffn_up.weight", "mlp.gate_up_proj.weight", "F+F H"),
             Slot("ffn_down.weight", "mlp.down_proj.weight", "H F"),
         ),
-        (replace(WINDOW, field="sliding_window"),),
+        (WINDOW,),
         partial_rope=True,
     ),
     "gemma": GEMMA,
@@ -253,7 +266,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         GEMMA,
         config="Gemma2Config",
         layer=(*SANDWICH, *QKVO, *MLP),
-        keys=(*SOFTCAPS, replace(WINDOW, field="sliding_window", default=4096)),
+        keys=(*SOFTCAPS, replace(WINDOW, default=4096)),
         pattern=2,
         scalar_layers=46,
     ),
@@ -261,12 +274,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         GEMMA,
         config="Gemma3TextConfig",
         layer=(*SANDWICH, *QKVO, *HEAD_NORMS, *MLP),
-        keys=(
-            replace(SOFTCAPS[1], default=None),
-            replace(WINDOW, field="sliding_window"),
-            Key("attention.sliding_window_pattern", "", object, 0, 0),
-            Key("rope.freq_base_swa", "", float, 1.0, 1e18, 1e4),
-        ),
+        keys=(replace(SOFTCAPS[1], default=None), WINDOW, PATTERN, replace(SWA_BASE, default=1e4)),
         pattern=6,
         scalar_layers=62,
     ),
@@ -282,16 +290,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         options=BIASES,
         interleaved=True,
     ),
-    "olmo2": Architecture(
-        "Olmo2Config",
-        (
-            *POST_NORMS,
-            *QKVO,
-            Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
-            Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
-            *MLP,
-        ),
-        options={"attention_bias": QKVO_BIAS},
-    ),
+    "olmo2": replace(OLMO2, variants={"attention.sliding_window": OLMO3}),
     "smollm3": Architecture("SmolLM3Config", (*PRE_NORMS, *QKVO, *MLP), options=BIASES, interleaved=True),
 }

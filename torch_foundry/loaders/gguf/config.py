@@ -36,7 +36,9 @@ def make_config(model: GgufModel) -> Any:
     if "original_max_position_embeddings" in model.rope and architecture.partial_rope:
         fields["original_max_position_embeddings"] = model.rope["original_max_position_embeddings"]
     if architecture.pattern:
-        fields |= {"layer_types": _layer_types(model), "query_pre_attn_scalar": _scalar(model)}
+        fields["layer_types"] = _layer_types(model)
+    if architecture.scalar_layers:
+        fields["query_pre_attn_scalar"] = _scalar(model)
     if "sliding_window" in fields:
         fields["sliding_window"] = fields["sliding_window"] or None
     if fields.get("attention_multiplier", 1) is None:
@@ -78,7 +80,7 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
         found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
     if "rope.freq_base_swa" not in values:
         return found
-    if values["rope.freq_base"] is None:
+    if model.architecture.config == "Gemma3TextConfig" and values["rope.freq_base"] is None:
         found["rope_theta"] = 1e6  # what such a model has where the file doesn't say
-    local = {"rope_type": "default", "rope_theta": values["rope.freq_base_swa"]}
-    return {"full_attention": found, "sliding_attention": local}
+    base = values["rope.freq_base_swa"] or found["rope_theta"]
+    return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": base}}

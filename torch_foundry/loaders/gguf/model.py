@@ -45,9 +45,9 @@ class GgufModel:
         self.values = read_hyperparameters(container.metadata, self.name, self.architecture, self.file)
         self.tensors = container.tensors
         self.sizes = self._sizes()
-        slots = self._found()
+        found = self._found()
         source = Source(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
-        self.weights = {slot.parameter: self._weight(source, name, slot) for name, slot in slots.items()}
+        self.weights = {slot.parameter: self._weight(source, names, slot) for slot, names in found}
         self.rope = self._rope()
 
     @property
@@ -127,36 +127,70 @@ class GgufModel:
         first = BLOCK.format(0)
         return [name for name, group in self.architecture.options.items() if first + group[0].tensor in self.tensors]
 
-    def _found(self) -> dict[str, Slot]:
-        """The tensors that make the model; before anything else, what is needed must be there, and nothing more."""
-        found = {}
+    def _found(self) -> list[tuple[Slot, list[str]]]:
+        """The tensors that make the model, several where each expert has its own. Before anything else: what is needed
+        must be there, and nothing more."""
+        found = []
         self.absent: list[str] = []  # parameters without a tensor, where that is allowed
         for name, slot in self._slots():
-            if name in self.tensors:
-                found[name] = slot
-            elif self.allow("TENSOR_MISSING", name):
+            names = self._experts(name)
+            missing = [each for each in names if each not in self.tensors]
+            if not missing:
+                found.append((slot, names))
+            elif missing == [name] and self.allow("TENSOR_MISSING", name):
                 self.absent.append(slot.parameter)
             else:
-                raise self._fail("TENSOR_MISSING", name, "a tensor", "none")
+                raise self._fail("TENSOR_MISSING", missing[0], "a tensor", "none")
+        known = ROPE_TENSORS.union(*(names for _, names in found))
+        known |= {side for _, (name, *_) in found for side in _sides(name) if self._has_sides(name)}
         for name in self.tensors:
-            if name not in found and name not in ROPE_TENSORS and not self.allow("TENSOR_EXTRA", name):
+            if name not in known and not self.allow("TENSOR_EXTRA", name):
                 raise LoadError("TENSOR_EXTRA", self.file, name, expected=f"no such tensor in {self.name}", found="one")
         return found
+
+    def _experts(self, name: str) -> list[str]:
+        """The tensor's name, or those of its experts in files from before they were stacked."""
+        each = name.replace("_exps.", ".{}.")
+        if name in self.tensors or each == name or each.format(0) not in self.tensors:
+            return [name]
+        return [each.format(expert) for expert in range(self.sizes["E"])]
+
+    def _has_sides(self, name: str) -> bool:
+        """Whether `name` may have factors: of the blocks, and of what activations are rounded to, which they aren't."""
+        return self.tensors[name].format == "nvfp4" and name != EMBEDDING.tensor
+
+    def _factors(self, name: str) -> TensorInfo | None:
+        """The factors of a tensor's blocks."""
+        if not self._has_sides(name):
+            return None
+        count = self.sizes["E"] if "_exps." in name else 1
+        for side in _sides(name):
+            if (info := self.tensors.get(side)) is not None:
+                if info.shape != (count,):
+                    raise self._fail("SHAPE", side, f"[{count}]", list(info.shape))
+                if info.format != "f32":
+                    raise self._fail("TENSOR_TYPE", side, "f32", info.format)
+        return self.tensors.get(_sides(name)[0])
 
     def _shape(self, slot: Slot) -> tuple[int, ...]:
         return tuple(sum(self.sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
 
-    def _weight(self, source: Source, name: str, slot: Slot) -> Weight:
-        shape, info = self._shape(slot), self.tensors[name]
-        if info.shape != shape and info.shape != tuple(size for size in shape if size != 1):
-            raise self._fail("SHAPE", name, str(list(shape)), list(info.shape))
+    def _weight(self, source: Source, names: list[str], slot: Slot) -> Weight:
+        shape, infos = self._shape(slot), [self.tensors[name] for name in names]
         known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
-        if info.format not in (known if len(shape) > 1 else DENSE):
-            expected = "one of " + quant.listing(known if len(shape) > 1 else DENSE)
-            raise self._fail("TENSOR_TYPE", name, expected, info.format)
+        known = known if len(shape) > 1 else list(DENSE)
+        stored = shape if len(names) == 1 else shape[1:]
+        for info in infos:
+            if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
+                raise self._fail("SHAPE", info.name, str(list(stored)), list(info.shape))
+            if info.format not in known:
+                raise self._fail("TENSOR_TYPE", info.name, "one of " + quant.listing(known), info.format)
+            if info.format != infos[0].format:
+                raise self._fail("TENSOR_TYPE", info.name, f"{infos[0].format}, as the first expert has", info.format)
         norm = slot.tensor.endswith("norm.weight")
         head = self.sizes["D"] if slot.heads and self.architecture.interleaved else 0
-        return source.weight(info, shape, head, self.architecture.norm_offset if norm else 0.0)
+        offset = self.architecture.norm_offset if norm else 0.0
+        return source.weight(infos, shape, head, offset, self._factors(names[0]))
 
     def _rope(self) -> dict[str, Any]:
         """`rope_parameters`, from keys and from tensors that are no parameters."""
@@ -173,3 +207,8 @@ class GgufModel:
         except RopeError as error:
             code = "TENSOR_MISSING" if error.key not in self.tensors and error.key.endswith("weight") else "HP_RANGE"
             raise self._fail(code, error.key, error.expected, error.found) from None
+
+
+def _sides(name: str) -> tuple[str, str]:
+    stem = name.removesuffix("weight")
+    return f"{stem}scale", f"{stem}input_scale"

@@ -46,7 +46,9 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     config = model.config
     name, architecture = _architecture(type(config).__name__)
-    tensors = {slot.tensor: _tensor(model, slot, architecture) for slot in _slots(model, architecture)}
+    tensors: dict[str, Tensor] = {}
+    for slot in _slots(model, architecture):
+        tensors |= _tensors(model, slot, architecture)
     rotary, factors = rope_metadata(model, architecture)
     tensors |= {tensor: Tensor(t.shape, "f32", lambda t=t: t) for tensor, t in factors.items()}  # type: ignore[misc]
     values = _hyperparameters(config, architecture, tensors) | rotary
@@ -108,11 +110,15 @@ def _find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
     return tensor, _DENSE[tensor.dtype], tensor.shape[-1]
 
 
-def _tensor(model: Any, slot: Slot, architecture: Architecture) -> Tensor:
+def _tensors(model: Any, slot: Slot, architecture: Architecture) -> dict[str, Tensor]:
+    """The tensor of the file that holds a parameter, and the factors of its blocks, if they have any."""
     found = _find(model, slot.parameter)
     if found is None:
         raise ValueError(f"model: expected {slot.parameter}, which files of this kind have")
     tensor, fmt, columns = found
+    factors = None
+    if fmt == "nvfp4_f32" and slot is not EMBEDDING:
+        factors, fmt = _factors(slot.parameter, tensor), "nvfp4"
     if quant.get_format(fmt).gguf_type is None:
         hint = "unpatch(model, dequantize=True) makes weights dense"
         raise ValueError(f"{slot.parameter}: GGUF has no {fmt}; {hint}")
@@ -123,13 +129,27 @@ def _tensor(model: Any, slot: Slot, architecture: Architecture) -> Tensor:
 
     def read() -> torch.Tensor:
         stored = tensor.detach()
+        if factors is not None:
+            stored = stored.unflatten(-1, (-1, 40))[..., 4:].flatten(-2)
         if vector:
             return stored.float() + offset
         return side_by_side(stored, head) if head else stored
 
     if vector and head:
-        return Tensor(shape, "f32", lambda: side_by_side(tensor.detach().float(), head))
-    return Tensor(shape[-1:] if vector else shape, "f32" if vector else fmt, read)
+        return {slot.tensor: Tensor(shape, "f32", lambda: side_by_side(tensor.detach().float(), head))}
+    tensors = {slot.tensor: Tensor(shape[-1:] if vector else shape, "f32" if vector else fmt, read)}
+    if factors is not None:
+        tensors[f"{slot.tensor.removesuffix('weight')}scale"] = Tensor(tuple(factors.shape), "f32", lambda: factors)
+    return tensors
+
+
+def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Those of the matrix, or of each expert, float32; ValueError if they aren't the same in all of its blocks."""
+    each = tensor.detach().cpu().view(1 if tensor.ndim == 2 else len(tensor), -1, 40)[..., :4].contiguous()
+    factors = each.view(torch.float32).flatten(1)
+    if not bool((factors == factors[:, :1]).all()):
+        raise ValueError(f"{parameter}: GGUF has one factor for the NVFP4 blocks of a matrix, and this one has several")
+    return factors[:, 0].clone(memory_format=torch.contiguous_format)
 
 
 def _head(config: Any) -> int:
