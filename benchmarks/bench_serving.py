@@ -1,9 +1,9 @@
-"""Many requests at a time, and guessing ahead: tokens a second beside those of one request without guesses.
+"""Many requests at a time: tokens a second beside those of one request.
 
 python -m benchmarks.bench_serving --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --concurrent 1,8,32
 
-Records go to serving.jsonl in --out. An engine's answers have to be those of requests alone, a text with guesses the
-one without, but for tokens that are as good as equal to the model. A row that isn't right is invalid: exit code 1.
+Records go to serving.jsonl in --out. An engine's answers have to be those of requests alone, but for tokens that are
+as good as equal to the model. A row that isn't right is invalid: exit code 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_foundry.doctor.timing import synchronize
 from torch_foundry.engine import Engine, Params
 
 TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
-CRITERION = "the tokens of one request without guesses, or a near-tie where they part"
+CRITERION = "the tokens of one request, or a near-tie where they part"
 Timed = tuple[list[list[int]], float]  # answers, seconds a token
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = torch_foundry.patch(build(MODELS[name], fmt, device, seed=args.seed))
             runs = Runs(model, args.prompt, args.max_tokens, args.seed)
             stock: dict[str, Times] = {}
-            for way in (*runs.engines(sorted({1, *concurrent})), *runs.guessing()):
+            for way in (*runs.engines(sorted({1, *concurrent})), runs.generate()):
                 taken = [way.run() for _ in range(args.iterations + 1)][1:]  # the first one compiles and records
                 times = Times(tuple(seconds for _, seconds in taken))
                 kind = way.name.split(",")[0]
@@ -72,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                         parity=runs.parity(way, taken[-1][0]),
                         stock=kind,
                         stock_times=stock.setdefault(kind, times),
-                        extra={"guesses": str(torch_foundry.report(model).guesses or "")},
                     )
                 )
                 record.append(args.out / "serving.jsonl", records[-1:])
@@ -109,21 +108,20 @@ class Runs:
         answers = [stream.tokens for stream in streams]
         return answers, seconds / (sum(map(len, answers)) - early)
 
-    def guessing(self) -> Iterator[Way]:
-        """generate() behind a prompt that repeats itself, without guesses and with."""
-        prompt = self._draw()[:16] * 16
-        expected = self._generate(prompt)[0]
-        for name, more in (("generate", {}), ("generate, prompt lookup", {"prompt_lookup_num_tokens": 7})):
-            shape = {"prompt": len(prompt), "tokens": self.tokens}
-            yield Way(name, shape, lambda more=more: self._generate(prompt, **more), [prompt], expected)  # type: ignore[misc]
+    def generate(self) -> Way:
+        """generate() with one sequence, whose steps are tapes."""
+        prompt = self._draw()
+        shape = {"prompt": len(prompt), "tokens": self.tokens}
+        return Way("generate", shape, lambda: self._generate(prompt), [prompt], self._generate(prompt)[0])
 
-    def _generate(self, prompt: list[int], **more: Any) -> Timed:
+    def _generate(self, prompt: list[int]) -> Timed:
         text = torch.tensor([prompt], device=self.device)
-        given = {"attention_mask": torch.ones_like(text), "do_sample": False, **more}
         marks = []
         for tokens in (1, 1 + self.tokens):
             start = self._now()
-            out = self.model.generate(text, max_new_tokens=tokens, **given)
+            out = self.model.generate(
+                text, attention_mask=torch.ones_like(text), do_sample=False, max_new_tokens=tokens
+            )
             marks.append(self._now() - start)
         return [out[0, len(prompt) :].tolist()], (marks[1] - marks[0]) / self.tokens
 
@@ -150,7 +148,7 @@ def _table(records: Sequence[Record]) -> str:
     for row in records:
         assert row.times is not None
         speed = "-" if row.speedup is None else f"{row.speedup:.2f}"
-        state = f"{'ok' if row.valid else 'WRONG'}, {row.parity.detail}  {row.extra['guesses']}"
+        state = f"{'ok' if row.valid else 'WRONG'}, {row.parity.detail}"
         lines.append(f"{row.name:14} {row.format:6} {row.way:24} {1 / row.times.median:9.1f} {speed:>6}  {state}")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_e2e, bench_ops, bench_peers, bench_serving, generating, measuring, results
+from benchmarks import bench_e2e, bench_guesses, bench_ops, bench_peers, bench_serving, generating, measuring, results
 from benchmarks.cases import QUICK, Case
 from benchmarks.generating import Cell, parity, worst_regret
 from benchmarks.harness import clock, options, record
@@ -22,6 +22,8 @@ from benchmarks.ops import OPS, cases
 from benchmarks.peers import PEERS
 from benchmarks.ways import WAYS
 from torch_foundry import ops
+from torch_foundry.cli.loading import UserError
+from torch_foundry.decode.pace import Pace
 
 CPU = torch.device("cpu")
 EFFORT = measuring.Effort(0, rounds=3, budget_s=0.0)
@@ -285,13 +287,12 @@ def test_a_stand_in_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines and guesses, with answers that are right; one that isn't makes its row invalid."""
+    """Engines, with answers that are right; one that isn't makes its row invalid."""
     few = [*FEW, "--formats", "f32", "--prompt", "6", "--max-tokens", "6", "--iterations", "1", "--out", str(tmp_path)]
     assert bench_serving.main([*few, "--concurrent", "3"]) == 0
     found = rows(tmp_path / "serving.jsonl")
-    names = ["engine, 1", "engine, 3", "generate", "generate, prompt lookup"]
+    names = ["engine, 1", "engine, 3", "generate"]
     assert [row["way"] for row in found] == names and all(row["valid"] and row["speedup"] for row in found)
-    assert "accepted" in found[3]["extra"]["guesses"]
     serve = bench_serving.Runs._serve
 
     def wrong(runs: Any, prompts: Any) -> Any:
@@ -303,3 +304,29 @@ def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(bench_serving.Runs, "_serve", wrong)
     assert bench_serving.main([*few, "--concurrent", "3"]) == 1
     assert "WRONG, 1 part" in capsys.readouterr().out
+
+
+def test_bench_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that repeats itself as often as was asked for, with guesses and without."""
+    monkeypatch.setattr(Pace, "pays", lambda self, kind: True)  # whatever steps take on this machine
+    few = [*FEW, "--formats", "f32", "--networks", "repeating,random", "--prompt", "128", "--max-tokens", "90"]
+    assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0
+    found = rows(tmp_path / "guesses.jsonl")
+    shapes = [(row["shape"]["network"], row["shape"]["hold"]) for row in found]
+    assert shapes == [("repeating", h) for h in (1, 1, 0.8, 0.8)] + [("random", 1)] * 2
+    assert all(row["valid"] and row["speedup"] for row in found)
+    always, often = found[1]["extra"], found[3]["extra"]
+    assert always["accepted"] == always["guessed"] > 60, "a circle"
+    assert 0.4 < often["accepted"] / often["guessed"] < 0.95 and often["tokens_per_step"] > 1.2
+    assert "1.0" in capsys.readouterr().out
+    generate = bench_guesses.Runs._generate
+
+    def wrong(runs: Any, tokens: int, **more: Any) -> Any:
+        answer, seconds = generate(runs, tokens, **more)
+        return ([*answer[:-1], answer[-1] ^ 1] if more else answer), seconds
+
+    monkeypatch.setattr(bench_guesses.Runs, "_generate", wrong)
+    assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1
+    assert "WRONG" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--holds: expected numbers above"):
+        bench_guesses.main([*few, "--holds", "0.3"])

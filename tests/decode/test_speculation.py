@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.decode.test_generate import Collect
 from tests.patch.zoo import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.decode import speculation
 from torch_foundry.decode.drafts import PromptLookup
-from torch_foundry.decode.pace import PLAIN_EVERY, WINDOW, Guesses, Pace
+from torch_foundry.decode.pace import PLAIN_EVERY, Guesses, Pace
 from torch_foundry.demo_model import demo_model_path, draft_model_path
 from torch_foundry.patch import report
 
@@ -37,8 +39,9 @@ def generate(model: Any, seed: int = 0, prompt: torch.Tensor | None = None, **op
 
 @pytest.fixture(autouse=True)
 def never_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock; the tests of that do it by hand."""
-    monkeypatch.setattr(Pace, "pays", lambda self: True)
+    """By the clock, by which every step takes as long; the tests of that do it by hand."""
+    monkeypatch.setattr(speculation, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(Pace, "pays", lambda self, kind: True)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_left_padding() -> None:
 
 def test_steps_are_kept_for_the_next_text() -> None:
     """Recorded once for texts of one kind; another kind, other weights or a padded prompt begin anew."""
-    model = patched()
+    model, one = patched(), {"prompt_lookup_num_tokens": 1}  # steps of one row and of two
 
     def recorded(**options: Any) -> int:
         before = report(model).recorded
@@ -168,16 +171,16 @@ def test_steps_are_kept_for_the_next_text() -> None:
         assert found == generate(model, prompt=prompt, **plain).tolist()
         return after - before
 
-    assert recorded(**LOOKUP) >= 3
+    assert recorded(**one) >= 2
     other = ids(1, 7, seed=4).repeat(1, 4)
-    assert recorded(**LOOKUP) == recorded(prompt=other, **LOOKUP) == 0
-    assert recorded(**SAMPLED, **LOOKUP) >= 3 and recorded(**SAMPLED, seed=8, **LOOKUP) == 0
-    assert recorded(**{**SAMPLED, "temperature": 1.2}, **LOOKUP) == 0, "numbers may change"
+    assert recorded(**one) == recorded(prompt=other, **one) == 0
+    assert recorded(**SAMPLED, **one) >= 2 and recorded(**SAMPLED, seed=8, **one) == 0
+    assert recorded(**{**SAMPLED, "temperature": 1.2}, **one) == 0, "numbers may change"
     with torch.no_grad():
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 1.1)
-    assert recorded(**SAMPLED, **LOOKUP) >= 3
+    assert recorded(**SAMPLED, **one) >= 2
     model.generation_config.max_length = 4096
-    assert recorded(**SAMPLED, **LOOKUP, max_new_tokens=300) >= 3, "more room"
+    assert recorded(**SAMPLED, **one, max_new_tokens=300) >= 2, "more room"
 
 
 def test_packed_weights_and_the_output_layers_own_ways() -> None:
@@ -248,19 +251,24 @@ def test_switched_off_the_text_goes_on(after: int, options: dict[str, Any], monk
     model = patched()
     expected = generate(model, **options).tolist()
     answers = iter([True] * after)
-    monkeypatch.setattr(Pace, "pays", lambda self: next(answers, False))
+    monkeypatch.setattr(Pace, "pays", lambda self, kind: next(answers, False))
     assert generate(model, **options, **LOOKUP).tolist() == expected
     assert report(model).guesses.stopped == "switched off, as it did not pay"
     assert "switched off, as it did not pay" in str(report(model))
 
 
 def run(pace: Pace, right: int, seconds: Any, steps: int) -> list[int]:
-    """Steps that accept up to `right` guesses each and take `seconds(guesses)`; the numbers of guesses."""
+    """Steps that accept up to `right` guesses each and take `seconds(guesses)`; the numbers of guesses, 0 for a stretch
+    without."""
     chosen: list[int] = []
     for _ in range(steps):
-        guesses = pace.guesses()
+        guesses = pace.guesses(1)
         accepted = min(right, guesses)
-        pace.note(guesses, accepted, accepted + 1, seconds(guesses))
+        if guesses:
+            pace.note(1, guesses, accepted, accepted + 1, seconds(guesses))
+        else:
+            stretch = pace.stretch()
+            pace.note_plain(stretch, stretch, stretch * seconds(0))
         chosen.append(guesses)
     return chosen
 
@@ -268,35 +276,72 @@ def run(pace: Pace, right: int, seconds: Any, steps: int) -> list[int]:
 def test_as_many_guesses_as_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     free = Pace(7, Guesses())
-    assert run(free, 7, lambda k: 1.0, 100)[-20:].count(7) >= 19 and free.pays()
+    assert run(free, 7, lambda k: 1.0, 100)[-20:].count(7) >= 19 and free.pays(1)
     dear = Pace(7, Guesses())
-    assert set(run(dear, 1, lambda k: 1 + 0.3 * k, 100)[-20:]) <= {1, 2} and dear.pays()
+    assert set(run(dear, 1, lambda k: 1 + 0.3 * k, 100)[-20:]) <= {0, 1, 3} and dear.pays(1)
     wrong = Pace(7, Guesses())
-    run(wrong, 0, lambda k: 1 + 0.1 * k, WINDOW + 4)
-    assert not wrong.pays()
+    run(wrong, 0, lambda k: 1 + 0.1 * k, 16)
+    assert not wrong.pays(1) and wrong.pays(2), "another kind was not tried"
+    wrong.seen(1, 7, 7)
+    assert wrong.pays(1), "as was seen, it would pay"
+
+
+def test_numbers_of_guesses_fill_their_steps() -> None:
+    """Steps have a power of two of rows: other numbers than those that fill one, and the largest, are never better."""
+    totals = Guesses()
+    run(Pace(5, totals), 3, lambda k: 1 + 0.01 * k, 60)
+    assert set(totals.times) <= {1, 2, 4, 8} and totals.times.keys() >= {1, 8}
+    assert set(run(Pace(5, Guesses()), 2, lambda k: 1 + 0.2 * k, 60)) <= {0, 1, 3, 5}
 
 
 def test_steps_without_guesses_are_timed_now_and_then() -> None:
     pace = Pace(3, Guesses())
     chosen = run(pace, 3, lambda k: 1.0, 3 * PLAIN_EVERY)
-    assert chosen.count(0) == 4 and chosen[2] == 0 and chosen[PLAIN_EVERY - 1] == 0
+    assert chosen[:3] == [3, 3, 0] and chosen.count(0) == 3 and chosen[3 + PLAIN_EVERY] == 0
+
+
+def test_a_draft_that_does_not_pay_is_tried_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    totals = Guesses()
+    pace, stretches = Pace(7, totals, together=8, watched=False), []
+    while totals.tokens < 3000:
+        if guesses := pace.guesses(0):
+            pace.note(0, guesses, 0, 1, 1 + 0.1 * guesses)
+        else:
+            stretches.append(pace.stretch())
+            pace.note_plain(stretches[-1], stretches[-1], 1.0 * stretches[-1])
+    assert max(stretches) == 8, "as many together as were allowed"
+    assert totals.guessed and totals.seconds < 1.02 * 3000, totals.seconds
+    late = Pace(7, Guesses(), watched=False)
+    run(late, 0, lambda k: 1 + 0.1 * k, 60)
+    assert any(run(late, 7, lambda k: 1 + 0.1 * k, 60)), "it is noticed if it begins to"
 
 
 def test_totals() -> None:
     totals = Guesses()
     run(Pace(1, totals), 1, lambda k: 0.5, 10)
-    assert (totals.steps, totals.guessed, totals.accepted, totals.tokens) == (10, 9, 9, 19)
-    assert str(totals) == "9 of 9 accepted (100%), 1.90 tokens a step, 1.90 times as fast as without"
+    assert (totals.steps, totals.guessed, totals.accepted, totals.tokens) == (13, 9, 9, 22)
+    assert str(totals) == "9 of 9 accepted (100%), 1.69 tokens a step, 1.69 times as fast as without"
 
 
 def test_prompt_lookup_finds_the_newest_of_the_longest() -> None:
     lookup = PromptLookup(3)
-    assert lookup.propose([1, 2, 3], 4) == []
+    assert lookup.propose([1, 2, 3], 4) == (0, [])
     text = [5, 1, 2, 3, 7, 8, 2, 3, 9, 1, 2, 3]
-    assert lookup.propose(text, 4) == [7, 8, 2, 3], "three tokens before two"
-    assert lookup.propose([*text, 4, 2, 3], 2) == [4, 2], "the newest of two"
-    assert lookup.propose([*text, 4, 2, 3, 6], 2) == []
-    assert PromptLookup(1).propose([1, 1, 1], 4) == [1]
+    assert lookup.propose(text, 4) == (3, [7, 8, 2, 3]), "three tokens before two"
+    assert lookup.propose([*text, 4, 2, 3], 2) == (2, [4, 2]), "the newest of two"
+    assert lookup.propose([*text, 4, 2, 3, 6], 2) == (0, [])
+
+
+def test_what_is_copied_goes_on_into_the_copy() -> None:
+    assert PromptLookup(1).propose([1, 1], 4) == (1, [1] * 4)
+    assert PromptLookup(3).propose([9, 1, 2, 3, 1, 2], 7) == (2, [3, 1, 2, 3, 1, 2, 3])
+
+
+def test_looking_back_sees_no_more_than_was_known_then() -> None:
+    text, lookup = [7, 1, 2, 7, 1, 7, 1, 2, 2, 7, 1, 2], PromptLookup(3)
+    for end in range(1, len(text) + 1):
+        assert lookup.propose(text, 3, end) == PromptLookup(3).propose(text[:end], 3)
 
 
 def test_what_is_accepted() -> None:

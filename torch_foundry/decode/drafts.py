@@ -29,19 +29,23 @@ class PromptLookup:
         self._ends: dict[tuple[int, ...], int] = {}  # of each sequence: where its last occurrence ends
         self._seen = 0  # tokens of the text that are in it, but for those that nothing follows yet
 
-    def propose(self, text: list[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow `text`, which only grows between calls.
+    def propose(self, text: list[int], most: int, end: int | None = None) -> tuple[int, list[int]]:
+        """`most` tokens that may follow the first `end` tokens of `text` (default: all), and how many tokens were found
+        to stand there and before; 0 and none if not even the newest did. Neither text nor end shrinks between calls.
 
-        Empty if no sequence at the end of the text was there before.
+        What follows is copied token by token, so it may go on into the copy: a text that repeats two tokens is guessed
+        to repeat them for ever.
         """
-        for end in range(self._seen + 1, len(text)):
-            for length in range(1, min(self.longest, end) + 1):
-                self._ends[tuple(text[end - length : end])] = end
-        self._seen = max(self._seen, len(text) - 1)
-        for length in range(min(self.longest, len(text)), 0, -1):
-            if (found := self._ends.get(tuple(text[-length:]))) is not None:
-                return text[found : found + most]
-        return []
+        end = len(text) if end is None else end
+        for at in range(self._seen + 1, end):
+            for length in range(1, min(self.longest, at) + 1):
+                self._ends[tuple(text[at - length : at])] = at
+        self._seen = max(self._seen, end - 1)
+        for length in range(min(self.longest, end), 0, -1):
+            if (found := self._ends.get(tuple(text[end - length : end]))) is not None:
+                period = text[found : min(end, found + most)]
+                return length, (period * (1 + most // len(period)))[:most]
+        return 0, []
 
 
 class DraftModel:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-WINDOW = 16  # steps with guesses that are judged together
-WEIGHT = 0.3  # of the newest step in an average
+START = 0.7  # how likely a guess is thought to be right before one was tried
+WEIGHT = 0.15  # of a guess in that
+NEWEST = 0.3  # weight of the newest step in an average time
 GAIN = 1.02  # what guessing has to be faster by
-PLAIN_EVERY = 64  # steps, one of which is without guesses: to know how long that takes
+PLAIN_EVERY = 64  # steps with guesses, after which some without are timed again
+TIMED = 4  # steps without guesses, at least, whose time says something: they are waited for together
+LONGEST = 16  # steps without guesses that are handed over together
+PAUSE = 256  # steps without guesses after which they are tried again, at most
 
 
 @dataclass
@@ -21,8 +24,13 @@ class Guesses:
     tokens: int = 0  # generated in these steps
     seconds: float = 0.0  # in these steps, but for those that recorded a tape
     timed: int = 0  # tokens generated in `seconds`
-    plain: float = 0.0  # seconds of a step without guesses; 0: not known
-    stopped: str = ""  # why the newest generation went on without
+    times: dict[int, float] = field(default_factory=dict)  # seconds of a step by its number of rows; 1: no guesses
+    stopped: str = ""  # why the newest generation ended without
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a step without guesses; 0: not known."""
+        return self.times.get(1, 0.0)
 
     def __str__(self) -> str:
         share = self.accepted / self.guessed if self.guessed else 0.0
@@ -33,61 +41,102 @@ class Guesses:
         return text + (f"; {self.stopped}" if self.stopped else "")
 
 
+def rows_of(guesses: int) -> int:
+    """Rows of a step with so many guesses: a power of two, as each number has a tape to be recorded."""
+    return 1 << guesses.bit_length()
+
+
 class Pace:
-    """Chooses the number of guesses by what steps took and how many guesses were accepted so far.
+    """Chooses the number of guesses by what steps took and how many guesses were right so far.
 
     If each guess is right with probability p where those before it were, a step with k guesses gives
     (1 - p^(k+1)) / (1 - p) tokens on average (Leviathan et al., "Fast Inference from Transformers via Speculative
-    Decoding", 2023).
+    Decoding", 2023). There is a p for each kind of guess, whatever kinds are.
+
+    Where guesses can't be made or don't pay, 1, 2, 4 ... steps are taken without.
     """
 
-    def __init__(self, most: int, totals: Guesses) -> None:
-        self.most, self.totals = most, totals
-        self._seconds: dict[int, float] = {}  # of a step with so many guesses, guessing included
-        self._right = 0.7  # p, as far as it is known
-        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # tokens and seconds of steps with guesses
-        self._steps = 0
+    def __init__(self, most: int, totals: Guesses, *, together: int = LONGEST, watched: bool = True) -> None:
+        """together: steps without guesses that may be handed over together. watched: `seen` will be called for those
+        steps as well; else guessing is tried again after them, later and later."""
+        self.totals, self._together, self._watched = totals, min(together, LONGEST), watched
+        self._times = totals.times = {rows: t for rows, t in totals.times.items() if rows == 1}
+        # no number in between is better: its step takes as long as one with more guesses
+        self._numbers = sorted({min(most, rows - 1) for rows in (2, 4, 8, 16) if rows <= rows_of(most)})
+        self._right: dict[int, float] = {}  # p of each kind
+        self._since = 0  # steps with guesses since those without were timed
+        self._used: set[int] = {1}  # numbers of rows that steps since then had
+        self._rest, self._next = 0, 1  # steps to take without guesses, now and the next time
 
-    def guesses(self) -> int:
-        """How many tokens to guess for the next step."""
-        plain_known = 0 in self._seconds
-        self._steps += 1
-        if (not plain_known and self._steps > 2) or self._steps % PLAIN_EVERY == 0:
+    def guesses(self, kind: int | None) -> int:
+        """How many tokens of this kind to guess for the next step, None: no kind is at hand; 0: go on for `stretch`
+        steps without."""
+        if self._rest:
             return 0
-        return max(range(1, self.most + 1), key=self._speed)
+        if kind is not None and self._since >= (PLAIN_EVERY if 1 in self._times else 2):
+            self._since, self._rest = 0, TIMED
+            for rows in self._times.keys() - self._used:  # one slow step must not be the last one
+                del self._times[rows]
+            self._used = {1}
+            return 0
+        if kind is None or not self.pays(kind):
+            if kind is not None:
+                self.totals.stopped = "switched off, as it did not pay"
+            self._rest, self._next = self._next, min(2 * self._next, LONGEST if self._watched else PAUSE)
+            return 0
+        self.totals.stopped = ""
+        return max(self._numbers, key=lambda k: self._speed(kind, k))
 
-    def note(self, guessed: int, accepted: int, tokens: int, seconds: float | None) -> None:
+    def stretch(self) -> int:
+        """How many steps to take without guesses, together."""
+        return max(1, min(self._rest, self._together))
+
+    def pays(self, kind: int) -> bool:
+        """Whether guesses of this kind are expected to be faster than none; True while that is not known."""
+        plain = self._times.get(1)
+        return plain is None or max(self._speed(kind, k) for k in self._numbers) * plain >= GAIN
+
+    def note(self, kind: int, guessed: int, accepted: int, tokens: int, seconds: float | None) -> None:
         """A step with `guessed` guesses gave `tokens`; seconds: None if it did something else as well."""
+        self._since += 1
+        self._used.add(rows_of(guessed))
+        self.totals.guessed += guessed
+        self.totals.accepted += accepted
+        self.seen(kind, guessed, accepted)
+        self._took(rows_of(guessed), 1, tokens, seconds)
+
+    def note_plain(self, steps: int, tokens: int, seconds: float | None) -> None:
+        """`steps` steps without guesses gave `tokens`."""
+        self._rest = max(0, self._rest - steps)
+        if not self._rest and not self._watched:
+            self._right = {kind: max(p, START / 2) for kind, p in self._right.items()}
+        self._took(1, steps, tokens, seconds)
+
+    def seen(self, kind: int, guessed: int, accepted: int) -> None:
+        """Of `guessed` guesses the first `accepted` were right, or would have been."""
+        p = self._right.get(kind, START)
+        for right in [1.0] * accepted + [0.0] * (accepted < guessed):
+            p += WEIGHT * (right - p)
+        self._right[kind] = p
+        if accepted:
+            self._next = 1
+
+    def _took(self, rows: int, steps: int, tokens: int, seconds: float | None) -> None:
         totals = self.totals
-        totals.steps += 1
-        totals.guessed += guessed
-        totals.accepted += accepted
+        totals.steps += steps
         totals.tokens += tokens
-        if guessed:
-            tested = min(accepted + 1, guessed)
-            for right in [1.0] * accepted + [0.0] * (tested - accepted):
-                self._right += WEIGHT / 2 * (right - self._right)
         if seconds is None:
             return
         totals.seconds += seconds
         totals.timed += tokens
-        known = self._seconds.get(guessed, seconds)
-        self._seconds[guessed] = known + WEIGHT * (seconds - known)
-        totals.plain = self._seconds.get(0, 0.0)
-        if guessed:
-            self._recent.append((tokens, seconds))
+        if rows > 1 or steps >= min(TIMED, self._together):
+            known = self._times.get(rows, seconds / steps)
+            self._times[rows] = known + NEWEST * (seconds / steps - known)
 
-    def pays(self) -> bool:
-        """Whether the newest steps with guesses were faster than steps without; True while that is not known."""
-        plain = self._seconds.get(0)
-        if plain is None or len(self._recent) < WINDOW:
-            return True
-        tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-        return tokens * plain >= GAIN * seconds
-
-    def _speed(self, guesses: int) -> float:
+    def _speed(self, kind: int, guesses: int) -> float:
         """Tokens a second to expect; a number that was not tried takes as long as the next smaller one that was."""
-        tried = [k for k in self._seconds if k <= guesses]
-        seconds = self._seconds[max(tried)] if tried else 1.0
-        p = min(self._right, 0.99)
+        rows = rows_of(guesses)
+        tried = [r for r in self._times if r <= rows]
+        seconds = self._times[max(tried)] if tried else 1.0
+        p = min(self._right.get(kind, START), 0.99)
         return (1 - p ** (guesses + 1)) / (1 - p) / seconds

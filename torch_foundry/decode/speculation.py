@@ -7,6 +7,7 @@ for token, with guesses and without, whether tokens are drawn or not: there is n
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -15,19 +16,24 @@ from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.drafts import LONGEST, DraftModel, PromptLookup
 from torch_foundry.decode.kept import KeptGuesses
-from torch_foundry.decode.pace import Guesses, Pace
+from torch_foundry.decode.pace import Guesses, Pace, rows_of
+from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.request import Request
-from torch_foundry.decode.steps import EXPECTED, Steps
+from torch_foundry.decode.steps import EXPECTED, ROOM, Steps
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
+from torch_foundry.sampling.sampler import check_errors
 
 MOST = 7  # guesses in a step: with the newest token, as many rows as kernels read weights for at once
 
 
 class Verifier:
-    """Steps of several tokens of one row, each with the choice of what comes after every one of them."""
+    """Steps of one row: of several tokens, with the choice of what comes after every one of them, or of one.
+
+    Tokens that `count` was told of are counted in the cache by `settle`; until then nobody else may look at it.
+    """
 
     def __init__(
         self, steps: Steps, cache: DynamicCache, settings: Settings, prompt: torch.Tensor, capacity: int
@@ -41,6 +47,9 @@ class Verifier:
         self._layers: CacheLayers | None = None
         self._tapes: dict[int, StepTape] = {}
         self._samplers: dict[int, Sampler] = {}
+        self._plan: DecoderPlan | None = None  # once it is known to be as it was
+        self._starts: list[int] = []  # where the room begins
+        self._room = self._used = 0  # tokens that there is room for, that are in it and part of the text
 
     def resume(self, kept: KeptGuesses | None, tokens: int) -> None:
         """Go on with what an earlier generation has left, if it fits a prompt that `tokens` follow. Before the prompt
@@ -70,52 +79,94 @@ class Verifier:
             return None
         return KeptGuesses.of(self._samplers, self._tapes, self.steps.output, self._layers)
 
-    def choose(self, tokens: list[int], length: int) -> list[int]:
+    def choose(self, tokens: list[int], length: int, remaining: int) -> list[int]:
         """What the model chooses after each of `tokens`: the newest of a text of `length` tokens, and guesses.
 
-        Waits for the device. Nothing counts as part of the cache before `count`. Raises Blocked if no tape may do it;
-        then nothing has happened.
+        remaining: tokens that there may be yet. Waits for the device. Nothing is part of the text before `count`.
+        Raises Blocked if no tape may do it; then nothing has happened.
         """
+        rows = rows_of(len(tokens) - 1)
+        tape, sampler = self._at(rows, rows, remaining)
+        padded = [*tokens, *tokens[-1:] * (rows - len(tokens))]
+        tape.ids.copy_(torch.tensor([padded]), non_blocking=tape.ids.is_cuda)
+        sampler.seek(list(range(length, length + rows)))
+        self._run(tape, sampler, 1)
+        found = self._read(torch.cat([sampler.token[:, 0], sampler.errors]))
+        chosen, errors = found[: len(tokens)], found[rows:]
+        if any(errors):
+            sampler.errors.zero_()
+            # those behind a wrong guess are no errors
+            check_errors([max(errors[: accepted(tokens[1:], chosen) + 1])])
+        return chosen
+
+    def go_on(self, token: int, length: int, steps: int, remaining: int) -> list[int]:
+        """`steps` tokens after `token`, the newest of `length`, without guesses. The rest as of `choose`."""
+        tape, sampler = self._at(1, steps, remaining)
+        sampler.seek([length], [token])
+        self._run(tape, sampler, steps)
+        *chosen, error = self._read(torch.cat([sampler.ids[0, length : length + steps], sampler.errors]))
+        check_errors([error])
+        return chosen
+
+    def count(self, tokens: int) -> None:
+        """The first `tokens` of the newest step, or the newest steps, are part of the text."""
+        self._used += tokens
+        self.steps.position += tokens
+
+    def settle(self) -> None:
+        """Count the tokens of the text in the cache, which others may change from now on, like the model."""
+        used, self._room, self._used, self._plan = self._used, 0, 0, None
+        if not used:
+            return
+        assert self._layers is not None
+        undo = Undo(self.cache)
+        try:
+            self._layers.count(used)
+        except BaseException:  # an interrupt: all layers or none
+            undo.run()
+            raise
+
+    def _at(self, rows: int, tokens: int, remaining: int) -> tuple[StepTape, Sampler]:
+        """The tape of a step of `rows` rows, and its sampler, with room for `tokens` tokens."""
         steps = self.steps
-        rows = 1 << (len(tokens) - 1).bit_length()  # few lengths, as each has a tape to be recorded
-        plan = steps.ready()
+        plan = self._plan or steps.ready()
+        self._plan = None
         layers = self._layers
         if layers is None or not layers.belong_to(self.cache):
             layers = self._layers = CacheLayers(self.cache, len(plan.layers), plan.state.kv_cache)
             self._tapes.clear()
-        starts, same = layers.place(plan, 1, rows)
-        if not same:
-            self._tapes.clear()
-        position = steps.position
+        if self._used + tokens > self._room:
+            self.settle()
+            room = max(tokens, min(ROOM, remaining))
+            self._starts, same = layers.place(plan, 1, room)
+            self._room = room
+            if not same:
+                self._tapes.clear()
+        position = max(steps.position, self._starts[0] + self._used + self._starts[1])
         tape = self._tapes.get(rows)
-        if tape is None or not tape.fits(max(position, starts[0] + starts[1]) + rows) or not steps.output_holds():
-            tape = self._record(rows, position + rows)
+        if tape is None or not tape.fits(position + tokens) or not steps.output_holds():
+            tape = self._record(rows, position + tokens)
         self.recorded = not tape.recorded
-        sampler = self._samplers[rows]
-        padded = [*tokens, *tokens[-1:] * (rows - len(tokens))]
-        tape.ids.copy_(torch.tensor([padded]), non_blocking=tape.ids.is_cuda)
-        sampler.seek(list(range(length, length + rows)))
-        tape.state.seek(starts, list(range(position, position + rows)))
-        result = tape.run()
-        if tape.tail is None:
-            sampler.step(steps.logits(result)[0])
-        else:
-            steps.plan.leaves += 1
-        *chosen, wrong = torch.cat([sampler.token[:, 0], sampler.errors.amax(0, keepdim=True)]).tolist()
-        if wrong:
-            self._check(sampler, tokens, chosen)
-        return chosen[: len(tokens)]
+        return tape, self._samplers[rows]
 
-    def count(self, tokens: int) -> None:
-        """The first `tokens` of the newest step are part of the text."""
-        assert self._layers is not None
-        undo = Undo(self.cache)
-        try:
-            self._layers.count(tokens)
-        except BaseException:  # an interrupt: all layers or none
-            undo.run()
-            raise
-        self.steps.position += tokens
+    def _run(self, tape: StepTape, sampler: Sampler, steps: int) -> None:
+        own, position = self.steps, self.steps.position
+        starts = [s if i % 2 else s + self._used for i, s in enumerate(self._starts)]
+        tape.state.seek(starts, list(range(position, position + tape.length)))
+        for i in range(steps):
+            if i:
+                tape.state.move_on()
+            result = tape.run()
+            if tape.tail is None:
+                sampler.step(own.logits(result)[0])
+        own.plan.leaves += steps if tape.tail is not None else 0
+
+    def _read(self, found: torch.Tensor) -> list[int]:
+        """Wait for what the device has found; meanwhile look whether the next step can go the same way."""
+        with contextlib.suppress(Blocked):  # that step will say so
+            self._plan = self.steps.ready()
+        values: list[int] = found.tolist()
+        return values
 
     def _record(self, rows: int, positions: int) -> StepTape:
         steps, plan = self.steps, self.steps.decoder.decoder_plan()
@@ -131,8 +182,10 @@ class Verifier:
                 seed=self._seed,
                 streams=streams,
             )
-        with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
-            ids = torch.empty(1, rows, dtype=torch.int64, device=plan.device)
+        ids = self._samplers[rows].token  # a single step reads what the one before has chosen
+        if rows > 1:
+            with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
+                ids = torch.empty(1, rows, dtype=torch.int64, device=plan.device)
         tail = steps.tail(plan, self._samplers[rows])
         masked = steps.mask is not None
         tape = StepTape(plan, self._layers, ids, positions=positions, masked=masked, tail=tail)
@@ -140,15 +193,6 @@ class Verifier:
             tape.state.set_mask(steps.mask)
         self._tapes[rows] = tape
         return tape
-
-    def _check(self, sampler: Sampler, tokens: list[int], chosen: list[int]) -> None:
-        """Errors behind a wrong guess are no errors."""
-        right = accepted(tokens[1:], chosen)
-        bits = sampler.errors.tolist()
-        sampler.errors.zero_()
-        if any(bits[: right + 1]):
-            sampler.errors[0] = next(bit for bit in bits if bit)
-            sampler.check()
 
 
 def accepted(guesses: list[int], chosen: list[int]) -> int:
@@ -177,36 +221,69 @@ class Guesser:
         self.verifier = Verifier(request.steps, request.cache, request.settings, request.input_ids, request.capacity)
 
     def run(self, text: list[int], seed: int) -> None:
-        """Generate, from `text` (prompt and first new token) on, until the text ends or guessing is given up.
+        """Generate, from `text` (prompt and first new token) on, until the text ends or nobody knows how to go on.
 
         seed: of the sampler that chose that token.
         """
-        stops, totals, plan, streamer = self.request.stops, self.totals, self.request.steps.plan, self.request.streamer
+        self.totals.stopped = ""
         self.verifier.begin(seed)
         if isinstance(self.draft, DraftModel):
             self.draft.begin(self.request.settings, seed)
-        pace = Pace(self.most, totals)
-        totals.stopped = ""
-        while not stops.done[0]:
-            if not pace.pays():
-                totals.stopped = "switched off, as it did not pay"
-                return
-            before = time.perf_counter()
-            wanted = min(pace.guesses(), stops.remaining - 1)
-            try:
-                guesses = self.draft.propose(text, wanted) if wanted > 0 else []
-                chosen = self.verifier.choose([text[-1], *guesses], len(text))
-            except Blocked as blocked:
-                totals.stopped = f"switched off: {blocked}"
-                return
+        together = self.request.every
+        pace = Pace(self.most, self.totals, together=together, watched=isinstance(self.draft, PromptLookup))
+        try:
+            while not self.request.stops.done[0]:
+                self._step(text, pace)
+        except Blocked as blocked:
+            self.totals.stopped = f"switched off: {blocked}"
+        finally:
+            self.verifier.settle()
+
+    def _step(self, text: list[int], pace: Pace) -> None:
+        """One step with guesses, or some without."""
+        request, verifier = self.request, self.verifier
+        stops, plan, streamer = request.stops, request.steps.plan, request.streamer
+        before, remaining = time.perf_counter(), stops.remaining
+        kind, guesses = self._guess(text, pace, remaining - 1)
+        if guesses:
+            chosen = verifier.choose([text[-1], *guesses], len(text), remaining)
             right = accepted(guesses, chosen)
-            new = chosen[: right + 1]
-            kept = stops.take([new])
-            self.verifier.count(kept)
-            text += new[:kept]
-            plan.tokens += kept
-            plan.reads += 1
-            pace.note(len(guesses), right, kept, None if self.verifier.recorded else time.perf_counter() - before)
-            if streamer is not None:
-                for token in new[:kept]:
-                    streamer.put(torch.tensor([token], device="cpu"))
+        else:
+            chosen = verifier.go_on(text[-1], len(text), min(pace.stretch(), remaining), remaining)
+            right = len(chosen) - 1
+        kept = stops.take([chosen[: right + 1]])
+        verifier.count(kept)
+        text += chosen[:kept]
+        plan.tokens += kept
+        plan.reads += 1
+        seconds = None if verifier.recorded else time.perf_counter() - before
+        if guesses:
+            pace.note(kind, len(guesses), right, kept, seconds)
+        else:
+            if isinstance(self.draft, PromptLookup):
+                self._look_back(self.draft, text, len(text) - kept, pace)
+            pace.note_plain(len(chosen), kept, seconds)
+        if streamer is not None:
+            verifier.settle()
+            for token in chosen[:kept]:
+                streamer.put(torch.tensor([token], device="cpu"))
+
+    def _guess(self, text: list[int], pace: Pace, most: int) -> tuple[int, list[int]]:
+        """The kind of guesses for the next step, and the guesses, `most` at most."""
+        if most < 1:
+            return 0, []
+        if isinstance(self.draft, DraftModel):
+            wanted = min(pace.guesses(0), most)
+            return 0, self.draft.propose(text, wanted) if wanted else []
+        length, found = self.draft.propose(text, min(self.most, most))
+        return length, found[: pace.guesses(length or None)]
+
+    def _look_back(self, lookup: PromptLookup, text: list[int], start: int, pace: Pace) -> None:
+        """What guesses would have been worth for the tokens from `start` on."""
+        while start < len(text):
+            length, found = lookup.propose(text, self.most, start)
+            found = found[: len(text) - start]
+            right = accepted(found, text[start:])
+            if found:
+                pace.seen(length, len(found), right)
+            start += right + 1

@@ -1,0 +1,234 @@
+"""Guessing ahead by prompt lookup: tokens a second beside the same text without guesses, by how often guesses hold.
+
+python -m benchmarks.bench_guesses --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --holds 1,0.9,0.7,0.5
+
+Networks: `repeating` has a model's shapes and a text that repeats itself by construction (see `repeating`): the part of
+tokens that are as they were before is what --holds says. `random` has random weights, behind a prompt that repeats
+itself. `demo` is the bundled model. Whole calls of generate() count, but for the first token. Records go to
+guesses.jsonl in --out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit
+code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+import torch_foundry
+from benchmarks.harness import machine, options, record
+from benchmarks.harness.clock import Times
+from benchmarks.harness.record import Parity, Record
+from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
+from torch_foundry import quant
+from torch_foundry.decode.pace import Guesses
+from torch_foundry.doctor.timing import synchronize
+
+NETWORKS = ("repeating", "random", "demo")
+PERIOD = 64  # tokens after which the text of a repeating network begins again
+SECOND = 0.9  # of the largest logit there: the one of the other token that may come
+STORY = "Once upon a time there was a small kite. The wind was strong. "
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    args = _parser().parse_args(argv)
+    device = options.device(args)
+    names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
+    formats = options.some_of(args.formats, quant.FORMATS, "--formats")
+    networks = options.some_of(args.networks, NETWORKS, "--networks")
+    holds = _holds(args.holds)
+    found = machine.look(device, quick=args.quick, commit=args.commit)
+    records: list[Record] = []
+    for network in networks:
+        for name in [network] if network == "demo" else names:
+            for fmt in formats:
+                if network == "demo" and fmt not in DTYPES:
+                    continue
+                model, prompt = _network(network, name, fmt, device, args)
+                for hold in holds if network == "repeating" else [1.0]:
+                    for row in Runs(model, prompt, hold, args).rows():
+                        records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
+                        records[-1].shape["network"] = network
+                        record.append(args.out / "guesses.jsonl", records[-1:])
+    print(f"{found}\n{_table(records)}")
+    return int(any(not row.valid for row in records))
+
+
+def _network(network: str, name: str, fmt: str, device: torch.device, args: Any) -> tuple[Any, list[int]]:
+    """A patched model, and a prompt for it."""
+    if network == "demo":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from torch_foundry.demo_model import demo_model_path
+
+        tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+        model: Any = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=DTYPES[fmt])
+        model.to(device)
+        model.generation_config.eos_token_id = None
+        prompt = tokenizer(STORY * (args.prompt // 16)).input_ids[: args.prompt]
+        return torch_foundry.patch(model), prompt
+    g = torch.Generator().manual_seed(args.seed)
+    if network == "random":
+        model = build(MODELS[name], fmt, device, seed=args.seed)
+        short = torch.randint(3, MODELS[name].vocab_size, (16,), generator=g).tolist()
+        return torch_foundry.patch(model), (short * args.prompt)[: args.prompt]
+    first = PERIOD * int(torch.randint(0, MODELS[name].vocab_size // 2 // PERIOD, (), generator=g))
+    text = [first + i % PERIOD for i in range(args.prompt)]
+    return torch_foundry.patch(repeating(MODELS[name], fmt, device, seed=args.seed)), text
+
+
+def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> Any:
+    """A network of a model's shapes, all of it computed, whose text goes round in circles of PERIOD tokens.
+
+    Rows of the output layer are those of the embedding, moved on by one token: what was read decides what comes next,
+    as the layers add little to the residual stream. Tokens of the vocabulary's second half are read like those of the
+    first, and may come in their places with SECOND of the logit: a draw among the two best at a temperature decides how
+    often (`Runs`).
+    """
+    network = build(dataclasses.replace(model, tie_word_embeddings=False), "f16", device, seed=seed)
+    network = network.to(DTYPES.get(fmt, torch.float16))
+    half = model.vocab_size // 2
+    tokens = torch.arange(half // PERIOD * PERIOD, device=device)
+    following = tokens - tokens % PERIOD + (tokens + 1) % PERIOD
+    with torch.no_grad():
+        embedding, output = network.get_input_embeddings().weight, network.get_output_embeddings().weight
+        embedding.normal_()
+        embedding[half : 2 * half] = embedding[:half]
+        output.normal_(std=0.1)
+        output[following] = embedding[tokens]
+        output[half + following] = SECOND * embedding[tokens]
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.01)
+            layer.mlp.down_proj.weight.mul_(0.01)
+    if fmt not in DTYPES:
+        pack(network, fmt)
+    return network
+
+
+class Runs:
+    """What is run with one model."""
+
+    def __init__(self, model: Any, prompt: list[int], hold: float, args: Any) -> None:
+        """hold: how often the first of the two tokens that may come is to be drawn; 1: greedy."""
+        self.model, self.device, self.prompt, self.hold, self.args = model, model.device, prompt, hold, args
+        self.sampling: dict[str, Any] = {"do_sample": False}
+        if hold < 1:
+            with torch.no_grad():
+                largest = float(model(torch.tensor([prompt], device=self.device)).logits[0, -1].float().max())
+            temperature = (1 - SECOND) * largest / math.log(hold / (1 - hold))
+            self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
+
+    def rows(self) -> Iterator[Record]:
+        """Without guesses, and with; the records still lack what they have in common."""
+        expected, plain, _ = self._measured()
+        lookup = {"prompt_lookup_num_tokens": self.args.guesses}
+        tokens, times, extra = self._measured(**lookup)
+        same = tokens == expected
+        for way, seconds, more in (("generate", plain, {}), ("generate, prompt lookup", times, extra)):
+            yield Record(
+                kind="e2e",
+                name="",
+                way=way,
+                format="",
+                shape={"prompt": len(self.prompt), "tokens": self.args.max_tokens, "hold": self.hold},
+                machine=None,  # type: ignore[arg-type]
+                times=Times(tuple(seconds)),
+                parity=Parity(same, "the tokens without guesses, one by one"),
+                stock="generate",
+                stock_times=Times(tuple(plain)),
+                extra=more,
+            )
+
+    def _measured(self, **more: Any) -> tuple[list[int], list[float], dict[str, Any]]:
+        """Tokens, seconds a token of each call but the first, and what became of guesses in these."""
+        first = self._generate(self.args.max_tokens + 1, **more)[1]
+        before = self._guesses()
+        seconds: list[float] = []
+        tokens: list[int] = []
+        for _ in range(self.args.iterations):
+            short = self._generate(1, **more)[1]
+            tokens, whole = self._generate(self.args.max_tokens + 1, **more)
+            seconds.append((whole - short) / self.args.max_tokens)
+        return tokens, seconds, _difference(before, self._guesses(), first)
+
+    def _guesses(self) -> Guesses:
+        return dataclasses.replace(self.model.generator_plan().guesses)
+
+    def _generate(self, tokens: int, **more: Any) -> tuple[list[int], float]:
+        text = torch.tensor([self.prompt], device=self.device)
+        torch.manual_seed(self.args.seed)
+        start = self._now()
+        out = self.model.generate(
+            text, attention_mask=torch.ones_like(text), max_new_tokens=tokens, **self.sampling, **more
+        )
+        return out[0, len(self.prompt) :].tolist(), self._now() - start
+
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+def _difference(before: Guesses, after: Guesses, first: float) -> dict[str, Any]:
+    """What became of guesses between two looks; first: seconds of the first call, which records steps."""
+    steps, guessed, accepted, tokens = (
+        getattr(after, name) - getattr(before, name) for name in ("steps", "guessed", "accepted", "tokens")
+    )
+    return {
+        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
+        "accepted": accepted,
+        "guessed": guessed,
+        "step_us_by_rows": {str(rows): round(seconds * 1e6, 1) for rows, seconds in sorted(after.times.items())},
+        "first_call_us": round(first * 1e6),
+        "stopped": after.stopped,
+    }
+
+
+def _table(records: Sequence[Record]) -> str:
+    lines = [f"{'model':14} {'format':6} {'network':9} {'hold':>5} {'tok/s':>8} {'x':>6}  guesses"]
+    for row in records:
+        assert row.times is not None
+        speed = "WRONG" if row.speedup is None else f"{row.speedup:.2f}"
+        shape, said = row.shape, ""
+        if extra := row.extra:
+            said = f"{extra['accepted']} of {extra['guessed']} right, {extra['tokens_per_step']:.2f} tokens a step, "
+            said += f"us by rows {extra['step_us_by_rows']}; first call {extra['first_call_us'] / 1e3:.0f} ms; "
+            said += extra["stopped"]
+        what = f"{row.name:14} {row.format:6} {shape['network']:9} {shape['hold']:5}"
+        lines.append(f"{what} {1 / row.times.median:8.1f} {speed:>6}  {said}")
+    return "\n".join(lines)
+
+
+def _holds(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0.5 < value <= 1 for value in values):
+        raise options.UserError(f"--holds: expected numbers above 0.5, up to 1, got {text!r}")
+    return values
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="bench_guesses", description=__doc__.splitlines()[0])
+    options.add(parser, REAL, "f16,q8_0")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="some of %(default)s")
+    parser.add_argument(
+        "--holds", default="1,0.95,0.9,0.8,0.6", help="how often a repeating text repeats; default %(default)s"
+    )
+    parser.add_argument("--guesses", type=int, default=7, help="in a step, at most; default %(default)s")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt; default %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of a text; default %(default)s")
+    parser.add_argument("--iterations", type=int, default=3, help="of each measurement; default %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(options.run("bench_guesses", main))
