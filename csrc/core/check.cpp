@@ -105,9 +105,27 @@ Check& Check::like(const at::Tensor& other) {
   return device(other);
 }
 
+namespace {
+
+// Whether two tensors lie in the gaps of each other's first dimension, as pages of keys and values in one memory do.
+bool take_turns(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.dim() || !b.dim() || a.scalar_type() != b.scalar_type() || a.stride(0) != b.stride(0) || a.stride(0) <= 0)
+    return false;
+  const auto block = [](const at::Tensor& x) { // elements from its first to its last
+    int64_t extent = 1;
+    for (int64_t d = 1; d < x.dim(); d++) extent += (x.size(d) - 1) * x.stride(d);
+    return extent;
+  };
+  const int64_t step = a.stride(0), distance = (b.storage_offset() - a.storage_offset()) % step;
+  const int64_t gap = distance < 0 ? distance + step : distance; // from a block of a to the next one of b
+  return gap >= block(a) && gap + block(b) <= step;
+}
+
+} // namespace
+
 Check& Check::disjoint(const char* other_name, const at::Tensor& other) {
   const bool shared = tensor_.numel() && other.numel() && tensor_.is_alias_of(other) &&
-                      at::get_overlap_status(tensor_, other) != at::MemOverlapStatus::No;
+                      at::get_overlap_status(tensor_, other) != at::MemOverlapStatus::No && !take_turns(tensor_, other);
   TORCH_CHECK(!shared, name_, ": expected memory of its own, but it overlaps ", other_name);
   return *this;
 }

@@ -191,6 +191,21 @@ def test_bad_inputs() -> None:
     refuse(r"v_cache: expected memory of its own", v_cache=given["k_cache"])
 
 
+def test_keys_and_values_may_take_turns_in_one_memory() -> None:
+    """Page by page; not if they would overlap by a number."""
+    memory = torch.zeros(3, 2, 16, 2, 64)  # pages, keys or values, tokens, heads, columns
+    k_cache, v_cache = memory.transpose(3, 2).unbind(1)
+    q, kv = torch.randn(1, 5, 256), torch.randn(1, 5, 128)
+    given: dict[str, Any] = {"head_dim": 64, "block_table": torch.tensor([[2]], dtype=torch.int32)}
+    ops.rope_and_cache(q, kv, -kv, None, None, k_cache, v_cache, 0, **given)
+    expected = torch.zeros_like(memory)
+    expected[2, 0, :5], expected[2, 1, :5] = kv.view(5, 2, 64), -kv.view(5, 2, 64)
+    assert torch.equal(memory, expected)
+    shifted = memory.flatten()[2047:].as_strided(k_cache[:2].shape, k_cache.stride())
+    with kit.refuses("v_cache: expected memory of its own, but it overlaps k_cache"):
+        ops.rope_and_cache(q, kv, kv, None, None, k_cache[:2], shifted, 0, **given)
+
+
 STORE, PACK = "rope_and_store.metal", "kv_pack.h"
 FAULTS = [
     Fault(

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import (
-    ContinuousBatchingConfig,
-    DynamicCache,
-    GenerationConfig,
-)
+from transformers import DynamicCache
 
 import torch_foundry
 from tests.patch.zoo import PROMPT, assert_equal, build, classes, fused_all, ids, padded, shared, tokens
@@ -86,18 +82,6 @@ def test_autocast(pair: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- other ways to run
-
-
-def test_continuous_batching(pair: Any) -> None:
-    settings = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    memory = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)  # the default takes most of what there is
-    prompts = [PROMPT[0].tolist(), PROMPT[0, :5].tolist()]
-    found = []
-    for model in pair:
-        outputs = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=memory)
-        found.append([outputs[key].generated_tokens for key in sorted(outputs)])
-    assert found[0] == found[1] and len(found[0]) == 2
-    assert not report(pair[1]).fused
 
 
 def test_foreign_caches(pair: Any) -> None:

@@ -13,6 +13,7 @@ from torch_foundry.kvcache.adopt import ForeignCache, slot_of
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.paged import PagedLayer
+from torch_foundry.patch import continuous
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
 from torch_foundry.patch.memory import Described, explain, is_out_of_memory
 from torch_foundry.patch.moe import ExpertBlock
@@ -21,7 +22,7 @@ from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
 from torch_foundry.patch.weights import Linear, Norm, weight_reason
 
-CacheLayer = FoundryLayer | FoundrySlidingLayer | PagedLayer
+CacheLayer = FoundryLayer | FoundrySlidingLayer | PagedLayer | continuous.Continuous
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
 USED = frozenset({"attention_mask", "past_key_values", "position_embeddings"})
 # what callers pass down without meaning for the result of a layer
@@ -37,6 +38,7 @@ IGNORED = frozenset(
     }
 )
 KNOWN = USED | IGNORED
+KNOWN_OF_MANY = KNOWN | continuous.ARGUMENTS
 
 
 class LayerPlan(Plan):
@@ -131,13 +133,15 @@ def check(
         raise Blocked("training")
     if args:
         raise Blocked("positional arguments")
+    requests = kwargs.get("cache")  # of continuous batching
+    known, attention = (KNOWN, attention_reason) if requests is None else (KNOWN_OF_MANY, continuous.attention_reason)
     for name in kwargs:
-        if name not in KNOWN and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
+        if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
             raise Blocked(f"argument {name}")
     mask = kwargs.get("attention_mask")
     if torch.is_grad_enabled() and plan.needs_grad(x, mask):
         raise Blocked("gradients are needed")
-    if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or attention_reason(plan.config):
+    if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or attention(plan.config):
         raise Blocked(reason)
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype):
@@ -148,6 +152,12 @@ def check(
     batch, queries, _ = x.shape
     slot, keys = None, queries
     cache = kwargs.get("past_key_values")
+    if requests is not None:
+        if cache is not None:
+            raise Blocked("two caches")
+        pages = continuous.Continuous(spec.layer_idx, kwargs)
+        pages.check(plan, x, mask)
+        return pages, keys
     if cache is not None:
         try:
             slot = slot_of(cache, spec.layer_idx, plan.state.kv_cache)
@@ -208,6 +218,8 @@ def attend(
             k = k_norm(k.view(batch, queries, -1, spec.head_dim)).view(batch, queries, -1)
         else:
             q, k = q_norm(q), k_norm(k)
+    if isinstance(slot, continuous.Continuous):
+        return slot.attend(plan, q, k, v, mask, rotary)
     start, kv_len, formats = 0, queries, PLAIN if slot is None else slot.formats
     stored: dict[str, Any] = dict(zip(("k_format", "v_format"), formats, strict=True))
     if slot is None:

@@ -1,0 +1,188 @@
+"""Attention over the pages of transformers' continuous batching (`generate_batch`).
+
+Tokens of all requests come as one row. Where a request's pages lie is said by lists of places, one for each token that
+is stored; kernels need a table of pages, which is read off them. Layers that see all tokens are attended to where
+they are. Sliding windows lie in rings, and pages of other sizes than kernels take, or more than they can index, have
+to be gathered: that is what transformers does with all layers, and its mask says who sees what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.patch.guard import mask_reason
+from torch_foundry.patch.state import Blocked
+
+if TYPE_CHECKING:
+    from torch_foundry.patch.layer import LayerPlan, Rotary
+
+# what transformers 5.17 to 5.23 hand down with their cache; a table of blocks comes with flash attention alone
+ARGUMENTS = frozenset(
+    {
+        "cache", "cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "logits_indices", "logits_processor_args",
+        "max_length_k", "max_length_q", "max_seqlen_k", "max_seqlen_q", "read_index", "write_index",
+    }
+)  # fmt: skip
+ATTENTION = frozenset({"sdpa", "eager", "paged|sdpa", "paged|eager"})
+FULL = "full_attention"
+LEAST_PAGE = 16  # tokens, that kernels take; any power of two from there
+
+
+@dataclass
+class Step:
+    """Where the tokens of a forward pass go, and what they see, for all layers that share a table of pages."""
+
+    of: Any  # the argument that it was made from, kept so that no other can be taken for it
+    layer: int  # the last one that asked
+    places: Tensor  # int32 [T, 1]: the page that a token is written to
+    slots: Tensor  # int32 [T, 2]: where in it, and 1
+    table: Tensor  # int32 [S, W]: pages of each sequence
+    rows: Tensor  # int32 [S, 2]: tokens before the new ones, and how many those are
+    runs: list[tuple[int, int, int, int]]  # first token, first sequence, how many sequences, tokens of each
+    bound: int  # tokens of the longest sequence
+
+
+def attention_reason(config: Any) -> str | None:
+    """Why a layer's attention, which is causal within each request, may mean something else; None if not."""
+    implementation = config._attn_implementation
+    return None if implementation in ATTENTION else f"attention implementation {implementation}"
+
+
+class Continuous:
+    """What a layer attends to, and writes to, during one forward pass of continuous batching."""
+
+    def __init__(self, index: int, arguments: dict[str, Any]) -> None:
+        self.index, self.arguments = index, arguments
+        cache = self.cache = arguments["cache"]
+        allocators = getattr(cache, "layer_to_allocator", None)
+        if allocators is not None:
+            allocator = allocators[index]
+            self.group, self.page, self.stride = (
+                allocator.index, allocator.tokens_per_page, allocator.block_physical_stride
+            )  # fmt: skip
+            self.full = allocator.layer_type == FULL
+            memory = allocator._kv_token_views[index]
+        elif hasattr(cache, "layer_index_to_group_indices"):  # transformers 5.17
+            self.group, at = cache.layer_index_to_group_indices[index]
+            self.page = self.stride = cache.block_size
+            self.full = cache.sliding_windows[index] == 1
+            memory = cache.key_cache[at], cache.value_cache[at]
+        else:
+            raise Blocked(f"cache is {type(cache).__name__}")
+        self.memory: tuple[Tensor, Tensor] = memory
+
+    def check(self, plan: LayerPlan, x: Tensor, mask: Any) -> None:
+        """Raise Blocked if stock code has to run."""
+        spec, (keys, values) = plan.spec, self.memory
+        if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
+            raise Blocked("cache holds another shape, dtype or device")
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise Blocked("continuous batching in a CUDA graph")  # lengths are the host's to know
+        self.in_place = (
+            self.full
+            and not spec.window
+            and self.page >= LEAST_PAGE
+            and not self.page & (self.page - 1)
+            and max(keys.numel(), values.numel()) <= LARGEST
+        )
+        if not self.in_place:
+            if mask is None:
+                raise Blocked("continuous batching without a mask")
+            if reason := mask_reason(mask, x.dtype, 1, spec.n_heads, x.shape[1], mask.shape[-1]):
+                raise Blocked(reason)
+
+    def attend(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
+        """Rotate and store q, k and v [1, T, heads * head_dim]; the heads' results, [1, T, n_heads * head_dim]."""
+        return (self._in_place if self.in_place else self._gathered)(plan, q, k, v, mask, rotary)
+
+    def _gathered(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
+        spec = plan.spec
+        cos, sin = rotary if spec.rope and rotary is not None else (None, None)
+        keys = q.new_empty(1, spec.n_kv_heads, q.shape[1], spec.head_dim)
+        values = torch.empty_like(keys)
+        q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim)
+        given = self.arguments
+        if hasattr(self.cache, "layer_to_allocator"):
+            keys, values = self.cache.update(keys, values, self.index, dict(given))
+        else:
+            places = {name: given[name] for name in ("read_index", "write_index")}
+            keys, values = (x.transpose(0, 1)[None] for x in self.cache.update(keys, values, self.index, **places))
+        options: dict[str, Any] = {"scale": spec.scale, "softcap": spec.softcap, "mask": mask, "causal": False}
+        return ops.attention(q, keys, values, keys.shape[2], **options)
+
+    def _in_place(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
+        spec, step, (keys, values) = plan.spec, self._step(), (self._pages(memory) for memory in self.memory)
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # each token a sequence of its own, as it has its own page
+        cos, sin = (x.transpose(0, 1) for x in rotary) if spec.rope and rotary is not None else (None, None)
+        heads = ops.rope_and_cache(
+            q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim, rows=step.slots, block_table=step.places
+        )
+        parts = []
+        for token, sequence, sequences, length in step.runs:
+            ours = slice(sequence, sequence + sequences)
+            new = heads[token : token + sequences * length, :, 0]  # [tokens, heads, head_dim]
+            seen = ops.attention(
+                new.unflatten(0, (sequences, length)).transpose(1, 2), keys, values, step.bound,
+                scale=spec.scale, softcap=spec.softcap, rows=step.rows[ours], block_table=step.table[ours],
+            )  # fmt: skip
+            parts.append(seen.flatten(0, 1))
+        done = sum(map(len, parts))
+        if done < len(heads):  # padding, for transformers' own graphs
+            parts.append(heads.new_zeros(len(heads) - done, heads.shape[1] * heads.shape[3]))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
+
+    def _pages(self, memory: Tensor) -> Tensor:
+        """The pages of this layer in memory [tokens, heads, head_dim]: [blocks, heads, page, head_dim]."""
+        count = (len(memory) - self.page) // self.stride + 1
+        token, head, element = memory.stride()
+        shape = (count, memory.shape[1], self.page, memory.shape[2])
+        return memory.as_strided(shape, (self.stride * token, head, token, element))
+
+    def _step(self) -> Step:
+        steps: dict[int, Step] = self.cache.__dict__.setdefault("_foundry_steps", {})
+        step, of = steps.get(self.group), self.arguments["cu_seq_lens_q"]
+        if step is None or step.of is not of or self.index <= step.layer:
+            step = steps[self.group] = self._make_step(of)
+        step.layer = self.index
+        return step
+
+    def _make_step(self, of: Tensor) -> Step:
+        given, page, stride = self.arguments, self.page, self.stride
+        write, read = given["write_index"][self.group].long(), given["read_index"][self.group].long()
+        longest = given.get("max_length_q", given.get("max_seqlen_q"))
+        bound = int(_of_full(given.get("max_length_k", given.get("max_seqlen_k"))))
+        ends_q, ends_k = of.long(), _of_full(given["cu_seq_lens_k"]).long()
+        if not read.numel():  # every request begins: what is written is all there is
+            read, ends_k = write, ends_q
+        # a sequence's places are those of its tokens in their order, so each page's first says where that is
+        firsts = torch.arange(0, bound, page, device=read.device)
+        table = read[(ends_k[:-1, None] + firsts).clamp(max=len(read) - 1)] // stride
+        new = ends_q.diff()
+        rows = torch.stack([ends_k.diff() - new, new], 1)
+        runs = [(0, 0, len(write), 1)] if longest == 1 and len(new) == len(write) else _runs(ends_q.tolist())
+        slots = torch.stack([write % stride, torch.ones_like(write)], 1)
+        return Step(of, self.index, (write // stride)[:, None].int(), slots.int(), table.int(), rows.int(), runs, bound)
+
+
+def _of_full(argument: Any) -> Any:
+    """Transformers 5.17 gives no dict to models with one kind of layer."""
+    return argument[FULL] if isinstance(argument, dict) else argument
+
+
+def _runs(ends: list[int]) -> list[tuple[int, int, int, int]]:
+    """Neighbouring sequences with one token each go together, all others alone."""
+    runs: list[tuple[int, int, int, int]] = []
+    for sequence, (first, end) in enumerate(pairwise(ends)):
+        length = end - first
+        if length == 1 and runs and runs[-1][3] == 1:
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1, 1)
+        elif length:
+            runs.append((first, sequence, 1, length))
+    return runs
