@@ -75,6 +75,38 @@ def test_the_largest_buffer() -> None:
         GrowingBuffer().reserve(shape, most + 1, F32, device)
 
 
+@pytest.mark.parametrize("kind", [None, "q8_0"])
+def test_a_limit(kind: str | None) -> None:
+    """Memory grows up to it and no further; what would not fit changes nothing, by any way of running."""
+    model = torch_foundry.patch(random_model(config("LlamaConfig")))
+    model.generation_config.eos_token_id = None
+    cache = new_cache(model.config, kind, max_length=300)
+    assert cache.get_max_length() == 300
+    layer: Any = cache.layers[0]
+    with torch.no_grad():
+        model(ids(1, 130), past_key_values=cache)
+        assert layer.buffers[0].shape[2] == 256
+        model(ids(1, 169), past_key_values=cache)
+        assert layer.buffers[0].shape[2] == 300
+        for tokens in (2, 30):  # by a tape, and layer by layer
+            with pytest.raises(RuntimeError, match=f"no room for {299 + tokens} tokens: it was made for at most 300"):
+                model(ids(1, tokens), past_key_values=cache)
+        assert all(each.get_seq_length() == 299 for each in cache.layers)
+        model(ids(1, 1), past_key_values=cache)
+    cache.reset()
+    options = {"max_new_tokens": 20, "do_sample": False}
+    out = model.generate(ids(1, 280), past_key_values=cache, **options)
+    assert torch.equal(out, model.generate(ids(1, 280), **options))
+    cache.reset()
+    with pytest.raises(RuntimeError, match="made for at most 300"):
+        model.generate(ids(1, 282), past_key_values=cache, **options)
+    sliding = new_cache(config("MistralConfig", sliding_window=12), kind, max_length=20)
+    window = torch_foundry.patch(random_model(config("MistralConfig", sliding_window=12)))
+    assert window.generate(ids(1, 30), past_key_values=sliding, **options).shape[1] == 50
+    with pytest.raises(ValueError, match="max_length=0"):
+        new_cache(model.config, kind, max_length=0)
+
+
 def test_names() -> None:
     assert parse(None) == (None, None) and parse("q8_0") == ("q8_0", "q8_0")
     assert parse({"k": "q8_0"}) == ("q8_0", None) and parse({"k": "f16", "v": "q4_0"}) == ("f16", "q4_0")

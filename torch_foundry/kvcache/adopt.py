@@ -61,12 +61,23 @@ def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLA
         layer._keys.spare = layer._values.spare = tokens
 
 
-def new_cache(config: Any, kv_cache: str | Mapping[str, str | None] | None = None) -> DynamicCache:
+def new_cache(
+    config: Any, kv_cache: str | Mapping[str, str | None] | None = None, *, max_length: int | None = None
+) -> DynamicCache:
     """An empty cache for models of `config` whose layers store keys and values as `kv_cache` says: "q8_0", "q4_0",
-    "f16", "bf16", "f32", or {"k": ..., "v": ...} of these. For `past_key_values`; patched models run on it."""
+    "f16", "bf16", "f32", or {"k": ..., "v": ...} of these. For `past_key_values`; patched models run on it.
+
+    max_length: tokens of a row that it may ever hold; memory still grows as it is needed. More are a RuntimeError that
+        leaves the cache as it was (generate() asks for room a block of tokens ahead). Sliding windows need no limit.
+        None: none, as transformers' own caches have none: `generate` warns beyond max_position_embeddings and goes on.
+    """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length={max_length}: expected at least one token")
     cache, formats = DynamicCache(config=config), parse(kv_cache)
     for index in range(len(cache.layers)):
-        adopt(cache, index, formats)
+        layer = adopt(cache, index, formats)
+        if type(layer) is FoundryLayer:
+            layer._keys.limit = layer._values.limit = max_length
     return cache
 
 

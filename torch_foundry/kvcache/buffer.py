@@ -14,15 +14,17 @@ def _round_up(tokens: int) -> int:
     return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def _capacity(needed: int, wanted: int, row: int) -> int:
+def _capacity(needed: int, wanted: int, row: int, limit: int | None) -> int:
     """Tokens to allocate, of `row` elements each: those that are wanted, as far as a buffer may have so many."""
     most = LARGEST // row
+    if limit is not None and needed > limit:
+        raise RuntimeError(f"KV cache: no room for {needed} tokens: it was made for at most {limit}")
     if needed > most:
         raise RuntimeError(
             f"KV cache: no room for {needed} tokens: a layer's keys or values have at most 2^31-1 elements, of which a "
             f"token of this batch takes {row}, so {most} tokens fit"
         )
-    return min(_round_up(wanted), most)
+    return min(_round_up(wanted), most, most if limit is None else limit)
 
 
 class GrowingBuffer:
@@ -33,7 +35,7 @@ class GrowingBuffer:
     and what comes from outside are copies of that, in the dtype that `reserve`, `append` or `set` saw last.
     """
 
-    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "own", "spare")
+    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "limit", "own", "spare")
 
     def __init__(self, format: str | None = None) -> None:
         self.format = format
@@ -43,6 +45,7 @@ class GrowingBuffer:
         self.length = 0
         self.appended = 0  # tokens, ever
         self.spare = 0  # tokens that are likely to come after those that room is made for
+        self.limit: int | None = None  # tokens that there may ever be
         self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
 
     @property
@@ -107,7 +110,7 @@ class GrowingBuffer:
             batch, heads, head_dim = shape
             self.dtype = dtype
             width, dtype = width_of(head_dim, self.format, dtype)
-            capacity = _capacity(tokens, tokens + self.spare, batch * heads * width)
+            capacity = _capacity(tokens, tokens + self.spare, batch * heads * width, self.limit)
             self.data = torch.empty(batch, heads, capacity, width, dtype=dtype, device=device)
             self.first, self.length, self.own = 0, 0, True
             return
@@ -115,9 +118,8 @@ class GrowingBuffer:
         if end + tokens <= data.shape[2] and self._writable(data):
             return
         needed = self.length + tokens
-        capacity = _capacity(
-            needed, max(needed + self.spare, 2 * self.length), data.shape[0] * data.shape[1] * data.shape[3]
-        )
+        row = data.shape[0] * data.shape[1] * data.shape[3]
+        capacity = _capacity(needed, max(needed + self.spare, 2 * self.length), row, self.limit)
         grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self.data, self.first, self.own = grown, 0, True

@@ -47,6 +47,10 @@ class FoundryLayer(Buffered):
         """How many keys a step of `tokens` queries attends to."""
         return self._keys.length + tokens
 
+    def get_max_length(self) -> int:
+        """Tokens that there may ever be; -1: as many as there is memory for."""
+        return -1 if self._keys.limit is None else self._keys.limit
+
 
 class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
     """The last `sliding_window - 1` tokens, in place of `DynamicSlidingWindowLayer`.
