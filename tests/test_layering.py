@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "loading": MODELS | {"loaders", "patch", "text"},
     "save": MODELS | {"loaders", "text"},
     "text": {"loaders"},
-    "engine": MODELS | {"decode", "patch", "sampling", "text"},
+    "engine": MODELS | {"decode", "patch", "sampling", "tape", "text"},
     "session": {"loaders"},
     "patch": MODELS | {"support"},
     "decode": MODELS | {"patch", "sampling", "tape"},

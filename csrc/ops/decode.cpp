@@ -14,7 +14,6 @@ namespace {
 
 uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 
-constexpr int64_t kMostRows = 16; // of x: beyond, ops.linear's tiles are the better way
 constexpr int kMatrices = 3;
 
 using Formats = c10::List<std::string>;
@@ -56,7 +55,6 @@ struct Projections {
     }
     TORCH_CHECK(k > 0, "x: expected at least one feature, got ", x.sizes());
     rows = x.numel() / k;
-    TORCH_CHECK(rows <= kMostRows, "x: expected at most ", kMostRows, " rows, got ", x.sizes());
   }
 
   int64_t outputs(size_t first, size_t end) const {

@@ -30,9 +30,10 @@ constexpr Route kRoutes[] = {
 };
 constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);
 
-int route(int64_t m) {
+// apart: by a kernel whose rows don't depend on each other, however many there are.
+int route(int64_t m, bool apart) {
   int i = 0;
-  while (m > kRoutes[i].limit) i++;
+  while (m > kRoutes[i].limit && !(apart && i == kRouteCount - 2)) i++;
   return i;
 }
 
@@ -42,7 +43,7 @@ uint32_t activation_code(Name name) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, const OptionalTensor& bias,
-                  const OptionalTensor& residual, double scale, Name activation) {
+                  const OptionalTensor& residual, double scale, Name activation, bool apart) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   Dim K("in_features", w.k), N("out_features", w.n);
   check("x", x).last(K).floating().last_dim_contiguous().device(weight);
@@ -61,7 +62,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   }
   if (y.numel() == 0) return y;
 
-  const int r = route(m);
+  const int r = route(m, apart);
   const int rows = kRoutes[r].rows;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   const int width = !aligned ? 1 : rows && in_words(w, weight) ? 16 : 8; // V of gemv.h
@@ -116,7 +117,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
 } // namespace
 
 FOUNDRY_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, Tensor? residual=None, "
-           "float scale=1.0, str? activation=None) -> Tensor",
+           "float scale=1.0, str? activation=None, bool apart=False) -> Tensor",
            "linear", linear)
 
 } // namespace foundry

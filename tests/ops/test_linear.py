@@ -191,12 +191,14 @@ def test_integers_are_exact(format: str | None, dtype: torch.dtype, m: int) -> N
 @pytest.mark.parametrize("format, dtype", [(None, F32), *((name, F32) for name in PACKED)], ids=str)
 def test_a_row_does_not_depend_on_its_company(format: str | None, dtype: torch.dtype) -> None:
     k = 9 * (quant.FORMATS[format].block_size if format else 33)
-    given = inputs(Case(16, 9, k, format, **FULL), dtype)  # type: ignore[arg-type]
-    alone = [{**given, "x": given["x"][i : i + 1], "residual": given["residual"][i : i + 1]} for i in range(16)]
+    given = inputs(Case(35, 9, k, format, **FULL), dtype)  # type: ignore[arg-type]
+    alone = [{**given, "x": given["x"][i : i + 1], "residual": given["residual"][i : i + 1]} for i in range(35)]
     expected = torch.cat([ops.linear(**one) for one in alone])
+    kit.assert_equal(ops.linear(**given, apart=True), expected)
     for m in (2, 3, 4, 5, 8, 9, 16):
         some = {**given, "x": given["x"][:m], "residual": given["residual"][:m]}
         kit.assert_equal(ops.linear(**some), expected[:m])
+        kit.assert_equal(ops.linear(**some, apart=True), expected[:m])
 
 
 @pytest.mark.parametrize("m", [3, 33])

@@ -165,7 +165,7 @@ class StepTape:
                     self._result = x if self.tail is None else self.tail(x)
         except RuntimeError as error:
             if "can't be recorded" in str(error):
-                raise Blocked(str(error).split(":")[0]) from None
+                raise Blocked(str(error).split(": ")[0]) from None
             raise
         self._tape = tape
         proven.add(kind)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry.engine.forward import Forward, Part
+from torch_foundry.engine.forward import Forward
+from torch_foundry.engine.groups import Part
 from torch_foundry.engine.requests import Job, Params, QueueFull
 from torch_foundry.engine.scheduler import Chunk, Scheduler
 from torch_foundry.engine.stream import Stream
@@ -58,7 +59,7 @@ class Engine:
         self.cache = PagedCache(config, blocks, block_size=block_size, kv_cache=kv_cache)
         self.scheduler = Scheduler(self.cache.manager, running=requests, budget=max(budget, requests))
         try:
-            self._forward = Forward(model, self.cache, exact=invariant)
+            self._forward = Forward(model, self.cache, requests=requests, exact=invariant)
         except Blocked as blocked:
             raise RuntimeError(f"an engine can't run this model: {blocked}") from None
         self.device = self._forward.plan.device

@@ -29,9 +29,10 @@ class Weights:
     formats: tuple[str | None, ...]
     activation: str
 
-    def few(self, tokens: int) -> bool:
-        """Whether reading the weights anew for each token is the better way, and there are kernels for it."""
-        return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype and tokens <= FEW
+    @property
+    def together(self) -> bool:
+        """Whether there is a kernel that reads gate and up for each token, the better way for up to FEW of them."""
+        return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype
 
     def of_few(
         self,
@@ -162,7 +163,8 @@ class FoundryExperts(nn.Module):
             return self._one_by_one(x, top_k_index, top_k_weights)
         weights, x = self.weights(known), x.contiguous()
         routed = top_k_index.to(torch.int32), top_k_weights.float()
-        return weights.of_few(x, *routed) if weights.few(len(x)) else weights.of_many(x, *routed)
+        few = len(x) <= FEW and weights.together
+        return weights.of_few(x, *routed) if few else weights.of_many(x, *routed)
 
     def weights(self, activation: str) -> Weights:
         """For kernels."""

@@ -25,8 +25,9 @@ def norm_linear(
 ) -> Tensor:
     """`[linear(rms_norm(x), w) for w in weights]` side by side, in one launch for each run of weights of one format.
 
-    x: [..., K] of up to 16 rows, contiguous. norm_weight, eps, kind: as in `rms_norm`, but that nothing is rounded
-        between norm and product: with gains g and r the root mean square of x, y = (W (g x)) / r + bias in float32.
+    x: [..., K], contiguous; made for up to 16 rows. norm_weight, eps, kind: as in `rms_norm`, but that nothing is
+        rounded between norm and product: with gains g and r the root mean square of x, y = (W (g x)) / r + bias in
+        float32.
     weights: one to three of [N_i, K]; formats: of each, as in `linear`; biases: [N_i] or None for each.
     The result of a row is the same bits however many rows come with it. Returns [..., sum of N_i], contiguous.
     """

@@ -63,6 +63,7 @@ def linear(
     scale: float = 1.0,
     activation: str | None = None,
     out_features: int | None = None,
+    apart: bool = False,
 ) -> Tensor:
     """`act(x W^T + bias)`, then `residual + scale * that`, in one launch.
 
@@ -71,11 +72,11 @@ def linear(
         packed format of `torch_foundry.quant.FORMATS`, as `quant.quantize` makes it and as it lies in a GGUF file.
     activation: None, "silu", "gelu_tanh" or "gelu" (exact). out_features: use only the first rows of weight.
     Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
-    with another order of summation. Returns [..., N], contiguous.
+    with another order of summation, unless they are to be `apart`. Returns [..., N], contiguous.
     """
     if out_features is not None:
         weight = weight[:out_features]
-    return _ops.linear.default(x, weight, format, bias, residual, scale, activation)
+    return _ops.linear.default(x, weight, format, bias, residual, scale, activation, apart)
 
 
 @_fake("linear")
@@ -87,6 +88,7 @@ def _(
     residual: Tensor | None = None,
     scale: float = 1.0,
     activation: str | None = None,
+    apart: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 

@@ -33,11 +33,11 @@ class ExpertBlock:
         normalize = self.router.norm_topk_prob if self.normalized is None else self.normalized
         return self.router.top_k, bool(normalize)
 
-    def __call__(self, x: torch.Tensor, norm: Norm, scale: float) -> torch.Tensor:
-        """x + scale * block(norm(x)) for x [B, L, hidden]; up to FEW tokens by nothing but our kernels."""
+    def __call__(self, x: torch.Tensor, norm: Norm, scale: float, few: int = FEW) -> torch.Tensor:
+        """x + scale * block(norm(x)) for x [..., hidden]; up to `few` tokens by nothing but our kernels."""
         rows = x.view(-1, x.shape[-1])
         weights = self._weights()
-        if len(rows) <= FEW:
+        if len(rows) <= few:
             return self._few(rows, weights, norm, scale).view(x.shape)
         h = norm(x)
         k, _ = self.facts()
@@ -60,7 +60,7 @@ class ExpertBlock:
         if shared is None or shared.dtype == router.dtype:
             ids, routing = ops.moe_route(x, weight=router, k=k, normalize=normalize, shared=shared, **normed)
         else:
-            ids, routing = self._choice(norm(x))
+            ids, routing = self._choice(norm(x), apart=True)
         y = x
         if gate is not None:
             pair = Matrices(self.gate_up, (0, 0))
@@ -71,18 +71,19 @@ class ExpertBlock:
                 )  # fmt: skip
             else:
                 h = norm(x)
-                inner = ops.glu(self.gate_up[0](h), self.gate_up[1](h), self.activation)
+                gates, up = (linear(h, apart=True) for linear in self.gate_up)
+                inner = ops.glu(gates, up, self.activation)
             down, format = self.down.weights["weight"][None], self.down.format
             y = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, format=format, residual=x, scale=scale)
         routed = ids[:, :k], routing[:, :k], y, scale
-        if weights.few(len(x)):
+        if weights.together:
             return weights.of_few(x, *routed, **normed)
         return weights.of_many(norm(x), *routed)
 
-    def _choice(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _choice(self, h: torch.Tensor, *, apart: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         k, normalize = self.facts()
-        logits = ops.linear(h, self.router._parameters["weight"])
-        shared = None if self.shared_gate is None else self.shared_gate(h)
+        logits = ops.linear(h, self.router._parameters["weight"], apart=apart)
+        shared = None if self.shared_gate is None else self.shared_gate(h, apart=apart)
         return ops.moe_choose(logits, k, normalize=normalize, shared=shared)
 
     def _weights(self) -> Weights:

@@ -5,7 +5,7 @@ So it can be recorded on a tape: what changes from token to token is read from a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ from torch_foundry import ops
 from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.layer import LayerPlan, project
-from torch_foundry.patch.weights import Matrices
+from torch_foundry.patch.weights import Linear, Matrices
 from torch_foundry.runtime import scope
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
+Product = Callable[..., torch.Tensor]  # of a Linear, x, and the residual and scale if they are given
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, val
         if plan.experts is not None:
             assert plan.pre_ffn is not None
             return plan.experts(x, plan.pre_ffn, spec.residual_scale)
-        return project(plan.down, _gated(plan, x), x, plan.post_ffn, spec.residual_scale)
+        return project(plan.down, gated(plan, x, _few(x)), x, plan.post_ffn, spec.residual_scale)
 
 
 def _heads(
@@ -76,55 +77,87 @@ def _heads(
 ) -> torch.Tensor:
     """Norm, projections, norms of heads, rotation; k and v go to the cache. Returns q [B, n_heads, L, head_dim]."""
     spec, norm = plan.spec, plan.pre_attn
-    kind = spec.family.qk_norm
-    cos, sin = _tables(plan, step) if spec.rope else (None, None)
-    heads: dict[str, Any] = {"head_dim": spec.head_dim, "positions": step.positions, "step": start}
-    matrices = Matrices(plan.qkv, plan.widths)
-    if norm is None or not _few(x):
-        h = x if norm is None else norm(x)
-        qkv = [linear(h) for linear in plan.qkv]
-        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
-    elif kind == "none" and keys.dtype == values.dtype == x.dtype:
-        named: dict[str, Any] = {"kind": norm.kind, "formats": matrices.formats, "biases": matrices.biases}
-        return ops.norm_qkv(x, norm.weight, norm.eps, matrices.weights, cos, sin, keys, values, 0, **named, **heads)
-    else:
+    where: dict[str, Any] = {"positions": step.positions, "step": start}
+    if norm is not None and _few(x) and spec.family.qk_norm == "none" and keys.dtype == values.dtype == x.dtype:
+        cos, sin = _tables(plan, step.tables)
+        matrices = Matrices(plan.qkv, plan.widths)
+        return ops.norm_qkv(
+            x, norm.weight, norm.eps, matrices.weights, cos, sin, keys, values, 0,
+            head_dim=spec.head_dim, kind=norm.kind, formats=matrices.formats, biases=matrices.biases, **where,
+        )  # fmt: skip
+    where |= {"k_format": formats[0], "v_format": formats[1]}
+    return stored(plan, projections(plan, x, _few(x)), step.tables, keys, values, **where)
+
+
+def projections(
+    plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Linear.__call__
+) -> Sequence[torch.Tensor]:
+    """q, k and v of x [..., hidden], behind the norm: [..., heads * head_dim] each.
+
+    fused: with the norm in one launch, by the kernel for few rows, whose bits don't depend on each other.
+    """
+    norm = plan.pre_attn
+    if norm is not None and fused:
+        matrices = Matrices(plan.qkv, plan.widths)
         raw = ops.norm_linear(
             x, norm.weight, norm.eps, matrices.weights,
             kind=norm.kind, formats=matrices.formats, biases=matrices.biases,
         )  # fmt: skip
-        q, k, v = raw.split(plan.widths, dim=-1)
+        return raw.split(plan.widths, dim=-1)
+    h = x if norm is None else norm(x)
+    qkv = [product(linear, h) for linear in plan.qkv]
+    return qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
+
+
+def stored(
+    plan: LayerPlan,
+    qkv: Sequence[torch.Tensor],
+    tables: Mapping[str | None, Tables],
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    **where: Any,
+) -> torch.Tensor:
+    """Norms of heads, rotation; k and v go to the cache. Returns q [B, n_heads, L, head_dim].
+
+    where: what `ops.rope_and_cache` has to know of the cache's memory and of the tokens' places.
+    """
+    spec = plan.spec
+    q, k, v = qkv
+    cos, sin = _tables(plan, tables)
     if plan.qk_norm is not None:
         q_norm, k_norm = plan.qk_norm
-        if kind == "head":
-            heads |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+        if spec.family.qk_norm == "head":
+            where |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
         else:
             q, k = q_norm(q), k_norm(k)
-    return ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, k_format=formats[0], v_format=formats[1], **heads)
+    return ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim, **where)
 
 
-def _gated(plan: LayerPlan, x: torch.Tensor) -> torch.Tensor:
-    """Norm, gate and up projections and their product: [B, L, intermediate]."""
+def gated(plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Linear.__call__) -> torch.Tensor:
+    """Norm, gate and up projections and their product: [..., intermediate]. fused: as of `projections`."""
     norm, activation = plan.pre_ffn, plan.spec.activation
     width = plan.config.intermediate_size
     matrices = Matrices(plan.gate_up, (width, width))
-    if norm is not None and _few(x) and matrices.formats[0] == matrices.formats[1]:
+    if norm is not None and fused and matrices.formats[0] == matrices.formats[1]:
         gate, up = matrices.weights
         return ops.norm_glu(
             x, norm.weight, norm.eps, gate, up,
             kind=norm.kind, format=matrices.formats[0], biases=matrices.biases, activation=activation,
         )  # fmt: skip
     h = x if norm is None else norm(x)
-    gate_up = [linear(h) for linear in plan.gate_up]
+    gate_up = [product(linear, h) for linear in plan.gate_up]
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
     return ops.glu(gate, up, activation)
 
 
 def _few(x: torch.Tensor) -> bool:
-    """Whether the fused kernels of decoding take so many rows."""
+    """Whether the fused kernels of decoding are made for so many rows."""
     return x.shape[0] * x.shape[1] <= FEW
 
 
-def _tables(plan: LayerPlan, step: Step) -> Tables:
+def _tables(plan: LayerPlan, tables: Mapping[str | None, Tables]) -> Tables | tuple[None, None]:
+    if not plan.spec.rope:
+        return None, None
     types = getattr(plan.config, "layer_types", None)
     own = types[plan.spec.layer_idx] if types else None
-    return step.tables[own if own in step.tables else None]
+    return tables[own if own in tables else None]

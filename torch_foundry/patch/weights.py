@@ -60,7 +60,9 @@ class Linear:
         if isinstance(module, FoundryLinear):
             self.weights, self.format = module._buffers, module.format
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, apart: bool = False
+    ) -> torch.Tensor:
         return ops.linear(
             x,
             self.weights["weight"],
@@ -68,6 +70,7 @@ class Linear:
             bias=self.parameters["bias"],
             residual=residual,
             scale=scale,
+            apart=apart,
         )
 
     def of_many(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:

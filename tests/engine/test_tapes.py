@@ -1,0 +1,302 @@
+"""Steps on tapes: bit for bit what the ops compute, whatever runs beside them, recorded again when they have to be."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_foundry
+from tests.engine.test_engine import GREEDY, alone, drain, patched, prompts
+from tests.patch.zoo import FAMILIES, build, shared
+from torch_foundry import runtime
+from torch_foundry.engine import Engine, Params, tapes
+from torch_foundry.engine.forward import Forward
+from torch_foundry.engine.groups import Part
+from torch_foundry.engine.tapes import rows_for
+from torch_foundry.nn.linear import FEW
+from torch_foundry.patch import report
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def watch(engine: Engine, see: Callable[[list[Part], torch.Tensor, bool], None]) -> None:
+    """Call `see` with each step's parts and logits, and whether a tape made them."""
+    forward, run = engine._forward, engine._forward._tapes.run
+    taped: list[bool] = []
+
+    def noted(parts: Any) -> Any:
+        hidden = run(parts)
+        taped.append(hidden is not None)
+        return hidden
+
+    def seen(parts: Any) -> torch.Tensor:
+        logits = forward(parts)
+        see(parts, logits, taped[-1])
+        return logits
+
+    forward._tapes.run = noted  # type: ignore[method-assign]
+    engine._forward = seen  # type: ignore[assignment]
+
+
+def pools(engine: Engine) -> list[torch.Tensor]:
+    return [pool.data for slot in engine.cache.slots for pool in slot.pools]  # type: ignore[misc]
+
+
+@torch.no_grad()
+def again(forward: Forward, parts: list[Part]) -> torch.Tensor:
+    """The logits of a step that was on a tape, without it: for as many rows, as torch's product depends on them."""
+    tape = next(reversed(forward._tapes._tapes.values()))
+    x = forward._decoder(tape._ids, [tape._group])
+    if len(tape._ids) <= FEW or forward.exact:
+        alone = forward._eager(parts)
+        assert torch.equal(alone, forward._logits(x[: len(parts)])), "padding changes bits"
+    return forward._logits(x[: len(parts)])
+
+
+def compared(engine: Engine, count: int) -> int:
+    """Answers `count` requests, of which every step on a tape is taken again without; returns how many there were."""
+    forward, steps = engine._forward, [0]
+
+    def see(parts: list[Part], logits: torch.Tensor, taped: bool) -> None:
+        if taped:
+            steps[0] += 1
+            before = [p.clone() for p in pools(engine)]
+            assert torch.equal(again(forward, parts), logits)
+            assert all(map(torch.equal, before, pools(engine))), "keys or values differ"
+
+    for p in pools(engine):
+        p.zero_()  # memory as it comes may hold NaN
+    watch(engine, see)
+    for prompt in prompts(count):
+        engine.submit(prompt, GREEDY)
+    drain(engine)
+    return steps[0]
+
+
+@pytest.mark.parametrize("requests", [3, 20])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tape_is_what_the_ops_compute(family: str, requests: int) -> None:
+    model = patched(family)
+    assert compared(Engine(model, requests=requests, budget=60), requests + 3) > 8
+    assert report(model).recorded and not report(model).eager
+
+
+@pytest.mark.parametrize("requests", [5, 20])
+@pytest.mark.parametrize(
+    "options, engine",
+    [
+        ({"dtype": torch.float16}, {}),
+        ({"dtype": torch.bfloat16, "quantize": "q4_0"}, {}),
+        ({"quantize": "q8_0"}, {"kv_cache": {"k": "q8_0", "v": "q4_0"}}),
+        ({"dtype": torch.float16}, {"invariant": True}),
+    ],
+    ids=str,
+)
+def test_formats(options: dict[str, Any], engine: dict[str, Any], requests: int) -> None:
+    options = dict(options)
+    fmt = options.pop("quantize", None)
+    model = torch_foundry.patch(build("qwen2", **options), quantize=fmt)
+    assert compared(Engine(model, requests=requests, budget=60, **engine), requests) > 8
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 18])
+def test_only_the_new_tokens_are_written(count: int) -> None:
+    """Padding writes nowhere: of all blocks, only the rows of the step's tokens change."""
+    model = patched()
+    engine = Engine(model, requests=32, budget=64, blocks=80)
+    size, steps = engine.cache.manager.block_size, [0]
+    before: list[torch.Tensor] = []
+
+    def see(parts: list[Part], logits: torch.Tensor, taped: bool) -> None:
+        if taped and before:
+            steps[0] += 1
+            for old, new in zip(before, pools(engine), strict=True):
+                for part in parts:
+                    block = engine.cache.manager.table(part.name)[part.start // size]
+                    row = new[block, :, part.start % size]
+                    assert not torch.equal(old[block, :, part.start % size], row)
+                    old[block, :, part.start % size] = row
+                assert torch.equal(old, new)
+        before[:] = [p.clone() for p in pools(engine)]
+
+    for p in pools(engine):
+        p.fill_(7.0)
+    watch(engine, see)
+    for prompt in prompts(count):
+        engine.submit(prompt, GREEDY)
+    drain(engine)
+    assert steps[0] > 8
+
+
+def test_invariance_of_more_requests_than_fused_kernels_are_made_for() -> None:
+    model = torch_foundry.patch(build("llama", dtype=torch.float16))
+    given = prompts(20)
+    found: list[dict[Any, list[torch.Tensor]]] = []
+    for requests in (1, 20):
+        engine = Engine(model, requests=requests, budget=120, invariant=True)
+        rows: dict[Any, list[torch.Tensor]] = {}
+
+        def see(parts: list[Part], logits: torch.Tensor, taped: bool, rows: Any = rows) -> None:
+            at = 0
+            for part in parts:
+                if part.wanted:
+                    rows.setdefault(part.name, []).append(logits[at].clone())
+                    at += part.wanted
+
+        watch(engine, see)
+        for prompt in given:
+            engine.submit(prompt, GREEDY)
+        drain(engine)
+        found.append(rows)
+    for name, rows in found[0].items():
+        assert len(rows) == 14 and all(map(torch.equal, rows, found[1][name])), f"request {name}"
+
+
+def test_numbers_of_rows() -> None:
+    assert [rows_for(n, 40) for n in (1, 2, 3, 5, 9, 16, 17, 32, 33, 40)] == [1, 2, 4, 8, 16, 16, 32, 32, 40, 40]
+    assert rows_for(5, 6) == 6
+
+
+def test_tapes_are_few() -> None:
+    """As many as there are numbers of rows, whatever comes and goes."""
+    model = patched()
+    engine = Engine(model, requests=8)
+    for count in (1, 2, 3, 5, 8, 7, 4, 1, 6):
+        for prompt in prompts(count):
+            engine.submit(prompt, GREEDY)
+        drain(engine)
+    assert report(model).recorded == 4 == len(engine._forward._tapes._tapes)
+
+
+def test_the_oldest_tape_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "TAPES", 2)
+    model = patched()
+    engine = Engine(model, requests=8)
+    for count in (8, 1, 8, 4):
+        for prompt in prompts(count):
+            engine.submit(prompt, Params(max_tokens=3, temperature=0))
+        drain(engine)
+        assert len(engine._forward._tapes._tapes) <= 2
+    assert [batch for batch, _ in engine._forward._tapes._tapes] == [8, 4]
+
+
+def test_tables_widen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "TEXT", 16)
+    model = patched()
+    engine = Engine(model, requests=1)
+    told, other = Params(max_tokens=100, temperature=0), copy.deepcopy(model)
+    assert engine.submit(prompts()[0], told).result() == alone(other, prompts()[0], 100)
+    assert report(model).recorded == 4, "for 16, 32, 64 and 128 tokens"
+    assert engine.submit(prompts()[3], told).result() == alone(other, prompts()[3], 100)
+    assert report(model).recorded == 4 and engine._forward._tapes._width == 8
+
+
+@pytest.mark.parametrize("requests", [2, 17])
+def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> None:
+    model, undo = patched(), contextlib.ExitStack()
+    engine = Engine(model, requests=requests, budget=120)
+    layer: Any = model.model.layers[0]
+
+    def exchange() -> None:
+        layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight * 2)
+
+    def in_place() -> None:
+        with torch.no_grad():
+            layer.self_attn.o_proj.weight.mul_(1.5)
+
+    def reallocate() -> None:
+        slot = engine.cache.slots[0]
+        slot.pools[0].data = slot.pools[0].data.clone()  # type: ignore[union-attr]
+
+    def replace() -> None:
+        directory = shutil.copytree(Path(torch_foundry.__file__).parents[1] / "shaders", tmp_path / "shaders")
+        undo.enter_context(runtime.use_shaders(directory))
+
+    changes: list[tuple[Callable[[], None], int]] = [(in_place, 0), (exchange, 1), (reallocate, 1), (replace, 1)]
+    for change, more in changes:
+        for prompt in prompts(requests):
+            engine.submit(prompt, GREEDY)
+        for _ in range(6):
+            engine.step()
+        recorded = report(model).recorded
+        change()
+        forward, seen = engine._forward, []
+
+        def see(parts: list[Part], logits: torch.Tensor, taped: bool, forward: Any = forward, seen: Any = seen) -> None:
+            seen.append(taped and torch.equal(again(forward, parts), logits))
+
+        run = forward._tapes.run
+        watch(engine, see)
+        engine.step()
+        assert seen == [True] and report(model).recorded == recorded + more, change
+        engine._forward, forward._tapes.run = forward, run  # type: ignore[method-assign]
+        engine.run()
+    undo.close()
+
+
+def test_what_cannot_be_recorded_runs_without_tapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    expected = [alone(model, prompt) for prompt in prompts(4)]
+    engine = Engine(model, requests=4)
+    plan = engine._forward.plan
+    embed = plan.embed
+    monkeypatch.setattr(type(plan), "embed", lambda self, ids: embed(ids) * 1)
+    streams = [engine.submit(prompt, GREEDY) for prompt in prompts(4)]
+    drain(engine)
+    assert [s.tokens for s in streams] == expected
+    assert report(model).eager == {"step of an engine: aten::mul.Tensor can't be recorded": 1}
+
+
+def test_many_requests_come_go_and_are_preempted() -> None:
+    """More than fused kernels are made for, with blocks for half of them: tokens are those of each request alone."""
+    model, chance = patched(), random.Random(0)
+    given = prompts(40)
+    expected = [alone(model, prompt, 60) for prompt in given]
+    engine = Engine(model, requests=24, budget=70, blocks=45)
+    told = Params(max_tokens=60, temperature=0)
+    streams: list[Any] = []
+    taped = []
+    watch(engine, lambda parts, logits, tape: taped.append(len(parts) if tape else 0))
+    cancelled = set()
+    while len(streams) < len(given) or not engine.idle:
+        if len(streams) < len(given) and chance.random() < 0.7:
+            streams.append(engine.submit(given[len(streams)], told))
+        if streams and chance.random() < 0.05:
+            i = chance.randrange(len(streams))
+            if not streams[i].finish_reason:
+                streams[i].cancel()
+                cancelled.add(i)
+        engine.step()
+        engine.cache.manager.check()
+    assert len(cancelled) > 2 and sum(s.job.preempted for s in streams) > 2
+    assert max(taped) > 16 and sum(map(bool, taped)) > len(taped) // 2
+    for i, stream in enumerate(streams):
+        assert stream.tokens == (expected[i][: len(stream.tokens)] if i in cancelled else expected[i]), i
+
+
+def test_several_tokens_of_a_request() -> None:
+    """As guesses need them: of different numbers, padded to the same, with logits of each."""
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")))
+    engine = Engine(model, requests=4)
+    forward, manager = engine._forward, engine.cache.manager
+    texts = [prompt[:12] for prompt in prompts(3, seed=3)]
+    for name, text in enumerate(texts):
+        manager.add(name)
+        manager.reserve(name, len(text) + 8)
+    forward([Part(name, 0, text, 1) for name, text in enumerate(texts)])
+    guesses = [[5, 6, 7, 8, 9], [10], [11, 12, 13]]
+    parts = [Part(name, len(texts[name]), ids, len(ids)) for name, ids in enumerate(guesses)]
+    found = forward(parts)
+    assert report(model).recorded == 1 and [*forward._tapes._tapes] == [(4, 8)]
+    for part, logits in zip(parts, found.split([len(ids) for ids in guesses]), strict=True):
+        with torch.no_grad():
+            whole = model(torch.tensor([texts[part.name] + part.ids])).logits[0, -len(part.ids) :]
+        assert torch.allclose(whole, logits, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,156 @@
+"""Steps in which all of an engine's requests have a few tokens: recorded when they first run, replayed from then on."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry.decode.plan import DecoderPlan
+from torch_foundry.engine.groups import Group, Part
+from torch_foundry.engine.script import Script
+from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.nn.linear import FEW
+from torch_foundry.patch.state import Blocked
+from torch_foundry.patch.step import Product
+
+LENGTH = 8  # tokens of a request, at most
+TOKENS = 64  # of a step; what is computed on the way is kept for each tape, some 40 hidden states a token and layer
+TAPES = 16  # kept at a time
+TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
+
+Decoder = Callable[[Tensor, Sequence[Group], Product | None], Tensor]  # ids [T], groups and product to [T, hidden]
+
+
+class Tapes:
+    """Tapes by the number of requests, rounded up, and of tokens of each; padding is no request and writes nowhere.
+
+    decoder: the forward pass; a product is for more rows than FEW, None: its own.
+    """
+
+    def __init__(self, plan: DecoderPlan, cache: PagedCache, decoder: Decoder, requests: int) -> None:
+        self.plan, self.cache, self.decoder, self.requests = plan, cache, decoder, requests
+        self._tapes: OrderedDict[tuple[int, int], StepTape] = OrderedDict()
+        self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
+        self._refused: Any = None  # the model as it was when a step could not be recorded
+
+    def run(self, parts: Sequence[Part]) -> Tensor | None:
+        """The last norm's result [B, L, hidden] for the requests, whose tokens come first in their rows.
+
+        None if this step is not for tapes. The next run overwrites it. `plan.check` comes before.
+        """
+        length = max(len(part.ids) for part in parts)
+        if length > LENGTH or any(part.wanted < len(part.ids) for part in parts):
+            return None  # a prompt
+        length = 1 << (length - 1).bit_length()
+        batch = rows_for(len(parts), self.requests)
+        if batch * length > TOKENS or self._refused is self.plan.snapshot:
+            return None
+        tables = [self.cache.manager.table(part.name) for part in parts]
+        if (longest := max(map(len, tables))) > self._width:
+            self._width = min(1 << (longest - 1).bit_length(), self.cache.manager.blocks)
+            self._tapes.clear()
+        tape = self._tapes.pop((batch, length), None)
+        if tape is None or not tape.fits():
+            tape = StepTape(self, batch, length, self._width)
+        try:
+            hidden = tape.run(parts, tables)
+        except Blocked as blocked:
+            self._refused = self.plan.snapshot
+            self.plan.eager[f"step of an engine: {blocked}"] += 1
+            return None
+        self._tapes[batch, length] = tape
+        if len(self._tapes) > TAPES:
+            self._tapes.popitem(last=False)
+        return hidden[: len(parts)]
+
+
+def rows_for(requests: int, most: int) -> int:
+    """The number of rows of a step for so many requests."""
+    rows = 1 << (requests - 1).bit_length() if requests <= FEW else -(-requests // FEW) * FEW
+    return min(rows, max(most, requests))
+
+
+class StepTape:
+    """The step of `batch` rows of `length` tokens each, with block tables of `width` blocks."""
+
+    def __init__(self, tapes: Tapes, batch: int, length: int, width: int) -> None:
+        self.plan, self.decoder, self.length = tapes.plan, tapes.decoder, length
+        self._slots = tapes.cache.slots
+        self._snapshot = self.plan.snapshot
+        self._pools = self._memory()
+        tokens = batch * length
+        sizes = (tokens, 2 * batch, tokens, batch * width)  # ids, rows, positions, table
+        # one tensor on the device, which one copy of the host's fills
+        self._host = array("i", bytes(4 * sum(sizes)))
+        self._staged = torch.frombuffer(self._host, dtype=torch.int32)
+        with torch.inference_mode(False):
+            self._control = torch.zeros(sum(sizes), dtype=torch.int32, device=self.plan.device)
+        ids, rows, positions, table = self._control.split(sizes)
+        self._ids, self._shape = ids, (batch, length)
+        rows, table = rows.view(batch, 2), table.view(batch, width)
+        self._group = Group(0, batch, length, rows, table, positions.view(batch, length), [(0, length, rows)])
+        self._at = tokens, 2 * batch + tokens, 2 * batch + 2 * tokens  # where rows, positions and table begin
+        self._width = width
+        self._known: list[list[int]] = [[] for _ in range(batch)]  # tables that the host's copy has
+        self._used = 0  # rows that the step before had
+        self._script: Script | None = None
+        self._hidden: Tensor | None = None
+
+    def _memory(self) -> list[Any]:
+        return [pool.data for slot in self._slots for pool in slot.pools]
+
+    def fits(self) -> bool:
+        """Whether nothing that it was recorded from has changed."""
+        same = all(a is b for a, b in zip(self._pools, self._memory(), strict=True))
+        return same and self._snapshot is self.plan.snapshot
+
+    def run(self, parts: Sequence[Part], tables: Sequence[list[int]]) -> Tensor:
+        """[batch, length, hidden]; `tables` are the parts' blocks."""
+        self._fill(parts, tables)
+        # CUDA reads pageable memory before it returns, and need not wait for what is under way
+        self._control.copy_(self._staged, non_blocking=self._control.is_cuda)
+        self.plan.steps += 1
+        if self._script is not None:
+            try:
+                self._script.replay()
+            except RuntimeError as error:
+                if "record" not in str(error):
+                    raise
+                self._script = None  # memory or shaders were exchanged
+        if self._script is None:
+            self._record()
+        assert self._hidden is not None
+        return self._hidden
+
+    def _fill(self, parts: Sequence[Part], tables: Sequence[list[int]]) -> None:
+        host, length, width = self._host, self.length, self._width
+        rows, positions, table = self._at
+        for i, (part, blocks) in enumerate(zip(parts, tables, strict=True)):
+            start, count, at = part.start, len(part.ids), i * length
+            host[at : at + count] = array("i", part.ids)
+            host[rows + 2 * i], host[rows + 2 * i + 1] = start, count
+            host[positions + at : positions + at + count] = array("i", range(start, start + count))
+            if blocks != self._known[i]:
+                self._known[i] = blocks
+                first = table + i * width
+                host[first : first + len(blocks)] = array("i", blocks)
+        for i in range(rows + 2 * len(parts), rows + 2 * self._used):
+            host[i] = 0
+        self._used = len(parts)
+
+    def _record(self) -> None:
+        script = Script(self.plan.device)
+        try:
+            with torch.inference_mode(False), torch.no_grad(), script.record():
+                hidden = self.decoder(self._ids, [self._group], script.product)
+        except RuntimeError as error:
+            if "can't be recorded" in str(error):
+                raise Blocked(str(error).split(": ")[0]) from None
+            raise
+        self._script, self._hidden = script, hidden.view(*self._shape, -1)
+        self.plan.recorded += 1
