@@ -150,6 +150,31 @@ def test_window_does_not_grow() -> None:
     assert ours._keys.capacity <= 3 * CAPACITY_STEP
 
 
+@pytest.mark.parametrize("way", ["update", "reserve", "place"])
+def test_a_window_gives_up_the_memory_of_a_prompt(way: str) -> None:
+    """Also when room was made for many tokens to come, as generate() does."""
+    generator = torch.Generator().manual_seed(0)
+    theirs, ours = layers(130)
+    ours._keys.spare = ours._values.spare = 5000
+    k, v = states(generator, 2, 3000)
+    write(ours, k, v), theirs.update(k, v)
+    assert ours._keys.capacity >= 3000
+    for tokens in (1, 7, 200, 1, *[60] * 10):
+        k, v = states(generator, 2, tokens)
+        if way == "update":
+            ours.update(k, v)
+        elif way == "reserve":
+            write(ours, k, v)
+        else:
+            start, _ = ours.place(tokens)
+            for buffer, new in zip(ours.buffers, (k, v), strict=True):
+                buffer[:, :, start : start + tokens] = new
+            ours.count(tokens)
+        theirs.update(k, v)
+        assert_same(ours, theirs)
+        assert ours._keys.capacity <= 5 * 130 + CAPACITY_STEP
+
+
 def test_assignments_from_outside() -> None:
     """In any order; and what was assigned is never written to."""
     generator = torch.Generator().manual_seed(0)

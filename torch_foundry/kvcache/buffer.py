@@ -124,6 +124,14 @@ class GrowingBuffer:
         grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self.data, self.first, self.own = grown, 0, True
 
+    def shrink(self, tokens: int) -> None:
+        """Have room for about `tokens` if there is more than twice that. Not for fewer than are stored."""
+        data = self.data
+        if data is not None and data.shape[2] > 2 * _round_up(tokens) and self.length:
+            smaller = data.new_empty(data.shape[0], data.shape[1], _round_up(tokens), data.shape[3])
+            smaller.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
+            self.data, self.first, self.own, self.spare = smaller, 0, True, 0
+
     def lend(self, data: torch.Tensor) -> None:
         """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
         assert not self.length

@@ -71,10 +71,28 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
         super()._initialize(dtype, device)
         self._sliding_window_tensor = self._sliding_window_tensor.to(device)
 
+    def _shrink(self) -> None:
+        """Give up the memory that a prompt needed and a window doesn't."""
+        for buffer in (self._keys, self._values):
+            buffer.shrink(2 * max(buffer.length, self.sliding_window))
+
+    def reserve(
+        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """See the base class."""
+        self._shrink()
+        return super().reserve(batch, heads, head_dim, tokens, dtype, device)
+
+    def place(self, tokens: int) -> tuple[int, int]:
+        """See the base class."""
+        self._shrink()
+        return super().place(tokens)
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; returns the keys and values that the new tokens may attend to."""
+        self._shrink()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._keys.append(key_states)

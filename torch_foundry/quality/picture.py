@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from torch_foundry.quality.result import Quality
@@ -14,29 +14,35 @@ COLOUR = "#3465a4"
 
 def svg(title: str, found: Mapping[str, Quality]) -> str:
     """An SVG document: mean KL divergence where there is a reference, else perplexity. `found`: by name."""
-    bars = []
+    values = []
     for name, quality in found.items():
         d = quality.against
         perplexity = f"perplexity {quality.perplexity:.4f} ± {quality.perplexity_error:.4f}"
         if d is None:
-            bars.append((name, quality.perplexity, perplexity))
+            values.append((name, quality.perplexity, perplexity))
         else:
-            bars.append((name, d.kl_mean, f"KL {d.kl_mean:.2g}, top-1 {100 * d.top1:.2f} %, {perplexity}"))
-    lengths = _lengths([value for _, value, _ in bars])
-    height = TOP + ROW * len(bars) + 34
+            values.append((name, d.kl_mean, f"KL {d.kl_mean:.2g}, top-1 {100 * d.top1:.2f} %, {perplexity}"))
+    lengths = _lengths([value for _, value, _ in values])
+    what = "Logarithm of the mean KL divergence from the reference" if any(q.against for q in found.values()) else ""
+    rows = [(name, length, label) for (name, _, label), length in zip(values, lengths, strict=True)]
+    return bars(title, rows, what or "Logarithm of the perplexity")
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, str]], caption: str) -> str:
+    """An SVG document of horizontal bars: name, length from 0 to 1, and what is written behind it."""
+    height = TOP + ROW * len(rows) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
         f'font-size="12"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="12" y="26" font-size="16">{escape(title)}</text>',
     ]
-    for i, ((name, _, label), length) in enumerate(zip(bars, lengths, strict=True)):
+    for i, (name, length, label) in enumerate(rows):
         y = TOP + i * ROW
         bar = length * (WIDTH - LEFT - RIGHT)
         parts.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
         parts.append(f'<rect x="{LEFT}" y="{y + 4}" width="{bar:.1f}" height="{ROW - 8}" fill="{COLOUR}"/>')
         parts.append(f'<text x="{LEFT + bar + 6:.1f}" y="{y + 15}">{escape(label)}</text>')
-    what = "Logarithm of the mean KL divergence from the reference" if any(q.against for q in found.values()) else ""
-    parts.append(f'<text x="12" y="{height - 12}" fill="#555753">{what or "Logarithm of the perplexity"}</text></svg>')
+    parts.append(f'<text x="12" y="{height - 12}" fill="#555753">{escape(caption)}</text></svg>')
     return "\n".join(parts) + "\n"
 
 
