@@ -105,6 +105,10 @@ def _glu(device: Device, dtype: torch.dtype) -> None:
     ops.glu(x, x.clone(), "silu")
 
 
+def _reorder(device: Device, dtype: torch.dtype) -> None:
+    ops.reorder(torch.zeros(1, 64, dtype=dtype, device=device), torch.arange(64, dtype=torch.int32, device=device))
+
+
 def _argmax(device: Device, dtype: torch.dtype) -> None:
     ops.argmax(torch.zeros(1, 64, dtype=dtype, device=device))
 
@@ -138,6 +142,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             yield f"rms_norm {kind} {short}", partial(_norm, device, dtype, kind)
         yield f"add_rms_norm {short}", partial(_add_norm, device, dtype)
         yield f"glu silu {short}", partial(_glu, device, dtype)
+        yield f"reorder {short}", partial(_reorder, device, dtype)
         yield f"argmax {short}", partial(_argmax, device, dtype)
         yield f"sample greedily {short}", partial(_sample, device, dtype, False, False)
         yield f"sample {short}", partial(_sample, device, dtype, True, False)

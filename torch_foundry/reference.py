@@ -87,6 +87,17 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
+# -------------------------------------------------------------------------------------------------- columns in an order
+
+
+def reorder(x: Tensor, order: Tensor) -> Tensor:
+    return x[..., order.long()].contiguous()
+
+
+def reorder_with_gain(x: Tensor, order: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    return reorder(x, order), reorder(gain, order)
+
+
 # ------------------------------------------------------------------------------------------------------- rope and cache
 
 

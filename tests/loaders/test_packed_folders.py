@@ -124,8 +124,8 @@ def test_loaded_packed(method: str, family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, twin(ids).logits, rtol=1e-4, atol=1e-4)
     assert zoo.tokens(model) == zoo.tokens(twin)
-    if method != "gptq":  # whose layers have columns in an order of their own, and run one by one
-        assert torch_foundry.report(model).fused and not torch_foundry.report(model).fallbacks
+    report = torch_foundry.report(model)
+    assert report.layers == 2 and report.fused and report.steps and not report.fallbacks, str(report)
 
     model.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")

@@ -19,15 +19,15 @@ from torch_foundry.patch.guard import attention_reason, device_reason, recording
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import EmbeddingMixin, NormMixin
 from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
-from torch_foundry.patch.weights import Norm, weight_reason
+from torch_foundry.patch.weights import Norm, Siblings, weight_reason
 
 
 class DecoderPlan(ModelPlan):
     """What `check` found, until the model changes."""
 
     __slots__ = (
-        "_facts", "_ropes", "_scale", "_tapes", "config", "decoder", "device", "dtype", "final", "module", "proven",
-        "rotary", "snapshot", "vocabulary",
+        "_facts", "_ordered", "_ropes", "_scale", "_tapes", "config", "decoder", "device", "dtype", "final", "module",
+        "proven", "rotary", "snapshot", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState) -> None:
@@ -42,6 +42,7 @@ class DecoderPlan(ModelPlan):
         self.snapshot: Snapshot | None = None
         self.proven: set[Any] = set()  # kinds of steps that were seen to launch nothing but our kernels
         self._facts: Any = None
+        self._ordered: list[Siblings] = []  # those whose columns are not stored as they come
         self._scale = 1.0
         self._ropes: RopeTables | None = None
         self._tapes: weakref.WeakKeyDictionary[DynamicCache, CacheTapes] = weakref.WeakKeyDictionary()
@@ -61,13 +62,14 @@ class DecoderPlan(ModelPlan):
             raise Blocked("gradients are needed")
 
     def _read_facts(self) -> tuple[Any, ...]:
-        """Numbers that end up in launches."""
+        """Numbers that end up in launches, and what decides which these are."""
         module = self.module
         scale = module.embed_tokens._buffers.get("embed_scale")
         version = None if scale is None else (id(scale), 0 if scale.is_inference() else scale._version)
         multiplier = self.decoder.multiplier
         routing = [plan.experts.facts() for plan in self.layers if plan.experts is not None]
-        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version, routing
+        orders = [siblings.in_one_order for siblings in self._ordered]
+        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version, routing, orders
 
     def forget(self) -> None:
         """Let go of tapes, and of the tensors that they read."""
@@ -85,6 +87,12 @@ class DecoderPlan(ModelPlan):
         self.layers = [self._layer(layer) for layer in used]
         if not self.layers:
             raise Blocked("no layers")
+        self._ordered = [
+            siblings
+            for plan in self.layers
+            for siblings in (plan.qkv, plan.gate_up)
+            if any(linear.order is not None for linear in siblings)
+        ]
         embedding: Any = module.embed_tokens
         norm: Any = module.norm
         if not issubclass(type(embedding), EmbeddingMixin | FoundryEmbedding):

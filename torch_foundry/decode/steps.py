@@ -190,7 +190,7 @@ class Steps:
         output, self.output = model.lm_head, None
         if not is_plain(self.head, model.config):
             return None
-        if not issubclass(type(output), LinearMixin | FoundryLinear) or getattr(output, "order", None) is not None:
+        if not issubclass(type(output), LinearMixin | FoundryLinear):
             return None
         snapshot = Snapshot([output])
         if snapshot.reason() or any(t.device != plan.device for t in snapshot.tensors):

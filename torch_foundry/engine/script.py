@@ -48,6 +48,7 @@ class Script:
 
     def product(self, linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """`linear.of_many` of x [T, K] as a call: with the same bits, to the same memory each time."""
+        x = linear.ordered(x)
         weight, bias, format = linear.weights["weight"], linear.parameters["bias"], linear.format
         y = x.new_empty(len(x), weight.shape[0])
         result = y if residual is None else torch.empty_like(y)

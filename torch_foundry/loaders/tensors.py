@@ -58,8 +58,8 @@ class Weight:
     shape: of the dense parameter ([out_features, in_features] of a matrix). format: in `quant.FORMATS`. source: name of
     the tensor in its file (the first, if there are several), for messages. load: reads it to a device: uint8
     [out_features, row bytes] if packed, else of the format's dtype. order: for a matrix whose columns are stored in
-    another order (GPTQ's g_idx), int64 [in_features] on the CPU: column j of the packed matrix multiplies input element
-    order[j]. load_as: `load` of a dense one in another dtype, converted in row chunks; without it, as a whole.
+    another order (GPTQ's g_idx), integers [in_features] on the CPU: column j of the packed matrix multiplies input
+    element order[j]. load_as: `load` of a dense one in another dtype, converted in row chunks; without it, as a whole.
     """
 
     shape: tuple[int, ...]

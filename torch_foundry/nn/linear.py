@@ -58,7 +58,7 @@ class FoundryLinear(nn.Linear):
     """A linear layer whose weight stays packed.
 
     `weight` is a uint8 buffer [out_features, packed bytes], so `.to(dtype)` leaves it alone. The gradient flows to the
-    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot. `order`: int64
+    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot. `order`: int32
     [in_features], where the columns are stored in another order: column j multiplies input element order[j].
     """
 
@@ -77,7 +77,7 @@ class FoundryLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.format = in_features, out_features, fmt
         self.register_buffer("weight", weight)
-        self.register_buffer("order", order)
+        self.register_buffer("order", None if order is None else order.to(torch.int32))
         self.register_parameter("bias", bias)
 
     @classmethod
@@ -104,11 +104,10 @@ class FoundryLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """x W^T + b."""
-        bias = self.bias
-        if self.order is not None:
-            input = input.index_select(-1, self.order)
+        bias, order = self.bias, self.order
         needs_grad = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
         if needs_grad:
+            input = input if order is None else input.index_select(-1, order)
             return _PackedMatmul.apply(input, self.weight, bias, self.format, self.in_features)
         if (
             input.dtype in KERNEL_DTYPES
@@ -116,10 +115,11 @@ class FoundryLinear(nn.Linear):
             and (bias is None or bias.dtype == input.dtype)
             and not torch.compiler.is_compiling()
         ):
+            input = input.contiguous() if order is None else ops.reorder(input.contiguous(), order)
             if input.numel() > FEW * self.in_features:
                 return linear_of_many(input, self.weight, self.format, bias)
-            return ops.linear(input.contiguous(), self.weight, format=self.format, bias=bias)
-        weight = quant.dequantize(self.weight, self.format, self.in_features, input.dtype)
+            return ops.linear(input, self.weight, format=self.format, bias=bias)
+        weight = self.dequantized(input.dtype)
         return functional.linear(input, weight, bias)
 
     def extra_repr(self) -> str:

@@ -9,6 +9,7 @@ torch.
 from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.modules import add_rms_norm, argmax, attention, embedding, glu, linear, rms_norm, rope_and_cache
 from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
+from torch_foundry.ops.reorder import reorder, reorder_with_gain
 from torch_foundry.ops.sampling import sample, sample_count_prompt, sample_merge
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "norm_glu",
     "norm_linear",
     "norm_qkv",
+    "reorder",
+    "reorder_with_gain",
     "rms_norm",
     "rope_and_cache",
     "sample",

@@ -20,7 +20,7 @@ from torch_foundry.patch.moe import ExpertBlock
 from torch_foundry.patch.spec import Unsupported, build_spec
 from torch_foundry.patch.state import Blocked, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
-from torch_foundry.patch.weights import Linear, Norm, weight_reason
+from torch_foundry.patch.weights import Linear, Norm, Siblings, weight_reason
 
 CacheLayer = FoundryLayer | FoundrySlidingLayer | PagedLayer | continuous.Continuous
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
@@ -61,20 +61,20 @@ class LayerPlan(Plan):
         def norm(name: str | None) -> Norm | None:
             return Norm(getattr(layer, name)) if name else None
 
-        def linears(parent: nn.Module, *names: str) -> tuple[Linear, ...]:
-            return tuple(Linear(getattr(parent, name)) for name in names if name in parent._modules)
+        def linears(parent: nn.Module, *names: str) -> Siblings:
+            return Siblings(Linear(getattr(parent, name)) for name in names if name in parent._modules)
 
         self.pre_attn, self.post_attn = norm(roles.pre_attn), norm(roles.post_attn)
         self.pre_ffn, self.post_ffn = norm(roles.pre_ffn), norm(roles.post_ffn)
         self.qk_norm = None if spec.family.qk_norm == "none" else (Norm(attn.q_norm), Norm(attn.k_norm))
         self.qkv = linears(attn, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
         self.o = Linear(attn.o_proj)
+        self.gate_up = linears(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two; none of experts
         self.experts: ExpertBlock | None = None
         if spec.experts:
             assert spec.family.experts is not None
             self.experts = ExpertBlock(mlp, spec.family.experts, spec.activation)
         else:
-            self.gate_up = linears(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two
             self.down = Linear(mlp.down_proj)
         self.widths = [heads * spec.head_dim for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
         self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
@@ -183,7 +183,7 @@ def run(
         assert plan.pre_ffn is not None
         return plan.experts(x, plan.pre_ffn, spec.residual_scale)
     h = x if plan.pre_ffn is None else plan.pre_ffn(x)
-    gate_up = [linear.of_many(h) for linear in plan.gate_up]
+    gate_up = plan.gate_up.products(h, Linear.of_many)
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
     return project(plan.down.of_many, ops.glu(gate, up, spec.activation), x, plan.post_ffn, spec.residual_scale)
 
@@ -209,7 +209,7 @@ def attend(
     """Attention up to the output projection: [B, L, n_heads * head_dim]."""
     spec = plan.spec
     batch, queries, _ = h.shape
-    qkv = [linear.of_many(h) for linear in plan.qkv]
+    qkv = plan.qkv.products(h, Linear.of_many)
     q, k, v = qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
     if plan.qk_norm is not None:
         q_norm, k_norm = plan.qk_norm

@@ -167,7 +167,7 @@ def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
     weight = torch.empty(rows, quant.get_format(fmt).row_size(columns), dtype=torch.uint8, device="meta")
     new: nn.Module
     if isinstance(module, nn.Linear):
-        order = torch.empty(columns, dtype=torch.int64, device="meta") if ordered else None
+        order = torch.empty(columns, dtype=torch.int32, device="meta") if ordered else None
         new = FoundryLinear(columns, rows, weight, fmt, module.bias, order)
     else:
         scale, dtype = module._buffers.get("embed_scale"), module.weight.dtype

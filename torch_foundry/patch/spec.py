@@ -77,7 +77,6 @@ def _check_linear(name: str, module: nn.Module, in_features: int, out_features: 
     require(is_linear(module), f"{name} is a {type(module).__name__}")
     found = (module.in_features, module.out_features)
     require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
-    require(getattr(module, "order", None) is None, f"the columns of {name} are stored in an order of their own")
 
 
 def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
@@ -120,7 +119,9 @@ def _check_experts(block: Any, kind: Experts, hidden: int) -> tuple[str, int]:
         require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
         _check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
         linears = (m for part in (shared, block.shared_expert_gate) for m in part.modules() if is_linear(m))
-        require(all(linear.bias is None for linear in linears), "the shared expert has biases")
+        for linear in linears:
+            require(linear.bias is None, "the shared expert has biases")
+            require(getattr(linear, "order", None) is None, "columns of the shared expert are in an order of their own")
         width += int(shared.intermediate_size)
     return activation, width
 

@@ -78,11 +78,13 @@ def _heads(
     """Norm, projections, norms of heads, rotation; k and v go to the cache. Returns q [B, n_heads, L, head_dim]."""
     spec, norm = plan.spec, plan.pre_attn
     where: dict[str, Any] = {"positions": step.positions, "step": start}
-    if norm is not None and _few(x) and spec.family.qk_norm == "none" and keys.dtype == values.dtype == x.dtype:
+    plain = spec.family.qk_norm == "none" and keys.dtype == values.dtype == x.dtype
+    if norm is not None and _few(x) and plain and plan.qkv.in_one_order:
         cos, sin = _tables(plan, step.tables)
         matrices = Matrices(plan.qkv, plan.widths)
+        x, gain = plan.qkv[0].normed(x, norm)
         return ops.norm_qkv(
-            x, norm.weight, norm.eps, matrices.weights, cos, sin, keys, values, 0,
+            x, gain, norm.eps, matrices.weights, cos, sin, keys, values, 0,
             head_dim=spec.head_dim, kind=norm.kind, formats=matrices.formats, biases=matrices.biases, **where,
         )  # fmt: skip
     where |= {"k_format": formats[0], "v_format": formats[1]}
@@ -97,15 +99,16 @@ def projections(
     fused: with the norm in one launch, by the kernel for few rows, whose bits don't depend on each other.
     """
     norm = plan.pre_attn
-    if norm is not None and fused:
+    if norm is not None and fused and plan.qkv.in_one_order:
         matrices = Matrices(plan.qkv, plan.widths)
+        x, gain = plan.qkv[0].normed(x, norm)
         raw = ops.norm_linear(
-            x, norm.weight, norm.eps, matrices.weights,
+            x, gain, norm.eps, matrices.weights,
             kind=norm.kind, formats=matrices.formats, biases=matrices.biases,
         )  # fmt: skip
         return raw.split(plan.widths, dim=-1)
     h = x if norm is None else norm(x)
-    qkv = [product(linear, h) for linear in plan.qkv]
+    qkv = plan.qkv.products(h, product)
     return qkv if len(qkv) == 3 else qkv[0].split(plan.widths, dim=-1)
 
 
@@ -138,14 +141,16 @@ def gated(plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Line
     norm, activation = plan.pre_ffn, plan.spec.activation
     width = plan.config.intermediate_size
     matrices = Matrices(plan.gate_up, (width, width))
-    if norm is not None and fused and matrices.formats[0] == matrices.formats[1]:
+    alike = matrices.formats[0] == matrices.formats[1] and plan.gate_up.in_one_order
+    if norm is not None and fused and alike:
         gate, up = matrices.weights
+        x, gain = plan.gate_up[0].normed(x, norm)
         return ops.norm_glu(
-            x, norm.weight, norm.eps, gate, up,
+            x, gain, norm.eps, gate, up,
             kind=norm.kind, format=matrices.formats[0], biases=matrices.biases, activation=activation,
         )  # fmt: skip
     h = x if norm is None else norm(x)
-    gate_up = [product(linear, h) for linear in plan.gate_up]
+    gate_up = plan.gate_up.products(h, product)
     gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
     return ops.glu(gate, up, activation)
 

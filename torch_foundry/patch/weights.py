@@ -3,7 +3,7 @@ has to be told about `.to()`, `load_state_dict(assign=True)` or a merged adapter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,36 +49,83 @@ class Norm:
 
 
 class Linear:
-    """A dense or packed linear layer."""
+    """A dense or packed linear layer, whose columns may be stored in an order of their own.
 
-    __slots__ = ("format", "parameters", "weights")
+    bare: the same for an x that is in that order already.
+    """
 
-    def __init__(self, module: nn.Module) -> None:
+    __slots__ = ("_orders", "bare", "format", "parameters", "weights")
+
+    def __init__(self, module: nn.Module, ordered: bool = True) -> None:
         self.parameters: dict[str, Any] = module._parameters
         self.weights: dict[str, Any] = self.parameters
         self.format: str | None = None
         if isinstance(module, FoundryLinear):
             self.weights, self.format = module._buffers, module.format
+        self._orders: dict[str, Any] = self.weights if ordered else {}
+        self.bare: Linear = Linear(module, ordered=False) if ordered else self
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, apart: bool = False
-    ) -> torch.Tensor:
+    @property
+    def order(self) -> torch.Tensor | None:
+        """int32 [in_features]: the element of x that each stored column multiplies; None: as they come."""
+        order: torch.Tensor | None = self._orders.get("order")
+        return order
+
+    def ordered(self, x: torch.Tensor) -> torch.Tensor:
+        """x in the order of the columns."""
+        order = self.order
+        return x if order is None else ops.reorder(x.contiguous(), order)
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and the norm's weight in the order of the columns, for a kernel that norms x itself."""
+        order = self.order
+        return (x, norm.weight) if order is None else ops.reorder_with_gain(x, order, norm.weight)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         return ops.linear(
-            x,
+            self.ordered(x),
             self.weights["weight"],
             format=self.format,
             bias=self.parameters["bias"],
             residual=residual,
             scale=scale,
-            apart=apart,
         )
 
     def of_many(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         """The same, where more than FEW rows of x go through torch's own matrix product. Not for tapes."""
         if x.numel() <= FEW * x.shape[-1]:
             return self(x, residual, scale)
-        y = linear_of_many(x, self.weights["weight"], self.format, self.parameters["bias"])
+        y = linear_of_many(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
         return y if residual is None else torch.add(residual, y, alpha=scale)
+
+
+class Siblings(tuple[Linear, ...]):
+    """Linear layers with the same input."""
+
+    _compared: list[tuple[torch.Tensor, int]]
+    _equal = False
+
+    @property
+    def in_one_order(self) -> bool:
+        """Whether the columns of all are stored in the same order. Compared anew only when one has changed: on a GPU,
+        that waits for it."""
+        orders = [order for linear in self if (order := linear.order) is not None]
+        if not orders:
+            return True
+        if len(orders) < len(self):
+            return False
+        now = [(order, 0 if order.is_inference() else order._version) for order in orders]
+        before = getattr(self, "_compared", [])
+        if len(before) != len(now) or any(a is not b or m != n for (a, m), (b, n) in zip(before, now, strict=True)):
+            self._compared, self._equal = now, all(torch.equal(order, orders[0]) for order in orders[1:])
+        return self._equal
+
+    def products(self, x: torch.Tensor, product: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """`product` of each and x. If their columns have the same order, x is brought into it once."""
+        if self[0].order is None or not self.in_one_order:
+            return [product(linear, x) for linear in self]
+        x = self[0].ordered(x)
+        return [product(linear.bare, x) for linear in self]
 
 
 class Matrices:

@@ -36,7 +36,7 @@ def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
     order = None
     order_name = f"{name.removesuffix('weight')}order"
     if order_name in parts.container.tensors:
-        parts.part(order_name, ("i64",), shape[-1:])
+        parts.part(order_name, ("i32", "i64"), shape[-1:])
         order = parts.read(order_name)
         if not bool((order.sort().values == order.new_tensor(range(shape[-1]))).all()):
             raise LoadError("PACK_ORDER", info.path, order_name, expected="each column once", found="others")

@@ -1,0 +1,43 @@
+// Columns of x in the order in which a weight stores its own (GPTQ's act-order): shaders/reorder.metal.
+#include "reorder.h"
+
+#include "core/op.h"
+
+namespace foundry {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor& order,
+                                           const std::optional<at::Tensor>& gain) {
+  Dim N("features");
+  check("x", x).floating().last(N).contiguous();
+  check("order", order).dtype({at::kInt}).device(x).shape({N}).contiguous();
+  if (gain) check("gain", *gain).like(x).shape({N}).contiguous();
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  at::Tensor gains = at::empty({gain ? x.size(-1) : 0}, x.options());
+  if (x.numel() == 0 && !gain) return {y, gains};
+
+  ReorderArgs args{};
+  args.n = static_cast<uint32_t>(x.size(-1));
+  args.rows = static_cast<uint32_t>(x.numel() / std::max<int64_t>(x.size(-1), 1));
+  args.threads_per_row = ceil_div(args.n, reorder_per_thread);
+  static PipelineTable<3> table;
+  Pipeline& pipeline = table.get(x.device(), dtype_index(x.scalar_type()), [&] {
+    return Kernel{"reorder.metal", "reorder", {metal_type(x.scalar_type())}, {}, ""};
+  });
+  const int64_t rows = args.rows + (gain ? 1 : 0);
+  Launch(pipeline)
+      .in(x)
+      .in(order)
+      .in(gain ? *gain : x)
+      .out(y)
+      .out(gain ? gains : y)
+      .args(args)
+      .run(per_element(rows * args.threads_per_row));
+  return {y, gains};
+}
+
+} // namespace
+
+FOUNDRY_OP("reorder(Tensor x, Tensor order, Tensor? gain=None) -> (Tensor, Tensor)", "reorder", reorder)
+
+} // namespace foundry
