@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.patch import zoo
 from torch_foundry import counters, dequantize, patch, quant, report
+from torch_foundry.engine import Engine, Params
 from torch_foundry.nn import FoundryLinear
 
 FORMAT = "int4_g32"
@@ -68,6 +69,23 @@ def test_each_input_is_reordered_once(family: str) -> None:
     plain = patch(copy.deepcopy(zoo.shared(family)), quantize={"*.layers.*proj": FORMAT})
     for prompt in (zoo.PROMPT[:, :1], zoo.PROMPT):
         assert launches(patch(act_order(family, True)), prompt) == launches(plain, prompt) + 4 * 2
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("requests", [4, 20])
+def test_in_an_engine(alike: bool, requests: int) -> None:
+    """Few requests by fused kernels, more by torch's products between tapes."""
+    model = patch(act_order("llama-biased", alike))
+    model.generation_config.eos_token_id = None
+    engine = Engine(model, requests=requests)
+    prompts = [zoo.ids(1, 3 + i, seed=i) for i in range(requests)]
+    streams = [engine.submit(prompt[0].tolist(), Params(max_tokens=8, temperature=0)) for prompt in prompts]
+    while not engine.idle:
+        engine.step()
+    for prompt, stream in zip(prompts, streams, strict=True):
+        expected = model.generate(prompt, max_new_tokens=8, do_sample=False)
+        assert stream.tokens == expected[0, prompt.shape[1] :].tolist()
+    assert not report(model).eager, str(report(model))
 
 
 @torch.no_grad()

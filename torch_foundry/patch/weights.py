@@ -81,7 +81,9 @@ class Linear:
         order = self.order
         return (x, norm.weight) if order is None else ops.reorder_with_gain(x, order, norm.weight)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, apart: bool = False
+    ) -> torch.Tensor:
         return ops.linear(
             self.ordered(x),
             self.weights["weight"],
@@ -89,6 +91,7 @@ class Linear:
             bias=self.parameters["bias"],
             residual=residual,
             scale=scale,
+            apart=apart,
         )
 
     def of_many(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
