@@ -258,25 +258,24 @@ def test_what_cannot_be_recorded_runs_without_tapes(monkeypatch: pytest.MonkeyPa
 def test_many_requests_come_go_and_are_preempted() -> None:
     """More than fused kernels are made for, with blocks for half of them: tokens are those of each request alone."""
     model, chance = patched(), random.Random(0)
-    given = prompts(40)
-    expected = [alone(model, prompt, 60) for prompt in given]
-    engine = Engine(model, requests=24, budget=70, blocks=45)
-    told = Params(max_tokens=60, temperature=0)
-    streams: list[Any] = []
+    given = [prompt[:12] for prompt in prompts(40)]
+    expected = [alone(model, prompt, 40) for prompt in given]
+    engine = Engine(model, requests=24, budget=70, blocks=48)
+    told = Params(max_tokens=40, temperature=0)
+    streams = [engine.submit(prompt, told) for prompt in given[:24]]
     taped = []
     watch(engine, lambda parts, logits, tape: taped.append(len(parts) if tape else 0))
     cancelled = set()
     while len(streams) < len(given) or not engine.idle:
         if len(streams) < len(given) and chance.random() < 0.7:
             streams.append(engine.submit(given[len(streams)], told))
-        if streams and chance.random() < 0.05:
-            i = chance.randrange(len(streams))
-            if not streams[i].finish_reason:
-                streams[i].cancel()
-                cancelled.add(i)
+        i = chance.randrange(len(streams))
+        if chance.random() < 0.15 and not streams[i].finish_reason:
+            streams[i].cancel()
+            cancelled.add(i)
         engine.step()
         engine.cache.manager.check()
-    assert len(cancelled) > 2 and sum(s.job.preempted for s in streams) > 2
+    assert len(cancelled) > 2 and sum(s.job.preempted for s in streams) > 5
     assert max(taped) > 16 and sum(map(bool, taped)) > len(taped) // 2
     for i, stream in enumerate(streams):
         assert stream.tokens == (expected[i][: len(stream.tokens)] if i in cancelled else expected[i]), i
