@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_foundry.loaders.errors import LoadError
@@ -36,7 +36,7 @@ class FileContainer:
     ) -> None:
         self.path, self.metadata, self.tensors, self.check_finite = path, metadata, tensors, check_finite
         self._files = {file.path: file for file in files}
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._maps: dict[Path, np.ndarray] = {}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows `start:stop` (of the first dimension) on the CPU: uint8 [..., row bytes] if packed, else of its dtype.

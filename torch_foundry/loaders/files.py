@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import mmap
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from torch_foundry.loaders.errors import LoadError
 
@@ -21,6 +25,8 @@ _CODES = {
     errno.ENXIO: ("NOT_FILE", "a pipe, device or socket"),
     errno.EISDIR: ("NOT_FILE", "a folder"),
 }
+MOST_OPEN = 32  # files of a model that stay open between reads: macOS lets a process have 256 by default
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would wait for one
 _CALL = 1 << 30  # bytes of one call; systems take at most 2^31 - 1
 _TICK_NS = 12_000_000  # longer than the steps that kernels write times of modification in (1000/HZ ms, HZ from 100)
 
@@ -55,12 +61,17 @@ class File:
     a file that was written less than a step ago is opened a step later, so that no change hides in the same step. Not
     noticed is what another process writes through a shared mapping before the system takes note of it, and the rest of
     a single write in place that began more than a step before the file was opened (its time is that of its beginning).
+
+    resting: after `rest` the file is opened anew for each read. The number of its inode may have become another file's
+    meanwhile, so the time of its last change of any kind (ctime) has to be the same then, too.
     """
+
+    resting = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:  # O_NONBLOCK: a pipe without a writer would wait for one
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._fd = os.open(self.path, _FLAGS)
         except (OSError, ValueError) as problem:
             raise failure(self.path, problem) from None
         try:
@@ -79,39 +90,70 @@ class File:
             self.close()
             raise
         self.size = found.st_size
-        self._identity = _identity(found)
+        self._identity, self._changed = _identity(found), found.st_ctime_ns
+
+    def rest(self) -> None:
+        """Give the descriptor back; the file is opened when there is something to read."""
+        self.close()
+        self.resting = True
 
     def check(self) -> None:
         """LoadError if the file, or what its path names, isn't what was opened."""
-        if self._fd < 0:
-            raise ValueError(f"{self.path}: read after it was closed")
-        try:
-            now, named = _identity(os.fstat(self._fd)), _identity(os.stat(self.path))
-        except OSError as problem:
-            if problem.errno != errno.ENOENT:
-                raise failure(self.path, problem) from None
-            raise LoadError("CHANGED", self.path, expected="the file that was opened", found="none") from None
+        with self._opened() as fd:
+            try:
+                now, named = _identity(os.fstat(fd)), _identity(os.stat(self.path))
+            except OSError as problem:
+                raise self._lost(problem) from None
         if now != self._identity or named != self._identity:
-            found = "another file" if named[:2] != self._identity[:2] else f"{now[2]} bytes, modified"
-            raise LoadError("CHANGED", self.path, expected=f"the file that was opened, {self.size} bytes", found=found)
+            raise self._other(named if named[:2] != self._identity[:2] else now)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """A descriptor; of a resting file, one for the time of the block."""
+        if not self.resting:
+            if self._fd < 0:
+                raise ValueError(f"{self.path}: read after it was closed")
+            yield self._fd
+            return
+        try:
+            fd = os.open(self.path, _FLAGS)
+        except OSError as problem:
+            raise self._lost(problem) from None
+        try:
+            found = os.fstat(fd)
+            if _identity(found) != self._identity or found.st_ctime_ns != self._changed:
+                raise self._other(_identity(found))
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _lost(self, problem: OSError) -> LoadError:
+        if problem.errno != errno.ENOENT:
+            return failure(self.path, problem)
+        return LoadError("CHANGED", self.path, expected="the file that was opened", found="none")
+
+    def _other(self, now: tuple[int, int, int, int]) -> LoadError:
+        found = "another file" if now[:2] != self._identity[:2] else f"{now[2]} bytes, modified"
+        return LoadError("CHANGED", self.path, expected=f"the file that was opened, {self.size} bytes", found=found)
 
     def read_into(self, out: memoryview, offset: int, field: str) -> None:
         """Fill `out` with the bytes from `offset` on. No check of a change: callers do it around a series of reads."""
-        if self._fd < 0:
-            raise ValueError(f"{self.path}: read after it was closed")
         done = 0
-        while done < len(out):
-            try:
-                count = os.preadv(self._fd, [out[done : done + _CALL]], offset + done)
-            except InterruptedError:
-                continue
-            except OSError as problem:
-                raise failure(self.path, problem) from None
-            if count <= 0:
-                self.check()
-                found = f"its end at {offset + done}"
-                raise LoadError("TRUNCATED", self.path, field, expected=f"{len(out)} bytes", found=found, offset=offset)
-            done += count
+        with self._opened() as fd:
+            while done < len(out):
+                try:
+                    count = os.preadv(fd, [out[done : done + _CALL]], offset + done)
+                except InterruptedError:
+                    continue
+                except OSError as problem:
+                    raise failure(self.path, problem) from None
+                if count <= 0:
+                    break
+                done += count
+        if done < len(out):
+            self.check()
+            found = f"its end at {offset + done}"
+            raise LoadError("TRUNCATED", self.path, field, expected=f"{len(out)} bytes", found=found, offset=offset)
 
     def read(self, count: int, offset: int, field: str) -> bytearray:
         """`count` bytes from `offset` on."""
@@ -119,15 +161,23 @@ class File:
         self.read_into(memoryview(out), offset, field)
         return out
 
-    def map(self) -> mmap.mmap:
-        """The whole file where it lies in the page cache. What is written to it stays in the process."""
-        try:
-            return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as problem:
-            raise failure(self.path, problem) from None
+    def map(self) -> np.ndarray:
+        """The bytes of the whole file where they lie in the page cache. What is written to them stays in the process.
+
+        By torch, as Python's own maps keep a descriptor each.
+        """
+        with self._opened() as fd:
+            try:
+                whole: np.ndarray = torch.from_file(f"/dev/fd/{fd}", False, self.size, dtype=torch.uint8).numpy()
+            except RuntimeError as problem:
+                raise LoadError(
+                    "IO", self.path, expected="a file that can be mapped", found=str(problem).splitlines()[0]
+                ) from None
+        return whole
 
     def close(self) -> None:
         """Close it; a second time does nothing."""
+        self.resting = False
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
             os.close(fd)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File, is_folder, names_in
+from torch_foundry.loaders.files import MOST_OPEN, File, is_folder, names_in
 from torch_foundry.loaders.safetensors import read_header
 from torch_foundry.loaders.tensors import TensorInfo
 
@@ -89,7 +89,7 @@ def read_index(path: Path) -> dict[str, str]:
     return shards
 
 
-def _open(paths: Iterable[Path], path: Path, index: dict[str, str] | None, check_finite: bool) -> FileContainer:
+def _open(paths: Sequence[Path], path: Path, index: dict[str, str] | None, check_finite: bool) -> FileContainer:
     files: list[File] = []
     metadata: dict[str, str] = {}
     parts: list[Mapping[str, TensorInfo]] = []
@@ -105,6 +105,8 @@ def _open(paths: Iterable[Path], path: Path, index: dict[str, str] | None, check
                 ) from None
             texts, part = read_header(files[-1])
             files[-1].check()
+            if len(paths) > MOST_OPEN:
+                files[-1].rest()
             metadata = texts | metadata
             parts.append(part)
         tensors = parts[0] if index is None else _join(parts, index, path / INDEX)

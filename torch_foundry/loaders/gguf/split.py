@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File
+from torch_foundry.loaders.files import MOST_OPEN, File
 from torch_foundry.loaders.gguf.reader import Header, read_header
 from torch_foundry.loaders.tensors import TensorInfo
 
@@ -40,6 +40,8 @@ def open_gguf(path: str | os.PathLike[str], *, check_finite: bool = True) -> Fil
         for number in range(count):
             part = path.with_name(f"{named['name']}-{number + 1:05d}-of-{count:05d}.gguf")
             headers.append(_read(part, files, whole=path))
+            if count > MOST_OPEN:
+                files[-1].rest()
             _check(headers[-1], part, number, count, total)
             _check_same(headers[0], headers[-1], part)
             if twice := tensors.keys() & headers[-1].tensors.keys():
