@@ -299,3 +299,31 @@ def test_several_tokens_of_a_request() -> None:
         with torch.no_grad():
             whole = model(torch.tensor([texts[part.name] + part.ids])).logits[0, -len(part.ids) :]
         assert torch.allclose(whole, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("requests", [3, 18])
+def test_going_on_is_a_step_of_tokens_that_the_host_knows(requests: int) -> None:
+    model = patched()
+    found = []
+    for known in (True, False):
+        engine = Engine(model, requests=32)
+        forward, manager = engine._forward, engine.cache.manager
+        for p in pools(engine):
+            p.zero_()
+        for name, text in enumerate(prompts(requests)):
+            manager.add(name)
+            manager.reserve(name, len(text) + 5)
+            forward([Part(name, 0, text, 1)])
+            assert forward.go_on(torch.zeros(1, dtype=torch.int64)) is None, "the last step took in a prompt"
+        lengths = [len(text) for text in prompts(requests)]
+        logits = forward([Part(name, n, [name + 3], 1) for name, n in enumerate(lengths)])
+        for i in range(1, 5):
+            tokens = logits.argmax(-1)
+            if known:
+                new = tokens.tolist()
+                logits = forward([Part(name, n + i, [new[name]], 1) for name, n in enumerate(lengths)])
+            else:
+                logits = forward.go_on(tokens)
+            assert logits is not None and len(logits) == requests
+        found.append((logits.clone(), *(p.clone() for p in pools(engine))))
+    assert all(map(torch.equal, *found))

@@ -72,6 +72,16 @@ class Forward:
             return self._logits(x)
         return self._eager(parts)
 
+    @torch.no_grad()
+    def go_on(self, tokens: Tensor) -> Tensor | None:
+        """Logits [n, V] of the step behind the last one, in which each part goes on with its token of `tokens`, int64
+        [n] on the device; the block manager has room for them.
+
+        None, and nothing has happened, if the last step was not on a tape or had other parts than single tokens.
+        """
+        hidden = self._tapes.go_on(tokens)
+        return None if hidden is None else self._logits(hidden.flatten(0, 1))
+
     def _eager(self, parts: Sequence[Part]) -> Tensor:
         alike: defaultdict[int, list[int]] = defaultdict(list)
         for i, part in enumerate(parts):

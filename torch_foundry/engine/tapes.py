@@ -37,12 +37,14 @@ class Tapes:
         self._tapes: OrderedDict[tuple[int, int], StepTape] = OrderedDict()
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
         self._refused: Any = None  # the model as it was when a step could not be recorded
+        self._last: StepTape | None = None  # what the last step was on
 
     def run(self, parts: Sequence[Part]) -> Tensor | None:
         """The last norm's result [B, L, hidden] for the requests, whose tokens come first in their rows.
 
         None if this step is not for tapes. The next run overwrites it. `plan.check` comes before.
         """
+        self._last = None
         length = max(len(part.ids) for part in parts)
         if length > LENGTH or any(part.wanted < len(part.ids) for part in parts):
             return None  # a prompt
@@ -66,7 +68,14 @@ class Tapes:
         self._tapes[batch, length] = tape
         if len(self._tapes) > TAPES:
             self._tapes.popitem(last=False)
+        self._last = tape
         return hidden[: len(parts)]
+
+    def go_on(self, tokens: Tensor) -> Tensor | None:
+        """The step behind the last one, if that was on a tape and of one token a request: their next tokens are
+        `tokens`, int64 [n], which only the device knows, and for which there is room. As `run`."""
+        tape = self._last
+        return None if tape is None or tape.length > 1 else tape.go_on(tokens)[: len(tokens)]
 
 
 def rows_for(requests: int, most: int) -> int:
@@ -114,6 +123,16 @@ class StepTape:
         self._fill(parts, tables)
         # CUDA reads pageable memory before it returns, and need not wait for what is under way
         self._control.copy_(self._staged, non_blocking=self._control.is_cuda)
+        return self._run()
+
+    def go_on(self, tokens: Tensor) -> Tensor:
+        """The next step of the same requests."""
+        self._ids[: self._used].copy_(tokens)
+        self._group.rows[: self._used, 0].add_(1)
+        self._group.positions[: self._used].add_(1)
+        return self._run()
+
+    def _run(self) -> Tensor:
         self.plan.steps += 1
         if self._script is not None:
             try:

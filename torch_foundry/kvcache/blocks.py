@@ -120,11 +120,15 @@ class BlockManager:
         Returns what has to be copied before they are written. Raises OutOfBlocks, and then nothing has changed.
         """
         owner = self._owner(name)
+        at = owner.length // self.block_size
+        if 0 < tokens <= len(owner.blocks) * self.block_size - owner.length:  # the way of nearly all calls
+            block = owner.blocks[at]
+            if self._references[block] == 1 and self._digest[block] is None:
+                return []
         needed = self.needs(name, tokens)
         if needed > self.available:
             raise OutOfBlocks(f"{tokens} more tokens need {needed} blocks, of {self.blocks} {self.available} are free")
         copies = []
-        at = owner.length // self.block_size
         if self._shared(owner, tokens):
             old, new = owner.blocks[at], self._new()
             owner.blocks[at] = new
