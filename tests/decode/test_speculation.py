@@ -242,6 +242,18 @@ def test_hooks_end_the_guessing() -> None:
     assert report(model).guesses.stopped == "switched off: hook on LlamaForCausalLM"
 
 
+def test_nan_behind_a_wrong_guess_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    expected = generate(model)
+    bad = next(i for i in range(10, VOCAB) if i not in expected)
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # not the embedding's any more
+        model.model.embed_tokens.weight[bad] = float("nan")
+    monkeypatch.setattr(PromptLookup, "propose", lambda self, text, most, end=None: (3, [bad] * most))
+    assert generate(model, **LOOKUP).tolist() == expected.tolist()
+    assert model.generator_plan().guesses.stopped == "switched off: no token could be chosen behind a guess"
+
+
 # ----------------------------------------------------------------------------------------------------- pace and guesses
 
 

@@ -100,10 +100,10 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
         engine = Engine(model, requests=requests, budget=budget, blocks=40, invariant=True)
         choose = engine._choose
 
-        def seen(jobs: Any, logits: torch.Tensor) -> Any:
-            for job, row in zip(jobs, logits, strict=True):
-                found.setdefault(which[job.name], []).append(row.clone())
-            return choose(jobs, logits)
+        def seen(chunks: Any, logits: torch.Tensor) -> Any:
+            for chunk, row in zip(chunks, logits, strict=True):
+                found.setdefault(which[chunk.job.name], []).append(row.clone())
+            return choose(chunks, logits)
 
         monkeypatch.setattr(engine, "_choose", seen)
         for i in which:

@@ -116,6 +116,30 @@ def test_a_tape_serves_requests_of_one_structure(request: pytest.FixtureRequest)
         assert slots.ids[place, : len(expected)].tolist() == expected
 
 
+def test_what_would_be_chosen() -> None:
+    """Several tokens of rows at once are those of steps, and the rows are as they were."""
+    kinds = ("greedy", "nucleus", "plain")
+    slots = Slots(4, capacity=CAPACITY, vocab_size=V, device="cpu")
+    for place, kind in enumerate(kinds):
+        fill(slots, place, kind, place)
+    texts = [alone(kind, place, prompt_of(place), 4) for place, kind in enumerate(kinds)]
+    before = {name: t.clone() for name, t in vars(slots).items() if isinstance(t, torch.Tensor)}
+    for rows in ([0] * 4, [2, 2, 1, 0, 1, 2], [1]):
+        steps = [rows[:i].count(row) for i, row in enumerate(rows)]
+        lengths = [len(prompt_of(row)) + step for row, step in zip(rows, steps, strict=True)]
+        logits = torch.stack([logits_of(row, step) for row, step in zip(rows, steps, strict=True)])
+        tokens, errors = slots.peek(logits, rows, lengths)
+        assert tokens.tolist() == [texts[row][length] for row, length in zip(rows, lengths, strict=True)]
+        assert not errors.any()
+    assert all(torch.equal(t, getattr(slots, name)) for name, t in before.items())
+    slots.seek([1, 0], [len(prompt_of(1)) + 2, len(prompt_of(0)) + 3])
+    slots.step(torch.stack([logits_of(0, 3), logits_of(1, 2)]))
+    assert slots.token[:2, 0].tolist() == [texts[0][-1], texts[1][len(prompt_of(1)) + 2]]
+    fill(slots, 3, "greedy, penalties", 3)
+    with pytest.raises(ValueError, match="depends on the tokens before it"):
+        slots.peek(logits_of(3, 0)[None], [3], [5])
+
+
 def test_errors_are_the_rows_own() -> None:
     slots = Slots(3, capacity=CAPACITY, vocab_size=V, device="cpu")
     for place, kind in enumerate(("greedy", "plain", "greedy")):

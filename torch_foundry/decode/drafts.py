@@ -43,7 +43,7 @@ class PromptLookup:
         self._seen = max(self._seen, end - 1)
         for length in range(min(self.longest, end), 0, -1):
             if (found := self._ends.get(tuple(text[end - length : end]))) is not None:
-                period = text[found : min(end, found + most)]
+                period = text[found : min(end, found + max(most, 1))]
                 return length, (period * (1 + most // len(period)))[:most]
         return 0, []
 

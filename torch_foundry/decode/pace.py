@@ -46,12 +46,32 @@ def rows_of(guesses: int) -> int:
     return 1 << guesses.bit_length()
 
 
-class Pace:
-    """Chooses the number of guesses by what steps took and how many guesses were right so far.
+class Rates:
+    """How often guesses of each kind are right where those before them were, whatever kinds are."""
 
-    If each guess is right with probability p where those before it were, a step with k guesses gives
-    (1 - p^(k+1)) / (1 - p) tokens on average (Leviathan et al., "Fast Inference from Transformers via Speculative
-    Decoding", 2023). There is a p for each kind of guess, whatever kinds are.
+    def __init__(self) -> None:
+        self._right: dict[int, float] = {}
+
+    def seen(self, kind: int, guessed: int, accepted: int) -> None:
+        """Of `guessed` guesses the first `accepted` were right, or would have been."""
+        p = self._right.get(kind, START)
+        for right in [1.0] * accepted + [0.0] * (accepted < guessed):
+            p += WEIGHT * (right - p)
+        self._right[kind] = p
+
+    def hope(self) -> None:
+        """Nothing was seen for long: it may have become better."""
+        self._right = {kind: max(p, START / 2) for kind, p in self._right.items()}
+
+    def tokens(self, kind: int, guesses: int) -> float:
+        """What a step with so many guesses gives on average (Leviathan et al., "Fast Inference from Transformers via
+        Speculative Decoding", 2023)."""
+        p = min(self._right.get(kind, START), 0.99)
+        return (1 - p ** (guesses + 1)) / (1 - p)
+
+
+class Pace(Rates):
+    """Chooses the number of guesses by what steps took and how many guesses were right so far.
 
     Where guesses can't be made or don't pay, 1, 2, 4 ... steps are taken without.
     """
@@ -59,11 +79,11 @@ class Pace:
     def __init__(self, most: int, totals: Guesses, *, together: int = LONGEST, watched: bool = True) -> None:
         """together: steps without guesses that may be handed over together. watched: `seen` will be called for those
         steps as well; else guessing is tried again after them, later and later."""
+        super().__init__()
         self.totals, self._together, self._watched = totals, min(together, LONGEST), watched
         self._times = totals.times = {rows: t for rows, t in totals.times.items() if rows == 1}
         # no number in between is better: its step takes as long as one with more guesses
         self._numbers = sorted({min(most, rows - 1) for rows in (2, 4, 8, 16) if rows <= rows_of(most)})
-        self._right: dict[int, float] = {}  # p of each kind
         self._since = 0  # steps with guesses since those without were timed
         self._used: set[int] = {1}  # numbers of rows that steps since then had
         self._rest, self._next = 0, 1  # steps to take without guesses, now and the next time
@@ -109,15 +129,11 @@ class Pace:
         """`steps` steps without guesses gave `tokens`."""
         self._rest = max(0, self._rest - steps)
         if not self._rest and not self._watched:
-            self._right = {kind: max(p, START / 2) for kind, p in self._right.items()}
+            self.hope()
         self._took(1, steps, tokens, seconds)
 
     def seen(self, kind: int, guessed: int, accepted: int) -> None:
-        """Of `guessed` guesses the first `accepted` were right, or would have been."""
-        p = self._right.get(kind, START)
-        for right in [1.0] * accepted + [0.0] * (accepted < guessed):
-            p += WEIGHT * (right - p)
-        self._right[kind] = p
+        super().seen(kind, guessed, accepted)
         if accepted:
             self._next = 1
 
@@ -138,5 +154,4 @@ class Pace:
         rows = rows_of(guesses)
         tried = [r for r in self._times if r <= rows]
         seconds = self._times[max(tried)] if tried else 1.0
-        p = min(self._right.get(kind, START), 0.99)
-        return (1 - p ** (guesses + 1)) / (1 - p) / seconds
+        return self.tokens(kind, guesses) / seconds

@@ -92,12 +92,11 @@ class Verifier:
         sampler.seek(list(range(length, length + rows)))
         self._run(tape, sampler, 1)
         found = self._read(torch.cat([sampler.token[:, 0], sampler.errors]))
-        chosen, errors = found[: len(tokens)], found[rows:]
-        if any(errors):
+        if any(found[rows:]):
+            # a guess may be what gave no scores, also for the tokens before it: 0 times infinity is NaN in attention
             sampler.errors.zero_()
-            # those behind a wrong guess are no errors
-            check_errors([max(errors[: accepted(tokens[1:], chosen) + 1])])
-        return chosen
+            raise Blocked("no token could be chosen behind a guess")
+        return found[: len(tokens)]
 
     def go_on(self, token: int, length: int, steps: int, remaining: int) -> list[int]:
         """`steps` tokens after `token`, the newest of `length`, without guesses. The rest as of `choose`."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_foundry.decode.pace import Guesses
+from torch_foundry.decode.speculation import accepted
+from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
-from torch_foundry.engine.requests import Job, Params, QueueFull
+from torch_foundry.engine.guessing import Guessing
+from torch_foundry.engine.requests import Job, Params, QueueFull, check_lookup
 from torch_foundry.engine.scheduler import Chunk, Scheduler
 from torch_foundry.engine.stream import Stream
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
+from torch_foundry.sampling.sampler import check_errors
 
 
 class Engine:
@@ -30,6 +36,10 @@ class Engine:
     invariant: each answer has the bits, and so the tokens, that it would have alone, in every dtype; slower. Without it
     matrix products of more than 16 rows go another way than those of few, so float16 and bfloat16 may choose another
     token where two are as good as equal.
+
+    prompt_lookup_num_tokens: of requests that don't say it themselves. assistant_model: a smaller model with the same
+    tokenizer, patched, that guesses for requests without prompt lookup. Guesses change no token; `guesses` says what
+    came of them. How many are made adapts, to none where they don't pay.
 
     RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
     """
@@ -46,6 +56,8 @@ class Engine:
         kv_cache: Any = None,
         queue: int = 256,
         invariant: bool = False,
+        prompt_lookup_num_tokens: int | None = None,
+        assistant_model: Any = None,
     ) -> None:
         config = model.config.get_text_config()
         self.model, self.tokenizer, self.queue = model, tokenizer, queue
@@ -63,6 +75,13 @@ class Engine:
         except Blocked as blocked:
             raise RuntimeError(f"an engine can't run this model: {blocked}") from None
         self.device = self._forward.plan.device
+        check_lookup(prompt_lookup_num_tokens)
+        if prompt_lookup_num_tokens and assistant_model is not None:
+            raise ValueError("prompt_lookup_num_tokens, assistant_model: expected one of them, got both")
+        draft = None
+        if assistant_model is not None:
+            draft = Draft(assistant_model, model, blocks, block_size, requests=requests, exact=invariant)
+        self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
         self._slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
         self._rows: list[Job | None] = [None] * requests  # who has which slot
         self._streams: dict[int, Stream] = {}
@@ -97,7 +116,8 @@ class Engine:
         settings = params.settings(len(ids), self._eos)
         settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < self.vocabulary))
         job = Job(next(self._names), list(ids), len(ids), min(len(ids) + params.max_tokens, self.limit), salt)
-        stream = Stream(self, job, params, settings, seed, self.tokenizer)
+        figures = self._guessing.begin(job, params, possible=not settings.counts_tokens)
+        stream = Stream(self, job, params, settings, seed, self.tokenizer, figures)
         self._streams[job.name] = stream
         self.scheduler.add(job)
         return stream
@@ -118,6 +138,11 @@ class Engine:
             self._end(stream.job, "cancelled")
 
     @property
+    def guesses(self) -> Guesses:
+        """What came of guessing ahead; of one request: `Stream.guesses`."""
+        return self._guessing.totals
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.scheduler.running and not self.scheduler.waiting
@@ -134,7 +159,9 @@ class Engine:
 
         An exception leaves every request as it was before the step, in the queue or with the tokens that it has.
         """
-        before = list(self.scheduler.running)
+        began, before = time.perf_counter(), list(self.scheduler.running)
+        generating = [job for job in before if job.pending == 1]
+        self._guessing.guess(generating, self._slots, [self._slot(job) for job in generating])
         chunks = self.scheduler.next()
         for job in before:
             if job not in self.scheduler.running:
@@ -144,50 +171,85 @@ class Engine:
         for chunk in chunks:
             self._enter(chunk.job)
         chunks.sort(key=lambda chunk: self._slot(chunk.job))
-        complete = [chunk.job for chunk in chunks if chunk.complete]
+        complete = [chunk for chunk in chunks if chunk.complete]
         for chunk in chunks:
             self.cache.copy(chunk.copies)
         logits = self._forward([_part(chunk) for chunk in chunks])
-        new = self._choose(complete, logits) if complete else {}
+        new = self._choose(complete, logits) if complete else []
         self.scheduler.done(chunks)
-        for job, (token, wrong) in new.items():
-            self._take(job, token, wrong)
-        return sum(chunk.count for chunk in chunks)
+        if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
+            self._guessing.timed(len(chunks), max(chunk.size for chunk in chunks), time.perf_counter() - began)
+        for chunk, tokens, wrong in new:
+            self._take(chunk, tokens, wrong)
+        return sum(chunk.size for chunk in chunks)
 
-    def _choose(self, jobs: Sequence[Job], logits: Tensor) -> dict[Job, tuple[int, int]]:
-        """A token for each job, and its error bits; jobs in the order of their slots."""
-        slots = [self._slot(job) for job in jobs]
-        order = sorted(range(len(jobs)), key=slots.__getitem__)
-        if order != list(range(len(jobs))):
-            logits = logits[torch.tensor(order).to(self.device, non_blocking=True)]
-        ordered = [slots[i] for i in order]
+    def _choose(self, chunks: Sequence[Chunk], logits: Tensor) -> list[tuple[Chunk, list[int], int]]:
+        """The new tokens of each chunk, and error bits; chunks in the order of their slots, with as many rows of
+        logits as they have guesses, and one. Waits for the device."""
+        slots, slot_of = self._slots, [self._slot(chunk.job) for chunk in chunks]
+        first = list(itertools.accumulate((1 + len(chunk.guesses) for chunk in chunks), initial=0))
+        guessed = [i for i, chunk in enumerate(chunks) if chunk.guesses]
+        single = [i for i, chunk in enumerate(chunks) if not chunk.guesses]
+        rows = self._some(logits, [first[i] for i in single])
         at = 0
-        while at < len(ordered):  # runs of neighbours
+        while at < len(single):  # runs of neighbours
             end = at + 1
-            while end < len(ordered) and ordered[end] == ordered[end - 1] + 1:
+            while end < len(single) and slot_of[single[end]] == slot_of[single[end - 1]] + 1:
                 end += 1
-            self._slots.step(logits[at:end], first=ordered[at])
+            slots.step(rows[at:end], first=slot_of[single[at]])
             at = end
-        found = torch.cat([self._slots.token, self._slots.errors[:, None]], dim=1).tolist()
-        return {job: (found[slot][0], found[slot][1]) for job, slot in zip(jobs, slots, strict=True)}
+        parts = [slots.token[:, 0], slots.errors]
+        where = [(i, row) for i in guessed for row in range(first[i], first[i + 1])]
+        if where:
+            lengths = [len(chunks[i].job.tokens) + row - first[i] for i, row in where]
+            parts += slots.peek(self._some(logits, [row for _, row in where]), [slot_of[i] for i, _ in where], lengths)
+        found = torch.cat(parts).tolist()
+        token, errors, peeked = found[: slots.rows], found[slots.rows : 2 * slots.rows], found[2 * slots.rows :]
+        new = {i: ([token[slot_of[i]]], errors[slot_of[i]]) for i in single}
+        at = 0
+        for i in guessed:
+            count = first[i + 1] - first[i]
+            chosen, bits = peeked[at : at + count], peeked[len(where) + at : len(where) + at + count]
+            right = accepted(chunks[i].guesses, chosen)
+            # a guess without scores may have cost the tokens before it theirs (0 times infinity is NaN in attention):
+            # once more, without guesses
+            chunks[i].right = -1 if any(bits) else right
+            new[i] = chosen[: chunks[i].right + 1], 0
+            at += count
+        if guessed:
+            slots.seek([slot_of[i] for i in guessed], [len(chunks[i].job.tokens) + len(new[i][0]) for i in guessed])
+        return [(chunk, *new[i]) for i, chunk in enumerate(chunks)]
 
-    def _take(self, job: Job, token: int, wrong: int) -> None:
-        stream = self._streams[job.name]
+    def _some(self, logits: Tensor, rows: list[int]) -> Tensor:
+        if rows == list(range(len(logits))):
+            return logits
+        return logits[torch.tensor(rows, dtype=torch.int32).to(self.device, non_blocking=True)]
+
+    def _take(self, chunk: Chunk, tokens: Sequence[int], wrong: int) -> None:
+        job, stream = chunk.job, self._streams[chunk.job.name]
         if wrong:
             try:
-                self._slots.check(self._slot(job))
+                check_errors([wrong])
             except RuntimeError as error:
                 stream.error = error
             self._end(job, "error")
             return
-        job.tokens.append(token)
-        if reason := stream.take(token):
+        reason, before = "", len(job.tokens)
+        for token in tokens:
+            job.tokens.append(token)
+            if reason := stream.take(token):
+                break
+        self._guessing.note(chunk, len(job.tokens) - before)
+        if not tokens:
+            self._guessing.end(job)
+        if reason:
             self._end(job, reason)
 
     def _end(self, job: Job, reason: str) -> None:
         self.scheduler.remove(job)
         if job in self._rows:
             self._leave(job)
+        self._guessing.end(job)
         self._streams.pop(job.name).end(reason)
 
     # ---------------------------------------------------------------------------------------------------------- slots
@@ -207,12 +269,11 @@ class Engine:
         slot = self._slot(job)
         self._rows[slot] = None
         self._slots.clear(slot)
+        self._guessing.leave(job)
 
 
 def _part(chunk: Chunk) -> Part:
-    job = chunk.job
-    ids = job.tokens[job.computed : job.computed + chunk.count]
-    return Part(job.name, job.computed, ids, int(chunk.complete))
+    return Part(chunk.job.name, chunk.job.computed, chunk.ids, 1 + len(chunk.guesses) if chunk.complete else 0)
 
 
 def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:

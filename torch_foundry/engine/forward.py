@@ -135,7 +135,8 @@ class Forward:
         x = project(partial(way.product, plan.o), h, x, plan.post_attn, scale)
         if plan.experts is not None:
             assert plan.pre_ffn is not None
-            return plan.experts(x, plan.pre_ffn, scale, few=len(x) if self.exact else TOKENS)
+            few = len(x) if self.exact else TOKENS
+            return plan.experts(x[None], plan.pre_ffn, scale, few=few)[0]  # stock code wants rows of a batch
         h = gated(plan, x, way.fused, way.product)
         return project(partial(way.product, plan.down), h, x, plan.post_ffn, scale)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch_foundry.sampling import Settings
 
@@ -21,6 +21,8 @@ class Params:
     the same seed draws the same tokens, whatever else runs; None: a random one. stop: texts that end the answer and are
     no part of it (the engine needs a tokenizer then). stop_token_ids: beside the model's own ends of text, which
     `ignore_eos` ignores. min_tokens: none of those ends before. Penalties as in `torch_foundry.sampling.Settings`.
+    prompt_lookup_num_tokens: tokens that are guessed ahead from what followed the same words before, at most; 0: none;
+    None: as the engine has it. Guesses change no token.
     """
 
     max_tokens: int = 128
@@ -36,6 +38,7 @@ class Params:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("min_tokens", 0)):
@@ -49,6 +52,7 @@ class Params:
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected a tuple of texts, got {self.stop!r}")
         self.settings(0, ())
+        check_lookup(self.prompt_lookup_num_tokens)
 
     def settings(self, prompt: int, eos: Sequence[int]) -> Settings:
         """For a prompt of so many tokens and a model whose texts end with one of `eos`."""
@@ -69,6 +73,12 @@ class Params:
         )
 
 
+def check_lookup(value: int | None) -> None:
+    """ValueError unless it is a number of tokens to guess, or None."""
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"prompt_lookup_num_tokens: expected None or a whole number from 0 on, got {value!r}")
+
+
 @dataclass(eq=False)
 class Job:
     """A request as the scheduler sees it: tokens, and how many of them are in the cache."""
@@ -81,6 +91,7 @@ class Job:
     computed: int = 0
     preempted: int = 0  # how often it lost its blocks
     reused: int = 0  # tokens that were found in the cache when it was admitted last
+    guesses: list[int] = field(default_factory=list)  # of the tokens behind those known, for the next step
 
     @property
     def pending(self) -> int:

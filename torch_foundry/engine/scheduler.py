@@ -12,25 +12,39 @@ from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
 
 @dataclass
 class Chunk:
-    """The next `count` tokens of a job; the last one of those known if `complete`, so that a new one is chosen."""
+    """The next `count` tokens of a job, and guesses of those behind; if `complete` all that are known, so that a new
+    one is chosen, and one behind each guess."""
 
     job: Job
     count: int
     copies: list[Copy] = field(default_factory=list)  # blocks to copy before
+    guesses: list[int] = field(default_factory=list)
+    right: int = 0  # of the guesses, the first ones that were chosen: they are in the cache; -1: nothing is
 
     @property
     def complete(self) -> bool:
         """Whether all tokens that are known will have been computed."""
         return self.count == self.job.pending
 
+    @property
+    def ids(self) -> list[int]:
+        """The tokens to compute."""
+        return self.job.tokens[self.job.computed : self.job.computed + self.count] + self.guesses
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.count + len(self.guesses)
+
 
 class Scheduler:
     """Iteration-level scheduling (Yu et al., "Orca", 2022) of jobs over the blocks of one cache.
 
     A step has at most `budget` tokens. First each running job that generates gets its one; what is left goes to prompts
-    in the order of arrival, in pieces, so a long one delays nobody by more than a step. Jobs are admitted in the order
-    of arrival, never past one that doesn't fit yet. When blocks run out, the job admitted last gives up its own and
-    waits at the front of the queue; it computes its tokens again later (what is still in kept blocks excepted).
+    in the order of arrival, in pieces, so a long one delays nobody by more than a step, and last to guesses. Jobs are
+    admitted in the order of arrival, never past one that doesn't fit yet. When blocks run out, the job admitted last
+    gives up its own and waits at the front of the queue; it computes its tokens again later (what is still in kept
+    blocks excepted).
     """
 
     def __init__(self, manager: BlockManager, *, running: int, budget: int) -> None:
@@ -59,7 +73,7 @@ class Scheduler:
         generating = [job for job in self.running if job.pending == 1]
         reading = [job for job in self.running if job.pending > 1]
         for job in (*generating, *reading):
-            left = self.budget - sum(chunk.count for chunk in chunks.values())
+            left = self.budget - sum(chunk.size for chunk in chunks.values())
             count = min(job.pending, left)
             while count and job in self.running:
                 try:
@@ -72,7 +86,7 @@ class Scheduler:
                 else:
                     chunks[job.name] = Chunk(job, count, copies)
                     break
-        left = self.budget - sum(chunk.count for chunk in chunks.values())
+        left = self.budget - sum(chunk.size for chunk in chunks.values())
         while self.waiting and len(self.running) < self.most and left and not preempted:
             chunk = self._admit(self.waiting[0], left)
             if chunk is None:
@@ -80,14 +94,28 @@ class Scheduler:
             self.waiting.popleft()
             chunks[chunk.job.name] = chunk
             left -= chunk.count
+        for job in generating:
+            if job.name in chunks and (guesses := job.guesses[:left]):
+                left -= self._add(chunks[job.name], guesses)
         return list(chunks.values())
 
     def done(self, chunks: Iterable[Chunk]) -> None:
-        """The chunks of `next` are in the cache."""
+        """The chunks of `next` are in the cache, but for wrong guesses."""
         for chunk in chunks:
-            job = chunk.job
-            self.manager.commit(job.name, job.tokens[job.computed : job.computed + chunk.count])
-            job.computed += chunk.count
+            job, ids = chunk.job, chunk.ids[: chunk.count + chunk.right]  # only single tokens have guesses
+            self.manager.commit(job.name, ids)
+            job.computed += len(ids)
+            if chunk.guesses:  # their room
+                self.manager.crop(job.name, job.computed)
+
+    def _add(self, chunk: Chunk, guesses: list[int]) -> int:
+        """Guesses to a chunk, if there are blocks for them; returns how many."""
+        try:
+            chunk.copies += self.manager.reserve(chunk.job.name, chunk.count + len(guesses))
+        except OutOfBlocks:
+            return 0
+        chunk.guesses = guesses
+        return len(guesses)
 
     def _admit(self, job: Job, left: int) -> Chunk | None:
         """Begin with a job, if there are blocks for all of its tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch_foundry.decode.pace import Guesses
 from torch_foundry.engine.requests import Job, Params
 from torch_foundry.sampling import Settings
 from torch_foundry.text import StreamDecoder
@@ -17,11 +18,22 @@ class Stream:
     """Iterate for new tokens, or over `texts()`; the engine steps while there are none.
 
     tokens: so far. text: so far, without what is still an incomplete character or may become a stop text; "" without a
-    tokenizer. finish_reason: "" while it goes on, then "stop", "length", "cancelled" or "error".
+    tokenizer. finish_reason: "" while it goes on, then "stop", "length", "cancelled" or "error". guesses: what came of
+    guessing ahead.
     """
 
-    def __init__(self, engine: Engine, job: Job, params: Params, settings: Settings, seed: int, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        job: Job,
+        params: Params,
+        settings: Settings,
+        seed: int,
+        tokenizer: Any,
+        guesses: Guesses,
+    ) -> None:
         self._engine, self.job, self.params, self.settings, self.seed = engine, job, params, settings, seed
+        self.guesses = guesses
         self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special_tokens=True)
         self._held = ""  # text that may be the beginning of one that stops
         self._cut = False  # by a stop text

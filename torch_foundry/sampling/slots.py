@@ -114,6 +114,43 @@ class Slots:
         )
         return self.token[rows]
 
+    def peek(self, logits: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What would be chosen for `rows` behind `lengths` tokens, and error bits: int64 [n] and int32 [n].
+
+        logits: [n, V]. A row may come several times. Nothing of a row changes; for settings that don't count tokens.
+        """
+        kinds = [kind for row in set(rows) if (kind := self.settings[row]) is not None]
+        if any(kind.counts_tokens for kind in kinds):
+            raise ValueError("peek: what may come next depends on the tokens before it")
+        index = self._put(rows)
+        own = index if len(set(rows)) > 1 else rows[0]
+        length = self._put(lengths)
+        finished, errors = torch.zeros_like(length), torch.zeros_like(length)
+        token = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
+        ops.sample(
+            logits,
+            self.params[own],
+            self.rules[own],
+            start=self.start[index],
+            streams=self.streams[index],
+            length=length,
+            finished=finished,
+            errors=errors,
+            ids=torch.empty(len(rows), self.capacity, dtype=torch.int64, device=self.device),
+            newest=token,
+            use_rules=any(kind.has_rules for kind in kinds),
+            draw=any(kind.do_sample for kind in kinds),
+            truncate=any(kind.do_sample and kind.truncates for kind in kinds),
+        )
+        return token[:, 0], errors
+
+    def seek(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Let the next token of each of `rows` be the one behind so many tokens; as `Sampler.seek`."""
+        self.length[self._put(rows)] = self._put(lengths)
+
+    def _put(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(self.device, non_blocking=True)
+
     def check(self, row: int) -> None:
         """Wait for the device and raise RuntimeError if no token could be chosen for `row`."""
         check_errors([int(self.errors[row])])
