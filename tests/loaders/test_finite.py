@@ -11,9 +11,9 @@ import torch
 
 from tests.loaders.test_gguf_reader import write
 from torch_foundry.loaders import LoadError, open_gguf
-from torch_foundry.loaders.finite import SCALES, nonfinite
+from torch_foundry.loaders.finite import SCALES, nonfinite, scales
 from torch_foundry.loaders.types import GGML, TYPES
-from torch_foundry.quant import FORMATS
+from torch_foundry.quant import FORMATS, dequantize
 
 NUMBERS = {storage.name: number for number, storage in GGML.items()}
 UNPACKED = [storage.name for number, storage in GGML.items() if storage.packed and storage.name not in ("q8_1", "q8_k")]
@@ -61,6 +61,22 @@ def test_blocks_with_a_bad_scale_are_those_that_unpack_to_what_is_no_number(name
     assert 0 < len(indices) < len(blocks)
     few = sorted({*range(0, len(blocks), 37), *indices[:40], *indices[-40:]})
     assert found(blocks[few], name) == [few.index(i) for i in few if expected[i]]
+
+
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.packed and each.gguf_type is None])
+def test_blocks_of_packed_safetensors(name: str) -> None:
+    """Each place of a scale, with all values of its highest byte: what unpacks to no number is found."""
+    zero, size = torch.zeros(FORMATS[name].block_bytes, dtype=torch.uint8), FORMATS[name].block_bytes
+    assert scales(name)
+    for at, kind in scales(name):
+        width = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}[kind]
+        blocks = zero.repeat(256, 1)
+        blocks[:, at : at + width] = 0xFF
+        blocks[:, at + width - 1] = torch.arange(256, dtype=torch.uint8)
+        expected = {int(i) for i in (~torch.isfinite(dequantize(blocks, name))).any(1).nonzero()}
+        missed = expected - set(found(blocks, name))
+        assert expected and not missed and set(found(blocks, name)) <= expected | {253, 254}
+    assert nonfinite(zero.repeat(3, 1).view(-1), name, size) is None
 
 
 @pytest.mark.parametrize("name", ["q8_1", "q8_k"])

@@ -181,7 +181,7 @@ MISTAKES = [
             ({"quant_type": "fp4"}, "PACK_STATE", STATE),
             ({"shape": [40]}, "PACK_STATE", STATE),
             ({"shape": [-40, 512]}, "PACK_STATE", STATE),
-            ({"shape": [1 << 39, 1 << 39]}, "PACK_STATE", STATE),
+            ({"shape": [1 << 39, 1 << 39]}, "PACK_SHAPE", "layer.weight"),
             ({"shape": [640, 32]}, "PACK_GROUP", "layer.weight"),
             ({"nested_blocksize": 0}, "PACK_STATE", STATE),
             ({"nested_offset": ""}, "PACK_STATE", STATE),

@@ -23,6 +23,8 @@ from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.packing import take_over
 
 _DENSE = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
+_LARGEST_TABLE = 1 << 26  # numbers; GPT-2's mask of 8192 tokens
 EXPERTS = ("gate_proj", "up_proj", "down_proj")  # [experts, N, K] each, under the name of their module
 
 
@@ -45,9 +47,15 @@ def assemble(
     and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
     file: whom errors name. allow: see `Allow`.
 
-    LoadError: TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises.
+    LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises.
     """
-    model = build(config, dtype, attn_implementation)
+    try:
+        model = build(config, dtype, attn_implementation)
+    except Exception as error:  # whatever transformers raises for settings that do not go together
+        if attn_implementation is not None:
+            raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
     model.generation_config = generation_config or model.generation_config
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
@@ -68,11 +76,14 @@ def assemble(
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Matrices (`torch.empty`) get no memory; what is computed (rotary frequencies, embedding scales) is real."""
+    """Matrices (`torch.empty`) get no memory; what is computed (rotary frequencies, embedding scales) is real, but not
+    without end: ValueError."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
             kwargs = {**(kwargs or {}), "device": "meta"}
+        elif func in _TABLES and (n := func(*args, **{**(kwargs or {}), "device": "meta"}).numel()) > _LARGEST_TABLE:
+            raise ValueError(f"a table of {n} numbers")
         return func(*args, **(kwargs or {}))
 
 

@@ -35,6 +35,7 @@ class FileContainer:
         check_finite: bool = True,
     ) -> None:
         self.path, self.metadata, self.tensors, self.check_finite = path, metadata, tensors, check_finite
+        self.blocks: dict[str, tuple[str, int]] = {}  # of bytes that are blocks: their format and size, by tensor
         self._files = {file.path: file for file in files}
         self._maps: dict[Path, np.ndarray] = {}
 
@@ -71,14 +72,15 @@ class FileContainer:
 
     def _fill(self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int) -> None:
         file, memory = self._file(info), data.numpy().data
-        step = _CHUNK // storage.nbytes * storage.nbytes
+        name, nbytes = self.blocks.get(info.name, (storage.name, storage.nbytes))
+        step = _CHUNK // nbytes * nbytes
         file.check()
         for begin in range(0, data.numel(), step):
             file.read_into(memory[begin : begin + step], offset + begin, info.name)
             chunk = data[begin : begin + step]
             if storage.name == "bool" and bool((chunk > 1).any()):
                 raise LoadError("BOOL", info.path, info.name, expected="bytes of 0 or 1", found=f"{int(chunk.max())}")
-            if self.check_finite and (at := nonfinite(chunk, storage.name, storage.nbytes)) is not None:
+            if self.check_finite and (at := nonfinite(chunk, name, nbytes)) is not None:
                 file.check()
                 where = offset + begin + at
                 raise LoadError(

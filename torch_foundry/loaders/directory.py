@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,20 +15,21 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.loaders.allow import Allow
+from torch_foundry.loaders.config_file import check_layers, check_sizes, check_words, read_config, without_code
 from torch_foundry.loaders.described import Described
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
 from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Container, Weight
 
 CONFIG = "config.json"
-LONGEST = 1 << 24  # bytes of a config that are read
 DENSE = ("f32", "f16", "bf16")
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # in old files; the model computes it
 # One expert's matrices, by the names of Mixtral's files and of all others': (module, index, matrix).
-EXPERT = re.compile(r"^(.*)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
+EXPERT = re.compile(
+    r"^(.*)\.(?:block_sparse_moe|mlp)\.experts\.([0-9]{1,5})\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$"
+)
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -39,14 +41,15 @@ def describe_directory(
     LoadError: CONFIG, ARCH_MISSING, ARCH_UNKNOWN, TENSOR_TYPE, TENSOR_MISSING, and what reading safetensors raises.
     """
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     settings = read_config(path / CONFIG)
     kind = settings.get("model_type")
     if not isinstance(kind, str):
-        raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=repr(kind)[:80])
-    if kind not in transformers.CONFIG_MAPPING:
-        known = "a model type of transformers " + transformers.__version__
-        raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=repr(kind)[:80])
+        raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        known = f"a model of transformers {transformers.__version__} that generates text"
+        raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
     try:
         permits = Allow(allow)
@@ -54,6 +57,9 @@ def describe_directory(
         settings, weights = read_weights(source, settings, str(path / CONFIG))
         weights = _arranged(container, weights)
         config = _config(settings, kind, path / CONFIG)
+        if not any(each.startswith("TENSOR_MISSING") for each in allow):
+            check_layers(config, container.tensors, path)
+        check_words(path)
     except BaseException:
         container.close()
         raise
@@ -69,45 +75,31 @@ def describe_directory(
     )
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """A JSON object. LoadError CONFIG if it is none."""
-    opened = File(file)
-    try:
-        if opened.size > LONGEST:
-            raise LoadError("CONFIG", file, expected=f"at most {LONGEST} bytes", found=str(opened.size))
-        found = json.loads(bytes(opened.read(opened.size, 0, file.name)))
-    except (ValueError, RecursionError) as error:
-        raise LoadError("CONFIG", file, expected="JSON", found=str(error)[:120]) from None
-    finally:
-        opened.close()
-    if not isinstance(found, dict):
-        raise LoadError("CONFIG", file, expected="an object", found=type(found).__name__)
-    return found
-
-
 def _config(settings: dict[str, Any], kind: str, file: Path) -> Any:
     import transformers
 
-    own = {key: value for key, value in settings.items() if key not in ("auto_map", "quantization_config")}
     try:
-        return transformers.CONFIG_MAPPING[kind].from_dict(own)
+        config = transformers.CONFIG_MAPPING[kind].from_dict(without_code(settings))
+        text = config.get_text_config()
     except Exception as error:  # whatever its checks raise
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise LoadError("CONFIG", file, expected="what transformers takes", found=line[:200]) from error
+        raise LoadError("CONFIG", file, file.name, expected="what transformers takes", found=line[:200]) from error
+    check_sizes(text, file)
+    return config
 
 
 def _generation_config(path: Path) -> Any:
     import transformers
 
     name = "generation_config.json"
-    if not (path / name).is_file():
+    if not os.path.lexists(path / name):
         return None
+    settings = without_code(read_config(path / name))
     try:
-        return transformers.GenerationConfig.from_dict(read_config(path / name))
-    except LoadError:
-        raise
+        return transformers.GenerationConfig.from_dict(settings)
     except Exception as error:
-        raise LoadError("CONFIG", path / name, expected="what transformers takes", found=str(error)[:200]) from error
+        expected = "what transformers takes"
+        raise LoadError("CONFIG", path / name, name, expected=expected, found=str(error)[:200]) from error
 
 
 def _tokenizer(path: Path) -> Any:
@@ -115,9 +107,11 @@ def _tokenizer(path: Path) -> Any:
 
     try:
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a broken folder makes transformers or tokenizers raise
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # whatever a broken folder makes transformers raise, and the panics of tokenizers
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LoadError("TOKENIZER", path, expected="a tokenizer", found=line[:200]) from error
+        raise LoadError("TOKENIZER", path, "tokenizer", expected="a tokenizer", found=line[:200]) from error
 
 
 def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -127,12 +121,19 @@ def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Wei
     for name, weight in weights.items():
         if COMPUTED.search(name):
             continue
+        slot: dict[Any, Weight] = found
+        key: Any = name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
         if match := EXPERT.match(name):
             module, index, matrix = match.groups()
-            experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"][int(index)] = weight
-        else:
-            found[name.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = weight
-    return found | {name: _stacked(container, name, parts) for name, parts in experts.items()}
+            slot, key = experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"], int(index)
+        if key in slot:
+            raise LoadError("NAME_DUP", container.path, name, expected="one weight for a parameter", found="two")
+        slot[key] = weight
+    for name, parts in experts.items():
+        if name in found:
+            raise LoadError("NAME_DUP", container.path, name, expected="experts in one way", found="in two")
+        found[name] = _stacked(container, name, parts)
+    return found
 
 
 def _stacked(container: Container, name: str, parts: dict[int, Weight]) -> Weight:

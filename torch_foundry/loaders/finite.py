@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from torch_foundry import _ext  # noqa: F401  (loads the op)
@@ -35,6 +37,12 @@ SCALES: dict[str, tuple[tuple[int, str], ...]] = {
     "nvfp4": ((0, "ue4m3"), (1, "ue4m3"), (2, "ue4m3"), (3, "ue4m3")),
     "q1_0": ((0, "f16"),),
 }
+_OF_PACKS: dict[str, tuple[tuple[int, str], ...]] = {
+    "mxfp8": ((0, "e8m0"),),
+    "nf4": ((0, "f32"),),
+    "fp4": ((0, "f32"),),
+}
+_AFFINE = re.compile(r"affine\d_g\d+_(f16|bf16|f32)$")
 # Floats whose NaN and infinities have all of some bits set: (bytes, these bits).
 _EXPONENTS = {
     "f16": (2, 0x7C00),
@@ -58,8 +66,17 @@ def nonfinite(data: torch.Tensor, name: str, block_bytes: int) -> int | None:
     elif name in _BYTES:
         found = [_first(data == _BYTES[name], 1)]
     else:
-        found = [_scale(data, block_bytes, *scale) for scale in SCALES.get(name, ())]
+        found = [_scale(data, block_bytes, *scale) for scale in scales(name)]
     return min((at for at in found if at is not None), default=None)
+
+
+def scales(name: str) -> tuple[tuple[int, str], ...]:
+    """Where the scales of a block are, as in `SCALES`, also of formats that only packed safetensors have."""
+    if affine := _AFFINE.match(name):
+        return (0, affine[1]), (_EXPONENTS[affine[1]][0], affine[1])
+    if name.startswith("int"):
+        return ((0, "f16"),)
+    return SCALES.get(name) or _OF_PACKS.get(name, ())
 
 
 def _find(data: torch.Tensor, stride: int, offset: int, bits: tuple[int, int]) -> int | None:

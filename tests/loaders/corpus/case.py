@@ -18,7 +18,15 @@ class Sparse:
     tail: bytes = b""
 
 
-Content = bytes | Sparse
+@dataclass(frozen=True)
+class Node:
+    """What is no file: "pipe", "folder", or a link to `target`."""
+
+    kind: str
+    target: str = ""
+
+
+Content = bytes | Sparse | Node
 Files = Content | Mapping[str, Content]  # by name within a folder
 
 
@@ -56,6 +64,8 @@ class Case:
         named = files if isinstance(files, Mapping) else {"": files}
         sha = hashlib.sha256()
         for name, content in named.items():
+            if isinstance(content, Node):
+                content = repr(content).encode()
             if isinstance(content, Sparse):
                 content = content.head + b"|%d|" % content.size + content.tail
             sha.update(b"%d %s %d " % (len(name), name.encode(errors="surrogatepass"), len(content)) + content)
@@ -64,6 +74,12 @@ class Case:
 
 def write(path: Path, content: Content) -> None:
     """The bytes at `path`; sparse ones take no room on the disk. An old file: loaders wait a little with new ones."""
+    if isinstance(content, Node):
+        if content.kind == "link":
+            path.symlink_to(content.target)
+        else:
+            (os.mkfifo if content.kind == "pipe" else os.mkdir)(path)
+        return
     with open(path, "wb") as file:
         file.write(content if isinstance(content, bytes) else content.head)
         if isinstance(content, Sparse):

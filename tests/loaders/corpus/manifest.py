@@ -9,7 +9,18 @@ from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
-from . import container_head, container_tensors, folders, models, parts, tensors_file, variants
+from . import (
+    container_head,
+    container_tensors,
+    folders,
+    models,
+    packed_blocks,
+    packed_folders,
+    packed_words,
+    parts,
+    tensors_file,
+    variants,
+)  # fmt: skip
 from .case import Case, Table
 
 TABLES: dict[str, Table] = {
@@ -22,6 +33,9 @@ TABLES: dict[str, Table] = {
     "GGUF vocabularies": models.V,
     "safetensors": tensors_file.S,
     "folders of shards": folders.I,
+    "packed words": packed_words.P,
+    "packed blocks": packed_blocks.P,
+    "folders of models": packed_folders.P,
 }
 CASES = [case for table in TABLES.values() for case in table.cases]
 MANIFEST = Path(__file__).parent / "manifest.tsv"
@@ -43,7 +57,7 @@ def header(case: Case, path: Path) -> None:
 
 def load(case: Case, path: Path) -> None:
     """Everything that a loader does with the file: header, metadata, every tensor; of a model, all of it."""
-    if case.id[0] in "AV":
+    if case.id[0] in "AVP":
         torch_foundry.load(path, device="cpu", patch=False, progress=False)
         return
     with open_container(case, path) as container:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ def read_weights(source: Source, config: dict[str, Any], file: str) -> tuple[dic
     given = config.pop("quantization_config", None)
     of_mlx = config.pop("quantization", None)
     where = "quantization_config" if given is not None else "quantization"
+    if given is not None and of_mlx is not None and given != of_mlx:
+        raise LoadError("QUANT_CONFIG", file, where, expected="the same as in quantization", found="something else")
     values = of_mlx if given is None else given
     parts = Parts(source)
     if values is None:
@@ -42,6 +45,6 @@ def read_weights(source: Source, config: dict[str, Any], file: str) -> tuple[dic
     method = values.get("quant_method", "mlx" if "group_size" in values else None)
     reader = METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
-        found = "none" if method is None else f"{method!r}"[:80]
+        found = "none" if method is None else reprlib.repr(method)
         raise LoadError("QUANT_METHOD", file, f"{where}.quant_method", expected=", ".join(METHODS), found=found)
     return config, reader(parts, Settings(file, values, where))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+import reprlib
 from typing import Any
 
 import torch
 
 from torch_foundry import quant
+from torch_foundry.loaders.config_file import parse
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.packs.parts import Parts, Settings, as_bytes, blocks_weight
 from torch_foundry.loaders.tensors import Weight
@@ -16,7 +17,8 @@ from torch_foundry.loaders.tensors import Weight
 _KINDS = ("nf4", "fp4")
 _BLOCK = 64  # of ours; a file's longer block is several
 _SIZES = tuple(_BLOCK << i for i in range(7))
-_MOST = 1 << 14  # bytes of a state's JSON
+_MOST = 1 << 12  # bytes of a state's JSON
+_STATE = ".quant_state.bitsandbytes__"
 
 
 def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
@@ -24,28 +26,33 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     if not settings.flag("load_in_4bit", settings.flag("_load_in_4bit", False)):
         other = "bitsandbytes with load_in_8bit" if settings.values.get("load_in_8bit") else "bitsandbytes"
         raise LoadError("QUANT_METHOD", settings.file, settings.where, expected="load_in_4bit", found=other)
-    settings.text("bnb_4bit_quant_type", _KINDS, "fp4")
-    tensors = parts.container.tensors
-    bases = {name.partition(".quant_state.")[0]: name for name in tensors if ".quant_state.bitsandbytes__" in name}
-    found = {base: _weight(parts, base, state) for base, state in bases.items()}
+    if settings.flag("load_in_8bit", False):
+        raise settings.error("load_in_8bit", "false, as weights have 4 bits", True)
+    said = settings.text("bnb_4bit_quant_type", _KINDS, "fp4") if "bnb_4bit_quant_type" in settings.values else None
+    tensors, found, used = parts.container.tensors, dict[str, Weight](), set[str]()
+    for name in tensors:
+        base, marked, kind = name.rpartition(_STATE)
+        if marked:
+            if said not in (None, kind):
+                raise settings.error("bnb_4bit_quant_type", f"{kind}, as in {name}", said)
+            parts.put(found, base, _weight(parts, base, kind, used))
     for name, info in tensors.items():
-        owner = next((name[:i] for i in range(len(name)) if name[i] == "." and name[:i] in bases), None)
-        if name in found or owner is not None:
+        if name in found or name in used:
             continue
         if info.format in ("u8", "i8"):
-            parts.part(f"{name}.quant_state.bitsandbytes__nf4", ("u8",))
-        found[name] = parts.dense(name)
+            parts.part(f"{name}{_STATE}{said or _KINDS[0]}", ("u8",))
+        parts.put(found, name, parts.dense(name))
     return found
 
 
-def _weight(parts: Parts, base: str, state: str) -> Weight:
-    info = parts.part(base, ("u8",))
-    kind = state.rpartition("__")[2]
+def _weight(parts: Parts, base: str, kind: str, used: set[str]) -> Weight:
+    """used: gets the names of the tensors that belong to it."""
+    info, state = parts.part(base, ("u8",)), f"{base}{_STATE}{kind}"
     described = _describe(parts, state)
     shape, size, nested = described["shape"], described["blocksize"], "nested_blocksize" in described
     count = math.prod(shape)
     if kind not in _KINDS or described.get("quant_type") != kind:
-        raise _bad(parts, state, " or ".join(_KINDS), f"{described.get('quant_type')!r}"[:80])
+        raise _bad(parts, state, " or ".join(_KINDS), reprlib.repr(described.get("quant_type")))
     if math.prod(info.shape) * 2 != count:
         found = str(list(info.shape))
         raise LoadError("PACK_SHAPE", info.path, base, expected=f"two weights of {shape} in a byte", found=found)
@@ -54,10 +61,15 @@ def _weight(parts: Parts, base: str, state: str) -> Weight:
     values = parts.part(f"{base}.quant_map", ("f32",), (16,))
     if not torch.equal(parts.read(values.name), _table(kind)):
         raise LoadError("PACK_TABLE", info.path, values.name, expected=f"the values of {kind}", found="others")
-    parts.part(f"{base}.absmax", ("u8",) if nested else ("f32",), (blocks,))
+    largest = parts.part(f"{base}.absmax", ("u8",) if nested else ("f32",), (blocks,))
+    used |= {state, values.name, largest.name}
     if nested:
-        parts.part(f"{base}.nested_absmax", ("f32",), (-(-blocks // described["nested_blocksize"]),))
-        parts.part(f"{base}.nested_quant_map", ("f32",), (256,))
+        scales = parts.part(f"{base}.nested_absmax", ("f32",), (-(-blocks // described["nested_blocksize"]),))
+        table = parts.part(f"{base}.nested_quant_map", ("f32",), (256,))
+        used |= {scales.name, table.name}
+        steps = parts.read(table.name).diff()
+        if not bool((steps >= 0).all()):
+            raise LoadError("PACK_TABLE", info.path, table.name, expected="ascending values", found="others")
     columns = shape[-1]
 
     def make(start: int, stop: int) -> torch.Tensor:
@@ -102,23 +114,21 @@ def _describe(parts: Parts, state: str) -> dict[str, Any]:
     if math.prod(info.shape) > _MOST or len(info.shape) != 1:
         raise _bad(parts, state, f"at most {_MOST} bytes", str(list(info.shape)))
     try:
-        described = json.loads(bytes(parts.read(state).tolist()).decode())
+        described = parse(parts.read(state).numpy().tobytes())
     except (ValueError, RecursionError) as problem:
         raise _bad(parts, state, "JSON", f"{problem}"[:80]) from None
     if not isinstance(described, dict):
         raise _bad(parts, state, "a JSON object", type(described).__name__)
     shape = described.get("shape")
-    whole = isinstance(shape, list) and all(type(n) is int and 0 < n < 1 << 40 for n in shape)
-    if not whole or len(shape) != 2 or math.prod(shape) >= 1 << 62:  # type: ignore[arg-type]
-        raise _bad(parts, state, "the shape of a matrix", f"{shape!r}"[:80])
-    if type(described.get("blocksize")) is not int or described["blocksize"] not in _SIZES:
-        raise _bad(
-            parts, state, f"a blocksize of {', '.join(map(str, _SIZES))}", f"{described.get('blocksize')!r}"[:80]
-        )
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
+        raise _bad(parts, state, "the shape of a matrix", reprlib.repr(shape))
+    size = described.get("blocksize")
+    if type(size) is not int or size not in _SIZES:
+        raise _bad(parts, state, f"a blocksize of {', '.join(map(str, _SIZES))}", reprlib.repr(size))
     if "nested_blocksize" in described or "nested_offset" in described:
         size, offset = described.get("nested_blocksize"), described.get("nested_offset")
-        if type(size) is not int or not 0 < size < 1 << 30 or type(offset) is not float or not math.isfinite(offset):
-            raise _bad(parts, state, "a nested_blocksize and a nested_offset", f"{size!r} and {offset!r}"[:80])
+        if type(size) is not int or size <= 0 or type(offset) is not float or not math.isfinite(offset):
+            raise _bad(parts, state, "a nested_blocksize and a nested_offset", reprlib.repr((size, offset)))
     return described
 
 

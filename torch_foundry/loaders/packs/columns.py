@@ -13,7 +13,8 @@ from torch_foundry.loaders.tensors import Weight
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of a word holds, from the lowest on
 _GROUPS = (-1, *range(8, 1 << 20, 8))
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_PARTS = {"gptq": ("qweight", "qzeros", "scales", "g_idx"), "awq": ("qweight", "qzeros", "scales")}
+_LARGEST = 1 << 18  # outputs, or words of inputs: those of the largest models
 
 
 def gptq(parts: Parts, settings: Settings) -> dict[str, Weight]:
@@ -23,7 +24,9 @@ def gptq(parts: Parts, settings: Settings) -> dict[str, Weight]:
     version = settings.text("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     if settings.values.get("dynamic"):
         raise settings.error("dynamic", "one setting for all layers", settings.values["dynamic"])
-    return _weights(parts, lambda base: _gptq(parts, base, bits, group, 1 if version == "gptq" else 0))
+    ordered = settings.flag("desc_act", False)
+    offset = 1 if version == "gptq" else 0
+    return _weights(parts, "gptq", lambda base: _gptq(parts, base, bits, group, offset, ordered))
 
 
 def awq(parts: Parts, settings: Settings) -> dict[str, Weight]:
@@ -31,7 +34,7 @@ def awq(parts: Parts, settings: Settings) -> dict[str, Weight]:
     settings.integer("bits", (4,), settings.values.get("w_bit"))
     group = _group(settings)
     settings.text("version", ("gemm",), "gemm")
-    return _weights(parts, lambda base: _awq(parts, base, group))
+    return _weights(parts, "awq", lambda base: _awq(parts, base, group))
 
 
 def _group(settings: Settings) -> int:
@@ -41,17 +44,18 @@ def _group(settings: Settings) -> int:
     return group
 
 
-def _weights(parts: Parts, packed: Callable[[str], Weight]) -> dict[str, Weight]:
-    bases = {name.removesuffix(".qweight") for name in parts.container.tensors if name.endswith(".qweight")}
+def _weights(parts: Parts, method: str, packed: Callable[[str], Weight]) -> dict[str, Weight]:
+    names = parts.container.tensors
+    bases = dict.fromkeys(name.removesuffix(".qweight") for name in names if name.endswith(".qweight"))
     found = {f"{base}.weight": packed(base) for base in bases}
-    for name in parts.container.tensors:
+    for name in names:
         base, _, leaf = name.rpartition(".")
-        if not (base in bases and leaf in _PARTS):
-            found[name] = parts.dense(name)
+        if not (base in bases and leaf in _PARTS[method]):
+            parts.put(found, name, parts.dense(name))
     return found
 
 
-def _gptq(parts: Parts, base: str, bits: int, group: int, offset: int) -> Weight:
+def _gptq(parts: Parts, base: str, bits: int, group: int, offset: int, ordered: bool) -> Weight:
     name = f"{base}.qweight"
     words = parts.part(name, ("i32",))
     rows, outputs = _two(parts, name)
@@ -61,7 +65,7 @@ def _gptq(parts: Parts, base: str, bits: int, group: int, offset: int) -> Weight
         raise LoadError("PACK_SHAPE", words.path, name, expected=f"whole runs of 32 codes of {bits} bits", found=found)
     layer = _Layer(parts, base, outputs, inputs, bits, inputs if group == -1 else group)
     parts.part(f"{base}.qzeros", ("i32",), (layer.groups, outputs * bits // 32))
-    order = _order(parts, base, inputs, layer.group)
+    order = _order(parts, base, inputs, layer.group, ordered)
 
     def fill(out: torch.Tensor) -> None:
         stored = parts.read(name)
@@ -155,15 +159,16 @@ class _Layer:
 
 def _two(parts: Parts, name: str) -> tuple[int, int]:
     info = parts.container.tensors[name]
-    if len(info.shape) != 2 or 0 in info.shape:
-        raise LoadError("PACK_SHAPE", info.path, name, expected="two dimensions", found=str(list(info.shape)))
+    if len(info.shape) != 2 or 0 in info.shape or max(info.shape) > _LARGEST:
+        expected = f"two dimensions from 1 to {_LARGEST}"
+        raise LoadError("PACK_SHAPE", info.path, name, expected=expected, found=str(list(info.shape)))
     return info.shape[0], info.shape[1]
 
 
-def _order(parts: Parts, base: str, inputs: int, group: int) -> torch.Tensor | None:
-    """The order of columns in which groups lie together; None if they do so anyway."""
+def _order(parts: Parts, base: str, inputs: int, group: int, ordered: bool) -> torch.Tensor | None:
+    """The order of columns in which groups lie together; None if they do so anyway. ordered: it must be there."""
     name = f"{base}.g_idx"
-    if name not in parts.container.tensors:
+    if not ordered and name not in parts.container.tensors:
         return None
     info = parts.part(name, ("i32", "i64"), (inputs,))
     index = parts.read(name).long()
@@ -197,9 +202,9 @@ def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """The inverse of `_codes`."""
     codes = codes.contiguous()
     if bits == 3:
-        ones = (codes.unsqueeze(-1) >> torch.arange(3, dtype=torch.uint8) & 1).view(*codes.shape[:-1], -1, 8)
-        stream = (ones << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-    else:
-        several = codes.view(*codes.shape[:-1], -1, 8 // bits) << torch.arange(0, 8, bits, dtype=torch.uint8)
-        stream = several.sum(-1, dtype=torch.uint8)
+        codes, bits = codes.unsqueeze(-1) >> torch.arange(3, dtype=torch.uint8) & 1, 1
+    pieces = codes.view(*codes.shape[:1], -1, 8 // bits)
+    stream = pieces[..., 0].clone()
+    for at in range(1, 8 // bits):
+        stream |= pieces[..., at] << at * bits
     return stream.view(torch.int32)

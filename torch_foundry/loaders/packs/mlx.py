@@ -17,16 +17,19 @@ _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)} 
 def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     """All weights of the container, by name. `settings`: bits, group_size and mode, and others for layers by name."""
     tensors = parts.container.tensors
-    packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+    packed = dict.fromkeys(name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
+    for base in packed:
+        parts.part(f"{base}.weight", ("u32",))
+    for base, own in settings.values.items():
+        if isinstance(own, dict) and f"{base}.weight" not in tensors:
+            raise settings.error(base, "a layer of the file", own)
     found: dict[str, Weight] = {}
     for name, info in tensors.items():
         base, _, leaf = name.rpartition(".")
         if leaf == "weight" and (base in packed or info.format == "u32"):
-            found[_renamed(name)] = _weight(parts, base, _of_layer(settings, base))
+            parts.put(found, _renamed(name), _weight(parts, base, _of_layer(settings, base)))
         elif not (base in packed and leaf in ("scales", "biases")):
-            found[_renamed(name)] = parts.dense(name)
-    for base in packed:
-        parts.part(f"{base}.weight", ("u32",))
+            parts.put(found, _renamed(name), parts.dense(name))
     return found
 
 
@@ -61,6 +64,9 @@ def _weight(parts: Parts, base: str, settings: Settings) -> Weight:
     if mode == "affine":
         parts.part(f"{base}.biases", (scales.format,), groups)
         return _affine(parts, base, shape, f"affine{bits}_g{group}_{scales.format}")
+    if f"{base}.biases" in parts.container.tensors:
+        expected = f"none: {mode} has scales alone"
+        raise LoadError("TENSOR_EXTRA", words.path, f"{base}.biases", expected=expected, found="one")
     return _floats(parts, base, shape, mode, scales)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from torch_foundry import quant
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.packs.parts import Parts, Settings
@@ -18,10 +20,15 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     for name in formats:
         parts.part(name, ("u8",))
     found = {name: _weight(parts, name, fmt, settings) for name, fmt in formats.items()}
-    orders = {f"{name.removesuffix('weight')}order" for name in formats}
+    orders = {_order_of(name) for name, weight in found.items() if weight.order is not None}
     return found | {
         name: parts.dense(name) for name in parts.container.tensors if name not in formats and name not in orders
     }
+
+
+def _order_of(name: str) -> str:
+    """The tensor that says in which order the columns of a matrix lie."""
+    return name.removesuffix("weight") + "order"
 
 
 def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
@@ -34,11 +41,12 @@ def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
         raise LoadError("PACK_SHAPE", info.path, name, expected=expected, found=str(list(info.shape)))
     shape = (*info.shape[:-1], known.columns(info.shape[-1]))
     order = None
-    order_name = f"{name.removesuffix('weight')}order"
-    if order_name in parts.container.tensors:
+    order_name = _order_of(name)
+    if len(shape) == 2 and order_name in parts.container.tensors:
         parts.part(order_name, ("i32", "i64"), shape[-1:])
         order = parts.read(order_name)
-        if not bool((order.sort().values == order.new_tensor(range(shape[-1]))).all()):
+        if not torch.equal(order.long().sort().values, torch.arange(shape[-1])):
             raise LoadError("PACK_ORDER", info.path, order_name, expected="each column once", found="others")
+    parts.container.blocks[name] = fmt, known.block_bytes  # type: ignore[attr-defined]
     stored = dataclasses.replace(info, shape=shape, format=fmt)
     return dataclasses.replace(parts.source.weight(stored, shape), order=order)

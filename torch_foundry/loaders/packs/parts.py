@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class Settings:
 
     def error(self, name: str, expected: str, value: object) -> LoadError:
         """What is wrong with a value."""
-        found = "nothing" if value is None else f"{value!r}"[:80]
+        found = "nothing" if value is None else reprlib.repr(value)
         return LoadError("QUANT_CONFIG", self.file, f"{self.where}.{name}", expected=expected, found=found)
 
 
@@ -76,7 +77,7 @@ class Parts:
 
     def group_of(self, name: str, columns: int, block: int) -> None:
         """Refuse a weight whose rows are not whole blocks."""
-        if columns % block or not columns:
+        if columns % block:
             expected = f"rows of a multiple of {block} weights"
             raise LoadError(
                 "PACK_GROUP", self.container.tensors[name].path, name, expected=expected, found=str(columns)
@@ -90,6 +91,13 @@ class Parts:
     def finite(self, name: str) -> bool:
         """Whether NaN and infinities in a tensor are errors."""
         return self.source.check_finite(name)
+
+    def put(self, weights: dict[str, Weight], name: str, weight: Weight) -> None:
+        """The weight of the parameter `name`, for which no other tensor may stand."""
+        if name in weights:
+            found = f"{weights[name].source} and {weight.source}"
+            raise LoadError("NAME_DUP", self.container.path, name, expected="one weight", found=found)
+        weights[name] = weight
 
     def dense(self, name: str) -> Weight:
         """A tensor as it lies in the file."""
