@@ -41,6 +41,7 @@ _OF_PACKS: dict[str, tuple[tuple[int, str], ...]] = {
     "mxfp8": ((0, "e8m0"),),
     "nf4": ((0, "f32"),),
     "fp4": ((0, "f32"),),
+    "nvfp4_f32": ((0, "f32"), *((at, "ue4m3") for at in (4, 5, 6, 7))),
 }
 _AFFINE = re.compile(r"affine\d_g\d+_(f16|bf16|f32)$")
 # Floats whose NaN and infinities have all of some bits set: (bytes, these bits).

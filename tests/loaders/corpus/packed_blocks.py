@@ -192,7 +192,7 @@ foundry(
 )
 foundry("49", "order: a negative column", "PACK_ORDER", lambda f: f.last(ORDER, b"\xff" * 8), ORDER, ordered)
 foundry("51", "order: one short", "PACK_SHAPE", lambda f: f.shaped(ORDER, 127), ORDER, ordered)
-foundry("53", "order of int32", "PACK_TYPE", lambda f: f.put(ORDER, filled("I32", [128])), ORDER, ordered)
+foundry("53", "order of floats", "PACK_TYPE", lambda f: f.put(ORDER, filled("F32", [128])), ORDER, ordered)
 foundry("55", "an order without a matrix", "TENSOR_TYPE|TENSOR_EXTRA",
         lambda f: f.put("model.norm.order", filled("I64", [128])), "order")  # fmt: skip
 foundry("57", "GPTQ's tensors under the method's name", "PACK_PART|PACK_TYPE|TENSOR_TYPE",
