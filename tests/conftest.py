@@ -20,9 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(AllowedSkips(Path(path)), "allowed-skips")
 
 
-# Files whose tests take longest come first, so that all processes end at about the same time.
-SLOW = ("tests/metal/test_suites", "tests/cuda/", "tests/doctor/test_on_mock", "tests/metal/",
-        "tests/sampling/test_faults", "tests/ops/test_faults", "tests/decode/test_on_mps", "tests/ops/")  # fmt: skip
+# Files whose tests take longest come first, so that all processes end at about the same time; the ops before what
+# launches the same kernels on the mock of Metal, where one process compiles them one after the other.
+SLOW = ("tests/ops/", "tests/cuda/", "tests/metal/test_suites", "tests/doctor/test_on_mock", "tests/metal/",
+        "tests/sampling/test_faults", "tests/decode/test_on_mps")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

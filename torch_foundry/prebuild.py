@@ -42,8 +42,8 @@ SMALL = (32, 256)
 def _weight(device: Device, dtype: torch.dtype, name: str | None, shape: Shape = SMALL) -> torch.Tensor:
     from torch_foundry import quant
 
-    weight = torch.zeros(shape)
-    return (quant.quantize(weight, name) if name else weight.to(dtype)).to(device)
+    columns, dtype = (quant.get_format(name).row_size(shape[1]), torch.uint8) if name else (shape[1], dtype)
+    return torch.zeros(shape[0], columns, dtype=dtype, device=device)
 
 
 def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None, shape: Shape) -> None:

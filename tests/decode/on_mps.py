@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import DynamicCache
 
 import torch_foundry
+from tests.metal.variants import same_variants
 from tests.patch.zoo import ids, padded, shared
 from torch_foundry.patch import report
 
@@ -21,6 +23,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 20, "repetition_penalty": 1.2},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_variants() -> Iterator[None]:
+    with same_variants(of="cpu", on="mps"):
+        yield
 
 
 class Collect:

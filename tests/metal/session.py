@@ -6,12 +6,15 @@ With --on-mps, the suites of the ops test the Metal executor as they are (tests/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import torch_foundry._ext  # noqa: F401  (loads the mock, which TORCH_FOUNDRY_EXTENSION names)
+from tests.metal.variants import same_variants
 from tests.on_device import OnDevice
+from torch_foundry import tuning
 
 mock = torch.ops.mock_metal
 KEPT = {"MockDevice", "MockQueue", "MockPipeline", "MockBuffer", "MockArchive"}  # by torch, by caches, by tensors
@@ -26,6 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     torch.mps.synchronize = mock.synchronize
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _variants(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The suites launch the kernels that they launch on the CPU, which need not be compiled again. The GPU's own
+    variants run in test_models.py. What tests choose themselves is for the CPU."""
+    if request.config.getoption("--on-mps"):
+        with same_variants(of="cpu", on="mps"), patch.object(tuning, "forget"):
+            yield
+    else:
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 import torch_foundry
+from tests.metal.variants import same_variants
 from tests.patch.zoo import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
-from torch_foundry import prebuild, quant, runtime
+from torch_foundry import prebuild, runtime
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.patch import patch, report, unpatch
 
@@ -32,15 +33,8 @@ def _one_thread() -> Any:
 @pytest.fixture(scope="module", autouse=True)
 def _same_variants() -> Any:
     """The CPU runs the variants of kernels that the table has for the GPU: others sum in another order."""
-    gpu, cpu = foundry._family("mps"), foundry._family("cpu")
-    shapes = [("linear", rows, 2**n, 2**k) for rows in (1, 2, 4, 8) for n in range(8, 18) for k in range(9, 16)]
-    shapes += [("attention", 1, head_dim, 1) for head_dim in range(32, 257, 32)]
-    for op, rows, n, k in shapes:
-        for format_ in quant.FORMATS if op == "linear" else ("f32", "f16", "bf16"):
-            choice = foundry._tuning_choice(gpu, op, format_, rows, n, k)
-            foundry._tuning_add(cpu, op, format_, rows, n, k, choice)
-    yield
-    foundry._tuning_clear()
+    with same_variants(of="mps", on="cpu"):
+        yield
 
 
 def on_both(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, PreTrainedModel]:

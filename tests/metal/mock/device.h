@@ -29,7 +29,7 @@ using MockConstants = std::map<unsigned, foundry::Constant>;
   std::shared_ptr<const mock::Program>* program;
   const mock::ProgramKernel* kernel;
   MockConstants* constants;
-  foundry::Pipeline* compiled; // by the host executor
+  foundry::Pipeline* compiled; // by the host executor; null: does nothing
   NSUInteger maxThreads;
   BOOL indirect;
   NSString* label;

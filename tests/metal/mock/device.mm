@@ -335,7 +335,8 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
   try {
     std::vector<foundry::Constant> constants;
     for (const auto& [index, constant] : *function->constants) constants.push_back(constant);
-    auto compiled = mock::compile_kernel(**function->program, *function->kernel, constants);
+    std::unique_ptr<foundry::Pipeline> compiled;
+    if (mock::settings().run) compiled = mock::compile_kernel(**function->program, *function->kernel, constants);
     MockPipeline* pipeline = [MockPipeline alloc];
     pipeline->program = new std::shared_ptr<const mock::Program>(*function->program);
     pipeline->kernel = function->kernel;

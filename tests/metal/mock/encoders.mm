@@ -64,6 +64,7 @@ void check_dispatch(const Dispatch& d) {
 
 void run_dispatch(const Dispatch& d) {
   auto* pipeline = checked<MockPipeline>(d.pipeline.get(), "pipeline");
+  if (!pipeline->compiled) return;
   std::vector<foundry::Binding> bindings(kSlots);
   for (size_t i = 0; i < kSlots; i++) {
     const Slot& slot = d.slots[i];

@@ -13,6 +13,7 @@
 
 #include <c10/core/Device.h>
 
+#include "core/source.h"
 #include "objects.h"
 
 namespace mock {
@@ -130,13 +131,38 @@ std::string translate(const std::string& source, int metal_version) {
   return text;
 }
 
+// The text without line markers and the blank lines that come with them.
+std::string code_of(const std::string& translated) {
+  std::istringstream lines(translated);
+  std::string line, out;
+  while (std::getline(lines, line))
+    if (line.find_first_not_of(" \t") != std::string::npos && line.rfind("# ", 0) != 0) out += line + '\n';
+  return out;
+}
+
+// The package's own shaders: where the translation is that of the host executor but for line markers, the host's is
+// taken, so that a kernel is compiled once for both.
+std::string as_the_host_has_it(const std::string& source, const std::string& translated) {
+  const std::string path = main_file(source);
+  try {
+    const auto known = foundry::find_source(path.substr(path.rfind('/') + 1));
+    if (code_of(known->translated) == code_of(translated)) return known->translated;
+  } catch (const c10::Error&) { // compile_shader's
+  }
+  return translated;
+}
+
 const Translation& translation(const std::string& source, int metal_version) {
   static std::mutex mutex;
   static auto* known = new std::map<std::pair<int, std::string>, Translation>;
   std::lock_guard<std::mutex> lock(mutex);
   const std::pair<int, std::string> key{metal_version, source};
   auto found = known->find(key);
-  if (found == known->end()) found = known->emplace(key, parse_translation(translate(source, metal_version))).first;
+  if (found == known->end()) {
+    found = known->emplace(key, parse_translation(translate(source, metal_version))).first;
+    std::string& translated = found->second.program.translated;
+    translated = as_the_host_has_it(source, translated);
+  }
   return found->second;
 }
 
@@ -190,7 +216,7 @@ std::shared_ptr<const Program> compile_program(const std::string& text, int meta
     auto program = std::make_shared<Program>(translation(text, metal_version).program);
     // Errors of the text belong here, as Apple's compiler reports them now. One kernel shows those of all functions
     // that aren't templates.
-    if (!program->kernels.empty()) compile_kernel(*program, program->kernels.begin()->second, {});
+    if (settings().run && !program->kernels.empty()) compile_kernel(*program, program->kernels.begin()->second, {});
     return program;
   }
 }

@@ -35,6 +35,7 @@ struct Settings {
   std::atomic<int64_t> capturing{0};                 // 1: torch captures the stream, see capture.mm
   std::atomic<int64_t> archives{1};                  // 0: the system can't make binary archives
   std::atomic<int64_t> fail_command_buffer{0};       // the n-th next command buffer fails on the GPU
+  std::atomic<int64_t> run{1};                       // 0: kernels are neither compiled to the end nor run
 };
 Settings& settings();
 
