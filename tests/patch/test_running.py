@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from transformers import DynamicCache
+from transformers.cache_utils import Cache, QuantizedLayer
 
 import torch_foundry
 from tests.patch.zoo import PROMPT, assert_equal, build, classes, fused_all, ids, padded, shared, tokens
@@ -85,10 +86,36 @@ def test_autocast(pair: Any) -> None:
 
 
 def test_foreign_caches(pair: Any) -> None:
+    """Those that generate() makes are used as they are, also by a model that would store q8_0."""
     options = {"cache_implementation": "static", "disable_compile": True}
     stock, model = pair
+    patch(model, kv_cache="q8_0")
     assert tokens(model, **options) == tokens(stock)
     assert report(model).fallbacks["cache is StaticCache"] and not report(model).fused
+
+
+class Coarse(QuantizedLayer):
+    """What quanto or hqq are for: all but the last tokens as small integers."""
+
+    def __init__(self) -> None:
+        super().__init__(residual_length=4)
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return (tensor * 16).round().to(torch.int8)
+
+    def _dequantize(self, q_tensor: torch.Tensor) -> torch.Tensor:
+        return q_tensor.float() / 16
+
+
+def test_a_quantized_cache_of_transformers(pair: Any) -> None:
+    """Its rounding is what was asked for, so nothing of ours takes its place."""
+    found = []
+    for model in pair:
+        cache = Cache(layers=[Coarse(), Coarse()])
+        found.append(tokens(model, past_key_values=cache))
+        assert cache.get_seq_length() == PROMPT.shape[1] + 11
+    assert found[0] == found[1]
+    assert report(pair[1]).fallbacks["cache is Cache"] and not report(pair[1]).fused
 
 
 def test_a_cache_moves_between_stock_and_patched(pair: Any) -> None:
