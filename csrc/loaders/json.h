@@ -48,8 +48,12 @@ public:
     if (!take(c, expected)) fail_json(expected);
   }
   void skip_space() {
-    while (position_ < bytes_.size() && std::string_view(" \t\n\r").find(bytes_[position_]) != std::string_view::npos)
-      ++position_;
+    constexpr std::string_view eight = "        ";
+    while (position_ < bytes_.size()) {
+      const char c = bytes_[position_];
+      if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return;
+      position_ += bytes_.compare(position_, eight.size(), eight) == 0 ? eight.size() : 1;
+    }
   }
 
   // A string, decoded to UTF-8. lone: code of the fault that half of a surrogate pair is.

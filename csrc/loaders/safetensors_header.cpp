@@ -136,8 +136,7 @@ void SafetensorsHeader::read_metadata(Parser& in) {
 
 void SafetensorsHeader::tensor(Parser& in, const std::string& name) {
   const int64_t start = in.offset();
-  auto numbers = [&](const char* what, const char* negative) {
-    std::vector<uint64_t> found;
+  auto numbers = [&](std::vector<uint64_t>& found, const char* what, const char* negative) {
     in.need('[', what);
     in.skip_space();
     for (bool first = true; !in.take(']', "',' or ']'"); first = false) {
@@ -147,10 +146,10 @@ void SafetensorsHeader::tensor(Parser& in, const std::string& name) {
       if (found.size() > kMostDims) in.fail("ST_NDIMS", "at most " + std::to_string(kMostDims) + " numbers", "more");
       in.skip_space();
     }
-    return found;
   };
   std::string dtype;
-  std::vector<uint64_t> shape, offsets;
+  auto& [shape, offsets] = numbers_;
+  shape.clear(), offsets.clear();
   unsigned seen = 0;
   in.need('{', "an object");
   in.skip_space();
@@ -168,8 +167,8 @@ void SafetensorsHeader::tensor(Parser& in, const std::string& name) {
     if (seen & bit) in.fail("ST_DUP", "each field once", clipped(key) + " twice");
     seen |= bit;
     if (bit == 1) dtype = in.string("the name of a dtype", "ST_JSON");
-    if (bit == 2) shape = numbers("a list of sizes", "ST_JSON");
-    if (bit == 4) offsets = numbers("two offsets", "ST_OFFS");
+    if (bit == 2) numbers(shape, "a list of sizes", "ST_JSON");
+    if (bit == 4) numbers(offsets, "two offsets", "ST_OFFS");
     in.skip_space();
   }
   if (seen != 7) in.fail("ST_JSON", "dtype, shape and data_offsets", "not all of them");
@@ -185,16 +184,16 @@ void SafetensorsHeader::add(const std::string& name, const Dtype& dtype, const s
   auto fail = [&](const char* code, std::string expected, std::string found) {
     throw Fault{code, name, std::move(expected), std::move(found), offset};
   };
-  const std::string most = "at most " + std::to_string(kLimit);
+  const auto most = [](const char* what) { return "at most " + std::to_string(kLimit) + what; };
   uint64_t elements = 1, extent = 1; // extent: with 1 for 0, as torch multiplies strides
   for (const uint64_t dim : shape) {
-    if (dim > kLimit || (dim && extent > kLimit / dim)) fail("ST_OVF", most + " elements", list(shape));
+    if (dim > kLimit || (dim && extent > kLimit / dim)) fail("ST_OVF", most(" elements"), list(shape));
     elements *= dim;
     extent *= std::max<uint64_t>(dim, 1);
   }
   if (dtype.block > 1 && (shape.empty() || shape.back() % dtype.block))
     fail("ST_SUBBYTE", "rows of a multiple of " + std::to_string(dtype.block) + " elements", list(shape));
-  if (elements / dtype.block > kLimit / dtype.bytes) fail("ST_OVF", most + " bytes", list(shape));
+  if (elements / dtype.block > kLimit / dtype.bytes) fail("ST_OVF", most(" bytes"), list(shape));
   const uint64_t bytes = elements / dtype.block * dtype.bytes;
   if (begin > end || end > kLimit) fail("ST_OFFS", "two offsets, the smaller first", list({begin, end}));
   if (end - begin != bytes) fail("ST_SIZE", std::to_string(bytes) + " bytes", std::to_string(end - begin));
@@ -212,26 +211,28 @@ void SafetensorsHeader::finish(uint64_t room) {
   };
   std::vector<uint32_t> order(size());
   std::iota(order.begin(), order.end(), 0u);
-  by_name_ = order;
+  const auto by_place = [&](uint32_t a, uint32_t b) {
+    return begins_[a] != begins_[b] ? begins_[a] < begins_[b] : bytes(a) < bytes(b);
+  };
+  if (!std::is_sorted(order.begin(), order.end(), by_place)) std::sort(order.begin(), order.end(), by_place);
+  uint64_t end = 0, before = 0;
+  for (const uint32_t i : order) {
+    const auto expected = [&](const char* more) { return "offset " + std::to_string(end) + more; };
+    if (begins_[i] < end && name(i) == name(before)) fail("ST_DUP", i, "each name once", "two tensors of this name");
+    if (begins_[i] < end) fail("ST_OVERLAP", i, expected(" or more"), std::to_string(begins_[i]));
+    if (begins_[i] > end) fail("ST_HOLE", i, expected(""), std::to_string(begins_[i]));
+    end += bytes(i), before = i;
+  }
+  if (end > room) fail("ST_TRUNC", size(), std::to_string(end) + " bytes of data", std::to_string(room));
+  if (end < room) fail("ST_TRAILING", size(), std::to_string(end) + " bytes of data", std::to_string(room));
+
+  by_name_.resize(size());
+  std::iota(by_name_.begin(), by_name_.end(), 0u);
   const auto by_name = [&](uint32_t a, uint32_t b) { return name(a) < name(b); };
   if (!std::is_sorted(by_name_.begin(), by_name_.end(), by_name)) std::sort(by_name_.begin(), by_name_.end(), by_name);
   const auto same = [&](uint32_t a, uint32_t b) { return name(a) == name(b); };
   const auto twice = std::adjacent_find(by_name_.begin(), by_name_.end(), same);
   if (twice != by_name_.end()) fail("ST_DUP", *twice, "each name once", "two tensors of this name");
-
-  const auto by_place = [&](uint32_t a, uint32_t b) {
-    return begins_[a] != begins_[b] ? begins_[a] < begins_[b] : bytes(a) < bytes(b);
-  };
-  if (!std::is_sorted(order.begin(), order.end(), by_place)) std::sort(order.begin(), order.end(), by_place);
-  uint64_t end = 0;
-  for (const uint32_t i : order) {
-    const std::string expected = "offset " + std::to_string(end);
-    if (begins_[i] < end) fail("ST_OVERLAP", i, expected + " or more", std::to_string(begins_[i]));
-    if (begins_[i] > end) fail("ST_HOLE", i, expected, std::to_string(begins_[i]));
-    end += bytes(i);
-  }
-  if (end > room) fail("ST_TRUNC", size(), std::to_string(end) + " bytes of data", std::to_string(room));
-  if (end < room) fail("ST_TRAILING", size(), std::to_string(end) + " bytes of data", std::to_string(room));
 }
 
 std::string_view SafetensorsHeader::name(uint64_t i) const {

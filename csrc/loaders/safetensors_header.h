@@ -61,6 +61,10 @@ private:
   bool has_metadata_ = false;
   std::map<std::string, std::string> metadata_;
 
+  struct {
+    std::vector<uint64_t> shape, offsets;
+  } numbers_; // of the tensor that is being read
+
   // One entry per tensor, in the header's order. A header has at most 10^8 bytes, so 32 bits hold places in it.
   std::string names_;
   std::vector<int64_t> dims_;

@@ -140,6 +140,8 @@ K.reject("K28", "general.alignment = 0", "ALIGN", lambda: with_key(key("general.
 K.reject("K29", "general.alignment = 13", "ALIGN", lambda: with_key(key("general.alignment", scalar(U32, 13))))
 K.reject("K30", "general.alignment = 2^31", "ALIGN|TRUNCATED|DATA_SHORT|OFF_RANGE|OFF_ALIGN",
          lambda: with_key(key("general.alignment", scalar(U32, 1 << 31))))  # fmt: skip
+K.reject("K300", "general.alignment = 2^31 of a file without tensors", "ALIGN",
+         lambda: Gguf(keys=[ARCHITECTURE, key("general.alignment", scalar(U32, 1 << 31))]).header())  # fmt: skip
 K.reject("K31", "general.alignment of type i32", "ALIGN_TYPE",
          lambda: with_key(key("general.alignment", scalar(I32, 32))))  # fmt: skip
 K.reject("K32", "general.alignment of type u64", "ALIGN_TYPE",

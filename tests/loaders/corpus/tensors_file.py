@@ -50,6 +50,8 @@ S.reject("S11", "header begins with white space", "ST_BRACE", lambda: raw(" {}")
 S.reject("S12", "header not UTF-8", "ST_UTF8|ST_JSON", lambda: raw(b'{"\xff":' + A.encode() + b"}}", bytes(8)))
 S.reject("S13", 'the name "a" twice', "ST_DUP", lambda: raw('{"a":' + A + '},"a":' + A + "}}", bytes(8)))
 S.reject("S14", "two tensors in the same bytes", "ST_OVERLAP", lambda: of(8, a=tensor(), b=tensor()))
+S.reject("S300", 'the name "a" for two neighbours', "ST_DUP",
+         lambda: raw('{"a":' + A + '},"a":' + A.replace("[0,8]", "[8,16]") + "}}", bytes(16)))  # fmt: skip
 S.reject("S15", "100 000 tensors over the same 1 MiB", "ST_OVERLAP", lambda: raw(
     json.dumps({f"t{i}": tensor("U8", [1 << 20], [0, 1 << 20]) for i in range(100_000)}), bytes(1 << 20)))  # fmt: skip
 S.reject("S16", "partial overlap", "ST_OVERLAP", lambda: of(12, a=tensor(), b=tensor(offsets=(4, 12))))

@@ -24,6 +24,7 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MOST = 1 << 18  # keys, and tensors, of a file that are taken; models have some 10^2 and 10^3
 _LEAST_KEY, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8  # bytes
 _LONGEST_KEY, _LONGEST_NAME, _MOST_DIMS = 65535, 64, 4
+_DIMS = [struct.Struct(f"<{count}Q") for count in range(_MOST_DIMS + 1)]
 _ALIGNMENT, _LEAST_ALIGNMENT, _MOST_ALIGNMENT = 32, 8, 1 << 30
 
 
@@ -89,32 +90,46 @@ def _count(cursor: Cursor, least: int) -> int:
 
 def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
+    string, u32 = cursor.string, cursor.u32
     for index in range(count):
-        start = cursor.offset
-        cursor.field = f"key {index}"
-        key = cursor.string(_LONGEST_KEY, "KEYLEN")
+        cursor.field, cursor.index = "key", index
+        key = string(_LONGEST_KEY, "KEYLEN")
         if not key:
-            cursor.fail("KEY_EMPTY", "a key", "none", start)
+            cursor.fail("KEY_EMPTY", "a key", "none", cursor.offset - 8)
         if "\0" in key:
-            cursor.fail("KEY_NUL", "a key without zero bytes", repr(key[:80]), start)
+            cursor.fail("KEY_NUL", "a key without zero bytes", repr(key[:80]), _begin(cursor, key))
         if key in metadata:
-            cursor.fail("KEY_DUP", "each key once", repr(key[:80]), start)
-        cursor.field = key
-        number = cursor.u32()
-        if key == "general.alignment" and number != 4:
-            cursor.fail("ALIGN_TYPE", "type u32", type_name(number), cursor.offset - 4)
-        value = metadata[key] = read_value(cursor, number)
-        if key == "general.alignment" and (value & (value - 1) or not _LEAST_ALIGNMENT <= value <= _MOST_ALIGNMENT):
-            cursor.fail("ALIGN", f"a power of two, {_LEAST_ALIGNMENT} to {_MOST_ALIGNMENT}", value, cursor.offset - 4)
+            cursor.fail("KEY_DUP", "each key once", repr(key[:80]), _begin(cursor, key))
+        cursor.field, cursor.index = key, -1
+        number = u32()
+        if key == "general.alignment":
+            metadata[key] = _read_alignment(cursor, number)
+        else:
+            metadata[key] = read_value(cursor, number)
     return metadata
+
+
+def _begin(cursor: Cursor, text: str) -> int:
+    """Where the string begins that has just been read."""
+    return cursor.offset - 8 - len(text.encode())
+
+
+def _read_alignment(cursor: Cursor, number: int) -> int:
+    if number != 4:
+        cursor.fail("ALIGN_TYPE", "type u32", type_name(number), cursor.offset - 4)
+    value = cursor.u32()
+    if value & (value - 1) or not _LEAST_ALIGNMENT <= value <= _MOST_ALIGNMENT:
+        cursor.fail("ALIGN", f"a power of two, {_LEAST_ALIGNMENT} to {_MOST_ALIGNMENT}", value, cursor.offset - 4)
+    return value
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
     total, in_line = 0, True
     found: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
     for index in range(count):
-        cursor.field = f"tensor {index}"
+        cursor.field, cursor.index = "tensor", index
         name = cursor.field = _read_name(cursor, found)
+        cursor.index = -1
         dims, elements = _read_dims(cursor)
         storage = _read_type(cursor)
         if dims[0] % storage.block:
@@ -136,17 +151,16 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> Tensors:
 
 
 def _read_name(cursor: Cursor, known: Container[str]) -> str:
-    start = cursor.offset
     name = cursor.string(_LONGEST_NAME, "NAME_LEN")
     if not name:
-        cursor.fail("NAME_EMPTY", "a name", "none", start)
+        cursor.fail("NAME_EMPTY", "a name", "none", cursor.offset - 8)
     if not name.isprintable():
         if "\0" in name:
-            cursor.fail("NAME_NUL", "a name without zero bytes", repr(name), start)
+            cursor.fail("NAME_NUL", "a name without zero bytes", repr(name), _begin(cursor, name))
         if any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in name):
-            cursor.fail("NAME_CTRL", "a name without control characters", repr(name), start)
+            cursor.fail("NAME_CTRL", "a name without control characters", repr(name), _begin(cursor, name))
     if name in known:
-        cursor.fail("NAME_DUP", "each name once", repr(name), start)
+        cursor.fail("NAME_DUP", "each name once", repr(name), _begin(cursor, name))
     return name
 
 
@@ -155,7 +169,7 @@ def _read_dims(cursor: Cursor) -> tuple[tuple[int, ...], int]:
     count = cursor.u32()
     if not 1 <= count <= _MOST_DIMS:
         cursor.fail("NDIMS", f"1 to {_MOST_DIMS} dimensions", count, cursor.offset - 4)
-    dims, elements = struct.unpack(f"<{count}Q", cursor.take(8 * count)), 1
+    dims, elements = cursor.unpack(_DIMS[count]), 1
     for dim in dims:
         if not dim:
             cursor.fail("ZERO_DIM", "dimensions of at least 1", list(dims), cursor.offset - 8 * count)

@@ -97,7 +97,7 @@ def read_value(cursor: Cursor, number: int) -> Any:
     """The value of type `number` at the cursor: an int, float, bool, str or Array. `cursor.field` is its key."""
     scalar = _SCALARS.get(number)
     if scalar is not None:
-        return scalar.unpack(cursor.take(scalar.size))[0]
+        return cursor.unpack(scalar)[0]
     if number == _STRING:
         return cursor.string()
     if number == _ARRAY:
