@@ -31,7 +31,9 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int threads = S * 32;
   constexpr int C = Columns<V, DV>::each;
-  constexpr int q_floats = R * D, p_floats = S * 2 * R * 32, merge_floats = S * R * DV;
+  constexpr int gathered_floats = S * R * DV;  // joined in at most 16 KiB, so many rows at a time:
+  constexpr int joined = gathered_floats <= 4096 ? R : gathered_floats <= 8192 ? R / 2 : R / 4;
+  constexpr int q_floats = R * D, p_floats = S * 2 * R * 32, merge_floats = S * joined * DV;
   // First the scaled queries and the softmax weights of each simdgroup, in the end what the simdgroups have gathered.
   threadgroup float4 shared[(merge_floats > q_floats + p_floats ? merge_floats : q_floats + p_floats) / 4];
   threadgroup AttentionPartial gathered[S][R];
@@ -49,7 +51,7 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
     const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
     float v[4];
     load_row(q + batch * args.q_batch + head * args.q_head + query * args.q_token + column, v);
-    shared[i] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+    shared[i / (D / 4) * (D / 4) + Scores<K, D, R, L>::place(i % (D / 4))] = float4(v[0], v[1], v[2], v[3]) * args.scale;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -86,13 +88,10 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
   int turn = 0;
   for (int tile = all.begin / 32; tile * 32 < all.end; ++tile) {
     if (tile % S == int(simdgroup)) {
-      const int owned = Scores<K, D, R, L>::own_key(lane), key = tile * 32 + owned;
-      float score[R];
-      for (int r = 0; r < R; ++r)
-        score[r] = 0.0f;
-      Scores<K, D, R, L>::dot(k_rows, tile * 32, all, shared, lane, score);
-      threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: one barrier a tile is enough
-      float maxima[R];
+      const int key = tile * 32 + int(lane);
+      threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: the one before may still be read
+      float score[R], maxima[R];
+      Scores<K, D, R, L>::dot(k_rows, tile * 32, all, shared, lane, weights, score);
       for (int r = 0; r < R; ++r) {
         score[r] = finish_score(score[r], key, range[r], mask_row[r], args);
         maxima[r] = score[r];
@@ -103,7 +102,7 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
         const float rescale = exp(largest[r] - m), p = weight_of(score[r], m);
         largest[r] = m;
         sum[r] = fma(sum[r], rescale, p);
-        weights[r * 32 + owned] = p;
+        weights[r * 32 + int(lane)] = p;
         for (int c = 0; c < C; ++c)
           acc[r][c] *= rescale;
       }
@@ -117,41 +116,45 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
     }
   }
 
-  for (int r = 0; r < R; ++r)
-    sum[r] = simd_sum(sum[r]);
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries and weights are no longer needed
   for (int r = 0; r < R; ++r) {
+    sum[r] = simd_sum(sum[r]);
     if (lane == 0) {
       gathered[simdgroup][r].largest = largest[r];
       gathered[simdgroup][r].sum = sum[r];
     }
-    for (int c = 0; c < C && lane < uint(Columns<V, DV>::lanes); ++c)
-      q_tile[(simdgroup * R + r) * DV + lane * C + c] = acc[r][c];
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-
-  for (int i = int(tid); i < R * DV; i += threads) {
-    const int r = i / DV, column = i % DV, row = first_row + r;
-    float m = invisible, total = 0.0f, value = 0.0f;
-    for (int s = 0; s < S; ++s)
-      m = max(m, gathered[s][r].largest);
-    for (int s = 0; s < S; ++s) {
-      const float w = exp(gathered[s][r].largest - m);
-      total = fma(w, gathered[s][r].sum, total);
-      value = fma(w, q_tile[(s * R + r) * DV + column], value);
+  for (int first = 0; first < R; first += joined) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries and weights, or the rows before, are done with
+    for (int r = 0; r < joined && lane < uint(Columns<V, DV>::lanes); ++r) {
+      for (int c = 0; c < C; ++c)
+        q_tile[(simdgroup * joined + r) * DV + lane * C + c] = acc[first + r][c];
     }
-    if (row < n_rows) {
-      const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
-      const uint n_heads = args.n_kv_heads * args.group;
-      const uint out_row = (batch * args.q_len + query) * n_heads + head;
-      if (args.splits == 1) {
-        if (has_sinks) add_sink(sinks, head, m, value, total);
-        y[out_row * DV + column] = T(total == 0.0f ? 0.0f : value / total);
-      } else {
-        partial_y[(out_row * args.splits + split) * DV + column] = value;
-        if (column == 0) {
-          partials[out_row * args.splits + split].largest = m;
-          partials[out_row * args.splits + split].sum = total;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (int i = int(tid); i < joined * DV; i += threads) {
+      const int r = first + i / DV, column = i % DV, row = first_row + r;
+      float m = invisible, total = 0.0f, value = 0.0f;
+      for (int s = 0; s < S; ++s)
+        m = max(m, gathered[s][r].largest);
+      for (int s = 0; s < S; ++s) {
+        const float w = exp(gathered[s][r].largest - m);
+        total = fma(w, gathered[s][r].sum, total);
+        value = fma(w, q_tile[s * joined * DV + i], value);
+      }
+      if (row < n_rows) {
+        const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
+        const uint n_heads = args.n_kv_heads * args.group;
+        const uint out_row = (batch * args.q_len + query) * n_heads + head;
+        if (args.splits == 1) {
+          if (has_sinks)
+            add_sink(sinks, head, m, value, total);
+          y[out_row * DV + column] = T(total == 0.0f ? 0.0f : value / total);
+        } else {
+          partial_y[(out_row * args.splits + split) * DV + column] = value;
+          if (column == 0) {
+            partials[out_row * args.splits + split].largest = m;
+            partials[out_row * args.splits + split].sum = total;
+          }
         }
       }
     }

@@ -92,13 +92,19 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
     stage_keys<K, KE, D, BK, K_LD>(k_rows, tile, all, k_tile, tid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
+    // Sums are short and then joined, here of 32 columns, below of a tile's keys: a long one would be off by more.
     simdgroup_matrix<float, 8, 8> score[BK / 8];
     for (int n = 0; n < BK / 8; ++n) {
       score[n] = simdgroup_matrix<float, 8, 8>(0.0f);
-      for (int d = 0; d < D / 8; ++d) {
-        simdgroup_matrix<KE, 8, 8> k;
-        simdgroup_load(k, k_tile + n * 8 * K_LD + d * 8, K_LD, ulong2(0, 0), true);
-        simdgroup_multiply_accumulate(score[n], q_fragment[d], k, score[n]);
+      for (int first = 0; first < D / 8; first += 4) {
+        simdgroup_matrix<float, 8, 8> part(0.0f);
+        for (int d = first; d < min(first + 4, D / 8); ++d) {
+          simdgroup_matrix<KE, 8, 8> k;
+          simdgroup_load(k, k_tile + n * 8 * K_LD + d * 8, K_LD, ulong2(0, 0), true);
+          simdgroup_multiply_accumulate(part, q_fragment[d], k, part);
+        }
+        score[n].thread_elements()[0] += part.thread_elements()[0];
+        score[n].thread_elements()[1] += part.thread_elements()[1];
       }
     }
 
@@ -115,28 +121,28 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
     m = max(m, simd_shuffle_xor(m, 8));
     const float rescale = exp(largest - m);
     largest = m;
-    sum *= rescale;
+    float tile_sum = 0.0f;
     for (int n = 0; n < BK / 8; ++n) {
       for (int e = 0; e < 2; ++e) {
         const float p = weight_of(score[n].thread_elements()[e], m);
         score[n].thread_elements()[e] = p;
-        sum += p;
+        tile_sum += p;
       }
     }
-    for (int d = 0; d < DV / 8; ++d) {
-      acc[d].thread_elements()[0] *= rescale;
-      acc[d].thread_elements()[1] *= rescale;
-    }
+    sum = fma(sum, rescale, tile_sum);
 
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the K tile has been read
     stage_keys<V, VE, DV, BK, V_LD>(v_rows, tile, all, v_tile, tid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int n = 0; n < BK / 8; ++n) {
-      for (int d = 0; d < DV / 8; ++d) {
+    for (int d = 0; d < DV / 8; ++d) {
+      simdgroup_matrix<float, 8, 8> part(0.0f);
+      for (int n = 0; n < BK / 8; ++n) {
         simdgroup_matrix<VE, 8, 8> v;
         simdgroup_load(v, v_tile + n * 8 * V_LD + d * 8, V_LD);
-        simdgroup_multiply_accumulate(acc[d], score[n], v, acc[d]);
+        simdgroup_multiply_accumulate(part, score[n], v, part);
       }
+      for (int e = 0; e < 2; ++e)
+        acc[d].thread_elements()[e] = fma(acc[d].thread_elements()[e], rescale, part.thread_elements()[e]);
     }
   }
 

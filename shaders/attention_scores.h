@@ -112,70 +112,111 @@ METAL_FUNC KvRows<S> rows_of(constant AttentionArgs& args, device const typename
   return {first, token, batch_stride, table + batch * args.table_row, args.page_shift};
 }
 
-// The scores of 32 keys, lane i that of key i: each lane reads a key alone. One chain of loads a lane; for CPUs. Only
-// the keys of `seen` are read; other lanes read one of those.
+// Of N sums, which eight lanes hold parts of, each lane gets N / 8: those from lane % 8 * N / 8 on. They are added up
+// in the same order however many there are.
+template <int N, int Lanes> struct Joined {
+  static METAL_FUNC void join(thread float* sums, uint lane) {
+    const bool upper = lane & (Lanes / 2);
+    for (int i = 0; i < N / 2; ++i) {
+      const float low = sums[i], high = sums[i + N / 2];
+      sums[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, Lanes / 2);
+    }
+    Joined<N / 2, Lanes / 2>::join(sums, lane);
+  }
+};
+template <int N> struct Joined<N, 1> {
+  static METAL_FUNC void join(thread float*, uint) {}
+};
+
+// The scores of the 32 keys of a tile, lane i those of key i. Only keys of `seen` are read; the others' scores are any
+// numbers. L = 1: each lane reads a key alone. One chain of loads a lane; for CPUs. `shared`: not used.
 template <typename S, int D, int R, int L> struct Scores {
   static_assert(L == 1, "one lane a key");
-  static METAL_FUNC int own_key(uint lane) { return int(lane); }
+  static METAL_FUNC int place(int i) { return i; } // in threadgroup memory, of elements 4 * i .. of a query
   static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
-                             uint lane, thread float (&score)[R]) {
+                             uint lane, threadgroup float*, thread float (&score)[R]) {
+    constexpr int step = 16; // of four elements: short chains of sums, in four lanes of a vector
     device const typename S::unit* k_row = keys.row(min(max(tile + int(lane), seen.begin), seen.end - 1), paged);
-    float4 sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = float4(0.0f);
-    for (int i = 0; i < D / 4; ++i) {
-      float k[4];
-      S::load(k_row, uint(4 * i), aligned, k);
-      for (int r = 0; r < R; ++r) sum[r] = fma(float4(k[0], k[1], k[2], k[3]), q[r * (D / 4) + i], sum[r]);
+    float4 total[R];
+    for (int r = 0; r < R; ++r) total[r] = float4(0.0f);
+    for (int first = 0; first < D / 4; first += step) {
+      float4 sum[R];
+      for (int r = 0; r < R; ++r) sum[r] = float4(0.0f);
+      for (int i = first; i < min(first + step, D / 4); ++i) {
+        float k[4];
+        S::load(k_row, uint(4 * i), aligned, k);
+        for (int r = 0; r < R; ++r) sum[r] = fma(float4(k[0], k[1], k[2], k[3]), q[r * (D / 4) + i], sum[r]);
+      }
+      for (int r = 0; r < R; ++r) total[r] += sum[r];
     }
-    for (int r = 0; r < R; ++r) score[r] = (sum[r].x + sum[r].y) + (sum[r].z + sum[r].w);
+    for (int r = 0; r < R; ++r) score[r] = (total[r].x + total[r].y) + (total[r].z + total[r].w);
   }
 };
 
-// Eight lanes read a key together, so that loads of a simdgroup lie side by side. A load is of four keys; then eight
-// lanes hold parts of four sums each, which three exchanges bring together.
+// Eight lanes read a key together, so that loads of a simdgroup lie side by side; four such teams take eight keys each,
+// G of them at a time. `shared`: R * 32 floats, through which a key's scores come to its lane.
 template <typename S, int D, int R> struct Scores<S, D, R, 8> {
-  // Of the eight lanes, bits 1 and 2 say which of four sums a lane ends with, and bit 0 from which half of the tile.
-  static METAL_FUNC int own_key(uint lane) {
-    return int(((lane & 1) * 4 + (lane >> 2 & 1) * 2 + (lane >> 1 & 1)) * 4 + lane / 8);
-  }
-  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
-                             uint lane, thread float (&score)[R]) {
-    constexpr int E = D % 64 == 0 ? 8 : 4; // elements of a load
-    const uint first = lane % 8 * E;
-    for (int h = 0; h < 2; ++h) {
-      device const typename S::unit* k_row[4];
-      float sum[R][4];
-      for (int i = 0; i < 4; ++i) {
-        const int key = tile + (h * 4 + i) * 4 + int(lane / 8);
-        k_row[i] = keys.row(min(max(key, seen.begin), seen.end - 1), paged);
-        for (int r = 0; r < R; ++r) sum[r][i] = 0.0f;
-      }
-      for (int g = 0; g < 4; g += 2) { // two at a time: registers
-        for (int d = 0; d < D; d += 8 * E) {
-          if (D % (8 * E) == 0 || d + int(first) < D) { // rows that do not fill the eight lanes' loads
-            float k[2][E];
-            for (int i = 0; i < 2; ++i) S::load(k_row[g + i], d + first, aligned, k[i]);
-            for (int r = 0; r < R; ++r) {
-              for (int e = 0; e < E; e += 4) {
-                const float4 x = q[(r * D + d + first + e) / 4];
-                for (int i = 0; i < 2; ++i) {
-                  const float two = fma(k[i][e + 1], x.y, fma(k[i][e], x.x, sum[r][g + i]));
-                  sum[r][g + i] = fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, two));
-                }
-              }
-            }
+  FOUNDRY_CONST int E = D % 64 == 0 ? 8 : 4; // elements of a load
+  FOUNDRY_CONST int G = R == 1 ? 8 : R <= 8 ? 4 : 2;
+
+  // What the eight lanes of a team read at the same time lies side by side: in different banks.
+  static METAL_FUNC int place(int i) { return E == 8 ? (i & ~15) + (i & 1) * 8 + (i & 15) / 2 : i; }
+
+  // The parts of G keys' dot products that a lane adds up, of row r and key i in sums[r * G + i]. Whole: all are seen.
+  template <bool Whole>
+  static METAL_FUNC void parts(thread const KvRows<S>& keys, int key, KeyRange seen, threadgroup const float4* q,
+                               uint member, thread float (&sums)[R * G]) {
+    for (int i = 0; i < R * G; ++i) sums[i] = 0.0f;
+    device const typename S::unit* first_row = Whole ? keys.row(key, paged) : keys.first; // eight keys lie in one page
+    for (int d = 0; d < D; d += 8 * E) {
+      const int column = d + int(member) * E;
+      if (D % (8 * E) == 0 || column < D) { // rows that do not fill the team's loads
+        float k[G][E], scale[G];
+        for (int i = 0; i < G; ++i) {
+          if (Whole) {
+            scale[i] = S::load_codes(first_row + uint(i) * keys.token, uint(column), aligned, k[i]);
+          } else if (key + i >= seen.begin && key + i < seen.end) {
+            scale[i] = S::load_codes(keys.row(key + i, paged), uint(column), aligned, k[i]);
+          } else {
+            scale[i] = 0.0f;
+            for (int e = 0; e < E; ++e) k[i][e] = 0.0f;
           }
         }
-      }
-      const bool upper = lane & 4, odd = lane & 2, mine = (lane & 1) == uint(h);
-      for (int r = 0; r < R; ++r) {
-        const float2 lo = float2(sum[r][0], sum[r][1]), hi = float2(sum[r][2], sum[r][3]);
-        const float2 pair = (upper ? hi : lo) + simd_shuffle_xor(upper ? lo : hi, 4);
-        float one = (odd ? pair.y : pair.x) + simd_shuffle_xor(odd ? pair.x : pair.y, 2);
-        one += simd_shuffle_xor(one, 1);
-        score[r] = mine ? one : score[r];
+        for (int r = 0; r < R; ++r) {
+          float part[G];
+          for (int e = 0; e < E; e += 4) {
+            const float4 x = q[r * (D / 4) + d / 4 + (E == 8 ? e * 2 : 0) + int(member)];
+            for (int i = 0; i < G; ++i) {
+              const float one = e == 0 ? (S::packed ? 0.0f : sums[r * G + i]) : part[i];
+              const float two = fma(k[i][e + 1], x.y, fma(k[i][e], x.x, one));
+              part[i] = fma(k[i][e + 3], x.w, fma(k[i][e + 2], x.z, two));
+            }
+          }
+          for (int i = 0; i < G; ++i) sums[r * G + i] = S::packed ? fma(scale[i], part[i], sums[r * G + i]) : part[i];
+        }
       }
     }
+  }
+
+  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
+                             uint lane, threadgroup float* shared, thread float (&score)[R]) {
+    const uint member = lane % 8, team = lane / 8;
+    const bool whole = tile >= seen.begin && tile + 32 <= seen.end;
+    for (int g = 0; g < 8; g += G) {
+      const int key = int(team) * 8 + g;
+      float sums[R * G];
+      if (whole)
+        parts<true>(keys, tile + key, seen, q, member, sums);
+      else
+        parts<false>(keys, tile + key, seen, q, member, sums);
+      Joined<R * G, 8>::join(sums, lane);
+      for (int n = 0; n < R * G / 8; ++n) {
+        const int of = int(member) * (R * G / 8) + n;
+        shared[of / G * 32 + key + of % G] = sums[n];
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (int r = 0; r < R; ++r) score[r] = shared[r * 32 + int(lane)];
   }
 };
 
@@ -217,10 +258,11 @@ METAL_FUNC void add_values(thread const KvRows<S>& values, int tile, uint column
       }
     }
     for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < 8; h += 4) {
-        const float4 p = *(threadgroup const float4*)(weights + r * 32 + n + h);
-        for (int c = 0; c < C; ++c)
-          acc[r][c] = fma(p.w, v[h + 3][c], fma(p.z, v[h + 2][c], fma(p.y, v[h + 1][c], fma(p.x, v[h][c], acc[r][c]))));
+      const float4 p = *(threadgroup const float4*)(weights + r * 32 + n);
+      const float4 w = *(threadgroup const float4*)(weights + r * 32 + n + 4);
+      for (int c = 0; c < C; ++c) { // a short sum first
+        const float four = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], p.x * v[0][c])));
+        acc[r][c] += fma(w.w, v[7][c], fma(w.z, v[6][c], fma(w.y, v[5][c], fma(w.x, v[4][c], four))));
       }
     }
   }

@@ -23,7 +23,8 @@ inline constexpr uint32_t packed_row_bytes(uint32_t columns, uint32_t bits) {
 
 namespace foundry {
 
-// A policy names the unit of strides and reads N neighbouring elements as floats; `wide`: rows are aligned to 16 bytes.
+// A policy names the unit of strides and reads N neighbouring elements as floats, or, of one block, as codes that its
+// scale turns into them; `wide`: rows are aligned to 16 bytes.
 template <typename E> struct DenseKv {
   using unit = E;
   FOUNDRY_CONST bool packed = false;
@@ -32,6 +33,11 @@ template <typename E> struct DenseKv {
       load_wide(row + column, v);
     else
       load_narrow(row + column, v);
+  }
+  template <int N>
+  static METAL_FUNC float load_codes(device const E* row, uint column, bool wide, thread float (&v)[N]) {
+    load(row, column, wide, v);
+    return 1.0f;
   }
 };
 
@@ -56,7 +62,8 @@ template <int D, int Bits> struct PackedKv {
     v[3] = code<12, 0xf, 0, 8>(q);
   }
 
-  template <int N> static METAL_FUNC void load(device const uchar* row, uint column, bool, thread float (&v)[N]) {
+  template <int N>
+  static METAL_FUNC float load_codes(device const uchar* row, uint column, bool, thread float (&v)[N]) {
     static_assert(N == 4 || N == 8, "codes are read in words");
     const float scale = float(((device const half*)(row + code_bytes))[column / kv_block]);
     device const uchar* codes = row + column * Bits / 8;
@@ -73,6 +80,11 @@ template <int D, int Bits> struct PackedKv {
     } else {
       nibbles4(*(device const ushort*)codes, v);
     }
+    return scale;
+  }
+
+  template <int N> static METAL_FUNC void load(device const uchar* row, uint column, bool wide, thread float (&v)[N]) {
+    const float scale = load_codes(row, column, wide, v);
     for (int i = 0; i < N; ++i) v[i] *= scale;
   }
 };

@@ -33,7 +33,7 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, int64_t kv_len) {
 struct Variant {
   at::ScalarType dtype;
   KvStore keys, values;
-  int rows; // per threadgroup: 1, 2, 4, 8
+  int rows; // per threadgroup: 1, 2, 4, 8, 16
   AttentionChoice choice;
   MaskKind mask;
   bool softcap, aligned, sinks, wide_sinks, paged;
@@ -43,7 +43,7 @@ struct Variant {
     const auto add = [&](uint64_t value, uint64_t count) { n = n * count + value; };
     add(keys.kind, KvStore::kinds), add(values.kind, KvStore::kinds);
     add(keys.columns / 16, 64), add(values.columns / 16, 64);
-    add(rows, 16), add(choice.simdgroups, 64), add(choice.lanes, 64);
+    add(rows, 32), add(choice.simdgroups, 64), add(choice.lanes, 64);
     add(static_cast<uint64_t>(mask), 4);
     for (bool flag : {softcap, aligned, sinks, wide_sinks, paged}) add(flag, 2);
     return n;
@@ -119,11 +119,16 @@ void decode(Call& call) {
   call.args.keys = variant.choice.keys;
   call.args.far_keys = variant.choice.far_keys;
   call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
-  // Rows that read the keys together. Registers: rows * columns / 32 sums a lane. Threadgroup memory: 16 KiB for the
-  // simdgroups' results. And a short cache would leave most of the GPU idle.
-  const int64_t most = std::min(1024, 4096 / variant.choice.simdgroups) / std::max(columns, variant.keys.columns);
+  // Rows that read the keys together: those of a group, unless that would leave most of the GPU idle. Registers: rows *
+  // columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries and weights.
+  const int64_t widest = std::max(columns, variant.keys.columns), simdgroups = variant.choice.simdgroups;
+  const auto fits = [&](int rows) {
+    const bool of_one_group = rows / 2 < call.args.group;
+    const int64_t floats = rows * (variant.keys.columns + simdgroups * 2 * kSimdWidth);
+    return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
+  };
   const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
-  while (variant.rows < call.grouped_rows() && variant.rows < 8 && variant.rows * 2 <= most &&
+  while (variant.rows < call.grouped_rows() && fits(variant.rows * 2) &&
          groups(variant.rows * 2) >= variant.choice.groups)
     variant.rows *= 2;
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns;

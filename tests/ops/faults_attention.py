@@ -22,10 +22,11 @@ def _together(name: str, old: str, new: str) -> Fault:
 
 
 FAULTS = [
-    _together("exchange", "simd_shuffle_xor(odd ? pair.x : pair.y, 2)", "simd_shuffle_xor(odd ? pair.y : pair.x, 2)"),
-    _together("last-exchange-left-out", "one += simd_shuffle_xor(one, 1);", "one += one;"),
-    _together("key-of-the-other-half", "((lane & 1) * 4", "((lane + 1 & 1) * 4"),
-    _together("first-elements-read-twice", "d < D; d += 8 * E", "d < D - 8 * E; d += 8 * E"),
+    _together("exchange", "simd_shuffle_xor(upper ? low : high, Lanes / 2)", "simd_shuffle_xor(low, Lanes / 2)"),
+    _together("sums-of-the-neighbour", "Lanes / 2>::join(sums, lane);", "Lanes / 2>::join(sums, lane + 1);"),
+    _together("key-of-another-lane", "key + of % G]", "key + (of + 1) % G]"),
+    _together("query-of-another-lane", "(i & 1) * 8 + (i & 15) / 2", "(i & 1) * 8 + (i & 15)"),
+    _together("last-elements-left-out", "d < D; d += 8 * E", "d < D - 8 * E; d += 8 * E"),
     Fault(
         "attention-mask-off-by-one",
         KERNEL,
@@ -92,9 +93,23 @@ FAULTS = [
     Fault(
         "attention-prefill-no-rescale",
         PREFILL,
-        "sum *= rescale;",
-        "sum *= 1.0f;",
+        "sum = fma(sum, rescale, tile_sum);",
+        "sum += tile_sum;",
         lambda: t.test_accuracy(t.Case(queries=40), F32),
+    ),
+    Fault(
+        "attention-prefill-values-no-rescale",
+        PREFILL,
+        "fma(acc[d].thread_elements()[e], rescale,",
+        "fma(acc[d].thread_elements()[e], 1.0f,",
+        lambda: t.test_accuracy(t.Case(queries=40), F32),
+    ),
+    Fault(
+        "attention-second-rows-are-the-first",
+        KERNEL,
+        "acc[first + r][c];",
+        "acc[r][c];",
+        lambda: t.test_accuracy(t.Case(heads=16, kv_heads=1, head_dim=128), F16),
     ),
     Fault(
         "attention-decode-wrong-kv-head",
@@ -135,8 +150,8 @@ FAULTS = [
     Fault(
         "attention-last-column-dropped",
         KERNEL,
-        "for (int i = 0; i < D / 4; ++i) {\n      float k[4];",
-        "for (int i = 0; i < D / 4 - 1; ++i) {\n      float k[4];",
+        "i < min(first + step, D / 4);",
+        "i < min(first + step, D / 4 - 1);",
         lambda: t.test_accuracy(t.Case(), F32),
         SCORES,
     ),
@@ -246,8 +261,8 @@ FAULTS += [
     Fault(
         "attention-last-columns-of-80-left-out",
         KERNEL,
-        "d + int(first) < D) {",
-        "d + int(first) + 8 < D) {",
+        "column < D) {",
+        "column + 8 < D) {",
         lambda: f.test_columns_of_any_number((80, 112), 8),
         SCORES,
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import kit
@@ -11,9 +13,9 @@ import torch
 from kit import BF16, F16, F32
 from torch import Tensor
 
-from torch_foundry import ops
+from torch_foundry import ops, runtime
 from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
+from torch_foundry.doctor import opchecks, truth
 
 DECODE = 16  # attention_decode_max_queries of shaders/attention.h
 
@@ -203,6 +205,20 @@ def test_rows_do_not_depend_on_the_number_of_queries() -> None:
         for i in range(7):
             alone = {**given, "q": given["q"][:, :, i : i + 1], "kv_len": kv_len - 6 + i}
             kit.assert_equal(ops.attention(**alone), together[:, i : i + 1])
+
+
+@pytest.mark.parametrize("group, head_dim", [(9, 64), (12, 96), (16, 128), (8, 256)])
+def test_a_group_reads_its_keys_once(group: int, head_dim: int, tmp_path: Path) -> None:
+    """One threadgroup has all heads of a KV head and a split: the kernel gives the same where no other one works."""
+    given = inputs(Case(heads=2 * group, kv_len=300, capacity=300, head_dim=head_dim), F16)
+    opchecks.attention(given)
+    expected = ops.attention(**given)
+    shaders = shutil.copytree(Path(__file__).parents[2] / "shaders", tmp_path / "shaders")
+    text, all_work = (shaders / "attention.metal").read_text(), "if (split >= max("
+    assert text.count(all_work) == 1
+    (shaders / "attention.metal").write_text(text.replace(all_work, "if (tgid.x > 0 || split >= max("))
+    with runtime.use_shaders(shaders), truth.poisoned_outputs():
+        kit.assert_equal(ops.attention(**given), expected)
 
 
 def test_chunked_prefill_equals_one_shot() -> None:

@@ -133,7 +133,7 @@ def test_more_than_8192_tokens(k: str, dtype: torch.dtype) -> None:
     """In one buffer and in pages; and a prompt in two parts sees what it sees at once."""
     long: dict[str, Any] = {"kv_len": 9000, "batch": 1, "kv_heads": 1, "k": k, "v": k}
     agrees(queries=1, dtype=dtype, **long)
-    agrees(queries=20, dtype=F16, **long)
+    agrees(queries=20, dtype=dtype, **long)
     given = given_for(queries=37, dtype=dtype, **long)
     whole = ops.attention(**given)
     first = {**given, "q": given["q"][:, :, :17], "kv_len": 8980}
