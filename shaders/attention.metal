@@ -40,7 +40,8 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
   threadgroup float* q_tile = (threadgroup float*)shared;
   threadgroup float* p_tile = q_tile + q_floats + simdgroup * (2 * R * 32);
 
-  const uint batch = tgid.z / args.n_kv_heads, kv_head = tgid.z % args.n_kv_heads, split = tgid.y;
+  // The last splits, the longest ones, come first: so there is something to do beside them until the end.
+  const uint batch = tgid.y / args.n_kv_heads, kv_head = tgid.y % args.n_kv_heads, split = args.splits - 1 - tgid.z;
   const int n_rows = int(args.q_len * args.group), first_row = int(tgid.x) * R;
   const Filled keys = filled(args, step, rows, batch);
   const int start = args.has_kv_start ? kv_start[batch] : 0;
@@ -86,34 +87,31 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
   }
 
   int turn = 0;
-  for (int tile = all.begin / 32; tile * 32 < all.end; ++tile) {
-    if (tile % S == int(simdgroup)) {
-      const int key = tile * 32 + int(lane);
-      threadgroup float* weights = p_tile + (turn & 1) * (R * 32);  // two buffers: the one before may still be read
-      float score[R], maxima[R];
-      Scores<K, D, R, L>::dot(k_rows, tile * 32, all, shared, lane, weights, score);
-      for (int r = 0; r < R; ++r) {
-        score[r] = finish_score(score[r], key, range[r], mask_row[r], args);
-        maxima[r] = score[r];
-      }
-      simd_maxima(maxima);
-      for (int r = 0; r < R; ++r) {
-        const float m = max(largest[r], maxima[r]);
-        const float rescale = exp(largest[r] - m), p = weight_of(score[r], m);
-        largest[r] = m;
-        sum[r] = fma(sum[r], rescale, p);
-        weights[r * 32 + int(lane)] = p;
-        for (int c = 0; c < C; ++c)
-          acc[r][c] *= rescale;
-      }
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      const int begin = max(all.begin - tile * 32, 0), end = min(all.end - tile * 32, 32);
-      if (begin == 0 && end == 32)
-        add_values<true, V>(v_rows, tile * 32, own_column, begin, end, weights, acc);
-      else
-        add_values<false, V>(v_rows, tile * 32, own_column, begin, end, weights, acc);
-      ++turn;
+  const int first_tile = all.begin / 32, own_tile = first_tile + (int(simdgroup) - first_tile % S + S) % S;
+  for (int tile = own_tile * 32; tile < all.end; tile += 32 * S) {
+    threadgroup float* weights = p_tile + (turn++ & 1) * (R * 32);  // two buffers: the one before may still be read
+    const bool whole = tile >= all.begin && tile + 32 <= all.end;
+    float score[R], maxima[R];
+    Scores<K, D, R, L>::dot(k_rows, tile, whole, all, shared, lane, weights, score);
+    for (int r = 0; r < R; ++r) {
+      score[r] = finish_score(score[r], tile + int(lane), range[r], mask_row[r], args);
+      maxima[r] = score[r];
     }
+    simd_maxima(maxima);
+    for (int r = 0; r < R; ++r) {
+      const float m = max(largest[r], maxima[r]);
+      const float rescale = exp(largest[r] - m), p = weight_of(score[r], m);
+      largest[r] = m;
+      sum[r] = fma(sum[r], rescale, p);
+      weights[r * 32 + int(lane)] = p;
+      for (int c = 0; c < C; ++c)
+        acc[r][c] *= rescale;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (whole)
+      add_values<true, V>(v_rows, tile, all, own_column, weights, acc);
+    else
+      add_values<false, V>(v_rows, tile, all, own_column, weights, acc);
   }
 
   for (int r = 0; r < R; ++r) {

@@ -129,13 +129,14 @@ template <int N> struct Joined<N, 1> {
 };
 
 // The scores of the 32 keys of a tile, lane i those of key i. Only keys of `seen` are read; the others' scores are any
-// numbers. L = 1: each lane reads a key alone. One chain of loads a lane; for CPUs. `shared`: not used.
+// numbers. `whole`: all of the tile is seen. L = 1: each lane reads a key alone. One chain of loads a lane; for CPUs.
+// `shared`: not used.
 template <typename S, int D, int R, int L> struct Scores {
   static_assert(L == 1, "one lane a key");
   static METAL_FUNC int place(int i) { return i; } // in threadgroup memory, of elements 4 * i .. of a query
-  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
+  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, bool, KeyRange seen, threadgroup const float4* q,
                              uint lane, threadgroup float*, thread float (&score)[R]) {
-    constexpr int step = 16; // of four elements: short chains of sums, in four lanes of a vector
+    constexpr int step = 8; // of four elements: short chains of sums, in four lanes of a vector
     device const typename S::unit* k_row = keys.row(min(max(tile + int(lane), seen.begin), seen.end - 1), paged);
     float4 total[R];
     for (int r = 0; r < R; ++r) total[r] = float4(0.0f);
@@ -198,10 +199,10 @@ template <typename S, int D, int R> struct Scores<S, D, R, 8> {
     }
   }
 
-  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, KeyRange seen, threadgroup const float4* q,
-                             uint lane, threadgroup float* shared, thread float (&score)[R]) {
+  static METAL_FUNC void dot(thread const KvRows<S>& keys, int tile, bool whole, KeyRange seen,
+                             threadgroup const float4* q, uint lane, threadgroup float* shared,
+                             thread float (&score)[R]) {
     const uint member = lane % 8, team = lane / 8;
-    const bool whole = tile >= seen.begin && tile + 32 <= seen.end;
     for (int g = 0; g < 8; g += G) {
       const int key = int(team) * 8 + g;
       float sums[R * G];
@@ -241,29 +242,43 @@ template <typename S, int DV> struct Columns {
   FOUNDRY_CONST int lanes = DV / each;
 };
 
-// Adds the weighted values of the keys begin .. end of a tile to this lane's columns, eight keys at a time: their
-// values are in flight together. An unseen key's value is not read: it may hold anything. Whole: all of the tile is
+// The values of eight keys, in flight together; zeros for unseen ones, whose memory may hold anything. Whole: all are
 // seen. Eight keys lie in one page.
+template <bool Whole, typename S, int C>
+METAL_FUNC void load_values(thread const KvRows<S>& values, int key, KeyRange seen, uint column,
+                            thread float (&v)[8][C]) {
+  device const typename S::unit* v_row = values.row(key, paged);
+  for (int j = 0; j < 8; ++j) {
+    if (Whole || (key + j >= seen.begin && key + j < seen.end)) {
+      S::load(v_row + uint(j) * values.token, column, aligned, v[j]);
+    } else {
+      for (int c = 0; c < C; ++c) v[j][c] = 0.0f;
+    }
+  }
+}
+
+// Adds eight values by their weights to this lane's columns.
+template <int R, int C>
+METAL_FUNC void weigh_values(thread const float (&v)[8][C], threadgroup const float* weights,
+                             thread float (&acc)[R][C]) {
+  for (int r = 0; r < R; ++r) {
+    const float4 p = *(threadgroup const float4*)(weights + r * 32);
+    const float4 w = *(threadgroup const float4*)(weights + r * 32 + 4);
+    for (int c = 0; c < C; ++c) { // a short sum first
+      const float four = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], p.x * v[0][c])));
+      acc[r][c] += fma(w.w, v[7][c], fma(w.z, v[6][c], fma(w.y, v[5][c], fma(w.x, v[4][c], four))));
+    }
+  }
+}
+
+// Adds the weighted values of a tile's keys to this lane's columns.
 template <bool Whole, typename S, int R, int C>
-METAL_FUNC void add_values(thread const KvRows<S>& values, int tile, uint column, int begin, int end,
+METAL_FUNC void add_values(thread const KvRows<S>& values, int tile, KeyRange seen, uint column,
                            threadgroup const float* weights, thread float (&acc)[R][C]) {
-  for (int n = Whole ? 0 : begin & ~7; n < (Whole ? 32 : end); n += 8) {
-    device const typename S::unit* v_row = values.row(tile + n, paged);
+  const int begin = Whole ? 0 : max(seen.begin - tile, 0) & ~7, end = Whole ? 32 : min(seen.end - tile, 32);
+  for (int n = begin; n < end; n += 8) {
     float v[8][C];
-    for (int j = 0; j < 8; ++j) {
-      if (Whole || (n + j >= begin && n + j < end)) {
-        S::load(v_row + uint(j) * values.token, column, aligned, v[j]);
-      } else {
-        for (int c = 0; c < C; ++c) v[j][c] = 0.0f;
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      const float4 p = *(threadgroup const float4*)(weights + r * 32 + n);
-      const float4 w = *(threadgroup const float4*)(weights + r * 32 + n + 4);
-      for (int c = 0; c < C; ++c) { // a short sum first
-        const float four = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], p.x * v[0][c])));
-        acc[r][c] += fma(w.w, v[7][c], fma(w.z, v[6][c], fma(w.y, v[5][c], fma(w.x, v[4][c], four))));
-      }
-    }
+    load_values<Whole>(values, tile + n, seen, column, v);
+    weigh_values(v, weights + n, acc);
   }
 }

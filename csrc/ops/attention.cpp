@@ -144,7 +144,7 @@ void decode(Call& call) {
   Launch launch(pipeline);
   call.bind(launch);
   launch.out(partial_y).out(partials).args(call.args).moves(call.moved);
-  const Grid grid = {{ceil_div(call.grouped_rows(), variant.rows), u32(splits), u32(call.heads())},
+  const Grid grid = {{ceil_div(call.grouped_rows(), variant.rows), u32(call.heads()), u32(splits)},
                      {kSimdWidth * variant.choice.simdgroups, 1, 1},
                      false};
   launch.run(grid);
