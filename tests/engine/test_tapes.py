@@ -21,7 +21,6 @@ from torch_foundry.engine import Engine, Params, tapes
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
 from torch_foundry.engine.tapes import rows_for
-from torch_foundry.nn.linear import FEW
 from torch_foundry.patch import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -55,7 +54,7 @@ def again(forward: Forward, parts: list[Part]) -> torch.Tensor:
     """The logits of a step that was on a tape, without it: for as many rows, as torch's product depends on them."""
     tape = next(reversed(forward._tapes._tapes.values()))
     x = forward._decoder(tape._ids, [tape._group])
-    if len(tape._ids) <= FEW or forward.exact:
+    if len(tape._ids) <= forward.plan.layers[0].o.few or forward.exact:
         alone = forward._eager(parts)
         assert torch.equal(alone, forward._logits(x[: len(parts)])), "padding changes bits"
     return forward._logits(x[: len(parts)])

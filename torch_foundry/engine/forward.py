@@ -17,7 +17,7 @@ from torch_foundry.decode.state import horizon_for
 from torch_foundry.engine.groups import Group, Part
 from torch_foundry.engine.tapes import TOKENS, Tapes
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.nn.linear import FEW
+from torch_foundry.nn.linear import FEW, FEW_DENSE
 from torch_foundry.patch.layer import LayerPlan, project
 from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.step import Product, gated, projections, stored
@@ -116,8 +116,8 @@ class Forward:
         return torch.tensor(values, dtype=torch.int32).to(self.plan.device, non_blocking=True)
 
     def _decoder(self, ids: Tensor, groups: Sequence[Group], product: Product | None = None) -> Tensor:
-        """The last norm's result [T, hidden] of the step's `ids`, int32 [T]; more than FEW rows by `product`."""
-        fused = self.exact or len(ids) <= FEW
+        """The last norm's result [T, hidden] of the step's `ids`, int32 [T]; more than a few rows by `product`."""
+        fused = self.exact or len(ids) <= self.plan.layers[0].o.few
         way = Way(fused, _apart if fused else product or Linear.of_many)
         bound = max(int(group.table.shape[1]) for group in groups) * self.cache.manager.block_size
         like = torch.empty(0, dtype=self.plan.dtype, device=ids.device)
@@ -157,9 +157,10 @@ class Forward:
         return h.flatten(0, 1)
 
     def _logits(self, x: Tensor) -> Tensor:
-        if not self.exact or len(x) <= FEW:
+        if not self.exact or len(x) <= FEW_DENSE:
             return logits_of(self.model, self.head, x)
-        return torch.cat([logits_of(self.model, self.head, x[i : i + FEW]) for i in range(0, len(x), FEW)])
+        few = x.split(FEW_DENSE)
+        return torch.cat([logits_of(self.model, self.head, rows) for rows in few])
 
 
 def _apart(linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:

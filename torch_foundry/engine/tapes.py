@@ -29,7 +29,7 @@ Decoder = Callable[[Tensor, Sequence[Group], Product | None], Tensor]  # ids [T]
 class Tapes:
     """Tapes by the number of requests, rounded up, and of tokens of each; padding is no request and writes nowhere.
 
-    decoder: the forward pass; a product is for more rows than FEW, None: its own.
+    decoder: the forward pass; a product is for more than a few rows, None: its own.
     """
 
     def __init__(self, plan: DecoderPlan, cache: PagedCache, decoder: Decoder, requests: int) -> None:

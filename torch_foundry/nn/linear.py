@@ -12,6 +12,7 @@ from torch_foundry import ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 FEW = 16  # rows that ops.linear and its like are made for
+FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (benchmarks/RESULTS.md)
 AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 
 

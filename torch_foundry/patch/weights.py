@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_foundry import ops
-from torch_foundry.nn.linear import FEW, FoundryLinear, linear_of_many
+from torch_foundry.nn.linear import FEW, FEW_DENSE, FoundryLinear, linear_of_many
 from torch_foundry.patch.spec import norm_kind
 
 
@@ -71,6 +71,11 @@ class Linear:
         order: torch.Tensor | None = self._orders.get("order")
         return order
 
+    @property
+    def few(self) -> int:
+        """Rows for which our own kernels are the better way."""
+        return FEW_DENSE if self.format is None else FEW
+
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """x in the order of the columns."""
         order = self.order
@@ -95,8 +100,8 @@ class Linear:
         )
 
     def of_many(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
-        """The same, where more than FEW rows of x go through torch's own matrix product. Not for tapes."""
-        if x.numel() <= FEW * x.shape[-1]:
+        """The same, where more than `few` rows of x go through torch's own matrix product. Not for tapes."""
+        if x.numel() <= self.few * x.shape[-1]:
             return self(x, residual, scale)
         y = linear_of_many(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
         return y if residual is None else torch.add(residual, y, alpha=scale)
