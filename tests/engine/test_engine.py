@@ -98,14 +98,16 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
     def run(requests: int, budget: int, which: list[int]) -> dict[int, list[torch.Tensor]]:
         found.clear()
         engine = Engine(model, requests=requests, budget=budget, blocks=40, invariant=True)
-        choose = engine._choose
+        single = engine._chooser._single
 
-        def seen(chunks: Any, logits: torch.Tensor) -> Any:
-            for chunk, row in zip(chunks, logits, strict=True):
-                found.setdefault(which[chunk.job.name], []).append(row.clone())
-            return choose(chunks, logits)
+        def seen(rows: Any, logits: torch.Tensor) -> None:
+            for row, each in zip(rows, logits, strict=True):
+                job = engine._rows[row]
+                assert job is not None
+                found.setdefault(which[job.name], []).append(each.clone())
+            single(rows, logits)
 
-        monkeypatch.setattr(engine, "_choose", seen)
+        monkeypatch.setattr(engine._chooser, "_single", seen)
         for i in which:
             engine.submit(prompts(10)[i], GREEDY)
         drain(engine)
@@ -114,10 +116,9 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
     together = run(8, 50, list(range(10)))
     others = run(5, 7, list(range(9, -1, -1)))
     for i in range(10):
-        single = run(1, 300, [i])[i]
-        assert len(single) == 14
+        single = run(1, 300, [i])[i][:14]  # what is behind an answer's end may differ
         for each in (together[i], others[i]):
-            assert all(torch.equal(a, b) for a, b in zip(single, each, strict=True)), f"request {i}"
+            assert all(torch.equal(a, b) for a, b in zip(single, each[:14], strict=True)), f"request {i}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -199,6 +200,7 @@ def test_a_failing_step_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPa
                 raise torch.OutOfMemoryError("no memory")
             return forward(*args)
 
+        fails.go_on = forward.go_on  # type: ignore[attr-defined]
         monkeypatch.setattr(engine, "_forward", fails)
         with pytest.raises(torch.OutOfMemoryError):
             drain(engine)

@@ -36,11 +36,23 @@ def watch(engine: Engine, see: Callable[[list[Part], torch.Tensor, bool], None])
         taped.append(hidden is not None)
         return hidden
 
+    last: list[Part] = []
+
     def seen(parts: Any) -> torch.Tensor:
         logits = forward(parts)
+        last[:] = parts
         see(parts, logits, taped[-1])
         return logits
 
+    def gone_on(tokens: torch.Tensor) -> torch.Tensor | None:
+        logits = forward.go_on(tokens)
+        if logits is not None:
+            new = tokens.tolist()
+            last[:] = [Part(p.name, p.start + 1, [new[i]], 1) for i, p in enumerate(last)]
+            see(list(last), logits, True)
+        return logits
+
+    seen.go_on = gone_on  # type: ignore[attr-defined]
     forward._tapes.run = noted  # type: ignore[method-assign]
     engine._forward = seen  # type: ignore[assignment]
 
@@ -156,7 +168,7 @@ def test_invariance_of_more_requests_than_fused_kernels_are_made_for() -> None:
         drain(engine)
         found.append(rows)
     for name, rows in found[0].items():
-        assert len(rows) == 14 and all(map(torch.equal, rows, found[1][name])), f"request {name}"
+        assert len(rows) >= 14 and all(map(torch.equal, rows[:14], found[1][name])), f"request {name}"
 
 
 def test_numbers_of_rows() -> None:
@@ -222,9 +234,11 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
     changes: list[tuple[Callable[[], None], int]] = [(in_place, 0), (exchange, 1), (reallocate, 1), (replace, 1)]
     for change, more in changes:
         for prompt in prompts(requests):
-            engine.submit(prompt, GREEDY)
-        for _ in range(6):
+            engine.submit(prompt, Params(max_tokens=30, temperature=0))
+        engine.step()
+        while engine.scheduler.waiting or any(job.pending != 1 for job in engine.scheduler.running):
             engine.step()
+        engine.step()
         recorded = report(model).recorded
         change()
         forward, seen = engine._forward, []
@@ -235,7 +249,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         run = forward._tapes.run
         watch(engine, see)
         engine.step()
-        assert seen == [True] and report(model).recorded == recorded + more, change
+        assert seen and all(seen) and report(model).recorded == recorded + more, change
         engine._forward, forward._tapes.run = forward, run  # type: ignore[method-assign]
         engine.run()
     undo.close()

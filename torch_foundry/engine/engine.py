@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry.decode.pace import Guesses
-from torch_foundry.decode.speculation import accepted
+from torch_foundry.engine.choice import Chooser
 from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
@@ -41,6 +41,9 @@ class Engine:
     tokenizer, patched, that guesses for requests without prompt lookup. Guesses change no token; `guesses` says what
     came of them. How many are made adapts, to none where they don't pay.
 
+    ahead: steps that are handed to the device before their tokens are read, while all requests generate and nobody
+    guesses: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
+
     RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
     """
 
@@ -58,9 +61,12 @@ class Engine:
         invariant: bool = False,
         prompt_lookup_num_tokens: int | None = None,
         assistant_model: Any = None,
+        ahead: int = 4,
     ) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead: expected at least one step, got {ahead}")
         config = model.config.get_text_config()
-        self.model, self.tokenizer, self.queue = model, tokenizer, queue
+        self.model, self.tokenizer, self.queue, self.ahead = model, tokenizer, queue, ahead
         self.vocabulary: int = model.lm_head.out_features
         longest = int(config.max_position_embeddings)
         if blocks is None:
@@ -83,6 +89,8 @@ class Engine:
             draft = Draft(assistant_model, model, blocks, block_size, requests=requests, exact=invariant)
         self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
         self._slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
+        self._chooser = Chooser(self._slots)
+        self._unsure: set[Job] = set()  # whose slots may have gone on without them: a step failed
         self._rows: list[Job | None] = [None] * requests  # who has which slot
         self._streams: dict[int, Stream] = {}
         self._names = itertools.count()
@@ -171,59 +179,39 @@ class Engine:
         for chunk in chunks:
             self._enter(chunk.job)
         chunks.sort(key=lambda chunk: self._slot(chunk.job))
-        complete = [chunk for chunk in chunks if chunk.complete]
+        steps = self._steps(chunks)
         for chunk in chunks:
             self.cache.copy(chunk.copies)
+        self._unsure.update(chunk.job for chunk in chunks)
         logits = self._forward([_part(chunk) for chunk in chunks])
-        new = self._choose(complete, logits) if complete else []
-        self.scheduler.done(chunks)
+        if steps > 1:
+            slots = [self._slot(chunk.job) for chunk in chunks]
+            found = self._chooser.several(slots, logits, self._forward.go_on, steps)
+            self._unsure.difference_update(chunk.job for chunk in chunks)
+            return sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
+        complete = [chunk for chunk in chunks if chunk.complete]
+        new = self._chooser(complete, [self._slot(chunk.job) for chunk in complete], logits) if complete else []
+        self._unsure.difference_update(chunk.job for chunk in chunks)
         if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
             self._guessing.timed(len(chunks), max(chunk.size for chunk in chunks), time.perf_counter() - began)
-        for chunk, tokens, wrong in new:
-            self._take(chunk, tokens, wrong)
-        return sum(chunk.size for chunk in chunks)
+        return self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
 
-    def _choose(self, chunks: Sequence[Chunk], logits: Tensor) -> list[tuple[Chunk, list[int], int]]:
-        """The new tokens of each chunk, and error bits; chunks in the order of their slots, with as many rows of
-        logits as they have guesses, and one. Waits for the device."""
-        slots, slot_of = self._slots, [self._slot(chunk.job) for chunk in chunks]
-        first = list(itertools.accumulate((1 + len(chunk.guesses) for chunk in chunks), initial=0))
-        guessed = [i for i, chunk in enumerate(chunks) if chunk.guesses]
-        single = [i for i, chunk in enumerate(chunks) if not chunk.guesses]
-        rows = self._some(logits, [first[i] for i in single])
-        at = 0
-        while at < len(single):  # runs of neighbours
-            end = at + 1
-            while end < len(single) and slot_of[single[end]] == slot_of[single[end - 1]] + 1:
-                end += 1
-            slots.step(rows[at:end], first=slot_of[single[at]])
-            at = end
-        parts = [slots.token[:, 0], slots.errors]
-        where = [(i, row) for i in guessed for row in range(first[i], first[i + 1])]
-        if where:
-            lengths = [len(chunks[i].job.tokens) + row - first[i] for i, row in where]
-            parts += slots.peek(self._some(logits, [row for _, row in where]), [slot_of[i] for i, _ in where], lengths)
-        found = torch.cat(parts).tolist()
-        token, errors, peeked = found[: slots.rows], found[slots.rows : 2 * slots.rows], found[2 * slots.rows :]
-        new = {i: ([token[slot_of[i]]], errors[slot_of[i]]) for i in single}
-        at = 0
-        for i in guessed:
-            count = first[i + 1] - first[i]
-            chosen, bits = peeked[at : at + count], peeked[len(where) + at : len(where) + at + count]
-            right = accepted(chunks[i].guesses, chosen)
-            # a guess without scores may have cost the tokens before it theirs (0 times infinity is NaN in attention):
-            # once more, without guesses
-            chunks[i].right = -1 if any(bits) else right
-            new[i] = chosen[: chunks[i].right + 1], 0
-            at += count
-        if guessed:
-            slots.seek([slot_of[i] for i in guessed], [len(chunks[i].job.tokens) + len(new[i][0]) for i in guessed])
-        return [(chunk, *new[i]) for i, chunk in enumerate(chunks)]
+    def _done(self, chunks: Sequence[Chunk], new: Sequence[tuple[list[int], int]]) -> int:
+        """Chunks are in the cache; `new`: what was chosen for each, if it was. Of requests that have not ended by now.
+        Returns the number of tokens in the cache."""
+        going = [i for i, chunk in enumerate(chunks) if chunk.job.name in self._streams]
+        self.scheduler.done([chunks[i] for i in going])
+        tokens = sum(chunks[i].size for i in going)
+        for i in going if new else ():
+            self._take(chunks[i], *new[i])
+        return tokens
 
-    def _some(self, logits: Tensor, rows: list[int]) -> Tensor:
-        if rows == list(range(len(logits))):
-            return logits
-        return logits[torch.tensor(rows, dtype=torch.int32).to(self.device, non_blocking=True)]
+    def _steps(self, chunks: Sequence[Chunk]) -> int:
+        """How many steps are handed to the device before their tokens are read; there is room for them."""
+        if self._guessing.busy or not all(chunk.complete and chunk.count == 1 for chunk in chunks):
+            return 1
+        steps = min(self.ahead, max(chunk.job.limit - len(chunk.job.tokens) for chunk in chunks))
+        return steps if steps > 1 and self.scheduler.room(chunks, steps) else 1
 
     def _take(self, chunk: Chunk, tokens: Sequence[int], wrong: int) -> None:
         job, stream = chunk.job, self._streams[chunk.job.name]
@@ -258,16 +246,17 @@ class Engine:
         return self._rows.index(job)
 
     def _enter(self, job: Job) -> None:
-        if job in self._rows:
+        if job not in self._rows:
+            self._rows[self._rows.index(None)] = job
+        elif job not in self._unsure:
             return
-        slot = self._rows.index(None)
         stream = self._streams[job.name]
-        self._slots.fill(slot, stream.settings, job.tokens, seed=stream.seed, prompt=job.prompt)
-        self._rows[slot] = job
+        self._slots.fill(self._slot(job), stream.settings, job.tokens, seed=stream.seed, prompt=job.prompt)
 
     def _leave(self, job: Job) -> None:
         slot = self._slot(job)
         self._rows[slot] = None
+        self._unsure.discard(job)
         self._slots.clear(slot)
         self._guessing.leave(job)
 

@@ -63,6 +63,11 @@ class Guessing:
             self._own[job.name] = Guessed(most, PromptLookup(LONGEST) if lookup else None, figures)
         return figures
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request may have guesses, now or later."""
+        return bool(self._own)
+
     def leave(self, job: Job) -> None:
         """A request has lost its place."""
         job.guesses = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch_foundry.engine.requests import Job
@@ -98,6 +98,17 @@ class Scheduler:
             if job.name in chunks and (guesses := job.guesses[:left]):
                 left -= self._add(chunks[job.name], guesses)
         return list(chunks.values())
+
+    def room(self, chunks: Sequence[Chunk], tokens: int) -> bool:
+        """Room for `tokens` tokens, in place of one, of each chunk of `next`; False if there is not enough for all."""
+        if sum(self.manager.needs(chunk.job.name, tokens) for chunk in chunks) > self.manager.available:
+            return False
+        try:
+            for chunk in chunks:
+                chunk.copies += self.manager.reserve(chunk.job.name, tokens)
+        except OutOfBlocks:
+            return False
+        return True
 
     def done(self, chunks: Iterable[Chunk]) -> None:
         """The chunks of `next` are in the cache, but for wrong guesses."""
