@@ -88,7 +88,10 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
 def _find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
     """The stored tensor of a parameter or of a part of experts, its format, and its columns; None: there is none."""
     path, _, leaf = parameter.rpartition(".")
-    module: Any = model.get_submodule(path)
+    try:
+        module: Any = model.get_submodule(path)
+    except AttributeError:  # a layer without experts among others
+        return None
     if isinstance(module, FoundryExperts):
         fmt = module.formats[("gate_proj", "up_proj", "down_proj").index(leaf)]
         tensor = getattr(module, leaf)
