@@ -1,22 +1,23 @@
-"""Guessing ahead by prompt lookup: tokens a second beside the same text without guesses, by how often guesses hold.
+"""Guessing ahead by prompt lookup: tokens a second beside the same texts without guesses, by how often guesses hold.
 
 python -m benchmarks.bench_guesses --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --holds 1,0.9,0.7,0.5
 
 Networks: `repeating` has a model's shapes and a text that repeats itself by construction (see `repeating`): the part of
 tokens that are as they were before is what --holds says. `random` has random weights, behind a prompt that repeats
-itself. `demo` is the bundled model. Whole calls of generate() count, but for the first token. Records go to
-guesses.jsonl in --out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit
-code 1.
+itself. `demo` is the bundled model. Whole calls of generate() count, but for the first token; of an engine with
+--concurrent requests, each with a circle of its own, all tokens after each one's first. Records go to guesses.jsonl in
+--out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +30,13 @@ from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
 from torch_foundry import quant
 from torch_foundry.decode.pace import Guesses
 from torch_foundry.doctor.timing import synchronize
+from torch_foundry.engine import Engine, Params
 
 NETWORKS = ("repeating", "random", "demo")
 PERIOD = 64  # tokens after which the text of a repeating network begins again
 SECOND = 0.9  # of the largest logit there: the one of the other token that may come
+WARM = 3  # runs before those that count: they compile and record steps, of more and more sizes
+Ran = tuple[list[list[int]], float, dict[str, Any]]  # texts, seconds a token, what became of guesses
 STORY = "Once upon a time there was a small kite. The wind was strong. "
 
 
@@ -43,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
     formats = options.some_of(args.formats, quant.FORMATS, "--formats")
     networks = options.some_of(args.networks, NETWORKS, "--networks")
-    holds = _holds(args.holds)
+    holds, concurrent = (
+        _holds(args.holds),
+        [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent"),
+    )
     found = machine.look(device, quick=args.quick, commit=args.commit)
     records: list[Record] = []
     for network in networks:
@@ -53,7 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     continue
                 model, prompt = _network(network, name, fmt, device, args)
                 for hold in holds if network == "repeating" else [1.0]:
-                    for row in Runs(model, prompt, hold, args).rows():
+                    runs = Runs(model, prompt, hold, args)
+                    ways = [("generate", runs.generate)]
+                    if network == "repeating":
+                        ways += [(f"engine, {n}", functools.partial(runs.engine, n)) for n in concurrent]
+                    for row in (row for way, run in ways for row in runs.rows(way, run)):
                         records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
                         records[-1].shape["network"] = network
                         record.append(args.out / "guesses.jsonl", records[-1:])
@@ -118,6 +129,7 @@ class Runs:
     def __init__(self, model: Any, prompt: list[int], hold: float, args: Any) -> None:
         """hold: how often the first of the two tokens that may come is to be drawn; 1: greedy."""
         self.model, self.device, self.prompt, self.hold, self.args = model, model.device, prompt, hold, args
+        self._engines: dict[tuple[int, int], Engine] = {}
         self.sampling: dict[str, Any] = {"do_sample": False}
         if hold < 1:
             with torch.no_grad():
@@ -125,82 +137,106 @@ class Runs:
             temperature = (1 - SECOND) * largest / math.log(hold / (1 - hold))
             self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
 
-    def rows(self) -> Iterator[Record]:
+    def rows(self, way: str, run: Callable[[int], Ran]) -> Iterator[Record]:
         """Without guesses, and with; the records still lack what they have in common."""
-        expected, plain, _ = self._measured()
-        lookup = {"prompt_lookup_num_tokens": self.args.guesses}
-        tokens, times, extra = self._measured(**lookup)
-        same = tokens == expected
-        for way, seconds, more in (("generate", plain, {}), ("generate, prompt lookup", times, extra)):
+        expected, plain, _ = self._measured(run, 0)
+        texts, times, extra = self._measured(run, self.args.guesses)
+        for name, seconds, more in ((way, plain, {}), (f"{way}, prompt lookup", times, extra)):
             yield Record(
                 kind="e2e",
                 name="",
-                way=way,
+                way=name,
                 format="",
                 shape={"prompt": len(self.prompt), "tokens": self.args.max_tokens, "hold": self.hold},
                 machine=None,  # type: ignore[arg-type]
                 times=Times(tuple(seconds)),
-                parity=Parity(same, "the tokens without guesses, one by one"),
-                stock="generate",
+                parity=Parity(texts == expected, "the tokens without guesses, one by one"),
+                stock=way,
                 stock_times=Times(tuple(plain)),
                 extra=more,
             )
 
-    def _measured(self, **more: Any) -> tuple[list[int], list[float], dict[str, Any]]:
-        """Tokens, seconds a token of each call but the first, and what became of guesses in these."""
-        first = self._generate(self.args.max_tokens + 1, **more)[1]
-        before = self._guesses()
-        seconds: list[float] = []
-        tokens: list[int] = []
-        for _ in range(self.args.iterations):
-            short = self._generate(1, **more)[1]
-            tokens, whole = self._generate(self.args.max_tokens + 1, **more)
-            seconds.append((whole - short) / self.args.max_tokens)
-        return tokens, seconds, _difference(before, self._guesses(), first)
+    def _measured(self, run: Callable[[int], Ran], guesses: int) -> tuple[list[list[int]], list[float], dict[str, Any]]:
+        """Texts, seconds a token of each run, and what became of guesses in the last one."""
+        for _ in range(WARM):
+            run(guesses)
+        taken = [run(guesses) for _ in range(self.args.iterations)]
+        return taken[-1][0], [seconds for _, seconds, _ in taken], taken[-1][2] if guesses else {}
 
-    def _guesses(self) -> Guesses:
-        return dataclasses.replace(self.model.generator_plan().guesses)
+    def generate(self, guesses: int) -> Ran:
+        """A call of generate()."""
+        short = self._generate(1, guesses)[1]
+        before = dataclasses.replace(self.model.generator_plan().guesses)
+        tokens, whole = self._generate(self.args.max_tokens + 1, guesses)
+        after = self.model.generator_plan().guesses
+        extra = _difference(before, after)
+        extra["step_us_by_rows"] = {str(rows): round(t * 1e6, 1) for rows, t in sorted(after.times.items())}
+        return [tokens], (whole - short) / self.args.max_tokens, extra
 
-    def _generate(self, tokens: int, **more: Any) -> tuple[list[int], float]:
+    def _generate(self, tokens: int, guesses: int) -> tuple[list[int], float]:
         text = torch.tensor([self.prompt], device=self.device)
         torch.manual_seed(self.args.seed)
         start = self._now()
         out = self.model.generate(
-            text, attention_mask=torch.ones_like(text), max_new_tokens=tokens, **self.sampling, **more
+            text,
+            attention_mask=torch.ones_like(text),
+            max_new_tokens=tokens,
+            prompt_lookup_num_tokens=guesses or None,
+            **self.sampling,
         )
         return out[0, len(self.prompt) :].tolist(), self._now() - start
+
+    def engine(self, requests: int, guesses: int) -> Ran:
+        """Of an engine that is kept, as its steps are recorded."""
+        key = requests, guesses
+        if key not in self._engines:
+            blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)
+            self._engines[key] = Engine(
+                self.model, requests=requests, blocks=blocks, prompt_lookup_num_tokens=guesses or None
+            )
+        run = self._engines[key]
+        run.cache.manager.forget()
+        before, vocabulary = dataclasses.replace(run.guesses), self.model.config.vocab_size // 2 // PERIOD * PERIOD
+        sampling = {name: value for name, value in self.sampling.items() if name != "do_sample"} or {"temperature": 0}
+        streams = [
+            run.submit(
+                [(token + i * PERIOD) % vocabulary for token in self.prompt],
+                Params(max_tokens=self.args.max_tokens + 1, seed=i, **sampling),
+            )
+            for i in range(requests)
+        ]
+        while any(not stream.tokens for stream in streams):
+            run.step()
+        early, start = sum(len(stream.tokens) for stream in streams), self._now()
+        run.run()
+        seconds = self._now() - start
+        texts = [stream.tokens for stream in streams]
+        return texts, seconds / (sum(map(len, texts)) - early), _difference(before, run.guesses)
 
     def _now(self) -> float:
         synchronize(self.device)
         return time.perf_counter()
 
 
-def _difference(before: Guesses, after: Guesses, first: float) -> dict[str, Any]:
-    """What became of guesses between two looks; first: seconds of the first call, which records steps."""
+def _difference(before: Guesses, after: Guesses) -> dict[str, Any]:
+    """What became of guesses between two looks."""
     steps, guessed, accepted, tokens = (
         getattr(after, name) - getattr(before, name) for name in ("steps", "guessed", "accepted", "tokens")
     )
-    return {
-        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
-        "accepted": accepted,
-        "guessed": guessed,
-        "step_us_by_rows": {str(rows): round(seconds * 1e6, 1) for rows, seconds in sorted(after.times.items())},
-        "first_call_us": round(first * 1e6),
-        "stopped": after.stopped,
-    }
+    per_step = round(tokens / steps, 3) if steps else 0.0
+    return {"tokens_per_step": per_step, "accepted": accepted, "guessed": guessed, "stopped": after.stopped}
 
 
 def _table(records: Sequence[Record]) -> str:
-    lines = [f"{'model':14} {'format':6} {'network':9} {'hold':>5} {'tok/s':>8} {'x':>6}  guesses"]
+    lines = [f"{'model':14} {'format':6} {'network':9} {'hold':>5} {'way':26} {'tok/s':>8} {'x':>6}  guesses"]
     for row in records:
         assert row.times is not None
         speed = "WRONG" if row.speedup is None else f"{row.speedup:.2f}"
         shape, said = row.shape, ""
         if extra := row.extra:
             said = f"{extra['accepted']} of {extra['guessed']} right, {extra['tokens_per_step']:.2f} tokens a step, "
-            said += f"us by rows {extra['step_us_by_rows']}; first call {extra['first_call_us'] / 1e3:.0f} ms; "
-            said += extra["stopped"]
-        what = f"{row.name:14} {row.format:6} {shape['network']:9} {shape['hold']:5}"
+            said += f"us by rows {extra.get('step_us_by_rows', '-')}; {extra['stopped']}"
+        what = f"{row.name:14} {row.format:6} {shape['network']:9} {shape['hold']:5} {row.way:26}"
         lines.append(f"{what} {1 / row.times.median:8.1f} {speed:>6}  {said}")
     return "\n".join(lines)
 
@@ -222,6 +258,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--networks", default=",".join(NETWORKS), help="some of %(default)s")
     parser.add_argument(
         "--holds", default="1,0.95,0.9,0.8,0.6", help="how often a repeating text repeats; default %(default)s"
+    )
+    parser.add_argument(
+        "--concurrent", default="1,8,32", help="requests of an engine; 0: no engine; default %(default)s"
     )
     parser.add_argument("--guesses", type=int, default=7, help="in a step, at most; default %(default)s")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt; default %(default)s")

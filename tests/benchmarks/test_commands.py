@@ -310,20 +310,22 @@ def test_bench_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     """A text that repeats itself as often as was asked for, with guesses and without."""
     monkeypatch.setattr(Pace, "pays", lambda self, kind: True)  # whatever steps take on this machine
     few = [*FEW, "--formats", "f32", "--networks", "repeating,random", "--prompt", "128", "--max-tokens", "90"]
+    few += ["--concurrent", "2"]
     assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0
     found = rows(tmp_path / "guesses.jsonl")
     shapes = [(row["shape"]["network"], row["shape"]["hold"]) for row in found]
-    assert shapes == [("repeating", h) for h in (1, 1, 0.8, 0.8)] + [("random", 1)] * 2
+    assert shapes == [("repeating", h) for h in (1, 1, 1, 1, 0.8, 0.8, 0.8, 0.8)] + [("random", 1)] * 2
+    assert [row["way"] for row in found[:3:2]] == ["generate", "engine, 2"]
     assert all(row["valid"] and row["speedup"] for row in found)
-    always, often = found[1]["extra"], found[3]["extra"]
+    always, often = found[1]["extra"], found[5]["extra"]
     assert always["accepted"] == always["guessed"] > 60, "a circle"
     assert 0.4 < often["accepted"] / often["guessed"] < 0.95 and often["tokens_per_step"] > 1.2
     assert "1.0" in capsys.readouterr().out
     generate = bench_guesses.Runs._generate
 
-    def wrong(runs: Any, tokens: int, **more: Any) -> Any:
-        answer, seconds = generate(runs, tokens, **more)
-        return ([*answer[:-1], answer[-1] ^ 1] if more else answer), seconds
+    def wrong(runs: Any, tokens: int, guesses: int) -> Any:
+        answer, seconds = generate(runs, tokens, guesses)
+        return ([*answer[:-1], answer[-1] ^ 1] if guesses else answer), seconds
 
     monkeypatch.setattr(bench_guesses.Runs, "_generate", wrong)
     assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1

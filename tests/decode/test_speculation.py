@@ -174,6 +174,8 @@ def test_steps_are_kept_for_the_next_text() -> None:
     assert recorded(**one) >= 2
     other = ids(1, 7, seed=4).repeat(1, 4)
     assert recorded(**one) == recorded(prompt=other, **one) == 0
+    long = ids(1, 300)  # which needs more memory, and no step
+    assert recorded(prompt=long, max_new_tokens=1, **one) == recorded(**one) == 0, "kept all the same"
     assert recorded(**SAMPLED, **one) >= 2 and recorded(**SAMPLED, seed=8, **one) == 0
     assert recorded(**{**SAMPLED, "temperature": 1.2}, **one) == 0, "numbers may change"
     with torch.no_grad():

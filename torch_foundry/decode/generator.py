@@ -92,11 +92,12 @@ class GeneratorMixin(ModelMixin):
         steps, stops, cache = request.steps, request.stops, request.cache
         steps.sampler = request.sampler()
         alone = _alone.get() and not generation_config.return_dict_in_generate and not cache.get_seq_length()
-        if alone:
-            steps.resume(take(plan.kept), cache, model_kwargs["position_ids"].shape[1], stops.remaining)
+        kept = take(plan.kept) if alone else None
+        if steps.resume(kept, cache, model_kwargs["position_ids"].shape[1], stops.remaining):
+            kept = None
         steps.sampler.step(request.prefill())
         Loop(steps, stops, request.every, streamer).run(cache)
-        if alone and (left := steps.leave()) is not None:
+        if alone and (left := steps.leave() or kept) is not None:
             plan.kept.append(left)
         return request.result()
 
@@ -135,8 +136,9 @@ class GeneratorMixin(ModelMixin):
         steps, stops, cache = request.steps, request.stops, request.cache
         sampler = steps.sampler = request.sampler()
         alone = _alone.get() and not generation_config.return_dict_in_generate and not cache.get_seq_length()
-        if alone:
-            guesser.verifier.resume(take(plan.kept_guesses), stops.remaining)
+        kept = take(plan.kept_guesses) if alone else None
+        if guesser.verifier.resume(kept, stops.remaining):
+            kept = None
         sampler.step(request.prefill())
         Loop(steps, stops, 1, streamer).take_first()
         text = input_ids[0].tolist() + stops.tokens[0]
@@ -144,7 +146,7 @@ class GeneratorMixin(ModelMixin):
         if not stops.done[0]:
             sampler.seek([len(text)], text[-1:])
             Loop(steps, stops, request.every, streamer).run(cache)
-        if alone and (left := guesser.verifier.leave()) is not None:
+        if alone and (left := guesser.verifier.leave() or kept) is not None:
             plan.kept_guesses.append(left)
         return request.result()
 

@@ -51,20 +51,21 @@ class Verifier:
         self._starts: list[int] = []  # where the room begins
         self._room = self._used = 0  # tokens that there is room for, that are in it and part of the text
 
-    def resume(self, kept: KeptGuesses | None, tokens: int) -> None:
-        """Go on with what an earlier generation has left, if it fits a prompt that `tokens` follow. Before the prompt
-        is taken in, which will be stored in its memory."""
+    def resume(self, kept: KeptGuesses | None, tokens: int) -> bool:
+        """Go on with what an earlier generation has left, if it fits a prompt that `tokens` follow, which is the
+        result. Before the prompt is taken in, which will be stored in its memory."""
         steps, room = self.steps, self._prompt.shape[1] + min(tokens, EXPECTED)
         if kept is None or not kept.fits(self._settings, self._capacity, steps.mask is not None, room):
-            return
+            return False
         steps.output = kept.output
         if not steps.output_holds():
             steps.output = None
-            return
+            return False
         self._layers, self._tapes, self._samplers = kept.begin(self.cache), kept.tapes, kept.samplers
         for tape in self._tapes.values():
             if steps.mask is not None:
                 tape.state.set_mask(steps.mask)
+        return True
 
     def begin(self, seed: int) -> None:
         """Before the first step: the seed of the draws."""

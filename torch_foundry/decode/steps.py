@@ -67,20 +67,22 @@ class Steps:
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
 
-    def resume(self, kept: Kept | None, cache: DynamicCache, prompt: int, tokens: int) -> None:
-        """Go on with what an earlier generation has left, if it fits: the prompt will be stored in its memory."""
+    def resume(self, kept: Kept | None, cache: DynamicCache, prompt: int, tokens: int) -> bool:
+        """Go on with what an earlier generation has left, if it fits, which is the result: the prompt will be stored in
+        its memory."""
         masked = self.mask is not None
         room = prompt + min(tokens, EXPECTED)
         if kept is None or not kept.fits(self.sampler, masked, room):
-            return
+            return False
         self.output = kept.output
         if not self.output_holds():
             self.output = None
-            return
+            return False
         self._layers, self._tape, self._cache = kept.begin(self.sampler, cache), kept.tape, cache
         self.sampler = kept.sampler
         if self.mask is not None:
             kept.tape.state.set_mask(self.mask)
+        return True
 
     def leave(self) -> Kept | None:
         """What the next generation can use; the cache, which nobody else knows, is empty then. Nothing is under way."""
