@@ -22,7 +22,7 @@ from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import Parity, Record
 from benchmarks.harness.table import table
 from benchmarks.measuring import CRITERION, Effort, measure
-from benchmarks.models import MODELS, REAL
+from benchmarks.models import MIXTURES, MODELS, REAL
 from benchmarks.ops import OPS, cases
 from torch_foundry import quant
 
@@ -74,7 +74,7 @@ def one(case: Case, device: torch.device, found: Machine, effort: Effort) -> Rec
 def _parser() -> argparse.ArgumentParser:
     assert __doc__
     parser = argparse.ArgumentParser(prog="bench_ops", description=__doc__.splitlines()[0])
-    options.add(parser, REAL, "f16,bf16,f32,q8_0,q4_0")
+    options.add(parser, (*REAL, *MIXTURES), "f16,bf16,f32,q8_0,q4_0")
     parser.add_argument("--ops", default=",".join(OPS), help=f"some of {', '.join(OPS)}")
     parser.add_argument("--rows", default="1,4,8,512", help="of linear's input")
     parser.add_argument("--layouts", default="2d,3d", help="of activations: [rows, n], [batch, length, n]")

@@ -28,6 +28,7 @@ class Model:
     vocab_size: int
     tie_word_embeddings: bool
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    experts: tuple[int, int] = (0, 0)  # width of one, and how many a token goes to; for the ops' shapes alone
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -63,10 +64,16 @@ MODELS = {
     "llama-3.2-1b": Model("LlamaConfig", 2048, 8192, 16, 32, 8, 64, 128256, True, {"rope_theta": 5e5}),
     "qwen3-4b": Model("Qwen3Config", 2560, 9728, 36, 32, 8, 128, 151936, True, {"rope_theta": 1e6}),
     "llama-3-8b": Model("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256, False, {"rope_theta": 5e5}),
+    # Shapes for bench_ops; nothing builds them.
+    "qwen3-30b-a3b": Model("Qwen3MoeConfig", 2048, 6144, 48, 32, 4, 128, 151936, False, experts=(768, 8)),
+    "mixtral-8x7b": Model("MixtralConfig", 4096, 14336, 32, 32, 8, 128, 32000, False, experts=(14336, 2)),
     # For the benchmarks' own tests: nothing is to be learned from its times.
-    "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False),
+    "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False, experts=(64, 2)),
 }
-REAL = tuple(name for name in MODELS if name != "tiny")
+REAL = tuple(name for name, model in MODELS.items() if name != "tiny" and not model.experts[1])
+
+
+MIXTURES = tuple(name for name, model in MODELS.items() if name != "tiny" and model.experts[1])
 
 
 def config(model: Model, max_positions: int) -> Any:

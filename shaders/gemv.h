@@ -19,8 +19,20 @@ template <> METAL_FUNC float dot<1>(thread const float (&w)[chunk], thread const
   return s;
 }
 
+// Those of a chunk of codes, of which a group may have several.
+METAL_FUNC void add_products(thread const float (&w)[chunk], thread const float (&x)[chunk], float ratio, bool first,
+                             thread float& sum) {
+  sum = first ? ratio * dot<1>(w, x) : metal::fma(ratio, dot<1>(w, x), sum);
+}
+
+METAL_FUNC void add_values(thread const float (&x)[chunk], bool first, thread float& sum) {
+  const float all = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+  sum = first ? all : sum + all;
+}
+
 // What W is multiplied with. Plain: rows of x as they are.
 template <typename T, int V> struct Plain {
+  using type = T;
   device const T* x;
   METAL_FUNC void load(uint row, uint k, uint end, thread float (&v)[chunk], thread float&) const {
     load_chunk<Dense<T>, V>(x + row, k, end, v);
@@ -30,6 +42,7 @@ template <typename T, int V> struct Plain {
 // Weighted: rows of x times the gains of an RMSNorm. W (r * g * x) = r * (W (g * x)), so the norm needs no pass of its
 // own: the squares, of which 1 / r is the root mean, are summed beside the products. `offset`: 1 for gains of 1 + g.
 template <typename T, int V, int P> struct Weighted {
+  using type = T;
   device const T* x;
   device const T* gain;
   float offset;
@@ -66,93 +79,136 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[N], t
   }
 }
 
-// The chunks of a row of x that go with a unit of W.
-template <typename Q> struct Values {
-  float v[Unit<Q>::chunks][chunk];
-  template <typename X>
-  METAL_FUNC void load(thread const X& x, uint row, uint k, uint end, thread float& squares) thread {
-    for (int c = 0; c < int(Unit<Q>::chunks); ++c) x.load(row, k + c * Unit<Q>::gap, end, v[c], squares);
-  }
-};
-
-// A unit of W as codes, which the block's scale multiplies once.
-template <typename Q> struct Weights {
-  float w[Unit<Q>::chunks][chunk], d;
-  template <typename Raw> METAL_FUNC void unpack(thread const Raw& raw, uint block, uint base) thread {
-    for (int c = 0; c < int(Unit<Q>::chunks); ++c) Q::codes(raw.bytes(block), base, c, w[c]);
-    d = widen(raw.d);
-  }
-  METAL_FUNC float add_products(thread const Values<Q>& x, float sum) const thread {
-    float products = dot<1>(w[0], x.v[0]);
-    for (int c = 1; c < int(Unit<Q>::chunks); ++c) products = metal::fma(Q::ratio(c), dot<1>(w[c], x.v[c]), products);
-    return metal::fma(d, products, sum);
-  }
-};
-
-// Adds the products of the step of K that `raw` holds. As soon as a row's codes are unpacked, those of the step at
-// `next` are read in their place, unless that is behind `end`.
-template <typename Q, int M, int N, typename Raw, typename X>
-METAL_FUNC void accumulate_codes(thread Raw (&raw)[N], device const typename Q::block* thread (&w_row)[N],
-                                 thread const X& x, thread const uint (&x_row)[M], uint k, uint next, uint end,
+// Adds the products of the step of K that `raw` holds to the sums. A group's codes are multiplied first, then their sum
+// by its scale; its offset multiplies the sum of its x. As soon as a row's codes are unpacked, those of
+// `block` are read in their place, if there are more.
+template <typename Q, int M, int N, typename Codes, typename X>
+METAL_FUNC void accumulate_codes(thread Codes (&raw)[N], device const typename Q::block* thread (&block)[N], bool more,
+                                 thread const X& x, thread const uint (&x_row)[M], uint first, uint k, uint end,
                                  thread float (&sum)[M * N], thread float (&squares)[M]) {
-  constexpr bool rows_first = M > 2; // more rows of x than registers
+  constexpr int C = Codes::chunks, G = Codes::groups, in_group = C / G;
   // Two halves of 1024. K is less than 2^31, but as a constant they would cost an instruction beside that of the mask.
-  const uint base = 0x64006400u | (rows_first ? 0 : end >> 31);
-  Values<Q> v[M];
-  Weights<Q> w[N];
-  for (int m = 0; m < M && !rows_first; ++m) v[m].load(x, x_row[m], k, end, squares[m]);
-  for (int n = 0; n < N; ++n) {
-    w[n].unpack(raw[n], k / Q::block_size, base);
-    if (next < end) raw[n].read(w_row[n], next);
-    for (int m = 0; m < M && !rows_first; ++m) sum[m * N + n] = w[n].add_products(v[m], sum[m * N + n]);
-  }
-  for (int m = 0; m < M && rows_first; ++m) {
-    v[m].load(x, x_row[m], k, end, squares[m]);
-    for (int n = 0; n < N; ++n) sum[m * N + n] = w[n].add_products(v[m], sum[m * N + n]);
+  const uint base = 0x64006400u | end >> 31;
+  if (M <= 2) { // x stays in registers
+    float v[M][C][chunk], total[M][G];
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        x.load(x_row[m], k + Codes::at(c), end, v[m][c], squares[m]);
+        if (Codes::has_offset) add_values(v[m][c], c % in_group == 0, total[m][c / in_group]);
+      }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      float w[C][chunk], d[G], offset[G];
+#pragma unroll
+      for (int c = 0; c < C; ++c) raw[n].codes(first, c, base, w[c]);
+#pragma unroll
+      for (int g = 0; g < G; ++g) d[g] = raw[n].scale(first, g), offset[g] = raw[n].offset(first, g);
+      if (more) raw[n].read(*block[n], first);
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+          float products = 0.0f;
+#pragma unroll
+          for (int c = g * in_group; c < (g + 1) * in_group; ++c)
+            add_products(w[c], v[m][c], Codes::ratio(c), c % in_group == 0, products);
+          sum[m * N + n] = metal::fma(d[g], products, sum[m * N + n]);
+          if (Codes::has_offset) sum[m * N + n] = metal::fma(offset[g], total[m][g], sum[m * N + n]);
+        }
+    }
+  } else { // a chunk of W does
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      float products[M * N], total[M], d[N], offset[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) d[n] = raw[n].scale(first, g), offset[n] = raw[n].offset(first, g);
+#pragma unroll
+      for (int c = g * in_group; c < (g + 1) * in_group; ++c) {
+        float w[N][chunk];
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          raw[n].codes(first, c, base, w[n]);
+          if (c == C - 1 && more) raw[n].read(*block[n], first);
+        }
+        for (int m = 0; m < M; ++m) {
+          float v[chunk];
+          x.load(x_row[m], k + Codes::at(c), end, v, squares[m]);
+          if (Codes::has_offset) add_values(v, c % in_group == 0, total[m]);
+#pragma unroll
+          for (int n = 0; n < N; ++n) add_products(w[n], v, Codes::ratio(c), c % in_group == 0, products[m * N + n]);
+        }
+      }
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          sum[m * N + n] = metal::fma(d[n], products[m * N + n], sum[m * N + n]);
+          if (Codes::has_offset) sum[m * N + n] = metal::fma(offset[n], total[m], sum[m * N + n]);
+        }
+    }
   }
 }
 
+// Whether codes are multiplied before they are weights. A sum of large products that a large offset takes back has
+// errors that show in f32: there, rows of x are multiplied by finished weights.
+template <typename Q, typename T, bool HasCodes> struct ByCodes {
+  FOUNDRY_CONST bool value = false;
+};
+template <typename Q, typename T> struct ByCodes<Q, T, true> {
+  FOUNDRY_CONST bool value = !(Q::template Codes<false>::has_offset && metal::is_same_v<T, float>);
+};
+
 // See `walk`. By floats, and by codes, where one step in flight means that it is read while the step before it is used.
-template <int P, bool ByCodes> struct Walk {
-  template <typename Q, int M, int V, int N, int U, typename X>
+template <typename Q, bool InCodes> struct Walk {
+  template <int M, int V, int N, int U, int P, typename X>
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[N], thread const X& x,
-                             thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N],
+                             thread const uint (&x_row)[M], uint unit, uint split, uint end, thread float (&sum)[M * N],
                              thread float (&squares)[M]) {
+    const uint step = split * simd_width * Unit<Q>::elements;
+    uint k = Unit<Q>::first(unit);
     for (; k + (U - 1) * step < end; k += U * step)
       accumulate<Q, M, V, N, U, P>(w_row, x, x_row, k, step, end, sum, squares);
     for (; U > 1 && k < end; k += step) accumulate<Q, M, V, N, 1, P>(w_row, x, x_row, k, step, end, sum, squares);
   }
 };
 
-template <> struct Walk<1, true> {
-  template <typename Q, int M, int V, int N, int U, typename X>
+template <typename Q> struct Walk<Q, true> {
+  template <int M, int V, int N, int U, int P, typename X>
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[N], thread const X& x,
-                             thread const uint (&x_row)[M], uint k, uint step, uint end, thread float (&sum)[M * N],
+                             thread const uint (&x_row)[M], uint unit, uint split, uint end, thread float (&sum)[M * N],
                              thread float (&squares)[M]) {
-    Codes<Q, V == 16 && Q::by_words> raw[U][N];
+    using Codes = typename Q::template Codes<V == 16>;
+    const uint step = split * simd_width * Codes::chunks * chunk, blocks = step / Q::block_size;
+    const uint first = Codes::first(unit);
+    device const typename Q::block* block[N];
+    for (int n = 0; n < N; ++n) block[n] = w_row[n] + first / Q::block_size;
+    Codes raw[U][N];
+    uint k = first;
     for (; U > 1 && k + (U - 1) * step < end; k += U * step) {
       for (int u = 0; u < U; ++u)
-        for (int n = 0; n < N; ++n) raw[u][n].read(w_row[n], k + u * step);
+        for (int n = 0; n < N; ++n) raw[u][n].read(block[n][u * blocks], first);
+      for (int n = 0; n < N; ++n) block[n] += U * blocks;
       for (int u = 0; u < U; ++u)
-        accumulate_codes<Q, M, N>(raw[u], w_row, x, x_row, k + u * step, end, end, sum, squares);
+        accumulate_codes<Q, M, N>(raw[u], block, false, x, x_row, first, k + u * step, end, sum, squares);
     }
-    for (int n = 0; n < N && k < end; ++n) raw[0][n].read(w_row[n], k);
-    for (; k < end; k += step) accumulate_codes<Q, M, N>(raw[0], w_row, x, x_row, k, k + step, end, sum, squares);
+    for (int n = 0; n < N && k < end; ++n) raw[0][n].read(*block[n], first);
+    for (; k < end; k += step) {
+      for (int n = 0; n < N; ++n) block[n] += blocks;
+      accumulate_codes<Q, M, N>(raw[0], block, k + step < end, x, x_row, first, k, end, sum, squares);
+    }
   }
 };
 
 // The part of a team's products and squares that falls to this lane: the chunks `unit`, `unit` + 32 * split and so on,
 // U at a time. A chunk's lane depends on k and the split alone, so M, N, U and V do not change a bit of the result. V
-// is 1, 8 where rows of x, and of a dense W, are aligned to 16 bytes, or 16 where pairs of W's blocks are to 4 besides.
+// is 1, 8 where rows of x, and of a dense W, are aligned to 16 bytes, or 16 where W's rows are to Q::word besides.
 template <typename Q, int M, int V, int N, int U, int P, typename X>
 METAL_FUNC void walk(device const typename Q::block* thread (&w_row)[N], thread const X& x,
                      thread const uint (&x_row)[M], uint unit, uint split, uint end, thread float (&sum)[M * N],
                      thread float (&squares)[M]) {
   for (int i = 0; i < M * N; ++i) sum[i] = 0.0f;
   for (int m = 0; m < M; ++m) squares[m] = 0.0f;
-  using Way = Walk<P, Q::has_codes>;
-  const uint step = split * simd_width * Unit<Q>::elements;
-  Way::template run<Q, M, V, N, U>(w_row, x, x_row, Unit<Q>::first(unit), step, end, sum, squares);
+  Walk<Q, P == 1 && ByCodes<Q, typename X::type, Q::has_codes>::value>::template run<M, V, N, U, P>(
+      w_row, x, x_row, unit, split, end, sum, squares);
 }
 
 // The sums over the simdgroup of C values; lane i gets that of value i.

@@ -26,6 +26,12 @@ NORM_SHAPES = (  # q, k and v together, and gate and up: they follow a norm
     *((1152, 896), (9728, 896), (3072, 2048), (16384, 2048)),
     *((6144, 2560), (19456, 2560), (6144, 4096), (28672, 4096)),
 )
+# Outputs and inputs of the experts of Qwen3-30B-A3B, Qwen1.5-MoE-A2.7B and Mixtral-8x7B: gate and up, down.
+EXPERT_SHAPES = {
+    "moe_glu": ((1536, 2048), (2816, 2048), (28672, 4096)),
+    "moe_down": ((2048, 768), (2048, 1408), (4096, 14336)),
+}
+EXPERTS, CHOSEN = 8, 4  # of a workload
 LAUNCHES = 16  # in a tape, at least
 CACHE_BYTES = 128 << 20  # weights are used in turn, so that they come from memory as in a model
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
@@ -34,14 +40,23 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> list[tuning.Key]:
-    """All that is to tune: one row first, as the others take the order of sums from it; one key a bucket."""
+    """All that is to tune: one row first, as the others take the order of sums from it; one key a bucket.
+
+    Shapes of rows that are not whole blocks of a format are left out.
+    """
     found: dict[tuple[object, ...], tuning.Key] = {}
     for name in formats:
         for op, of_op in (("linear", shapes), ("norm_linear", NORM_SHAPES if shapes == list(SHAPES) else shapes)):
-            for n, k in of_op:
+            for n, k in (shape for shape in of_op if shape[1] % quant.get_format(name).block_size == 0):
                 for m in sorted({1, *rows}):
                     key = tuning.Key(op, name, m, n, k)
                     found.setdefault((op, name, m, *tuning.bucket(key)), key)
+        for op, of_experts in EXPERT_SHAPES.items():
+            for n, k in (
+                s for s in of_experts if shapes == list(SHAPES) and s[1] % quant.get_format(name).block_size == 0
+            ):
+                key = tuning.Key(op, name, 1, n, k)
+                found.setdefault((op, name, 1, *tuning.bucket(key)), key)
     for name in formats:
         if name in DTYPES:
             for d in HEAD_DIMS:
@@ -67,7 +82,9 @@ class Workload:
 
 def workload(key: tuning.Key, device: torch.device) -> Workload:
     """What `key` is timed and checked with."""
-    return _attention(key, device) if key.op == "attention" else _linear(key, device)
+    if key.op == "attention":
+        return _attention(key, device)
+    return _experts(key, device) if key.op in EXPERT_SHAPES else _linear(key, device)
 
 
 def _linear(key: tuning.Key, device: torch.device) -> Workload:
@@ -97,6 +114,37 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
     ]
     repeats = -(-key.n // sample)
     return Workload(calls, exact.repeat(1, repeats)[:, : key.n], stock.repeat(1, repeats)[:, : key.n])
+
+
+def _experts(key: tuning.Key, device: torch.device) -> Workload:
+    """A token and its experts, whose rows are a few in random order: the right products are taken from those."""
+    g, fmt = truth.generator(key), quant.get_format(key.format)
+    dtype = DTYPES.get(key.format, torch.float32 if device.type == "cpu" else torch.float16)
+    drawn = truth.normal(g, min(key.n, 1024), key.k, dtype=torch.float32, scale=key.k**-0.5)
+    few = blocks.packed(drawn, key.format) if fmt.packed else drawn.to(dtype)
+    dense = quant.dequantize(few, key.format) if fmt.packed else few
+    rows = torch.randint(0, few.shape[0], (EXPERTS, key.n), generator=g)
+    ids = torch.randperm(EXPERTS, generator=g)[None, :CHOSEN].int()
+    weights = torch.rand(1, CHOSEN, generator=g)
+    whole, name = few.to(device)[rows.to(device)], key.format if fmt.packed else None
+    copies = [whole] + [whole.clone() for _ in range(min(64, CACHE_BYTES // whole.nbytes))]
+    glu, half = key.op == "moe_glu", key.n // 2
+    x = truth.normal(g, 1, *(() if glu else (CHOSEN,)), key.k, dtype=dtype)
+
+    def plain(of: torch.dtype) -> Tensor:
+        products = reference.linear(x.to(of), dense.to(of)).expand(1, CHOSEN, -1).gather(2, rows[ids.long()])
+        if glu:
+            return reference.glu(products[..., :half], products[..., half:], "silu")
+        return (products * weights.to(of)[..., None]).sum(1)
+
+    exact, stock, x, ids, weights = plain(torch.float64), plain(dtype), *(t.to(device) for t in (x, ids, weights))
+    calls: list[Callable[[], Tensor]] = [
+        partial(ops.moe_glu, x, ids, w[:, :half], w[:, half:], format=name)
+        if glu
+        else partial(ops.moe_down, x, ids, weights, w, format=name)
+        for w in copies
+    ]
+    return Workload(calls, exact, stock)
 
 
 def _attention(key: tuning.Key, device: torch.device) -> Workload:

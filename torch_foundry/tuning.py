@@ -19,6 +19,7 @@ import torch
 from torch_foundry import _ext, sources
 
 VERSION = 1
+OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")  # that have choices
 # Environment variable: name of the override in C++, and what it may be.
 OVERRIDES: dict[str, tuple[str, tuple[int, ...]]] = {
     "TORCH_FOUNDRY_GEMV_COLS_PER_TG": ("gemv_cols_per_tg", (2, 4, 8)),
@@ -35,6 +36,7 @@ class TuningError(ValueError):
 @dataclass(frozen=True)
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
+    moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str

@@ -9,6 +9,7 @@ from benchmarks.models import Model
 from benchmarks.ops.attention import ATTENTION, ROPE_AND_CACHE
 from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
 from benchmarks.ops.matrices import EMBEDDING, LINEAR
+from benchmarks.ops.moe import MOE_DOWN, MOE_GLU
 from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
 from torch_foundry import quant
 from torch_foundry.quant.kv import BITS
@@ -18,6 +19,8 @@ OPS: dict[str, Op] = {
     "norm_linear": NORM_LINEAR,
     "norm_qkv": NORM_QKV,
     "norm_glu": NORM_GLU,
+    "moe_glu": MOE_GLU,
+    "moe_down": MOE_DOWN,
     "rms_norm": RMS_NORM,
     "add_rms_norm": ADD_RMS_NORM,
     "glu": GLU,

@@ -45,8 +45,9 @@ template <typename Q> void unpack_blocks(const void* blocks, float* weights, int
 
 template <typename Q> int register_format(const char* policy, const char* name, int gguf_type) {
   QuantFormat format{
-      static_cast<int>(table().size()), policy,  name,   gguf_type, Q::block_size, sizeof(typename Q::block),
-      alignof(typename Q::block),       nullptr, nullptr};
+      static_cast<int>(table().size()), policy, name,    gguf_type, Q::block_size, sizeof(typename Q::block),
+      alignof(typename Q::block),       0,      nullptr, nullptr};
+  if constexpr (Q::has_codes) format.word = Q::word;
   if constexpr (Q::block_size > 1) {
     if constexpr (requires { &Q::pack; }) format.pack = &pack_blocks<Q>;
     format.unpack = &unpack_blocks<Q>;
@@ -108,9 +109,8 @@ WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::opti
 
 bool in_words(const WeightMatrix& matrix, const at::Tensor& weight) {
   const QuantFormat& format = matrix.format;
-  return format.packed() && reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 4 == 0 &&
-         (matrix.n == 1 || weight.stride(0) % 4 == 0) && matrix.k / format.block_size % 2 == 0 &&
-         format.block_bytes % 2 == 0;
+  return format.word && reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % format.word == 0 &&
+         weight.size(-1) % format.word == 0 && (matrix.n == 1 || weight.stride(0) % format.word == 0);
 }
 
 void check_output_size(int64_t rows, int64_t columns) {

@@ -19,6 +19,7 @@ struct QuantFormat {
   int64_t block_size; // weights in a block; 1 for dense formats
   int64_t block_bytes;
   int64_t alignment; // of a block in memory
+  int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
   // Null for dense formats, and where weights can't be packed as this.
   void (*pack)(const float* weights, void* blocks, int64_t n);
   void (*unpack)(const void* blocks, float* weights, int64_t n);
@@ -42,7 +43,7 @@ struct WeightMatrix {
 // Checks `weight` as `format`: uint8 [n, bytes] when packed; when dense (or not given), f32, f16 or bf16 [n, k].
 WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::optional<std::string_view> format);
 
-// Whether pairs of a packed weight's blocks begin at multiples of four bytes.
+// Whether a packed weight's rows begin at multiples of the format's words.
 bool in_words(const WeightMatrix& matrix, const at::Tensor& weight);
 
 // Refuses, before it is allocated, a result of more elements than kernels can index.

@@ -47,15 +47,17 @@ const Space& space(Op op) {
         {"far_keys", {128, 256, 512, 1024, 2048}},
         {"groups", {1, 64, 256, 1024}}}},
       {"norm_linear", linear_parameters()},
+      {"moe_glu", linear_parameters()},
+      {"moe_down", linear_parameters()},
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear};
+constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear, Op::moe_glu, Op::moe_down};
 
 Op op_named(std::string_view name) {
   for (Op op : kAllOps)
     if (name == space(op).op) return op;
-  TORCH_CHECK(false, "tuning: expected the op linear, norm_linear or attention, got ", name);
+  TORCH_CHECK(false, "tuning: expected the op linear, norm_linear, moe_glu, moe_down or attention, got ", name);
 }
 
 // Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
@@ -121,7 +123,8 @@ Choice built_in_choice(const std::string& family, Op op, const char* format, int
         n <= line.n && k <= line.k)
       return line.choice;
   }
-  if (op == Op::norm_linear) return built_in_choice(family, Op::linear, format, bucket);
+  if (op == Op::moe_glu) return built_in_choice(family, Op::norm_linear, format, bucket);
+  if (op == Op::norm_linear || op == Op::moe_down) return built_in_choice(family, Op::linear, format, bucket);
   TORCH_INTERNAL_ASSERT(false, "no tuning entry for ", family, " ", format);
 }
 

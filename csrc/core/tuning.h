@@ -38,8 +38,8 @@ struct AttentionChoice {
 
 namespace tuning {
 
-enum class Op { linear, attention, norm_linear };
-constexpr int kOps = 3;
+enum class Op { linear, attention, norm_linear, moe_glu, moe_down };
+constexpr int kOps = 5;
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
@@ -64,15 +64,27 @@ Choice choose(c10::Device device, Op op, int row, int bucket);
 } // namespace tuning
 
 // `rows`: of x that share one reading of W (1, 2, 4 or 8).
-inline LinearChoice linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
-  const tuning::Choice c = tuning::choose(device, tuning::Op::linear, format, tuning::linear_bucket(rows, n, k));
+inline LinearChoice choice_of(tuning::Op op, c10::Device device, int format, int rows, int64_t n, int64_t k) {
+  const tuning::Choice c = tuning::choose(device, op, format, tuning::linear_bucket(rows, n, k));
   return {c[0], c[1], c[2], c[3], c[4]};
+}
+
+inline LinearChoice linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
+  return choice_of(tuning::Op::linear, device, format, rows, n, k);
 }
 
 // The same for kernels that norm x on the way (decode.metal): n outputs of all the matrices.
 inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
-  const tuning::Choice c = tuning::choose(device, tuning::Op::norm_linear, format, tuning::linear_bucket(rows, n, k));
-  return {c[0], c[1], c[2], c[3], c[4]};
+  return choice_of(tuning::Op::norm_linear, device, format, rows, n, k);
+}
+
+// For the experts of a few tokens, a row each (moe.metal): n outputs of one expert's gate and up, or of its down.
+inline LinearChoice moe_glu_choice(c10::Device device, int format, int64_t n, int64_t k) {
+  return choice_of(tuning::Op::moe_glu, device, format, 1, n, k);
+}
+
+inline LinearChoice moe_down_choice(c10::Device device, int format, int64_t n, int64_t k) {
+  return choice_of(tuning::Op::moe_down, device, format, 1, n, k);
 }
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {

@@ -4,7 +4,8 @@ namespace foundry::tuning {
 namespace {
 
 constexpr int64_t kAny = INT64_MAX;
-constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kAttention = Op::attention; // kNorm: else as kLinear
+constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear,
+             kAttention = Op::attention; // kNorm: else as kLinear; moe_glu: as kNorm; moe_down: as kLinear
 
 // clang-format off
 constexpr Line kLines[] = {

@@ -19,7 +19,7 @@ at::Tensor first_of(const char* name, const at::Tensor& weight, const at::Tensor
 ExpertMatrices::ExpertMatrices(const char* name, const at::Tensor& weight, Name format, const at::Tensor& like)
     : one(weight_matrix(name, first_of(name, weight, like), format)), experts(weight.size(0)),
       bytes_of_one(one.n * weight.size(2) * weight.itemsize()), aligned(one.format.packed() || aligned_rows(weight)),
-      words(in_words(one, weight.select(0, 0)) && weight.stride(0) % 4 == 0) {
+      words(in_words(one, weight.select(0, 0)) && weight.stride(0) % one.format.word == 0) {
   const int64_t unit = one.format.packed() ? one.format.block_bytes : 1;
   TORCH_CHECK(weight.stride(0) % unit == 0, name, ": expected experts of whole blocks of ", unit,
               " bytes, got strides ", weight.strides());
@@ -182,7 +182,7 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, 
   if (y.numel() == 0) return y;
 
   const bool aligned = K % chunk == 0 && aligned_rows(x) && (!gain || aligned_rows(*gain)) && g.aligned && u.aligned;
-  LinearChoice choice = norm_linear_choice(x.device(), g.one.format.index, 1, 2 * n, K);
+  LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, 2 * n, K);
   if (choice.outputs < 2) choice.outputs = 2;
   const Way way(g.one.format, x.scalar_type(), choice, aligned, g.words && u.words);
   args.normed.rows = u32(T);
@@ -220,7 +220,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   at::Tensor y = at::empty({T, w.one.n}, x.options());
   if (y.numel() == 0) return y;
 
-  const LinearChoice choice = linear_choice(x.device(), w.one.format.index, 1, N, K);
+  const LinearChoice choice = moe_down_choice(x.device(), w.one.format.index, N, K);
   const Way way(w.one.format, x.scalar_type(), choice, K % chunk == 0 && aligned_rows(x) && w.aligned, w.words);
   args.n = u32(N);
   args.k = u32(K);

@@ -24,7 +24,38 @@ inline void stream_codes(FOUNDRY_DEVICE const uint32_t (&words)[N], short i, FOU
   }
 }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+// The code at bit `shift` of `bits`, which must end before bit 23. one: the bits of 2^23, of which the compiler doesn't
+// know what they are, as two constants would take two instructions.
+template <int Bits> METAL_FUNC float code_at(uint32_t bits, int shift, uint32_t one) {
+  const uint32_t mask = ((1u << Bits) - 1) << shift;
+  return as_type<float>((bits & mask) | (one - (uint32_t(shift) << 23))) - float(1 << (23 - shift));
+}
+
+// 32 codes of such a stream on their way from memory.
+template <int Bits> struct StreamCodes {
+  FOUNDRY_CONST int chunks = 4, groups = 1;
+  FOUNDRY_CONST bool has_offset = true;
+  Bytes<Bits, 4> q;
+
+  static METAL_FUNC uint first(uint i) { return i * 32; }
+  static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+  static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+  METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
+    const uint32_t one = base ^ (0x64006400u ^ 0x4b000000u);
+    for (short j = 0; j < chunk; ++j) {
+      const short at = (c * chunk + j) * Bits, word = at / 32, shift = at % 32;
+      // A code within the lower 23 bits may stay where it is: it is part of a mantissa.
+      if (shift + Bits > 32) {
+        w[j] = code_at<Bits>(q.q[word] >> shift | q.q[(word + 1) % Bits] << (32 - shift), 0, one);
+      } else {
+        const bool upper = shift + Bits > 23;
+        w[j] = code_at<Bits>(upper ? q.q[word] >> 16 : q.q[word], upper ? shift - 16 : shift, one);
+      }
+    }
+  }
+};
+#else
 template <int Bits, int N> void pack_code(uint32_t (&words)[N], int j, uint32_t code) {
   const int at = j * Bits % 32, word = j * Bits / 32;
   words[word] |= code << at;
@@ -41,7 +72,8 @@ template <int Bits, int Size, typename T> struct Affine {
   using block = block_affine<Bits, Size, T>;
   FOUNDRY_CONST int block_size = Size;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 0;
   static_assert(sizeof(block) == 2 * sizeof(T) + Bits * Size / 8, "no padding");
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
@@ -51,7 +83,18 @@ template <int Bits, int Size, typename T> struct Affine {
     return 1.0f;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool> struct Codes : StreamCodes<Bits> {
+    T d, m;
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      this->q.read(b.qs + k % Size / 32 * Bits);
+      d = b.scale;
+      m = b.bias;
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return widen(m); }
+  };
+#else
   // The end of the range that is farther from zero is met exactly, by a scale that may be negative, and so is zero.
   static void pack(const float* w, block& b) {
     float least = w[0], largest = w[0];

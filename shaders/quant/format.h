@@ -10,11 +10,23 @@
 //     // w[0..]. A format with an offset returns finished weights and 1. `w` may be any f32; kernels multiply in f32.
 //     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
 //     FOUNDRY_CONST bool has_codes = ...;             // whether it has what follows; else kernels use `unpack` alone
-//     // Kernels only. The same for c = 0 .. shared - 1 from the eight bytes of codes that chunk i lies in, `b.qs + 4 *
-//     // i`: a weight is the block's scale `d` times w[j] * ratio(c). base: a pair of halves of 1024 (see split_codes).
-//     // by_words: whether reading in four bytes is worth it where rows are aligned to them.
-//     static void codes(uint2 bytes, uint base, int c, thread float (&w)[chunk]);
-//     static constexpr float ratio(int c); FOUNDRY_CONST bool by_words = ...;
+//     FOUNDRY_CONST int word = ...;                   // bytes to which rows must be aligned for Codes<true>; 0: none
+//     // Kernels only: a lane's share of a row between memory and its products. Such a unit begins at element k of an
+//     // even block and the next, has `chunks` chunks in `groups` equal groups, and a weight of chunk c, of group g, is
+//     // scale(k, g) * ratio(c) * w[j] + offset(k, g). All units of a lane have one k. Nothing is computed in `read`,
+//     so
+//     // that loads are in flight together; b is the block that k lies in.
+//     template <bool Words> struct Codes {
+//       FOUNDRY_CONST int chunks = ..., groups = ...;
+//       FOUNDRY_CONST bool has_offset = ...;
+//       static uint first(uint i);                    // where unit i of a row begins
+//       static constexpr uint at(int c);              // where chunk c begins after k
+//       static constexpr float ratio(int c);
+//       void read(device const block& b, uint k);
+//       void codes(uint k, int c, uint base, thread float (&w)[chunk]) const; // base: two halves of 1024 (split_codes)
+//       float scale(uint k, int g) const;
+//       float offset(uint k, int g) const;
+//     };
 //     // Host only, and only if weights can be packed as this: byte for byte as the format's reference encoder.
 //     static void pack(const float* w, block& b);
 //   };
@@ -123,34 +135,41 @@ METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half z
   w[3] = float(odd.y);
 }
 
-// Eight bytes of a block's codes and its scale on their way from memory: those of the unit at element k of a row.
-// Words: rows are aligned to four bytes, blocks to two, and two blocks make words; so blocks of an odd number, and the
-// codes of the others, begin within a word.
-template <typename Q, bool Words> struct Codes {
-  uint32_t q[4];
-  foundry_half d;
-  METAL_FUNC void read(device const typename Q::block* row, uint k) thread {
-    device const typename Q::block& b = row[k / Q::block_size];
-    for (short j = 0; j < 4; ++j) q[j] = b.qs[k % Q::block_size / chunk * 4 + j];
-    d = b.d;
+// The same of the lower or the upper nibbles of four bytes. The upper ones stay where they are: 16 times the codes.
+METAL_FUNC void split_nibbles(uint32_t bytes, bool upper, uint32_t base, int zero, thread float* w) {
+  split_codes(bytes, upper ? 0x00f000f0u : 0x000f000fu, base, half(upper ? 16 * zero : zero), w);
+}
+
+// 4 * N bytes on their way from memory: `Align` (2, 4 or 16) is what their address is a multiple of.
+template <int N, int Align> struct Bytes {
+  FOUNDRY_CONST int size = Align == 2 ? 2 * N : N;
+  uint32_t q[size];
+  METAL_FUNC void read(device const void* from) thread {
+    for (short j = 0; j < size / 4 && Align == 16; ++j) {
+      const metal::uint4 words = ((device const metal::uint4*)from)[j];
+      for (short i = 0; i < 4; ++i) q[4 * j + i] = words[i];
+    }
+    for (short j = 0; j < size && Align == 4; ++j) q[j] = ((device const uint32_t*)from)[j];
+    for (short j = 0; j < size && Align == 2; ++j) q[j] = ((device const uint16_t*)from)[j];
   }
-  METAL_FUNC metal::uint2 bytes(uint) const thread {
-    return metal::uint2(as_type<uint32_t>(metal::ushort2(ushort(q[0]), ushort(q[1]))),
-                        as_type<uint32_t>(metal::ushort2(ushort(q[2]), ushort(q[3]))));
+  METAL_FUNC uint32_t word(int j) const thread {
+    if (Align != 2) return q[j];
+    return as_type<uint32_t>(metal::ushort2(ushort(q[2 * j % size]), ushort(q[(2 * j + 1) % size])));
   }
 };
 
-template <typename Q> struct Codes<Q, true> {
-  uint32_t q[3];
-  foundry_half d;
-  METAL_FUNC void read(device const typename Q::block* row, uint k) thread {
-    const uint block = k / Q::block_size;
-    device const uint32_t* words = (device const uint32_t*)(row[block].qs - 1 - block % 2);
-    for (short j = 0; j < 3; ++j) q[j] = words[k % Q::block_size / chunk * 2 + j];
-    d = row[block].d;
+// The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
+// bytes begin within a word. Words are read whole, from the one before the bytes on, or, if After, to the one after.
+template <int N, bool Words, bool After> struct Straddling {
+  FOUNDRY_CONST int size = Words ? N + 1 : 2 * N;
+  uint32_t q[size];
+  METAL_FUNC void read(device const uint16_t* from, bool odd) thread {
+    device const uint32_t* words = (device const uint32_t*)(from - (odd ? 1 : After ? 0 : 2));
+    for (short j = 0; j < size; ++j) q[j] = Words ? words[j] : uint32_t(from[j]);
   }
-  METAL_FUNC metal::uint2 bytes(uint block) const thread {
-    return block % 2 ? metal::uint2(q[1], q[2]) : metal::uint2(q[0] >> 16 | q[1] << 16, q[1] >> 16 | q[2] << 16);
+  METAL_FUNC uint32_t word(int j, bool odd) const thread {
+    if (Words) return odd ? q[j] >> 16 | q[j + 1] << 16 : q[After ? j : j + 1];
+    return as_type<uint32_t>(metal::ushort2(ushort(q[2 * j % size]), ushort(q[(2 * j + 1) % size])));
   }
 };
 #endif

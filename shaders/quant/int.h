@@ -15,7 +15,8 @@ template <int Bits, int Size> struct Int {
   using block = block_int<Bits, Size>;
   FOUNDRY_CONST int block_size = Size;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 0;
   static_assert(sizeof(block) == 4 + Bits * Size / 8, "no padding");
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
@@ -25,7 +26,19 @@ template <int Bits, int Size> struct Int {
     return widen(b.scale);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool> struct Codes : StreamCodes<Bits> {
+    foundry_half d;
+    uint16_t zero;
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      this->q.read(b.qs + k % Size / 32 * Bits);
+      d = b.scale;
+      zero = b.zero;
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return -widen(d) * float(zero); }
+  };
+#else
   static void pack(const float* w, block& b) {
     float least = 0.0f, largest = 0.0f;
     for (int j = 0; j < Size; ++j) {

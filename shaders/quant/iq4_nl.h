@@ -43,14 +43,35 @@ struct IQ4_NL {
   using block = block_iq4_nl;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 0;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     iq4_chunk(b.qs + i * 4, 4 * c, w);
     return widen(b.d);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Bytes<2, 2> q;
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i / 2 * 32 + i % 2 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 16; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs + k % 32 / 2);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint, int c, uint, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < chunk; ++j) w[j] = iq4_values[q.word(j / 4) >> (j % 4 * 8 + c * 4) & 0xf];
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<IQ4Values, 1, 32, 1, 1, false> best(w);
     b = {};

@@ -16,7 +16,8 @@ struct IQ4_XS {
   using block = block_iq4_xs;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const short s = i / 4;
@@ -25,7 +26,31 @@ struct IQ4_XS {
     return widen(b.d) * float(scale - 32);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Bytes<2, Words ? 4 : 2> head;
+    Bytes<4, Words ? 4 : 2> q;
+
+    static METAL_FUNC uint first(uint i) { return i * 32; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      head.read(&b);
+      q.read(b.qs + k % 256 / 4);
+    }
+    METAL_FUNC void codes(uint, int c, uint, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < chunk; ++j) w[j] = iq4_values[q.word(c % 2 * 2 + j / 4) >> (j % 4 * 8 + c / 2 * 4) & 0xf];
+    }
+    METAL_FUNC float scale(uint k, int) const thread {
+      const uint32_t s = k / 32 % 8;
+      const uint32_t low = head.word(1) >> 4 * s & 0xf, upper = head.word(0) >> (16 + 2 * s) & 3;
+      return half_of_bits(head.word(0) & 0xffff) * code<0, 0x3f, 0, 32>(low | upper << 4);
+    }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<IQ4Values, 8, 32, -32, 31, false> best(w);
     b = {};

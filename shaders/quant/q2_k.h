@@ -16,7 +16,8 @@ struct Q2_K {
   using block = block_q2_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
@@ -26,7 +27,36 @@ struct Q2_K {
     return 1.0f;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 4;
+    FOUNDRY_CONST bool has_offset = true;
+    Bytes<2, Words ? 4 : 2> q, scales;
+    Bytes<1, Words ? 4 : 2> units;
+
+    static METAL_FUNC uint first(uint i) { return i / 4 * 128 + i % 4 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 32; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs + k % 256 / 128 * 16 + k % 32 / 2);
+      scales.read(b.scales + k % 256 / 128 * 8);
+      units.read(&b.d);
+    }
+    METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) split_codes(q.word(j), 0x00030003u << 2 * c, base, 0.0h, w + 4 * j);
+    }
+    METAL_FUNC uint32_t scale_and_offset(uint k, int g) const thread {
+      return scales.word(g / 2) >> (k % 32 / 16 * 8 + g % 2 * 16);
+    }
+    METAL_FUNC float scale(uint k, int g) const thread {
+      const float d = half_of_bits(units.word(0) & 0xffff) * code<0, 0xf, 0, 0>(scale_and_offset(k, g));
+      return d * (1.0f / float(1 << 2 * g)); // codes stay where they are
+    }
+    METAL_FUNC float offset(uint k, int g) const thread {
+      return -half_of_bits(units.word(0) >> 16) * code<4, 0xf, 0, 0>(scale_and_offset(k, g));
+    }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<search::Whole<0, 3>, 16, 16, 0, 15, true> best(w);
     b = {};

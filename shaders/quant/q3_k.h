@@ -17,7 +17,8 @@ struct Q3_K {
   using block = block_q3_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;
@@ -31,7 +32,41 @@ struct Q3_K {
     return widen(b.d) * float(scale - 32);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 4;
+    FOUNDRY_CONST bool has_offset = false;
+    Straddling<2, Words, true> high, q;
+    Straddling<3, Words, true> scales;
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i / 4 * 128 + i % 4 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 32; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      const bool odd = k / 256 % 2;
+      high.read(b.hmask + k % 32 / 2, odd);
+      q.read(b.qs + k % 256 / 128 * 16 + k % 32 / 2, odd);
+      scales.read((device const uint16_t*)b.scales, odd);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      const bool odd = k / 256 % 2;
+      for (short j = 0; j < 2; ++j) {
+        const uint32_t upper = high.word(j, odd) >> (k % 256 / 128 * 4 + c) & 0x01010101u;
+        split_codes((q.word(j, odd) >> 2 * c & 0x03030303u) | upper << 2, 0x00ff00ffu, base, 4.0h, w + 4 * j);
+      }
+    }
+    METAL_FUNC float scale(uint k, int g) const thread {
+      const bool odd = k / 256 % 2;
+      const uint32_t shift = k % 32 / 16 * 8 + k % 256 / 128 * 4;
+      const uint32_t low = scales.word(g / 2, odd) >> shift >> g % 2 * 16 & 0xf;
+      const uint32_t upper = scales.word(2, odd) >> shift >> (g % 2 * 16 + g / 2 * 2) & 3;
+      return widen(d) * code<0, 0x3f, 0, 32>(low | upper << 4);
+    }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<search::Whole<-4, 3>, 16, 16, -32, 31, false> best(w);
     b = {};

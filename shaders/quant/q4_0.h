@@ -15,6 +15,7 @@ struct Q4_0 {
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
   FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + i * 4;
@@ -26,14 +27,26 @@ struct Q4_0 {
   }
 
 #ifdef __METAL_VERSION__
-  FOUNDRY_CONST bool by_words = false;
-  static METAL_FUNC constexpr float ratio(int c) {
-    return c == 0 ? 1.0f : 0.0625f;
-  } // the upper nibbles stay where they are
-  static METAL_FUNC void codes(metal::uint2 bytes, uint base, int c, thread float (&w)[chunk]) {
-    for (short j = 0; j < 2; ++j)
-      split_codes(bytes[j], c == 0 ? 0x000f000fu : 0x00f000f0u, base, c == 0 ? 8.0h : 128.0h, w + 4 * j);
-  }
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Straddling<4, Words, false> q;
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i * 32; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int c) { return c < 2 ? 1.0f : 0.0625f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs, k / 32 % 2 == 0);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      const bool odd = k / 32 % 2 == 0;
+      for (short j = 0; j < 2; ++j) split_nibbles(q.word(c % 2 * 2 + j, odd), c >= 2, base, 8, w + 4 * j);
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
 #else
   static void pack(const float* w, block& b) {
     float extreme = w[0]; // the first of the largest magnitude, with its sign: it gets code 0

@@ -42,7 +42,8 @@ struct Q4_1 {
   using block = block_q4_1;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     const float d = widen(b.d), m = widen(b.m);
@@ -50,7 +51,27 @@ struct Q4_1 {
     return 1.0f;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = true;
+    Bytes<1, Words ? 4 : 2> head;
+    Bytes<2, Words ? 4 : 2> q;
+
+    static METAL_FUNC uint first(uint i) { return i / 2 * 32 + i % 2 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 16; }
+    static METAL_FUNC constexpr float ratio(int c) { return c == 0 ? 1.0f : 0.0625f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      head.read(&b);
+      q.read(b.qs + k % 32 / 2);
+    }
+    METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) split_nibbles(q.word(j), c != 0, base, 0, w + 4 * j);
+    }
+    METAL_FUNC float scale(uint, int) const thread { return half_of_bits(head.word(0) & 0xffff); }
+    METAL_FUNC float offset(uint, int) const thread { return half_of_bits(head.word(0) >> 16); }
+  };
+#else
   static void pack(const float* w, block& b) {
     uint8_t codes[32];
     pack_between(w, b, 15, codes);

@@ -43,11 +43,38 @@ template <typename Best, typename Block> void pack_scales(const Best& best, Bloc
 }
 #endif
 
+#ifdef __METAL_VERSION__
+// The first 16 bytes of a block of Q4_K or Q5_K: scales and offsets, and where the lower nibbles and the upper ones of
+// codes are two groups.
+template <bool Words> struct ScalesOfK {
+  Bytes<4, Words ? 16 : 2> head;
+
+  static METAL_FUNC uint first(uint i) { return i / 2 * 64 + i % 2 * 16; }
+  static METAL_FUNC constexpr uint at(int c) { return c / 2 * 32 + c % 2 * 8; }
+  static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+  // Scales and offsets of both groups, a byte each: of the first four sub-blocks, or of the others, whose bits lie
+  // apart.
+  METAL_FUNC uint32_t both(uint k) const thread {
+    const uint32_t shift = k / 64 % 2 * 16, rest = head.word(3) >> shift;
+    const uint32_t low = (head.word(1) >> shift & 0xffff) | head.word(2) >> shift << 16;
+    const uint32_t nibbles = (rest & 0x0f0f) | (rest << 12 & 0x0f0f0000);
+    return k / 128 % 2 ? nibbles | (low >> 2 & 0x30303030) : low & 0x3f3f3f3f;
+  }
+  METAL_FUNC float scale(uint k, int g) const thread {
+    return half_of_bits(head.word(0) & 0xffff) * code<0, 0x3f, 0, 0>(both(k) >> 8 * g);
+  }
+  METAL_FUNC float offset(uint k, int g) const thread {
+    return -half_of_bits(head.word(0) >> 16) * code<16, 0x3f, 0, 0>(both(k) >> 8 * g);
+  }
+};
+#endif
+
 struct Q4_K {
   using block = block_q4_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 16;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
@@ -56,7 +83,24 @@ struct Q4_K {
     return 1.0f;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes : ScalesOfK<Words> {
+    FOUNDRY_CONST int chunks = 4, groups = 2;
+    FOUNDRY_CONST bool has_offset = true;
+    Bytes<4, Words ? 16 : 2> q;
+
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      this->head.read(&b);
+      q.read(b.qs + k % 256 / 64 * 16 + k % 64 / 2);
+    }
+    METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) split_nibbles(q.word(c % 2 * 2 + j), c / 2 != 0, base, 0, w + 4 * j);
+    }
+    METAL_FUNC float scale(uint k, int g) const thread {
+      return ScalesOfK<Words>::scale(k, g) * (g == 0 ? 1.0f : 0.0625f);
+    }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<search::Whole<0, 15>, 8, 32, 0, 63, true> best(w);
     b = {};

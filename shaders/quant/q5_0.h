@@ -15,14 +15,42 @@ struct Q5_0 {
   using block = block_q5_0;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     for (short j = 0; j < 4; ++j) two_codes<0x1f, 16>(five_bits(b, i, c, j), w + 2 * j);
     return widen(b.d);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Straddling<1, Words, false> fifth;
+    Straddling<2, Words, false> q;
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i / 2 * 32 + i % 2 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 16; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      const bool odd = k / 32 % 2 == 0;
+      fifth.read(b.qh, odd);
+      q.read(b.qs + k % 32 / 2, odd);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      const bool odd = k / 32 % 2 == 0;
+      for (short j = 0; j < 2; ++j) {
+        const uint32_t code = join_fifth(q.word(j, odd) >> 4 * c, fifth.word(0, odd) >> (k % 16 + 16 * c + 4 * j));
+        split_codes(code, 0x00ff00ffu, base, 16.0h, w + 4 * j);
+      }
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     float extreme = w[0]; // the first of the largest magnitude, with its sign: it gets code 0
     for (int j = 1; j < block_size; ++j)

@@ -16,7 +16,8 @@ struct Q5_K {
   using block = block_q5_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 16;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;
@@ -29,7 +30,26 @@ struct Q5_K {
     return 1.0f;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes : ScalesOfK<Words> {
+    FOUNDRY_CONST int chunks = 4, groups = 2;
+    FOUNDRY_CONST bool has_offset = true;
+    Bytes<4, Words ? 16 : 2> high, q;
+
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      this->head.read(&b);
+      high.read(b.qh + k % 64 / 2);
+      q.read(b.qs + k % 256 / 64 * 16 + k % 64 / 2);
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) {
+        const int at = c % 2 * 2 + j;
+        const uint32_t fifth = high.word(at) >> (k / 64 % 4 * 2 + c / 2) & 0x01010101u;
+        split_codes((q.word(at) >> c / 2 * 4 & 0x0f0f0f0fu) | fifth << 4, 0x00ff00ffu, base, 0.0h, w + 4 * j);
+      }
+    }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<search::Whole<0, 31>, 8, 32, 0, 63, true> best(w);
     b = {};

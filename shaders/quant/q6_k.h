@@ -17,7 +17,8 @@ struct Q6_K {
   using block = block_q6_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* low = b.ql + i / 16 * 32 + i % 8 * 4;
@@ -30,7 +31,40 @@ struct Q6_K {
     return widen(b.d) * float(b.scales[i / 2]);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 4;
+    FOUNDRY_CONST bool has_offset = false;
+    Straddling<2, Words, true> low, next, high, scales; // low: of chunks 0 and 2, next: of 1 and 3
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i / 4 * 128 + i % 4 * 8; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 32; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      const bool odd = k / 256 % 2;
+      device const uint16_t* nibbles = b.ql + k % 256 / 128 * 32 + k % 32 / 2;
+      low.read(nibbles, odd);
+      next.read(nibbles + 16, odd);
+      high.read(b.qh + k % 256 / 128 * 16 + k % 32 / 2, odd);
+      scales.read((device const uint16_t*)b.scales + k % 256 / 128 * 4, odd);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      const bool odd = k / 256 % 2;
+      for (short j = 0; j < 2; ++j) {
+        const uint32_t nibbles = (c % 2 ? next.word(j, odd) : low.word(j, odd)) >> c / 2 * 4 & 0x0f0f0f0fu;
+        const uint32_t pairs = high.word(j, odd), upper = c < 2 ? pairs << (4 - 2 * c % 4) : pairs >> 2 * c % 4;
+        split_codes(nibbles | (upper & 0x30303030u), 0x00ff00ffu, base, 32.0h, w + 4 * j);
+      }
+    }
+    METAL_FUNC float scale(uint k, int g) const thread {
+      const uint32_t bytes = scales.word(g / 2, k / 256 % 2) >> (k % 32 / 16 * 8 + g % 2 * 16);
+      return widen(d) * code<0, 0xff, 0x80, 128>(bytes);
+    }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     const search::Block<search::Whole<-32, 31>, 16, 16, -128, 127, false> best(w);
     b = {};

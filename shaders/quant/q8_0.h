@@ -15,6 +15,7 @@ struct Q8_0 {
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + 4 * i;
@@ -26,11 +27,27 @@ struct Q8_0 {
   }
 
 #ifdef __METAL_VERSION__
-  FOUNDRY_CONST bool by_words = true;
-  static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
-  static METAL_FUNC void codes(metal::uint2 bytes, uint base, int, thread float (&w)[chunk]) {
-    for (short j = 0; j < 2; ++j) split_codes(bytes[j], 0x00ff00ffu, base ^ 0x00800080u, 128.0h, w + 4 * j);
-  }
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Straddling<4, Words, false> q;
+    foundry_half d;
+
+    static METAL_FUNC uint first(uint i) { return i * 16; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs + k % 32 / 2, k / 32 % 2 == 0);
+      d = b.d;
+    }
+    METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
+      const bool odd = k / 32 % 2 == 0;
+      for (short j = 0; j < 2; ++j)
+        split_codes(q.word(2 * c + j, odd), 0x00ff00ffu, base ^ 0x00800080u, 128.0h, w + 4 * j);
+    }
+    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
 #else
   static void pack(const float* w, block& b) {
     float largest = 0.0f;

@@ -52,10 +52,12 @@ def _split(name: str, old: str, new: str, check: Callable[[], None], file: str =
     return Fault(f"linear-split-{name}", "linear.metal", old, new, with_choice, file)
 
 
-def _codes(name: str, old: str, new: str, kind: str = "q8_0", file: str = "gemv.h", steps: int = 1) -> Fault:
+def _codes(
+    name: str, old: str, new: str, kind: str = "q8_0", file: str = "gemv.h", m: int = 1, steps: int = 1
+) -> Fault:
     def check() -> None:
         with kit.choice("linear", chains=1, steps=steps, outputs=2):
-            test_accuracy(Case(1, 9, 1280, kind), F32)
+            test_accuracy(Case(m, 9, 2560, kind), F16)
 
     return Fault(f"linear-codes-{name}", "linear.metal", old, new, check, file)
 
@@ -104,12 +106,14 @@ FAULTS = [
     _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),
     _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
     _codes("zero-off-by-one", "1024.0h + zero", "1025.0h + zero", file="quant/format.h"),
-    _codes("upper-nibbles-not-scaled", "metal::fma(Q::ratio(c), dot", "metal::fma(1.0f, dot", "q4_0"),
-    _codes("next-step-not-read", "if (next < end) raw", "if (next + 64 < end) raw", "q4_0"),
-    _codes(
-        "second-step-twice", "raw[u][n].read(w_row[n], k + u * step)", "raw[u][n].read(w_row[n], k + step)", steps=2
-    ),
-    _codes("odd-blocks-as-even", "block % 2 ? metal::uint2", "block > 99 ? metal::uint2", file="quant/format.h"),
+    _codes("upper-nibbles-not-scaled", "metal::fma(ratio, dot", "metal::fma(1.0f, dot", "q4_0"),
+    _codes("next-step-not-read", "      if (more) raw", "      if (more && k > first) raw", "q4_0"),
+    _codes("second-step-twice", "raw[u][n].read(block[n][u * blocks]", "raw[u][n].read(block[n][blocks]", steps=2),
+    _codes("odd-blocks-as-even", "if (Words) return odd ?", "if (Words) return !odd ?", file="quant/format.h"),
+    _codes("offset-forgotten", "fma(offset[g], total[m][g]", "fma(0.0f, total[m][g]", "q4_k"),
+    _codes("offset-of-few-rows-forgotten", "fma(offset[n], total[m]", "fma(0.0f, total[m]", "q4_k", m=3),
+    _codes("offset-of-a-chunk", "sum = first ? all : sum + all;", "sum = all;", "q4_k"),
+    _codes("one-scale-for-all-groups", "d[g] = raw[n].scale(first, g)", "d[g] = raw[n].scale(first, 0)", "q6_k"),
     _codes("pairs-exchanged", "w[1] = float(odd.x)", "w[1] = float(even.y)", "q4_0", "quant/format.h"),
     Fault(
         "linear-sum-depends-on-the-number-of-rows",

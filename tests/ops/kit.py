@@ -35,8 +35,11 @@ from torch_foundry.doctor.truth import (  # noqa: F401  (for the test modules)
     relative_error,
 )
 
-# Formats with a way through the kernels of their own: by codes that are read as words and as halves.
+# Formats that GPUs multiply by codes: two that go through every kernel, and the others.
 CODES = ["q8_0", "q4_0"]
+MORE_CODES = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"]
+MORE_CODES += ["affine2_g32_f16", "affine3_g64_bf16", "affine4_g128_f32", "affine5_g64_f16", "affine6_g128_bf16"]
+MORE_CODES += ["affine8_g64_f16", "int2_g32", "int3_g64", "int4_g128", "int8_g32"]
 LANE_ORDERS = ("forward", "reverse", "random")
 
 

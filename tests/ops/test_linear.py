@@ -119,7 +119,7 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
-ONE_CHAIN = [*((name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2))), ("q4_k", 2, 2)]
+ONE_CHAIN = [(name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2))]
 
 
 @pytest.mark.parametrize("name, steps, outputs", ONE_CHAIN)
@@ -135,6 +135,22 @@ def test_by_codes(name: str, steps: int, outputs: int) -> None:
         test_packed_rows_of_a_view(name)
         test_integers_are_exact(name, F32, 8)
         test_one_hot_reads_every_weight_back(name, F32, 1)
+
+
+@pytest.mark.parametrize("name", kit.MORE_CODES)
+def test_codes_of_every_format(name: str) -> None:
+    """The same where codes are all that differs; with offsets, f32 rows are not multiplied by codes."""
+    block = quant.FORMATS[name].block_size
+    with kit.choice("linear", chains=1, steps=1, outputs=2):
+        check(inputs(Case(1, 9, 9 * block, name), F16))
+        test_one_hot_reads_every_weight_back(name, F16, 1)
+        if not name.startswith(("affine", "int")):  # which are aligned to words anyway
+            given = inputs(Case(1, 9, 8 * block, name), F16)
+            moved = kit.shifted(given["weight"], 2)
+            kit.assert_equal(ops.linear(**{**given, "weight": moved}), ops.linear(**given))
+        if name in ("q4_k", "q6_k"):  # four rows at a time
+            check(inputs(Case(3, 9, 5 * block, name), F16))
+            test_a_row_does_not_depend_on_its_company(name, F16)
 
 
 # ------------------------------------------------------------------------------------------------------- exact equality

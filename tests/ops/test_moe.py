@@ -201,7 +201,7 @@ def test_integers_are_exact() -> None:
     x, ids = kit.integers(g, 3, 3, 520, dtype=F32), experts_of(c, g)
     weight, weights = kit.integers(g, 6, 9, 520, dtype=F32), kit.integers(g, 3, 3, dtype=F32)
     for split in (1, 4):
-        with kit.choice("linear", split=split, simdgroups=2 * split):
+        with kit.choice("moe_down", split=split, simdgroups=2 * split):
             kit.assert_equal(ops.moe_down(x, ids, weights, weight), plain.moe_down(x, ids, weights, weight))
     order, tiles = ops.moe_group(ids, 6)
     y = ops.moe_linear(x.view(9, 520), order, tiles, weight)
@@ -214,7 +214,7 @@ def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format:
     c = Case(tokens=7, k=3, hidden=1184, inner=9, format=format)
     glu, down, route = glu_inputs(c, F16), down_inputs(c, F16), route_inputs(7, 40, 1184, F16, True)
     both = {"split": split, "simdgroups": 2 * split, "chains": chains}
-    with kit.choice("norm_linear", **both), kit.choice("linear", **both):
+    with kit.choice("norm_linear", **both), kit.choice("moe_glu", **both), kit.choice("moe_down", **both):
         together = ops.moe_glu(**glu), ops.moe_down(**down), *ops.moe_route(**route, k=4)
         for rows in (slice(0, 1), slice(3, 5), slice(2, 7)):
             parts = {n: down[n][rows] for n in ("x", "ids", "weights", "residual")}
@@ -232,7 +232,7 @@ def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format:
 def test_variants(outputs: int, chains: int) -> None:
     """As they are chosen for other devices."""
     both = {"outputs": outputs, "chains": chains, "split": 2, "simdgroups": 4}
-    with kit.choice("norm_linear", **both), kit.choice("linear", **both):
+    with kit.choice("norm_linear", **both), kit.choice("moe_glu", **both), kit.choice("moe_down", **both):
         for format in (None, "q8_0", "q4_0"):
             c = Case(tokens=2, hidden=800, inner=9, format=format)
             check_glu(glu_inputs(c, F16))
@@ -276,7 +276,7 @@ def test_experts_may_be_strided() -> None:
 
 
 def test_lane_orders() -> None:
-    with kit.choice("norm_linear", split=4, simdgroups=8), kit.choice("linear", split=4, simdgroups=8):
+    with kit.choice("moe_glu", split=4, simdgroups=8), kit.choice("moe_down", split=4, simdgroups=8):
         kit.in_every_lane_order(lambda: ops.moe_glu(**glu_inputs(Case(tokens=2, hidden=1024), F32)))
         kit.in_every_lane_order(lambda: ops.moe_down(**down_inputs(Case(tokens=2, hidden=1024), F32)))
     kit.in_every_lane_order(lambda: ops.moe_route(**route_inputs(2, 70, 256, F32, True), k=5)[1])

@@ -37,7 +37,7 @@ def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_entry_keeps_the_limits(family: str) -> None:
-    for key in itertools.chain(*map(every_key, ("linear", "norm_linear", "attention"))):
+    for key in itertools.chain(*map(every_key, tuning.OPS)):
         within_limits(key, tuning.choice(family, key))
 
 
@@ -49,7 +49,7 @@ def test_rows_share_the_order_of_sums(family: str) -> None:
         assert (here["split"], here["chains"]) == (one["split"], one["chains"])
 
 
-@pytest.mark.parametrize("op", ["linear", "norm_linear", "attention"])
+@pytest.mark.parametrize("op", tuning.OPS)
 def test_what_is_accepted_keeps_the_limits(op: str) -> None:
     space = tuning.parameters(op)
     keys = [k for k in every_key(op) if k.format == "f16" and k.n in (32, 128, 256) and k.k in (1, 512)]
@@ -72,7 +72,7 @@ def test_every_override_keeps_the_limits(family: str, variable: str, monkeypatch
     for value in tuning.OVERRIDES[variable][1]:
         monkeypatch.setenv(variable, str(value))
         tuning.load_environment()
-        for key in itertools.chain(*map(every_key, ("linear", "norm_linear", "attention"))):
+        for key in itertools.chain(*map(every_key, tuning.OPS)):
             choice = tuning.choice(family, key)
             within_limits(key, choice)
             if key.op != "attention" and "COLS" in variable:

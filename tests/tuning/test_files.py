@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from pathlib import Path
@@ -101,8 +102,9 @@ def test_a_wrong_candidate_never_wins(quick: None, monkeypatch: pytest.MonkeyPat
     assert tuner.tune(KEY_SMALL, torch.device("cpu")).choice["outputs"] == 2
 
 
-def test_a_wrong_result_is_noticed() -> None:
-    work = tuner.workload(KEY_SMALL, torch.device("cpu"))
+@pytest.mark.parametrize("op", ["linear", "moe_glu", "moe_down"])
+def test_a_wrong_result_is_noticed(op: str) -> None:
+    work = tuner.workload(tuning.Key(op, "q8_0", 1, 40, 256), torch.device("cpu"))
     work.check()
     right = work.calls[0]
     work.calls = [lambda: right() * 1.001]
@@ -115,6 +117,9 @@ def test_keys_are_one_a_bucket_and_one_row_first() -> None:
     linear = [(k.rows, k.n, k.k) for k in keys if k.op == "linear"]
     assert linear == [(1, 4864, 896), (4, 4864, 896), (1, 896, 4864), (4, 896, 4864)]
     assert [k.n for k in keys if k.op == "attention"] == list(tuner.HEAD_DIMS)
+    keys = tuner.keys(["q4_k", "q8_0"], list(tuner.SHAPES), [1])
+    assert {(k.op, k.format) for k in keys} == set(itertools.product(set(tuning.OPS) - {"attention"}, ("q4_k", "q8_0")))
+    assert all(k.k % 256 == 0 for k in keys if k.format == "q4_k")
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

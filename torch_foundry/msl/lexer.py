@@ -19,6 +19,7 @@ _TOKEN = re.compile(
       | (?P<op>::|->|\+\+|--|&&|\|\||<<=|<<|[-+*/%&|^=!<>]=|\.\.\.|.)""",
     re.S | re.X,
 )
+_UNROLL = re.compile(r"\s*#\s*pragma\s+unroll\s*")
 _MARKER = re.compile(r'#\s*(?:line\s+)?(\d+)\s+"((?:[^"\\]|\\.)*)"')
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _STOP = frozenset({";", "return"})
@@ -60,13 +61,13 @@ class Tokens:
         return lead
 
     def _trivia(self, text: str, row: int) -> str:
-        """Notes line markers and drops every other directive (#pragma), keeping the rows."""
+        """Notes line markers and drops every other directive but `#pragma unroll`, keeping the rows."""
         rows = text.split("\n")
         for k, part in enumerate(rows):
             if "#" not in part or part.lstrip().startswith("//"):
                 continue
             m = _MARKER.match(part.lstrip())
-            rows[k] = ""
+            rows[k] = "#pragma unroll" if _UNROLL.fullmatch(part) else ""
             if m:
                 file, line = m.group(2), int(m.group(1))
                 self._marker_rows.append(row + k + 1)
