@@ -4,9 +4,10 @@ python -m benchmarks.bench_guesses --device cuda --models qwen2.5-0.5b --formats
 
 Networks: `repeating` has a model's shapes and a text that repeats itself by construction (see `repeating`): the part of
 tokens that are as they were before is what --holds says. `random` has random weights, behind a prompt that repeats
-itself. `demo` is the bundled model. Whole calls of generate() count, but for the first token; of an engine with
---concurrent requests, each with a circle of its own, all tokens after each one's first. Records go to guesses.jsonl in
---out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit code 1.
+itself. `demo` is the bundled model, with its draft as well. Whole calls of generate() count, but for the first token;
+of an engine with --concurrent requests, each with a circle of its own, all tokens after each one's first. Records go to
+guesses.jsonl in --out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit
+code 1.
 """
 
 from __future__ import annotations
@@ -61,10 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 model, prompt = _network(network, name, fmt, device, args)
                 for hold in holds if network == "repeating" else [1.0]:
                     runs = Runs(model, prompt, hold, args)
-                    ways = [("generate", runs.generate)]
+                    ways = [("generate", "prompt lookup", runs.generate)]
+                    if network == "demo":
+                        ways += [("generate", "draft model", functools.partial(runs.generate, draft=_draft(model)))]
                     if network == "repeating":
-                        ways += [(f"engine, {n}", functools.partial(runs.engine, n)) for n in concurrent]
-                    for row in (row for way, run in ways for row in runs.rows(way, run)):
+                        ways += [
+                            (f"engine, {n}", "prompt lookup", functools.partial(runs.engine, n)) for n in concurrent
+                        ]
+                    for row in (row for way in ways for row in runs.rows(*way)):
                         records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
                         records[-1].shape["network"] = network
                         record.append(args.out / "guesses.jsonl", records[-1:])
@@ -93,6 +98,16 @@ def _network(network: str, name: str, fmt: str, device: torch.device, args: Any)
     first = PERIOD * int(torch.randint(0, MODELS[name].vocab_size // 2 // PERIOD, (), generator=g))
     text = [first + i % PERIOD for i in range(args.prompt)]
     return torch_foundry.patch(repeating(MODELS[name], fmt, device, seed=args.seed)), text
+
+
+def _draft(model: Any) -> Any:
+    """The demo model's draft."""
+    from transformers import AutoModelForCausalLM
+
+    from torch_foundry.demo_model import draft_model_path
+
+    draft: Any = AutoModelForCausalLM.from_pretrained(draft_model_path(), dtype=model.dtype)
+    return torch_foundry.patch(draft.to(model.device))
 
 
 def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> Any:
@@ -137,11 +152,11 @@ class Runs:
             temperature = (1 - SECOND) * largest / math.log(hold / (1 - hold))
             self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
 
-    def rows(self, way: str, run: Callable[[int], Ran]) -> Iterator[Record]:
+    def rows(self, way: str, source: str, run: Callable[[int], Ran]) -> Iterator[Record]:
         """Without guesses, and with; the records still lack what they have in common."""
         expected, plain, _ = self._measured(run, 0)
         texts, times, extra = self._measured(run, self.args.guesses)
-        for name, seconds, more in ((way, plain, {}), (f"{way}, prompt lookup", times, extra)):
+        for name, seconds, more in ((way, plain, {}), (f"{way}, {source}", times, extra)):
             yield Record(
                 kind="e2e",
                 name="",
@@ -163,17 +178,19 @@ class Runs:
         taken = [run(guesses) for _ in range(self.args.iterations)]
         return taken[-1][0], [seconds for _, seconds, _ in taken], taken[-1][2] if guesses else {}
 
-    def generate(self, guesses: int) -> Ran:
-        """A call of generate()."""
-        short = self._generate(1, guesses)[1]
+    def generate(self, guesses: int, draft: Any = None) -> Ran:
+        """A call of generate(), with prompt lookup or a draft model."""
+        source = {"prompt_lookup_num_tokens": guesses} if draft is None else {"assistant_model": draft}
+        source = source if guesses else {}
+        short = self._generate(1, **source)[1]
         before = dataclasses.replace(self.model.generator_plan().guesses)
-        tokens, whole = self._generate(self.args.max_tokens + 1, guesses)
+        tokens, whole = self._generate(self.args.max_tokens + 1, **source)
         after = self.model.generator_plan().guesses
         extra = _difference(before, after)
         extra["step_us_by_rows"] = {str(rows): round(t * 1e6, 1) for rows, t in sorted(after.times.items())}
         return [tokens], (whole - short) / self.args.max_tokens, extra
 
-    def _generate(self, tokens: int, guesses: int) -> tuple[list[int], float]:
+    def _generate(self, tokens: int, **source: Any) -> tuple[list[int], float]:
         text = torch.tensor([self.prompt], device=self.device)
         torch.manual_seed(self.args.seed)
         start = self._now()
@@ -181,8 +198,8 @@ class Runs:
             text,
             attention_mask=torch.ones_like(text),
             max_new_tokens=tokens,
-            prompt_lookup_num_tokens=guesses or None,
             **self.sampling,
+            **source,
         )
         return out[0, len(self.prompt) :].tolist(), self._now() - start
 

@@ -323,9 +323,9 @@ def test_bench_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "1.0" in capsys.readouterr().out
     generate = bench_guesses.Runs._generate
 
-    def wrong(runs: Any, tokens: int, guesses: int) -> Any:
-        answer, seconds = generate(runs, tokens, guesses)
-        return ([*answer[:-1], answer[-1] ^ 1] if guesses else answer), seconds
+    def wrong(runs: Any, tokens: int, **source: Any) -> Any:
+        answer, seconds = generate(runs, tokens, **source)
+        return ([*answer[:-1], answer[-1] ^ 1] if source else answer), seconds
 
     monkeypatch.setattr(bench_guesses.Runs, "_generate", wrong)
     assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1
