@@ -27,6 +27,8 @@ REDUNDANT = {
     "loaders.config_file: type(count) is int and count > len(numbers)": "layers without tensors are found when they"
     " have been built, at more cost",
     "loaders.directory: check_layers(config, container.tensors, path)": "the same",
+    "loaders.directory: len(name) > LONGEST_NAME and (not permits('TENSOR_EXTRA', name))": "the model has no such"
+    " parameter, which is found later, at more cost",
     "loaders.config_file: opened.size > LONGEST_WORDS": "tokenizers find it, when they have read it",
     "text.vocabulary: except UnicodeEncodeError": "GGUF's strings are UTF-8: for metadata that come from elsewhere",
 }

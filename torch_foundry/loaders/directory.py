@@ -25,6 +25,7 @@ from torch_foundry.loaders.tensors import Container, Weight
 
 CONFIG = "config.json"
 DENSE = ("f32", "f16", "bf16")
+LONGEST_NAME = 1 << 12  # letters; parameters have at most some hundred
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # in old files; the model computes it
 # One expert's matrices, by the names of Mixtral's files and of all others': (module, index, matrix).
 EXPERT = re.compile(
@@ -53,6 +54,10 @@ def describe_directory(
     container = open_safetensors(path, check_finite=check_finite)
     try:
         permits = Allow(allow)
+        for name in container.tensors:  # before it is looked for patterns in them
+            if len(name) > LONGEST_NAME and not permits("TENSOR_EXTRA", name):
+                expected = f"a name of at most {LONGEST_NAME} letters"
+                raise LoadError("TENSOR_EXTRA", container.path, name, expected=expected, found=f"{len(name)}")
         source = Source(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
         settings, weights = read_weights(source, settings, str(path / CONFIG))
         weights = _arranged(container, weights)

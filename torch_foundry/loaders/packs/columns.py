@@ -136,10 +136,11 @@ class _Layer:
         """
 
         def load(device: torch.device) -> torch.Tensor:
+            # before the codes, which are more work: what is wrong with a layer is mostly wrong with these
+            heads = torch.stack((self._scales().view(torch.int16), zeros()), -1).view(torch.int32)
             shape = (self.outputs, self.inputs // self.block, 1 + self.bits * self.block // 32)
             out = torch.empty(shape, dtype=torch.int32)
             fill(out)
-            heads = torch.stack((self._scales().view(torch.int16), zeros()), -1).view(torch.int32)
             out[..., :1] = heads.transpose(0, 1).repeat_interleave(self.group // self.block, 1)
             return out.view(torch.uint8).view(self.outputs, -1).to(device)
 
