@@ -18,6 +18,7 @@ from tests.metal.variants import same_variants
 from tests.patch.zoo import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
 from torch_foundry import prebuild, runtime
 from torch_foundry.demo_model import demo_model_path
+from torch_foundry.engine import Engine, Params
 from torch_foundry.patch import patch, report, unpatch
 
 mock = torch.ops.mock_metal
@@ -280,3 +281,17 @@ def test_launches_share_encoders_and_nothing_is_compiled_twice() -> None:
     events = mock.trace()
     assert not [event for event in events if event.startswith(("compile", "pipeline"))]
     assert sum(event.startswith("dispatch ") for event in events) >= 2 * 5
+
+
+@pytest.mark.parametrize("requests", [3, 18])
+def test_an_engine(requests: int) -> None:
+    """Steps on tapes; those of more rows have torch's products between them."""
+    texts = [ids(1, 5 + i, seed=i)[0].tolist() for i in range(requests)]
+    found = []
+    for model in on_both("qwen2"):
+        engine = Engine(model, requests=requests)
+        streams = [engine.submit(text, Params(max_tokens=12, temperature=0)) for text in texts]
+        engine.run()
+        assert report(model).recorded == 1 and not report(model).eager
+        found.append([stream.tokens for stream in streams])
+    assert found[0] == found[1]

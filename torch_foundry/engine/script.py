@@ -54,12 +54,7 @@ class Script:
         result = y if residual is None else torch.empty_like(y)
 
         def multiply() -> None:
-            if format is not None:
-                y.copy_(linear_of_many(x, weight, format, bias))
-            elif bias is None:
-                torch.mm(x, weight.t(), out=y)
-            else:
-                torch.addmm(bias, x, weight.t(), out=y)
+            linear_of_many(x, weight, format, bias, out=y)
             if residual is not None:
                 torch.add(residual, y, alpha=scale, out=result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,21 +17,46 @@ FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is fas
 AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 
 
-def linear_of_many(x: torch.Tensor, weight: torch.Tensor, fmt: str | None, bias: torch.Tensor | None) -> torch.Tensor:
+def linear_of_many(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    fmt: str | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]; not for tapes.
 
     It is made for them, and ours is several times slower there (benchmarks/RESULTS.md). A packed weight is unpacked to
-    x's dtype on its device, some rows at a time, as if the model had been loaded dense.
+    x's dtype on its device, some rows at a time, as if the model had been loaded dense. out: what the result is written
+    to, for x [T, K], with the same bits.
     """
     if fmt is None:
-        return functional.linear(x, weight, bias)
+        return _product(x, weight, bias, out)
     rows = max(1, AT_ONCE // x.shape[-1])
     parts = []
     for start in range(0, weight.shape[0], rows):
-        ids = torch.arange(start, min(start + rows, weight.shape[0]), dtype=torch.int32, device=x.device)
-        dense = ops.embedding(ids, weight, format=fmt, dtype=x.dtype)
-        parts.append(functional.linear(x, dense, None if bias is None else bias[start : start + rows]))
+        end = min(start + rows, weight.shape[0])
+        dense = ops.embedding(_ids(start, end, x.device), weight, format=fmt, dtype=x.dtype)
+        own = None if bias is None else bias[start:end]
+        parts.append(_product(x, dense, own, None if out is None else out[:, start:end]))
+    if out is not None:
+        return out
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if out is None:
+        return functional.linear(x, weight, bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+@functools.lru_cache(maxsize=32)
+def _ids(start: int, end: int, device: torch.device) -> torch.Tensor:
+    """Numbers of rows, which don't cost a launch each time."""
+    with torch.inference_mode(False):
+        return torch.arange(start, end, dtype=torch.int32, device=device)
 
 
 class _PackedMatmul(torch.autograd.Function):
