@@ -34,8 +34,8 @@ class Engine:
     blocks, block_size: memory of the KV cache; default: as many as `requests` texts of 1024 tokens take, or one text of
     8192, if the model's are as long. kv_cache: as in `patch`. queue: requests that may wait.
     invariant: each answer has the bits, and so the tokens, that it would have alone, in every dtype; slower. Without it
-    matrix products of more than 16 rows go another way than those of few, so float16 and bfloat16 may choose another
-    token where two are as good as equal.
+    matrix products of many rows go another way than those of few, so float16 and bfloat16 may choose another token
+    where two are as good as equal.
 
     prompt_lookup_num_tokens: of requests that don't say it themselves. assistant_model: a smaller model with the same
     tokenizer, patched, that guesses for requests without prompt lookup. Guesses change no token; `guesses` says what
