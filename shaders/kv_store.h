@@ -92,7 +92,8 @@ template <int D, int Bits> struct PackedKv {
 template <int D> using Q8Kv = PackedKv<D, 8>;
 template <int D> using Q4Kv = PackedKv<D, 4>;
 
-// The rows of one head of one sequence. Pages: key i is row i % page of page table[i / page].
+// The rows of one head of one sequence. Pages: key i is row i % page of page table[i / page]; their memory may have
+// more elements than 32 bits count.
 template <typename S> struct KvRows {
   device const typename S::unit* first;
   uint token, page; // strides
@@ -101,7 +102,7 @@ template <typename S> struct KvRows {
 
   METAL_FUNC device const typename S::unit* row(int key, bool paged) const thread {
     if (!paged) return first + uint(key) * token;
-    return first + uint(table[key >> shift]) * page + (uint(key) & ((1u << shift) - 1)) * token;
+    return first + ulong(uint(table[key >> shift])) * page + (uint(key) & ((1u << shift) - 1)) * token;
   }
 };
 

@@ -102,11 +102,11 @@ template <typename T, typename C, typename Kind, typename K, typename V>
   } else if (busy) {
     const Place at = place_of(args, step, rows, table, batch, token);
     const uint kv_head = (head - args.n_heads) % args.n_kv_heads;
-    const uint k_row = at.page * args.k_cache_batch + kv_head * args.k_cache_head + at.slot * args.k_cache_token;
-    const uint v_row = at.page * args.v_cache_batch + kv_head * args.v_cache_head + at.slot * args.v_cache_token;
+    const uint k_row = kv_head * args.k_cache_head + at.slot * args.k_cache_token;
+    const uint v_row = kv_head * args.v_cache_head + at.slot * args.v_cache_token;
     if (at.exists && value)
-      V::store(v_cache + v_row, x, columns, lane);
+      V::store(v_cache + ulong(at.page) * args.v_cache_batch + v_row, x, columns, lane);
     else if (at.exists)
-      K::store(k_cache + k_row, x, columns, lane);
+      K::store(k_cache + ulong(at.page) * args.k_cache_batch + k_row, x, columns, lane);
   }
 }

@@ -36,16 +36,17 @@ bool DimRef::bind(int64_t size) {
   return dim_->value_ == size;
 }
 
-Check::Check(const char* name, const at::Tensor& tensor) : name_(name), tensor_(tensor) {
+Check::Check(const char* name, const at::Tensor& tensor, bool pages) : name_(name), tensor_(tensor) {
   TORCH_CHECK(tensor.defined(), name, ": expected a tensor, got none");
   TORCH_CHECK(tensor.layout() == at::kStrided, name, ": expected a strided tensor, got layout ", tensor.layout());
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
   int64_t extent = 1; // elements from the first to the last in memory
   for (int64_t i = 0; i < tensor.dim(); i++) {
     TORCH_CHECK(tensor.stride(i) >= 0, name, ": expected non-negative strides, got ", tensor.strides());
-    extent += (std::max<int64_t>(tensor.size(i), 1) - 1) * tensor.stride(i);
+    const int64_t steps = std::max<int64_t>(tensor.size(i), 1) - 1;
+    extent += (pages && i == 0 ? std::min<int64_t>(steps, 1) : steps) * tensor.stride(i); // pages: to the next one
   }
-  TORCH_CHECK(tensor.numel() <= limit && extent <= limit, name, ": expected at most 2^31-1 elements, got ",
+  TORCH_CHECK((pages || tensor.numel() <= limit) && extent <= limit, name, ": expected at most 2^31-1 elements, got ",
               sizes(tensor), " (kernels index with 32 bits)");
 }
 

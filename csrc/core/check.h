@@ -39,7 +39,7 @@ private:
 
 class Check {
 public:
-  Check(const char* name, const at::Tensor& tensor);
+  Check(const char* name, const at::Tensor& tensor, bool pages = false);
   Check& shape(std::initializer_list<DimRef> dims);
   Check& dim(int64_t n);    // number of dimensions
   Check& last(DimRef size); // size of the last dimension
@@ -58,5 +58,8 @@ private:
 
 // Every check begins here: the tensor is defined, strided, on a device with an executor, and 32-bit indexable.
 inline Check check(const char* name, const at::Tensor& tensor) { return Check(name, tensor); }
+
+// The same for tensors of which kernels count the first dimension apart: what follows it must be 32-bit indexable.
+inline Check check_pages(const char* name, const at::Tensor& tensor) { return Check(name, tensor, true); }
 
 } // namespace foundry

@@ -171,8 +171,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
                      std::optional<std::string_view> k_format, std::optional<std::string_view> v_format) {
   Dim B("batch"), H("heads"), L("tokens"), D("head_dim");
   check("q", q).floating().shape({B, H, L, D}).last_dim_contiguous();
-  check("k_cache", k_cache).device(q);
-  check("v_cache", v_cache).device(q);
+  check_pages("k_cache", k_cache).device(q);
+  check_pages("v_cache", v_cache).device(q);
   const KvStore keys = kv_store("k_cache", k_cache, k_format), values = kv_store("v_cache", v_cache, v_format);
   const int64_t K = k_cache.size(1), page = k_cache.size(2), sequences = k_cache.size(0);
   check_columns("q", D, q);
@@ -183,7 +183,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   int page_shift = 0;
   if (block_table) {
     page_shift = check_table(*block_table, q, B, page);
-    check("v_cache", v_cache).shape({sequences, K, page, v_cache.size(3)});
+    check_pages("v_cache", v_cache).shape({sequences, K, page, v_cache.size(3)});
     capacity = block_table->size(1) * page;
   } else {
     check("k_cache", k_cache).shape({B, K, page, k_cache.size(3)});

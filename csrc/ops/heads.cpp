@@ -27,6 +27,7 @@ void check_table(const char* name, const at::Tensor& table, const at::Tensor& li
 // Checks caches of any kind; returns how many tokens they have room for, and the values' columns.
 std::pair<int64_t, int64_t> check_caches(const at::Tensor& like, int64_t batch, int64_t n_kv_heads, int64_t head_dim,
                                          const HeadsTo& to, RopeAndCacheArgs& args) {
+  const auto check = [&](const char* name, const at::Tensor& x) { return Check(name, x, to.table.has_value()); };
   check("k_cache", to.k_cache).device(like);
   check("v_cache", to.v_cache).device(like);
   const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
@@ -80,7 +81,7 @@ RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t token
   } else {
     std::tie(capacity, value_dim) = check_caches(like, batch, n_kv_heads, head_dim, to, args);
   }
-  check("v_cache", to.v_cache).disjoint("k_cache", to.k_cache);
+  check_pages("v_cache", to.v_cache).disjoint("k_cache", to.k_cache);
   check_writable("k_cache", to.k_cache);
   check_writable("v_cache", to.v_cache);
   TORCH_CHECK(to.start >= 0 && to.start + tokens <= capacity, "start: expected start + ", tokens,

@@ -21,13 +21,13 @@ const char* KvStore::writer() const {
 }
 
 KvStore kv_store(const char* name, const at::Tensor& cache, std::optional<std::string_view> format) {
-  check(name, cache).dim(4).last_dim_contiguous();
+  check_pages(name, cache).dim(4).last_dim_contiguous();
   if (!format) {
-    check(name, cache).floating();
+    check_pages(name, cache).floating();
     return {dtype_index(cache.scalar_type()), cache.size(3)};
   }
   const int bits = choose("format", *format, {"q8_0", "q4_0"}) == 0 ? 8 : 4;
-  check(name, cache).dtype({at::kByte});
+  check_pages(name, cache).dtype({at::kByte});
   for (int64_t columns = 16; columns <= 512; columns += 16) {
     if (packed_row_bytes(static_cast<uint32_t>(columns), bits) == cache.size(3)) return {bits == 8 ? 3 : 4, columns};
   }

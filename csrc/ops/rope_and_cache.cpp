@@ -70,8 +70,8 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   const int64_t n_heads = heads_in("q", q, head_dim), n_kv_heads = heads_in("k", k, head_dim);
   const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step, rows, block_table, k_format, v_format};
   RopeAndCacheArgs args = heads_args(q, B, L, n_heads, n_kv_heads, head_dim, to);
-  check("k_cache", k_cache).disjoint("k", k).disjoint("q", q);
-  check("v_cache", v_cache).disjoint("v", v);
+  check_pages("k_cache", k_cache).disjoint("k", k).disjoint("q", q);
+  check_pages("v_cache", v_cache).disjoint("v", v);
   TORCH_CHECK(V.value() == n_kv_heads * args.value_dim && args.value_dim % 2 == 0,
               "v: expected kv_heads * value_dim = ", n_kv_heads, " * ", args.value_dim, ", value_dim even, got ",
               v.sizes());

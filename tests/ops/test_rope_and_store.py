@@ -206,6 +206,24 @@ def test_keys_and_values_may_take_turns_in_one_memory() -> None:
         ops.rope_and_cache(q, kv, kv, None, None, k_cache[:2], shifted, 0, **given)
 
 
+def test_pages_beyond_what_32_bits_count() -> None:
+    """The last pages of a memory of more than 2^31 numbers, of which few are ever touched."""
+    pages = 2**31 // 1024 + 8
+    far = torch.empty(pages, 2, 16, 1, 32, dtype=F16).transpose(3, 2).unbind(1)
+    near = torch.zeros(8, 2, 16, 1, 32, dtype=F16).transpose(3, 2).unbind(1)
+    q, k, v = torch.randn(3, 1, 40, 32).half()
+    found = []
+    for (k_cache, v_cache), first in ((far, pages - 3), (near, 2)):
+        table = torch.tensor([[first + 1, 0, first]], dtype=torch.int32)
+        ops.rope_and_cache(q, k, v, None, None, k_cache, v_cache, 0, head_dim=32, block_table=table)
+        few, many = q[:, None, 35:], q[:, None]
+        found.append([ops.attention(x, k_cache, v_cache, 40, scale=0.2, block_table=table) for x in (few, many)])
+        assert torch.equal(k_cache[first, 0, :8], k[0, 32:])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with kit.refuses("k_cache: expected at most 2\\^31-1 elements"):
+        ops.attention(q[:, None], far[0][None, :, 0], far[1][None, :, 0], 4, scale=0.2)
+
+
 STORE, PACK = "rope_and_store.metal", "kv_pack.h"
 FAULTS = [
     Fault(

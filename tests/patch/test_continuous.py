@@ -84,7 +84,7 @@ def test_pages_of_other_sizes(page: int, calls: Counter[str]) -> None:
     assert fused_all(model) and ("gathered" in calls) == (page == 24)
 
 
-def test_memory_that_kernels_can_not_index(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_kernels_can_not_index(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stock, model = shared("llama"), patch(copy.deepcopy(shared("llama")))
     monkeypatch.setattr(continuous, "LARGEST", 1000)
     assert generated(model) == generated(stock)

@@ -2,8 +2,8 @@
 
 Tokens of all requests come as one row. Where a request's pages lie is said by lists of places, one for each token that
 is stored; kernels need a table of pages, which is read off them. Layers that see all tokens are attended to where
-they are. Sliding windows lie in rings, and pages of other sizes than kernels take, or more than they can index, have
-to be gathered: that is what transformers does with all layers, and its mask says who sees what.
+they are. Sliding windows lie in rings, and kernels don't take pages of every size; those have to be gathered: that is
+what transformers does with all layers, and its mask says who sees what.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Continuous:
 
     def check(self, plan: LayerPlan, x: Tensor, mask: Any) -> None:
         """Raise Blocked if stock code has to run."""
-        spec, (keys, values) = plan.spec, self.memory
+        spec, (keys, _) = plan.spec, self.memory
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
             raise Blocked("cache holds another shape, dtype or device")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -90,7 +90,7 @@ class Continuous:
             and not spec.window
             and self.page >= LEAST_PAGE
             and not self.page & (self.page - 1)
-            and max(keys.numel(), values.numel()) <= LARGEST
+            and self.stride * keys.stride(0) <= LARGEST
         )
         if not self.in_place:
             if mask is None:
