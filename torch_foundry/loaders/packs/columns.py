@@ -72,7 +72,8 @@ def _gptq(parts: Parts, base: str, bits: int, group: int, offset: int, ordered: 
         for start, stop in chunks(outputs, inputs * 8):
             stream = stored[:, start:stop].t()
             if order is not None:
-                stream = _words(_codes(stream, bits)[:, order], bits)
+                codes = _codes(stream, bits)  # of all ways to pick columns of bytes, torch.gather is the fastest
+                stream = _words(codes.gather(1, order.expand(len(codes), -1)), bits)
             out[start:stop, :, 1:] = stream.reshape(stop - start, out.shape[1], -1)
 
     def zeros() -> torch.Tensor:
