@@ -28,7 +28,6 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
     [
         ("MixtralConfig", {"num_local_experts": 64, "num_experts_per_tok": 33}, "33 of 64 experts"),
         ("CohereConfig", {}, "not a known decoder layer"),
-        ("Olmo3Config", {"sliding_window": 12}, "not a known decoder layer"),
         ("StableLmConfig", {"head_dim": 16}, "not a known decoder layer"),
         ("LlamaConfig", {"head_dim": 24}, "head_dim 24"),
         ("LlamaConfig", {"hidden_act": "relu"}, "activation ReLU"),

@@ -20,6 +20,7 @@ LAUNCHES = dict.fromkeys(FAMILIES, 5) | {
     "gemma2": 7,
     "gemma3": 8,
     "olmo2": 14,
+    "olmo3": 14,
     "mixtral": 6,
     "qwen3_moe": 7,
 }

@@ -69,6 +69,7 @@ FAMILIES = {
     "gemma3": Case("Gemma3TextConfig", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
     "granite": Case("GraniteConfig", GRANITE),
     "olmo2": Case("Olmo2Config"),
+    "olmo3": Case("Olmo3Config", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
     "smollm3": Case("SmolLM3Config", {"no_rope_layers": [1, 0]}),
     "mixtral": Case("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     # the second layer has no experts
