@@ -9,7 +9,7 @@ import pytest
 from tests.loaders.fuzz import differential, target
 
 
-@pytest.mark.parametrize("kind", target.KINDS)
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 def test_disagreements_are_explained(kind: str) -> None:
     agreed, rules, unexplained = differential.compare(kind, 0, 1500)
     assert not unexplained

@@ -58,6 +58,22 @@ def test_mistakes_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert work("gguf", range(300)).crashes
 
 
+@pytest.mark.parametrize("fault", ["zeros", "order", "biases", "scales"])
+def test_wrong_weights_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of packs that are accepted: held against the formulas of the methods, and finite."""
+    from torch_foundry.loaders.packs import columns, mlx, parts
+
+    if fault == "zeros":
+        monkeypatch.setattr(columns, "_AWQ_COLUMNS", (0, 1, 2, 3, 4, 5, 6, 7))
+    elif fault == "order":
+        monkeypatch.setattr(columns, "_order", lambda *_: None)
+    elif fault == "biases":
+        monkeypatch.setattr(mlx, "as_bytes", lambda tensor: parts.as_bytes(tensor.flip(-1)))
+    else:
+        monkeypatch.setattr(parts.Parts, "finite", lambda self, name: False)
+    assert work("packs", range(1500)).crashes
+
+
 def test_hangs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.loaders.fuzz import run
     from torch_foundry.loaders.gguf import reader

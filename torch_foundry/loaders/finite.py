@@ -38,11 +38,13 @@ SCALES: dict[str, tuple[tuple[int, str], ...]] = {
     "q1_0": ((0, "f16"),),
 }
 _OF_PACKS: dict[str, tuple[tuple[int, str], ...]] = {
-    "mxfp8": ((0, "e8m0"),),
+    "mxfp8": ((0, "e8m0 of 480"),),
     "nf4": ((0, "f32"),),
     "fp4": ((0, "f32"),),
     "nvfp4_f32": ((0, "f32"), *((at, "ue4m3") for at in (4, 5, 6, 7))),
 }
+# Powers of two as scales: 255 is NaN, and with smaller ones the largest element (6, or 480) overflows float32.
+LARGEST_EXPONENTS = {"e8m0": 252, "e8m0 of 480": 246}
 _AFFINE = re.compile(r"affine\d_g\d+_(f16|bf16|f32)$")
 # Floats whose NaN and infinities have all of some bits set: (bytes, these bits).
 _EXPONENTS = {
@@ -91,8 +93,8 @@ def _first(bad: torch.Tensor, step: int) -> int | None:
 
 def _scale(data: torch.Tensor, stride: int, offset: int, kind: str) -> int | None:
     """Byte of the first block of `stride` bytes whose scale at `offset` is bad."""
-    if kind == "e8m0":  # 255 is NaN; with 253 and 254 the largest element overflows float32
-        return _first(data.view(-1, stride)[:, offset] >= 253, stride)
+    if kind in LARGEST_EXPONENTS:
+        return _first(data.view(-1, stride)[:, offset] > LARGEST_EXPONENTS[kind], stride)
     if kind == "nibbles":  # the exponent lies in the top nibble of the last word and in two bits of the one before
         return _find(data, stride, offset + 4, (4, 0x7000C000))
     if kind == "ue4m3":  # ggml reads this NaN as 0, and never writes it

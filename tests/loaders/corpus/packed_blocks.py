@@ -186,6 +186,8 @@ foundry("41", "nf4: first scale NaN", "NONFINITE", lambda f: f.first(W, f32(NAN)
         lambda: own("nf4", 64, 36, f32(0.01)))  # fmt: skip
 foundry("43", "mxfp8: last scale 255", "NONFINITE", lambda f: f.first(W, b"\xff", 128 * 132 - 33), W,
         lambda: own("mxfp8", 32, 33, b"\x70"))  # fmt: skip
+foundry("44", "mxfp8: a scale of 247, with which 480 is infinite", "NONFINITE", lambda f: f.first(W, b"\xf7"), W,
+        lambda: own("mxfp8", 32, 33, b"\x70"))  # fmt: skip
 foundry("45", "order: a column twice", "PACK_ORDER", lambda f: f.first(ORDER, bytes(8)), ORDER, ordered)
 foundry(
     "47", "order: a column past the end", "PACK_ORDER", lambda f: f.first(ORDER, b"\x80" + bytes(7)), ORDER, ordered

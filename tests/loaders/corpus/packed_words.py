@@ -145,6 +145,10 @@ mlx("81", "the same tensor in two shards", "IDX_DUP", lambda f: f.files.update(
 mlx("82", "mxfp4: first scale 255, which is NaN", "NONFINITE", lambda f: f.first(S, b"\xff"), S, of_mode("mxfp4"))
 mlx("83", "mxfp4: last scale 255", "NONFINITE", lambda f: f.last(S, b"\xff"), S, of_mode("mxfp4"))
 mlx("84", "mxfp8: last scale 255", "NONFINITE", lambda f: f.last(S, b"\xff"), S, of_mode("mxfp8"))
+mlx("94", "mxfp4: a scale of 253, with which 6 is infinite", "NONFINITE", lambda f: f.last(S, b"\xfd"), S,
+    of_mode("mxfp4"))  # fmt: skip
+mlx("95", "mxfp8: a scale of 247, with which 480 is infinite", "NONFINITE", lambda f: f.last(S, b"\xf7"), S,
+    of_mode("mxfp8"))  # fmt: skip
 mlx("85", "nvfp4: first scale E4M3's NaN", "NONFINITE", lambda f: f.first(S, b"\x7f"), S, of_mode("nvfp4"))
 mlx("86", "nvfp4: last scale negative", "NONFINITE", lambda f: f.last(S, b"\xb8"), S, of_mode("nvfp4"))
 mlx("87", "mxfp4: group size 64", "QUANT_CONFIG", settings(group_size=64), "group_size", of_mode("mxfp4"))

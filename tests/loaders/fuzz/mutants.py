@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from . import byte_mutants, gguf_fields, gguf_mutants, safetensors_mutants, text_mutants
+from . import byte_mutants, gguf_fields, gguf_mutants, packs_mutants, safetensors_mutants, text_mutants
 
 STRATEGIES: dict[str, list[str]] = {
     "gguf": [*gguf_mutants.STRATEGIES, *byte_mutants.STRATEGIES],
     "safetensors": [*safetensors_mutants.STRATEGIES, *text_mutants.TEXTS, *byte_mutants.STRATEGIES],
+    "packs": [*packs_mutants.STRATEGIES, *byte_mutants.STRATEGIES],
 }
+KINDS = tuple(STRATEGIES)
+MODULES: dict[str, Any] = {"gguf": gguf_fields, "safetensors": safetensors_mutants, "packs": packs_mutants}
+TREES: dict[str, Any] = {"gguf": gguf_mutants, "safetensors": safetensors_mutants, "packs": packs_mutants}
 
 
 def mutant(kind: str, number: int) -> tuple[bytes, list[str]]:
@@ -22,8 +26,7 @@ def mutant(kind: str, number: int) -> tuple[bytes, list[str]]:
 
 def apply(kind: str, rng: random.Random, chosen: list[str]) -> bytes:
     """A sound file to which this was done."""
-    module: Any = gguf_fields if kind == "gguf" else safetensors_mutants
-    tree = gguf_mutants.STRATEGIES if kind == "gguf" else safetensors_mutants.STRATEGIES
+    module, tree = MODULES[kind], TREES[kind].STRATEGIES
     file = module.sound(rng)
     for name in chosen:
         if name in tree:

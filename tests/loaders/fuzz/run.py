@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .mutants import KINDS
+
 HANG = 10.0  # seconds of CPU time
 PIECE = 5000  # mutants that a process makes before it reports
 
@@ -83,7 +85,7 @@ def work(kind: str, numbers: Iterable[int]) -> Result:
 
 def _warm() -> None:
     os.nice(10)
-    for kind in ("gguf", "safetensors"):
+    for kind in KINDS:
         work(kind, range(-50, 0))
 
 
@@ -92,7 +94,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=200_000, help="of each kind of file")
     parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--kinds", nargs="+", default=["gguf", "safetensors"])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--record", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     start, total = time.time(), {kind: Result() for kind in options.kinds}

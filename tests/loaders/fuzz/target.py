@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from tests.loaders.fuzz import packs_truth
+from tests.loaders.fuzz.mutants import KINDS as KINDS
+from torch_foundry import quant
+from torch_foundry.loaders.config_file import parse
 from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.gguf import reader
+from torch_foundry.loaders.packs import read_weights
 from torch_foundry.loaders.safetensors import read_header
+from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.types import TYPES
-
-KINDS = ("gguf", "safetensors")
 
 
 class Memory:
@@ -49,6 +55,9 @@ def open_memory(kind: str, data: bytes) -> FileContainer:
 def probe(kind: str, data: bytes) -> str:
     """The code by which it is refused ("" if it is not). AssertionError if something untrue is accepted."""
     try:
+        if kind == "packs":
+            _probe_packs(data)
+            return ""
         container = open_memory(kind, data)
         for value in container.metadata.values():
             if hasattr(value, "tolist"):
@@ -61,6 +70,38 @@ def probe(kind: str, data: bytes) -> str:
         assert error.expected and error.found, str(error)
         return error.code
     return ""
+
+
+def _probe_packs(data: bytes) -> None:
+    """Settings and tensors: weights have the shape and the values that the method's own formula says."""
+    count = int.from_bytes(data[:4], "little")
+    try:
+        config = parse(data[4 : 4 + count])
+    except (ValueError, RecursionError) as problem:
+        raise LoadError("CONFIG", "memory", "config", expected="JSON", found=str(problem)) from None
+    if not isinstance(config, dict):
+        raise LoadError("CONFIG", "memory", "config", expected="an object", found=type(config).__name__)
+    settings = config.get("quantization_config", config.get("quantization"))
+    container = open_memory("safetensors", data[4 + count :])
+    config, weights = read_weights(Source(container, False, lambda name: True), config, "config.json")
+    assert not {"quantization_config", "quantization"} & config.keys()
+    for name, weight in weights.items():
+        known, loaded = quant.get_format(weight.format), weight.load(torch.device("cpu"))
+        if not known.packed:
+            assert tuple(loaded.shape) == weight.shape and bool(loaded.isfinite().all()), name
+            continue
+        assert loaded.dtype == torch.uint8, name
+        assert tuple(loaded.shape) == (*weight.shape[:-1], known.row_size(weight.shape[-1])), name
+        if weight.order is not None:
+            assert sorted(weight.order.tolist()) == list(range(weight.shape[-1])), name
+        values = quant.dequantize(loaded.flatten(0, -2), weight.format)
+        assert isinstance(settings, dict), name
+        truth = packs_truth.values(container, weight, settings)
+        if truth is not None:
+            if weight.order is not None:
+                values = torch.empty_like(values).index_copy_(1, weight.order.long(), values)
+            error = (values.double() - truth).abs()
+            assert bool((error <= 1e-5 * truth.abs() + 1e-7 + 2e-6 * truth.abs().max()).all()), name
 
 
 def _check_layout(container: FileContainer, size: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.finite import LARGEST_EXPONENTS
+from torch_foundry.loaders.finite import scales as scales_of
 from torch_foundry.loaders.packs.parts import Parts, Settings, as_bytes, blocks_weight
 from torch_foundry.loaders.tensors import TensorInfo, Weight
 
@@ -82,13 +84,13 @@ def _affine(parts: Parts, base: str, shape: tuple[int, ...], fmt: str) -> Weight
 def _floats(parts: Parts, base: str, shape: tuple[int, ...], mode: str, scales: TensorInfo) -> Weight:
     block = 64 if mode == "nvfp4" else 32
     parts.group_of(f"{base}.weight", shape[-1], block)
-    # the exponent that stands for NaN, or of E4M3 the NaN and what is negative
-    limit = 127 if mode == "nvfp4" else 255
+    (_, kind), *_ = scales_of(mode)
+    most = LARGEST_EXPONENTS.get(kind, 126)  # of E4M3, behind which there are the NaN and what is negative
 
     def blocks(start: int, stop: int) -> torch.Tensor:
         exponents = parts.read(scales.name, start, stop)
-        if parts.finite(scales.name) and bool((exponents >= limit).any()):
-            where = f"a scale of at most {limit - 1}"
+        if parts.finite(scales.name) and bool((exponents > most).any()):
+            where = f"a scale of at most {most}"
             raise LoadError("NONFINITE", scales.path, scales.name, expected=where, found=str(int(exponents.max())))
         codes = parts.read(f"{base}.weight", start, stop).view(torch.uint8)
         if mode != "mxfp8":  # two halves of a run, where mlx has neighbours in a byte
