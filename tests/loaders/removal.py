@@ -18,6 +18,7 @@ from typing import Any
 import torch_foundry.text
 from tests.loaders.corpus.case import Case, Sparse
 from tests.loaders.fuzz.target import Memory
+from torch_foundry.loaders.codes import CODES
 from torch_foundry.loaders.errors import LoadError
 
 PREFIX = "torch_foundry."
@@ -30,7 +31,11 @@ MODULES = (
     "loaders.packs.own", "loaders.packs", "loaders.directory", "loaders.assemble",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("loaders.config_file") :]  # for which folders of models are read, and nothing else
-CHECKERS = {"part", "group_of", "text", "integer", "flag", "check_layers", "check_sizes", "check_words", "within"}
+# Calls that do nothing but check.
+CHECKERS = {
+    "loaders": {"part", "group_of", "text", "integer", "flag", "check_layers", "check_sizes", "check_words", "within"},
+    "text": {"step", "text", "items", "small", "number", "within", "sized"},
+}
 RAISERS = {"fail", "_fail", "_misplaced"}
 ELSEWHERE = {"A39", "V36", "V50", "V52"}  # refused by what opens files, makes tokenizers, and checks templates
 CALLERS = {"ValueError", "TypeError", "KeyError", "RuntimeError"}  # mistakes of those who call, not of files
@@ -56,6 +61,8 @@ class Check:
 
 def _refuses(statement: ast.stmt) -> bool:
     """Whether a statement does nothing but raise."""
+    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):  # a code, and what it is about
+        return getattr(statement.value.elts[0], "value", None) in CODES
     if isinstance(statement, ast.Raise):
         raised = getattr(statement.exc, "func", None)
         return statement.exc is not None and getattr(raised, "id", "") not in CALLERS
@@ -133,7 +140,7 @@ def checks(module: str) -> list[Check]:
         elif isinstance(node, ast.ExceptHandler) and _refuses(node.body[-1]) and node.type is not None:
             change = lambda place: setattr(place, "type", ast.Tuple([], ast.Load()))  # noqa: E731
             add(f"except {ast.unparse(node.type)}", at, change, _texts(node.body[-1]))
-        elif module in OF_FOLDERS and isinstance(node, ast.Expr) and _called(node) in CHECKERS:
+        elif isinstance(node, ast.Expr) and _called(node) in CHECKERS[module.partition(".")[0]]:
             add(ast.unparse(node), at, lambda place: setattr(place, "value", ast.Constant(None)), _texts(node))
     return found
 
@@ -145,19 +152,26 @@ class Slow(BaseException):
 class Readers:
     """The readers, made anew from their sources, one of them changed."""
 
-    def __init__(self, check: Check | None = None) -> None:
-        names = [PREFIX + name for name in MODULES]
+    def __init__(self, check: Check | None = None, chosen: tuple[str, ...] = MODULES) -> None:
+        names = [PREFIX + name for name in chosen]
         saved = {name: sys.modules[name] for name in names if name in sys.modules}
         self.modules: dict[str, ModuleType] = {}
+        attributes: list[tuple[dict[str, Any], str, Any]] = []
         try:
-            for short, name in zip(MODULES, names, strict=True):
+            for short, name in zip(chosen, names, strict=True):
                 module = ModuleType(name)
                 module.__package__ = name.rpartition(".")[0]
                 sys.modules[name] = self.modules[short] = module
+                parent, _, leaf = name.rpartition(".")
+                names_of_parent = vars(sys.modules[parent])
+                attributes.append((names_of_parent, leaf, names_of_parent.get(leaf)))
+                names_of_parent[leaf] = module  # for `from . import`
                 code = compile(check.tree(), name, "exec") if check and check.module == short else _code(short)
                 exec(code, module.__dict__)
         finally:
             sys.modules.update(saved)
+            for holder, leaf, before in reversed(attributes):
+                holder[leaf] = before
 
     def outcome(self, case: Case, path: Path, data: bytes | None) -> str:
         """The code by which the case is refused, "" if it is accepted, else what was raised."""

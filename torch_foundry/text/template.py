@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
+from jinja2.exceptions import TemplateError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
 from ..loaders.errors import LoadError
 from .allowed import check, meter
@@ -88,13 +88,11 @@ def _run(compiled: Template, variables: dict[str, Any], means: Budget) -> tuple[
                 raise OverBudget("a longer text than any chat")
     except Refusal:
         raise
-    except SecurityError as problem:
-        raise _Fault("TMPL_SANDBOX", "a template that does what chat templates do", str(problem)) from None
     except UndefinedError as problem:
         raise _Fault("TMPL_UNDEF", "variables that a chat has", str(problem)[:200]) from None
     except (OverBudget, RecursionError, MemoryError, OverflowError) as problem:
         raise _over(problem) from None
-    except TemplateRuntimeError as problem:  # a filter or test by name, of those that aren't there
+    except TemplateRuntimeError as problem:  # SecurityError, and filters or tests by name that aren't there
         raise _Fault("TMPL_SANDBOX", "a template that does what chat templates do", str(problem)) from None
     except Exception as problem:
         raise _Fault(

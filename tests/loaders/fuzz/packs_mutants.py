@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -79,6 +80,10 @@ def change(function: Change) -> Change:
     return function
 
 
+def _odd(rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def _any(rng: random.Random, folder: Folder) -> str:
     return rng.choice(list(folder.tensors) or [""])
 
@@ -92,12 +97,12 @@ def _settings(folder: Folder) -> dict[str, Any]:
 def _setting(rng: random.Random, folder: Folder) -> None:
     settings = _settings(folder)
     if settings:
-        settings[rng.choice(list(settings))] = rng.choice(ODD)
+        settings[rng.choice(list(settings))] = _odd(rng)
 
 
 @change
 def _setting_of_another_kind(rng: random.Random, folder: Folder) -> None:
-    _settings(folder)[rng.choice(KEYS)] = rng.choice(ODD)
+    _settings(folder)[rng.choice(KEYS)] = _odd(rng)
 
 
 @change
@@ -123,15 +128,13 @@ def _settings_twice(rng: random.Random, folder: Folder) -> None:
 
 @change
 def _settings_odd(rng: random.Random, folder: Folder) -> None:
-    folder.config["quantization_config"] = rng.choice(ODD)
+    folder.config["quantization_config"] = _odd(rng)
 
 
 @change
 def _own_settings(rng: random.Random, folder: Folder) -> None:
     name = rng.choice((BASE, "other", "model.norm"))
-    _settings(folder)[name] = rng.choice(
-        ({"bits": rng.choice(ODD), "group_size": rng.choice((32, 64, 128))}, True, False)
-    )
+    _settings(folder)[name] = rng.choice(({"bits": _odd(rng), "group_size": rng.choice((32, 64, 128))}, True, False))
 
 
 @change
@@ -269,7 +272,7 @@ def _state(rng: random.Random, folder: Folder) -> None:
                 [-64, -128],
                 [1 << 40, 1 << 40],
             )
-            state[key] = rng.choice((*ODD, *shapes, 0.5, 256))
+            state[key] = rng.choice((_odd(rng), *shapes, 0.5, 256))
             folder.tensors[name] = text(json.dumps(state))
 
 
