@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from benchmarks.bench_load import measured
 print(json.dumps(measured(*json.loads(sys.argv[1]))))
 """
 HEAD = "| format | file | way | read once | load | load / read | the same, CPU time | held | peak beyond it |"
+WAYS = [("read", False, False), ("mmap", True, False), ("Metal I/O", False, True)]  # a name, mmap, by Metal
 
 
 def measured(file: str, fmt: str, mmap: bool, device: str, rounds: int) -> dict[str, Any]:
@@ -110,23 +112,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     print(machine.look(torch.device(args.device), quick=False, commit=None))
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
+    on_metal = torch.device(args.device).type == "mps" and hasattr(torch.ops.torch_foundry, "_metal_read")
     wrong = 0
     for fmt in args.formats.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             size = load_file.write(path, int(args.gigabytes * 1e9), fmt)
-            for mmap in (False, True):
+            for way, mmap, by_metal in WAYS[: 3 if on_metal else 2]:
                 job = json.dumps([str(path), fmt, mmap, args.device, args.rounds])
-                done = subprocess.run([sys.executable, "-c", ROW, job], stdout=subprocess.PIPE, text=True, check=True)
+                environment = {**os.environ, "TORCH_FOUNDRY_METAL_IO": str(int(by_metal))}
+                command = [sys.executable, "-c", ROW, job]
+                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
                 row = json.loads(done.stdout)
                 wrong += not row["right"]
                 print(
-                    f"| {fmt} | {size / 1e6:.0f} MB | {'mmap' if mmap else 'read'} | {row['read']:.3f} s "
+                    f"| {fmt} | {size / 1e6:.0f} MB | {way} | {row['read']:.3f} s "
                     f"| {row['load']:.3f} s | {row['load'] / row['read']:.2f} | {row['cpu']:.2f} "
                     f"| {row['held'] / 1e6:.0f} MB | {row['extra'] / 1e6:.0f} MB |"
                     + ("" if row["right"] else " WRONG"),
                     flush=True,
                 )
+    if not on_metal:
+        print(
+            "Metal I/O (TORCH_FOUNDRY_METAL_IO=1, MTLIOCommandQueue) was not measured: it needs a Mac and --device mps"
+        )
     return 1 if wrong else 0
 
 

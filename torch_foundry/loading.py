@@ -40,9 +40,10 @@ def load(
         Default: float32 on the CPU; elsewhere what the file's dense matrices are stored in if that is 16-bit, else
         bfloat16, in which no model overflows.
     patch: False leaves out `torch_foundry.patch`.
-    mmap: on the CPU, weights that need no conversion stay in the page cache (rows of Llama's queries and keys, and
-        dense weights of another dtype, are converted). Whoever truncates the file then ends the process (SIGBUS), and
-        whoever rewrites it changes the weights. On other devices it saves the first of two copies.
+    mmap: on the CPU and on Metal, weights that need no conversion stay in the page cache (rows of Llama's queries and
+        keys, and dense weights of another dtype, are converted). Whoever truncates the file then ends the process
+        (SIGBUS), and whoever rewrites it changes the weights; on Metal they can't be changed in place. On other devices
+        it saves the first of two copies.
     check_finite: NaN and infinities are errors. Default: only with mmap=False, as it reads all of the file.
     allow: faults to put up with, as "CODE" or "CODE:pattern of tensor names": TENSOR_EXTRA, TENSOR_MISSING (zeros, or
         what norms begin with), NONFINITE, VOCAB_MISSING (no tokenizer).

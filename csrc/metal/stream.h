@@ -35,4 +35,7 @@ int set_commit_interval(int launches);
 // Hands over now what was encoded, without waiting.
 void commit();
 
+// Hands over what was encoded and waits until the GPU is done with it.
+void wait();
+
 } // namespace foundry::metal

@@ -24,6 +24,16 @@ bool due(int more) {
   return true;
 }
 
+void synchronize(at::mps::SyncType how) {
+  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+  encoded = 0;
+  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+    @autoreleasepool {
+      stream->synchronize(how);
+    }
+  });
+}
+
 } // namespace
 
 id<MTLDevice> device() {
@@ -68,14 +78,8 @@ int set_commit_interval(int launches) {
   return interval.exchange(launches);
 }
 
-void commit() {
-  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
-  encoded = 0;
-  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
-    @autoreleasepool {
-      stream->synchronize(at::mps::SyncType::COMMIT);
-    }
-  });
-}
+void commit() { synchronize(at::mps::SyncType::COMMIT); }
+
+void wait() { synchronize(at::mps::SyncType::COMMIT_AND_WAIT); }
 
 } // namespace foundry::metal

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_foundry.loaders import metal
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
 from torch_foundry.loaders.finite import nonfinite
-from torch_foundry.loaders.tensors import TensorInfo
+from torch_foundry.loaders.tensors import CPU, TensorInfo
 from torch_foundry.loaders.types import TYPES, Storage
 
 _CHUNK = 1 << 22  # bytes that are read and then looked at while they are still in the cache
@@ -54,8 +55,11 @@ class FileContainer:
         self.read_into(name, out, start)
         return out
 
-    def read_into(self, name: str, out: torch.Tensor, start: int = 0) -> None:
-        """The rows from `start` on that `out` (contiguous, on the CPU, of the dtype of `read`) has room for."""
+    def read_into(self, name: str, out: torch.Tensor, start: int = 0, on_metal: torch.Tensor | None = None) -> None:
+        """The rows from `start` on that `out` (contiguous, on the CPU, of the dtype of `read`) has room for.
+
+        on_metal: the tensor on `mps` whose memory `out` is (`metal.host_view`), into which Metal reads by itself.
+        """
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
         row = shape[1:] if shape else ()
         rows = (out.shape[0] if out.ndim else 1) if shape else 1
@@ -68,15 +72,21 @@ class FileContainer:
         if not out.numel():
             return
         data = out.reshape(-1).view(torch.uint8)
-        self._fill(info, storage, data, info.offset + start * (data.numel() // rows))
+        self._fill(info, storage, data, info.offset + start * (data.numel() // rows), on_metal)
 
-    def _fill(self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int) -> None:
+    def _fill(
+        self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int, on_metal: torch.Tensor | None
+    ) -> None:
         file, memory = self._file(info), data.numpy().data
         name, nbytes = self.blocks.get(info.name, (storage.name, storage.nbytes))
         step = _CHUNK // nbytes * nbytes
         file.check()
+        if on_metal is not None:
+            metal.read(file, offset, on_metal, info.name)
+            file.check()
         for begin in range(0, data.numel(), step):
-            file.read_into(memory[begin : begin + step], offset + begin, info.name)
+            if on_metal is None:
+                file.read_into(memory[begin : begin + step], offset + begin, info.name)
             chunk = data[begin : begin + step]
             if storage.name == "bool" and bool((chunk > 1).any()):
                 raise LoadError("BOOL", info.path, info.name, expected="bytes of 0 or 1", found=f"{int(chunk.max())}")
@@ -88,7 +98,7 @@ class FileContainer:
                 )
         file.check()
 
-    def mapped(self, name: str) -> torch.Tensor:
+    def mapped(self, name: str, device: torch.device = CPU) -> torch.Tensor:
         """The whole tensor where it lies in the page cache, without a copy: shape and dtype as `read` has them.
 
         Whoever truncates the file then ends the process (SIGBUS), and whoever rewrites it changes the weights; what is
@@ -98,9 +108,12 @@ class FileContainer:
         """
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
         if not info.nbytes or info.offset % storage.dtype.itemsize:
-            return self.read(name)
+            return self.read(name).to(device)
         file = self._file(info)
         file.check()
+        if device.type == "mps":
+            pages = metal.mapped(file, info.offset, info.nbytes)
+            return self.read(name).to(device) if pages is None else pages.view(storage.dtype).view(shape)
         mapping = self._maps.get(info.path)
         if mapping is None:
             mapping = self._maps[info.path] = file.map()

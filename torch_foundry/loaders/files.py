@@ -99,7 +99,7 @@ class File:
 
     def check(self) -> None:
         """LoadError if the file, or what its path names, isn't what was opened."""
-        with self._opened() as fd:
+        with self.opened() as fd:
             try:
                 now, named = _identity(os.fstat(fd)), _identity(os.stat(self.path))
             except OSError as problem:
@@ -108,7 +108,7 @@ class File:
             raise self._other(named if named[:2] != self._identity[:2] else now)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
+    def opened(self) -> Iterator[int]:
         """A descriptor; of a resting file, one for the time of the block."""
         if not self.resting:
             if self._fd < 0:
@@ -139,7 +139,7 @@ class File:
     def read_into(self, out: memoryview, offset: int, field: str) -> None:
         """Fill `out` with the bytes from `offset` on. No check of a change: callers do it around a series of reads."""
         done = 0
-        with self._opened() as fd:
+        with self.opened() as fd:
             while done < len(out):
                 try:
                     count = os.preadv(fd, [out[done : done + _CALL]], offset + done)
@@ -166,7 +166,7 @@ class File:
 
         By torch, as Python's own maps keep a descriptor each.
         """
-        with self._opened() as fd:
+        with self.opened() as fd:
             try:
                 whole: np.ndarray = torch.from_file(f"/dev/fd/{fd}", False, self.size, dtype=torch.uint8).numpy()
             except RuntimeError as problem:

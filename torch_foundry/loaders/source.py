@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torch_foundry import quant
+from torch_foundry.loaders import metal
 from torch_foundry.loaders.tensors import Container, TensorInfo, Weight
 
 CHUNK = 8 << 20  # bytes that are read at a time where they can't be read to where they stay
@@ -17,7 +18,8 @@ CHUNK = 8 << 20  # bytes that are read at a time where they can't be read to whe
 class Source:
     """Makes weights of the tensors of a container.
 
-    mmap: weights that need no conversion stay in the page cache, on the CPU. check_finite: by a tensor's name.
+    mmap: weights that need no conversion stay in the page cache, on the CPU and on Metal. check_finite: by a tensor's
+    name.
     """
 
     def __init__(self, container: Container, mmap: bool, check_finite: Callable[[str], bool]) -> None:
@@ -58,18 +60,20 @@ class Source:
         dtype = known.dtype if known.packed or dtype is None else dtype
         converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
         stored = (*shape[:-1], known.row_size(shape[-1]))
-        if device.type == "cpu" and self.mmap and not converted and len(infos) == 1:
-            return self.container.mapped(infos[0].name).view(stored)
+        if device.type in ("cpu", "mps") and self.mmap and not converted and len(infos) == 1:
+            return self.container.mapped(infos[0].name, device).view(stored)
         out = torch.empty(stored, dtype=dtype, device=device)
+        memory = metal.host_view(out)
         of_each = (*infos[0].shape[:-1], stored[-1])
         scales = None
         if factors is not None:
             self.container.check_finite = self.check_finite(factors.name)  # type: ignore[attr-defined]
             scales = self.container.read(factors.name)
-        for info, target in zip(infos, out.view(len(infos), *of_each), strict=True):
+        parts = (whole.view(len(infos), *of_each) for whole in (memory, out))
+        for info, target, place in zip(infos, *parts, strict=True):
             self.container.check_finite = self.check_finite(info.name)  # type: ignore[attr-defined]
-            if device.type == "cpu" and not converted:
-                self.container.read_into(info.name, target)
+            if target.device.type == "cpu" and not converted:
+                self.container.read_into(info.name, target, on_metal=place if metal.reads(device) else None)
             else:
                 self._convert(info, target, head, offset, scales)
         return out

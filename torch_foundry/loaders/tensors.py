@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -40,12 +42,13 @@ class Container(Protocol):
         LoadError if the file has changed since it was opened, or can't be read.
         """
 
-    def read_into(self, name: str, out: torch.Tensor, start: int = 0) -> None:
-        """The rows from `start` on that `out` (contiguous, of the dtype that `read` returns) has room for."""
+    def read_into(self, name: str, out: torch.Tensor, start: int = 0, on_metal: torch.Tensor | None = None) -> None:
+        """The rows from `start` on that `out` (contiguous, of the dtype that `read` returns) has room for. on_metal:
+        the tensor on `mps` whose memory `out` is, into which Metal reads by itself."""
 
-    def mapped(self, name: str) -> torch.Tensor:
-        """The whole tensor where it lies in the page cache, without a copy. Whoever truncates the file then ends the
-        process (SIGBUS), and whoever rewrites it changes the weights."""
+    def mapped(self, name: str, device: torch.device = CPU) -> torch.Tensor:
+        """The whole tensor where it lies in the page cache, without a copy, on the CPU or `mps`. Whoever truncates the
+        file then ends the process (SIGBUS), and whoever rewrites it changes the weights."""
 
     def close(self) -> None:
         """Close the files; mapped tensors stay."""

@@ -1,5 +1,5 @@
 // A storage's data pointer is the id<MTLBuffer> itself, as on a Mac. A freed buffer is poisoned once the GPU is done
-// with what was encoded before.
+// with what was encoded before, or given to the next tensor of its size before that (the setting `recycle`).
 #include <ATen/mps/MPSAllocatorInterface.h>
 
 #include "device_memory.h"
@@ -17,11 +17,34 @@ std::string gigabytes(int64_t bytes) {
   return text;
 }
 
+std::vector<MockBuffer*>& free_list() {
+  static auto* made = new std::vector<MockBuffer*>;
+  return *made;
+}
+
 void free_buffer(void* context) {
   auto* buffer = static_cast<MockBuffer*>(context);
   if (!buffer) return;
   live -= static_cast<int64_t>(buffer->length);
-  [buffer release]; // command buffers hold what they need
+  if (settings().recycle)
+    free_list().push_back(buffer);
+  else
+    [buffer release]; // command buffers hold what they need
+}
+
+// A buffer for `size` bytes: with `recycle` the last one of this size that was freed, as it is, which the GPU may have
+// yet to use.
+MockBuffer* take_buffer(size_t size) {
+  auto& list = free_list();
+  if (!settings().recycle)
+    for (; !list.empty(); list.pop_back()) [list.back() release];
+  for (auto at = list.rbegin(); at != list.rend(); ++at) {
+    MockBuffer* buffer = *at;
+    if (buffer->length != size) continue;
+    list.erase(std::next(at).base());
+    return buffer;
+  }
+  return make_buffer(size);
 }
 
 class Allocator final : public at::mps::IMPSAllocator {
@@ -37,7 +60,7 @@ public:
                 ", other allocations: 0 bytes, max allowed: ", gigabytes(limit), "). Tried to allocate ",
                 gigabytes(wanted), " on shared pool.");
     if (size == 0) return {nullptr, nullptr, &free_buffer, c10::Device(c10::kMPS, 0)}; // as torch has it
-    MockBuffer* buffer = make_buffer(size);
+    MockBuffer* buffer = take_buffer(size);
     live += static_cast<int64_t>(buffer->length);
     return {buffer, buffer, &free_buffer, c10::Device(c10::kMPS, 0)};
   }

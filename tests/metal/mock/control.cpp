@@ -35,6 +35,9 @@ std::atomic<int64_t>& setting(const std::string& name) {
   if (name == "capturing") return s.capturing;
   if (name == "archives") return s.archives;
   if (name == "fail_command_buffer") return s.fail_command_buffer;
+  if (name == "private_memory") return s.private_memory;
+  if (name == "recycle") return s.recycle;
+  if (name == "io") return s.io;
   if (name == "run") return s.run;
   TORCH_CHECK_VALUE(false, "the mock has no setting '", name, "'");
 }

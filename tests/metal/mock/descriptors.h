@@ -52,6 +52,10 @@ struct MTLBinaryArchiveDescriptorState {
   Held<NSURL*> url;
 };
 
+struct MTLIOCommandQueueDescriptorState {
+  MTLIOCommandQueueType type = MTLIOCommandQueueTypeConcurrent;
+};
+
 struct MTLFunctionConstantValuesState {
   MockConstants values;
 };

@@ -149,6 +149,11 @@ MOCK_STATE_METHODS(MTLBinaryArchiveDescriptor)
 MOCK_OBJECT(MTLBinaryArchiveDescriptor, NSURL*, url, setUrl)
 @end
 
+@implementation MTLIOCommandQueueDescriptor
+MOCK_STATE_METHODS(MTLIOCommandQueueDescriptor)
+MOCK_VALUE(MTLIOCommandQueueDescriptor, MTLIOCommandQueueType, type, setType)
+@end
+
 @implementation MTLFunctionConstantValues
 MOCK_STATE_METHODS(MTLFunctionConstantValues)
 - (void)setConstantValue:(const void*)value type:(MTLDataType)type atIndex:(NSUInteger)index {

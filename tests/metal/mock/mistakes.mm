@@ -82,6 +82,30 @@ struct Client { // an encoder with all that a launch of `twice` needs, on the st
   void launch() const { [encoder dispatchThreads:size(8) threadsPerThreadgroup:size(8)]; }
 };
 
+constexpr NSUInteger kPage = 1 << 16; // whole pages, however large these are
+constexpr MTLResourceOptions kShared = MTLResourceStorageModeShared;
+char* pages() {
+  alignas(kPage) static char memory[kPage];
+  return memory;
+}
+
+// Commands that read a file into the buffer of x, 32 bytes.
+struct Reading {
+  explicit Reading(const Client& c) : x(buffer_of(c.x)) {
+    MTLIOCommandQueueDescriptor* descriptor = [[[MTLIOCommandQueueDescriptor alloc] init] autorelease];
+    queue = [[device() newIOCommandQueueWithDescriptor:descriptor error:nil] autorelease];
+    file = [[device() newIOFileHandleWithURL:[NSURL fileURLWithPath:@"/proc/self/exe"] error:nil] autorelease];
+    commands = [queue commandBuffer];
+  }
+  void load(NSUInteger offset, NSUInteger size) const {
+    [commands loadBuffer:x offset:offset size:size sourceHandle:file sourceHandleOffset:0];
+  }
+  MockBuffer* x;
+  id<MTLIOCommandQueue> queue;
+  id<MTLIOFileHandle> file;
+  id<MTLIOCommandBuffer> commands;
+};
+
 MTLIndirectCommandBufferDescriptor* icb_descriptor() {
   MTLIndirectCommandBufferDescriptor* made = [[[MTLIndirectCommandBufferDescriptor alloc] init] autorelease];
   made.commandTypes = MTLIndirectCommandTypeConcurrentDispatch;

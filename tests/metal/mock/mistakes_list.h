@@ -153,6 +153,42 @@ const std::map<std::string, Mistake>& mistakes() {
       {"off:fast-math",
        [](Client&) { [device() newLibraryWithSource:nsstring_of(kSource) options:options(true) error:nil]; }},
       {"off:buffer-length", [](Client&) { [device() newBufferWithLength:0 options:MTLResourceStorageModeShared]; }},
+      {"off:buffer-length/no-copy",
+       [](Client&) { [device() newBufferWithBytesNoCopy:pages() length:0 options:kShared deallocator:nil]; }},
+      {"off:whole-pages/length",
+       [](Client&) { [device() newBufferWithBytesNoCopy:pages() length:100 options:kShared deallocator:nil]; }},
+      {"off:whole-pages/pointer",
+       [](Client&) { [device() newBufferWithBytesNoCopy:pages() + 32 length:kPage options:kShared deallocator:nil]; }},
+      {"off:private-contents",
+       [](Client& c) {
+         settings().private_memory = 1;
+         [buffer_of(c.x) contents];
+       }},
+
+      // reading files
+      {"io-range/buffer", [](Client& c) { Reading(c).load(16, 17); }},
+      {"io-range/nothing", [](Client& c) { Reading(c).load(0, 0); }},
+      {"io-committed/load",
+       [](Client& c) {
+         Reading reading(c);
+         [reading.commands commit];
+         reading.load(0, 8);
+       }},
+      {"io-committed/twice",
+       [](Client& c) {
+         Reading reading(c);
+         [reading.commands commit];
+         [reading.commands commit];
+       }},
+      {"io-committed/wait", [](Client& c) { [Reading(c).commands waitUntilCompleted]; }},
+      {"io-in-use",
+       [](Client& c) {
+         c.bind();
+         c.launch(); // has yet to run
+         Reading reading(c);
+         reading.load(0, 8);
+         [reading.commands commit];
+       }},
       {"off:function-constant",
        [](Client&) {
          MTLFunctionConstantValues* constants = [[[MTLFunctionConstantValues alloc] init] autorelease];

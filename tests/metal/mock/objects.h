@@ -23,6 +23,8 @@
   uint8_t* bytes;
   NSUInteger length;
   NSString* label;
+  BOOL foreign; // the memory isn't the buffer's own
+  void (^deallocator)(void*, NSUInteger);
 }
 @end
 

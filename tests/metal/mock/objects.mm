@@ -1,5 +1,6 @@
 #include "objects.h"
 
+#include <Block.h>
 #include <cstdlib>
 #include <cstring>
 
@@ -58,13 +59,19 @@
 @implementation MockBuffer
 
 - (void)finish {
-  memset(bytes, 0xff, length); // NaN in every floating format
-  free(bytes);
+  if (foreign) {
+    if (deallocator) deallocator(bytes, length);
+    Block_release(deallocator);
+  } else {
+    memset(bytes, 0xff, length); // NaN in every floating format
+    free(bytes);
+  }
   bytes = nullptr;
   [label release];
 }
 - (void*)contents {
   MOCK_RULE("freed-object", !dead, "contents of a buffer after its last release");
+  MOCK_RULE("private-contents", [self storageMode] == MTLStorageModeShared, "contents of a buffer of the GPU's own");
   return bytes;
 }
 - (NSUInteger)length {
@@ -74,7 +81,7 @@
   return reinterpret_cast<uint64_t>(bytes);
 }
 - (MTLStorageMode)storageMode {
-  return MTLStorageModeShared;
+  return mock::settings().private_memory && !foreign ? MTLStorageModePrivate : MTLStorageModeShared;
 }
 - (NSString*)label {
   return label;

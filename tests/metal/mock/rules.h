@@ -35,6 +35,9 @@ struct Settings {
   std::atomic<int64_t> capturing{0};                 // 1: torch captures the stream, see capture.mm
   std::atomic<int64_t> archives{1};                  // 0: the system can't make binary archives
   std::atomic<int64_t> fail_command_buffer{0};       // the n-th next command buffer fails on the GPU
+  std::atomic<int64_t> private_memory{0};            // 1: tensors lie where the CPU can't reach (torch 2.11)
+  std::atomic<int64_t> recycle{0};                   // 1: memory of freed tensors is given to new ones, as torch does
+  std::atomic<int64_t> io{1};                        // 0: the system can't make queues that read files
   std::atomic<int64_t> run{1};                       // 0: kernels are neither compiled to the end nor run
 };
 Settings& settings();

@@ -41,6 +41,7 @@ WriteGuard::WriteGuard(const std::vector<MockBuffer*>& buffers) {
   turn.lock();
   first_written = nullptr;
   for (MockBuffer* buffer : buffers) {
+    if (buffer->foreign) continue; // its pages have their own protection
     const size_t size = (buffer->length + kPage - 1) / kPage * kPage;
     guarded().push_back({buffer, buffer->bytes, buffer->bytes + size});
   }

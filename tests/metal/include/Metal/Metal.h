@@ -356,6 +356,49 @@ API_AVAILABLE(macos(10.11))
 - (nullable id<MTLCommandBuffer>)commandBuffer;
 @end
 
+// ---- reading files
+
+typedef NS_ENUM(NSInteger, MTLIOCommandQueueType) {
+  MTLIOCommandQueueTypeConcurrent = 0,
+  MTLIOCommandQueueTypeSerial = 1,
+} API_AVAILABLE(macos(13.0));
+
+typedef NS_ENUM(NSInteger, MTLIOStatus) {
+  MTLIOStatusPending = 0,
+  MTLIOStatusCancelled = 1,
+  MTLIOStatusError = 2,
+  MTLIOStatusComplete = 3,
+} API_AVAILABLE(macos(13.0));
+
+API_AVAILABLE(macos(13.0))
+@interface MTLIOCommandQueueDescriptor : NSObject <NSCopying>
+@property(nonatomic, readwrite) MTLIOCommandQueueType type;
+@end
+
+API_AVAILABLE(macos(13.0))
+@protocol MTLIOFileHandle <NSObject>
+@property(nullable, copy, atomic) NSString* label;
+@end
+
+API_AVAILABLE(macos(13.0))
+@protocol MTLIOCommandBuffer <NSObject>
+- (void)loadBuffer:(id<MTLBuffer>)buffer
+                offset:(NSUInteger)offset
+                  size:(NSUInteger)size
+          sourceHandle:(id<MTLIOFileHandle>)sourceHandle
+    sourceHandleOffset:(NSUInteger)sourceHandleOffset;
+- (void)commit;
+- (void)waitUntilCompleted;
+@property(readonly) MTLIOStatus status;
+@property(nullable, readonly) NSError* error;
+@end
+
+API_AVAILABLE(macos(13.0))
+@protocol MTLIOCommandQueue <NSObject>
+@property(nullable, copy, atomic) NSString* label;
+- (id<MTLIOCommandBuffer>)commandBuffer;
+@end
+
 // ---- device
 
 API_AVAILABLE(macos(10.11))
@@ -374,6 +417,13 @@ API_AVAILABLE(macos(10.11))
 - (nullable id<MTLBuffer>)newBufferWithBytes:(const void*)pointer
                                       length:(NSUInteger)length
                                      options:(MTLResourceOptions)options;
+- (nullable id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)pointer
+                                            length:(NSUInteger)length
+                                           options:(MTLResourceOptions)options
+                                       deallocator:(void (^_Nullable)(void* pointer, NSUInteger length))deallocator;
+- (nullable id<MTLIOCommandQueue>)newIOCommandQueueWithDescriptor:(MTLIOCommandQueueDescriptor*)descriptor
+                                                            error:(NSError**)error API_AVAILABLE(macos(13.0));
+- (nullable id<MTLIOFileHandle>)newIOFileHandleWithURL:(NSURL*)url error:(NSError**)error API_AVAILABLE(macos(14.0));
 - (nullable id<MTLLibrary>)newLibraryWithURL:(NSURL*)url
                                         error:(__autoreleasing NSError**)error API_AVAILABLE(macos(10.13), ios(11.0));
 - (nullable id<MTLLibrary>)newLibraryWithData:(dispatch_data_t)data error:(__autoreleasing NSError**)error;
