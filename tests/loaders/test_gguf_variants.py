@@ -16,6 +16,9 @@ import torch_foundry
 from tests.loaders.gguf_models import Keys, Tensors, contents, make, write_file
 from tests.patch import zoo
 from torch_foundry import LoadError, quant, save_gguf
+from torch_foundry.loaders.gguf import open_gguf
+from torch_foundry.loaders.gguf.model import GgufModel
+from torch_foundry.loaders.source import Source
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 
 
@@ -54,6 +57,25 @@ def test_experts_that_have_tensors_of_their_own(kind: str, mmap: bool, tmp_path:
     assert torch.equal(logits(old), logits(new))
     save_gguf(old, tmp_path / "again.gguf")
     assert "blk.0.ffn_gate_exps.weight" in {t.name for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+
+
+def test_experts_are_read_to_where_they_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not through a piece of memory in between, and each once."""
+    keys, tensors = contents("mixtral", make("mixtral"), lambda name: "q8_0" if "exps" in name else "f32")
+    write_file(tmp_path / "old.gguf", "llama", keys, experts_alone(tensors))
+    read: list[tuple[str, int]] = []
+    with open_gguf(tmp_path / "old.gguf") as container:
+        into = container.read_into
+        monkeypatch.setattr(Source, "_parts", None)
+        monkeypatch.setattr(
+            container,
+            "read_into",
+            lambda name, out, start=0: (read.append((name, out.data_ptr())), into(name, out, start)),
+        )
+        weight = GgufModel(container).weights["model.layers.1.mlp.experts.down_proj"]
+        stacked = weight.load(torch.device("cpu"))
+    assert stacked.numpy().tobytes() == tensors["blk.1.ffn_down_exps.weight"][0].tobytes()
+    assert read == [(f"blk.1.ffn_down.{i}.weight", stacked[i].data_ptr()) for i in range(4)]
 
 
 EXPERT = "blk.1.ffn_up.2.weight"
