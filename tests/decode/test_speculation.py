@@ -335,7 +335,7 @@ def test_totals() -> None:
     totals = Guesses()
     run(Pace(1, totals), 1, lambda k: 0.5, 10)
     assert (totals.steps, totals.guessed, totals.accepted, totals.tokens) == (13, 9, 9, 22)
-    assert str(totals) == "9 of 9 accepted (100%), 1.69 tokens a step, 1.69 times as fast as without"
+    assert str(totals) == "9 of 9 accepted (100%), 1.69 tokens a step, 2.00 times as fast as without"
 
 
 def test_prompt_lookup_finds_the_newest_of_the_longest() -> None:

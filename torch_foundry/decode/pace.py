@@ -22,22 +22,17 @@ class Guesses:
     guessed: int = 0  # tokens
     accepted: int = 0  # of these, the ones that the model chose as well
     tokens: int = 0  # generated in these steps
-    seconds: float = 0.0  # in these steps, but for those that recorded a tape
-    timed: int = 0  # tokens generated in `seconds`
+    seconds: float = 0.0  # in steps that were timed: not in those that recorded a tape
+    without: float = 0.0  # seconds that the tokens of these steps would have taken without guesses
     times: dict[int, float] = field(default_factory=dict)  # seconds of a step by its number of rows; 1: no guesses
     stopped: str = ""  # why the newest generation ended without
-
-    @property
-    def plain(self) -> float:
-        """Seconds of a step without guesses; 0: not known."""
-        return self.times.get(1, 0.0)
 
     def __str__(self) -> str:
         share = self.accepted / self.guessed if self.guessed else 0.0
         text = f"{self.accepted} of {self.guessed} accepted ({share:.0%})"
         text += f", {self.tokens / self.steps if self.steps else 0:.2f} tokens a step"
-        if self.plain and self.seconds:
-            text += f", {self.plain * self.timed / self.seconds:.2f} times as fast as without"
+        if self.seconds:
+            text += f", {self.without / self.seconds:.2f} times as fast as without"
         return text + (f"; {self.stopped}" if self.stopped else "")
 
 
@@ -143,8 +138,9 @@ class Pace(Rates):
         totals.tokens += tokens
         if seconds is None:
             return
-        totals.seconds += seconds
-        totals.timed += tokens
+        if (plain := self._times.get(1)) is not None:
+            totals.seconds += seconds
+            totals.without += plain * tokens
         if rows > 1 or steps >= min(TIMED, self._together):
             known = self._times.get(rows, seconds / steps)
             self._times[rows] = known + NEWEST * (seconds / steps - known)

@@ -41,8 +41,8 @@ class Engine:
     tokenizer, patched, that guesses for requests without prompt lookup. Guesses change no token; `guesses` says what
     came of them. How many are made adapts, to none where they don't pay.
 
-    ahead: steps that are handed to the device before their tokens are read, while all requests generate and nobody
-    guesses: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
+    ahead: steps that are handed to the device before their tokens are read, while all requests generate and nothing is
+    guessed: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
 
     RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
     """
@@ -188,12 +188,14 @@ class Engine:
             slots = [self._slot(chunk.job) for chunk in chunks]
             found = self._chooser.several(slots, logits, self._forward.go_on, steps)
             self._unsure.difference_update(chunk.job for chunk in chunks)
+            self._guessing.timed(len(chunks), 1, len(chunks), (time.perf_counter() - began) / steps)
             return sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
         complete = [chunk for chunk in chunks if chunk.complete]
         new = self._chooser(complete, [self._slot(chunk.job) for chunk in complete], logits) if complete else []
         self._unsure.difference_update(chunk.job for chunk in chunks)
         if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
-            self._guessing.timed(len(chunks), max(chunk.size for chunk in chunks), time.perf_counter() - began)
+            length, tokens = max(chunk.size for chunk in chunks), sum(len(tokens) for tokens, _ in new)
+            self._guessing.timed(len(chunks), length, tokens, time.perf_counter() - began)
         return self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
 
     def _done(self, chunks: Sequence[Chunk], new: Sequence[tuple[list[int], int]]) -> int:
@@ -208,7 +210,7 @@ class Engine:
 
     def _steps(self, chunks: Sequence[Chunk]) -> int:
         """How many steps are handed to the device before their tokens are read; there is room for them."""
-        if self._guessing.busy or not all(chunk.complete and chunk.count == 1 for chunk in chunks):
+        if not all(chunk.complete and chunk.size == 1 for chunk in chunks):
             return 1
         steps = min(self.ahead, max(chunk.job.limit - len(chunk.job.tokens) for chunk in chunks))
         return steps if steps > 1 and self.scheduler.room(chunks, steps) else 1

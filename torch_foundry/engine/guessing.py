@@ -63,11 +63,6 @@ class Guessing:
             self._own[job.name] = Guessed(most, PromptLookup(LONGEST) if lookup else None, figures)
         return figures
 
-    @property
-    def busy(self) -> bool:
-        """Whether a request may have guesses, now or later."""
-        return bool(self._own)
-
     def leave(self, job: Job) -> None:
         """A request has lost its place."""
         job.guesses = []
@@ -113,14 +108,17 @@ class Guessing:
         if made:  # these were seen; the others are looked back at
             own.looked = len(chunk.job.tokens)
 
-    def timed(self, requests: int, length: int, seconds: float) -> None:
-        """A step of so many requests, of which none had more than `length` tokens."""
+    def timed(self, requests: int, length: int, tokens: int, seconds: float) -> None:
+        """A step of so many requests, of which none had more than `length` tokens, and which gave `tokens`."""
         key = _power(requests), _power(length)
         self._since += length > 1
         self._used.add(key)
         if key in self._met:
             known = self._times.get(key, seconds)
             self._times[key] = known + NEWEST * (seconds - known)
+            if self._own and (plain := self._times.get((key[0], 1))) is not None:
+                self.totals.seconds += seconds
+                self.totals.without += plain * tokens / requests
         self._met.add(key)
 
     def _look(self, job: Job, own: Guessed) -> list[int]:
