@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 import torch_foundry
+from tests.engine import test_tapes
 from tests.msl import test_stdlib
 from tests.patch import zoo
 from torch_foundry import ops, runtime
-from torch_foundry.patch import patch
+from torch_foundry.engine import Engine
+from torch_foundry.patch import patch, report
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tests" / "msl" / "kernels"
@@ -334,6 +336,15 @@ def test_patched_models_give_stocks_tokens(family: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(ours(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
     assert runtime.counters().launches > 8
+
+
+@pytest.mark.parametrize("requests", [5, 20])
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_an_engines_steps_are_what_the_ops_compute(family: str, requests: int) -> None:
+    """One tape of our own, or a graph of torch's with its products."""
+    model = patch(zoo.build(family, dtype=torch.float16).cuda())
+    assert test_tapes.compared(Engine(model, requests=requests, budget=60), requests) > 8
+    assert report(model).recorded and not report(model).eager
 
 
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])

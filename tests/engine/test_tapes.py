@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch_foundry
 from tests.engine.test_engine import GREEDY, alone, drain, patched, prompts
 from tests.patch.zoo import FAMILIES, build, shared
 from torch_foundry import runtime
+from torch_foundry.decode import state
 from torch_foundry.engine import Engine, Params, tapes
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
@@ -65,7 +66,7 @@ def pools(engine: Engine) -> list[torch.Tensor]:
 def again(forward: Forward, parts: list[Part]) -> torch.Tensor:
     """The logits of a step that was on a tape, without it: for as many rows, as torch's product depends on them."""
     tape = next(reversed(forward._tapes._tapes.values()))
-    x = forward._decoder(tape._ids, [tape._group])
+    x = forward.decoder(tape._ids, [tape._group])
     if len(tape._ids) <= forward.plan.layers[0].o.few or forward.exact:
         alone = forward._eager(parts)
         assert torch.equal(alone, forward._logits(x[: len(parts)])), "padding changes bits"
@@ -187,20 +188,29 @@ def test_tapes_are_few() -> None:
     assert report(model).recorded == 4 == len(engine._forward._tapes._tapes)
 
 
-def test_the_oldest_tape_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tapes, "TAPES", 2)
+def test_tapes_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes, and a step that alone would be too much is taken without."""
     model = patched()
-    engine = Engine(model, requests=8)
-    for count in (8, 1, 8, 4):
-        for prompt in prompts(count):
-            engine.submit(prompt, Params(max_tokens=3, temperature=0))
-        drain(engine)
-        assert len(engine._forward._tapes._tapes) <= 2
-    assert [batch for batch, _ in engine._forward._tapes._tapes] == [8, 4]
+    each = Engine(model, requests=1)._forward._tapes._bytes()
+
+    def held(requests: int, memory: int, counts: Sequence[int]) -> list[int]:
+        monkeypatch.setattr(tapes, "MEMORY_ELSEWHERE", memory * each)
+        engine = Engine(model, requests=requests, budget=300)
+        for count in counts:
+            for prompt in prompts(count):
+                engine.submit(prompt[:4], Params(max_tokens=3, temperature=0))
+            drain(engine)
+        return [batch for batch, _ in engine._forward._tapes._tapes]
+
+    assert held(48, 96, (48, 20, 9)) == [48, 32, 16]
+    assert held(48, 96, (48, 20, 9, 5)) == [32, 16, 8]
+    assert held(48, 64, (48, 20, 9)) == [32, 16]
+    assert not report(model).eager
 
 
 def test_tables_widen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tapes, "TEXT", 16)
+    monkeypatch.setattr(state, "SMALLEST_HORIZON", 16)  # rope tables grow as well
     model = patched()
     engine = Engine(model, requests=1)
     told, other = Params(max_tokens=100, temperature=0), copy.deepcopy(model)
@@ -223,6 +233,9 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         with torch.no_grad():
             layer.self_attn.o_proj.weight.mul_(1.5)
 
+    def rotary() -> None:
+        model.model.rotary_emb.inv_freq.mul_(1.01)
+
     def reallocate() -> None:
         slot = engine.cache.slots[0]
         slot.pools[0].data = slot.pools[0].data.clone()  # type: ignore[union-attr]
@@ -231,7 +244,13 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         directory = shutil.copytree(Path(torch_foundry.__file__).parents[1] / "shaders", tmp_path / "shaders")
         undo.enter_context(runtime.use_shaders(directory))
 
-    changes: list[tuple[Callable[[], None], int]] = [(in_place, 0), (exchange, 1), (reallocate, 1), (replace, 1)]
+    changes: list[tuple[Callable[[], None], int]] = [
+        (in_place, 0),
+        (exchange, 1),
+        (rotary, 1),
+        (reallocate, 1),
+        (replace, 1),
+    ]
     for change, more in changes:
         for prompt in prompts(requests):
             engine.submit(prompt, Params(max_tokens=30, temperature=0))

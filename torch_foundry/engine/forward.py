@@ -15,7 +15,7 @@ from torch_foundry import ops
 from torch_foundry.decode.models import head_of, logits_of
 from torch_foundry.decode.state import horizon_for
 from torch_foundry.engine.groups import Group, Part
-from torch_foundry.engine.tapes import TOKENS, Tapes
+from torch_foundry.engine.tapes import EXPERTS, Tapes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW, FEW_DENSE
 from torch_foundry.patch.layer import LayerPlan, project
@@ -54,7 +54,7 @@ class Forward:
             shape = (spec.n_kv_heads, spec.head_dim, self.plan.dtype, self.plan.device)
             for pool in layer.pools:
                 pool.allocate(cache.manager.blocks, cache.manager.block_size, *shape)
-        self._tapes = Tapes(self.plan, cache, self._decoder, requests)
+        self._tapes = Tapes(self, requests)
 
     @torch.no_grad()
     def __call__(self, parts: Sequence[Part]) -> Tensor:
@@ -94,7 +94,7 @@ class Forward:
         for length, found in alike.items():
             groups.append(self._group([parts[i] for i in found], length, first))
             first += len(found) * length
-        x = self._decoder(self._put([t for i in order for t in parts[i].ids]), groups)
+        x = self.decoder(self._put([t for i in order for t in parts[i].ids]), groups)
         if len(last) < len(x) or last != list(range(len(x))):
             x = x[self._put(last)]
         return self._logits(x)
@@ -115,13 +115,16 @@ class Forward:
     def _put(self, values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(self.plan.device, non_blocking=True)
 
-    def _decoder(self, ids: Tensor, groups: Sequence[Group], product: Product | None = None) -> Tensor:
+    def rope(self, positions: int) -> Any:
+        """cos and sin of at least so many positions, by layer type: the same tensors until the model changes."""
+        like = torch.empty(0, dtype=self.plan.dtype, device=self.plan.device)
+        return self.plan.rope_tables(horizon_for(positions), like).tables
+
+    def decoder(self, ids: Tensor, groups: Sequence[Group], product: Product = Linear.of_many) -> Tensor:
         """The last norm's result [T, hidden] of the step's `ids`, int32 [T]; more than a few rows by `product`."""
         fused = self.exact or len(ids) <= self.plan.layers[0].o.few
-        way = Way(fused, _apart if fused else product or Linear.of_many)
-        bound = max(int(group.table.shape[1]) for group in groups) * self.cache.manager.block_size
-        like = torch.empty(0, dtype=self.plan.dtype, device=ids.device)
-        tables = self.plan.rope_tables(horizon_for(bound), like).tables
+        way = Way(fused, _apart if fused else product)
+        tables = self.rope(max(int(group.table.shape[1]) for group in groups) * self.cache.manager.block_size)
         x = self.plan.embed(ids)
         for plan, layer in zip(self.plan.layers, self._layers, strict=True):
             x = self._layer(plan, x, groups, layer, tables, way)
@@ -135,7 +138,7 @@ class Forward:
         x = project(partial(way.product, plan.o), h, x, plan.post_attn, scale)
         if plan.experts is not None:
             assert plan.pre_ffn is not None
-            few = len(x) if self.exact else TOKENS
+            few = len(x) if self.exact else EXPERTS
             return plan.experts(x[None], plan.pre_ffn, scale, few=few)[0]  # stock code wants rows of a batch
         h = gated(plan, x, way.fused, way.product)
         return project(partial(way.product, plan.down), h, x, plan.post_ffn, scale)

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.engine.groups import Group, Part
 from torch_foundry.engine.script import Script
-from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.state import Blocked
-from torch_foundry.patch.step import Product
+
+if TYPE_CHECKING:
+    from torch_foundry.engine.forward import Forward
 
 LENGTH = 8  # tokens of a request, at most
-TOKENS = 64  # of a step; what is computed on the way is kept for each tape, some 40 hidden states a token and layer
-TAPES = 16  # kept at a time
+EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be recorded of them
+MEMORY = {"cuda": 4 << 30}  # bytes that tapes may keep of what is computed on the way, one of them half of it
+MEMORY_ELSEWHERE = 1 << 30
 TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
-
-Decoder = Callable[[Tensor, Sequence[Group], Product | None], Tensor]  # ids [T], groups and product to [T, hidden]
 
 
 class Tapes:
     """Tapes by the number of requests, rounded up, and of tokens of each; padding is no request and writes nowhere.
 
-    decoder: the forward pass; a product is for more than a few rows, None: its own.
+    requests: at most.
     """
 
-    def __init__(self, plan: DecoderPlan, cache: PagedCache, decoder: Decoder, requests: int) -> None:
-        self.plan, self.cache, self.decoder, self.requests = plan, cache, decoder, requests
+    def __init__(self, forward: Forward, requests: int) -> None:
+        self.forward, self.plan, self.cache, self.requests = forward, forward.plan, forward.cache, requests
         self._tapes: OrderedDict[tuple[int, int], StepTape] = OrderedDict()
-        self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
+        self._width = TEXT // self.cache.manager.block_size or 1  # blocks of a table
+        self._memory = MEMORY.get(self.plan.device.type, MEMORY_ELSEWHERE)
         self._refused: Any = None  # the model as it was when a step could not be recorded
         self._last: StepTape | None = None  # what the last step was on
 
@@ -50,12 +51,17 @@ class Tapes:
             return None  # a prompt
         length = 1 << (length - 1).bit_length()
         batch = rows_for(len(parts), self.requests)
-        if batch * length > TOKENS or self._refused is self.plan.snapshot:
+        if self._refused is self.plan.snapshot:
+            return None
+        if batch * length > EXPERTS and any(layer.experts is not None for layer in self.plan.layers):
             return None
         tables = [self.cache.manager.table(part.name) for part in parts]
         if (longest := max(map(len, tables))) > self._width:
             self._width = min(1 << (longest - 1).bit_length(), self.cache.manager.blocks)
             self._tapes.clear()
+        each = self._bytes()
+        if batch * length * each > self._memory // 2:
+            return None
         tape = self._tapes.pop((batch, length), None)
         if tape is None or not tape.fits():
             tape = StepTape(self, batch, length, self._width)
@@ -66,10 +72,18 @@ class Tapes:
             self.plan.eager[f"step of an engine: {blocked}"] += 1
             return None
         self._tapes[batch, length] = tape
-        if len(self._tapes) > TAPES:
+        while sum(batch * length for batch, length in self._tapes) * each > self._memory:
             self._tapes.popitem(last=False)
         self._last = tape
         return hidden[: len(parts)]
+
+    def _bytes(self) -> int:
+        """About what a tape keeps for each token: results of each layer's ops, and of attention to each 128 keys."""
+        spec, hidden = self.plan.layers[0].spec, self.plan.config.hidden_size
+        queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        parts = self._width * self.cache.manager.block_size // 128
+        wide = 6 * hidden + 3 * queries + 2 * keys + 3 * spec.inner
+        return len(self.plan.layers) * (wide * self.plan.dtype.itemsize + 4 * parts * queries)
 
     def go_on(self, tokens: Tensor) -> Tensor | None:
         """The step behind the last one, if that was on a tape and of one token a request: their next tokens are
@@ -88,10 +102,11 @@ class StepTape:
     """The step of `batch` rows of `length` tokens each, with block tables of `width` blocks."""
 
     def __init__(self, tapes: Tapes, batch: int, length: int, width: int) -> None:
-        self.plan, self.decoder, self.length = tapes.plan, tapes.decoder, length
+        self.forward, self.plan, self.length = tapes.forward, tapes.plan, length
         self._slots = tapes.cache.slots
         self._snapshot = self.plan.snapshot
-        self._pools = self._memory()
+        self._pools = self._places()
+        self._rope = self.plan.rotary.version()
         tokens = batch * length
         sizes = (tokens, 2 * batch, tokens, batch * width)  # ids, rows, positions, table
         # one tensor on the device, which one copy of the host's fills
@@ -110,13 +125,13 @@ class StepTape:
         self._script: Script | None = None
         self._hidden: Tensor | None = None
 
-    def _memory(self) -> list[Any]:
+    def _places(self) -> list[Any]:
         return [pool.data for slot in self._slots for pool in slot.pools]
 
     def fits(self) -> bool:
         """Whether nothing that it was recorded from has changed."""
-        same = all(a is b for a, b in zip(self._pools, self._memory(), strict=True))
-        return same and self._snapshot is self.plan.snapshot
+        same = all(map(is_, self._pools, self._places()))
+        return same and self._snapshot is self.plan.snapshot and self._rope == self.plan.rotary.version()
 
     def run(self, parts: Sequence[Part], tables: Sequence[list[int]]) -> Tensor:
         """[batch, length, hidden]; `tables` are the parts' blocks."""
@@ -163,10 +178,11 @@ class StepTape:
         self._used = len(parts)
 
     def _record(self) -> None:
+        self.forward.rope(self._width * self.forward.cache.manager.block_size)  # made by torch's ops
         script = Script(self.plan.device)
         try:
             with torch.inference_mode(False), torch.no_grad(), script.record():
-                hidden = self.decoder(self._ids, [self._group], script.product)
+                hidden = self.forward.decoder(self._ids, [self._group], script.product)
         except RuntimeError as error:
             if "can't be recorded" in str(error):
                 raise Blocked(str(error).split(": ")[0]) from None
