@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.patch.zoo import FAMILIES, classes, ids, shared
@@ -73,6 +74,15 @@ def test_many_rows_go_through_torchs_product_on_unpacked_weights(fmt: str, monke
     with torch.no_grad():
         torch.testing.assert_close(model(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
     assert len(calls) == sum(isinstance(module, FoundryLinear) for module in model.modules())
+
+
+def test_fake_tensors_leave_nothing_behind() -> None:
+    """What is kept for the next product is not made of fake ones."""
+    weight, x = quant.quantize(torch.randn(71, 64), "q8_0"), torch.randn(20, 64)
+    with FakeTensorMode() as mode:
+        assert linear_of_many(mode.from_tensor(x), mode.from_tensor(weight), "q8_0", None).shape == (20, 71)
+    expected = nn.functional.linear(x, quant.dequantize(weight, "q8_0"))
+    assert torch.equal(linear_of_many(x, weight, "q8_0", None), expected)
 
 
 def test_stock_code_runs_on_packed_weights() -> None:
