@@ -8,6 +8,9 @@ what transformers does with all layers, and its mask says who sees what.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -61,22 +64,19 @@ class Continuous:
     def __init__(self, index: int, arguments: dict[str, Any]) -> None:
         self.index, self.arguments = index, arguments
         cache = self.cache = arguments["cache"]
-        allocators = getattr(cache, "layer_to_allocator", None)
-        if allocators is not None:
-            allocator = allocators[index]
-            self.group, self.page, self.stride = (
-                allocator.index, allocator.tokens_per_page, allocator.block_physical_stride
-            )  # fmt: skip
-            self.full = allocator.layer_type == FULL
-            memory = allocator._kv_token_views[index]
-        elif hasattr(cache, "layer_index_to_group_indices"):  # transformers 5.17
-            self.group, at = cache.layer_index_to_group_indices[index]
-            self.page = self.stride = cache.block_size
-            self.full = cache.sliding_windows[index] == 1
-            memory = cache.key_cache[at], cache.value_cache[at]
-        else:
-            raise Blocked(f"cache is {type(cache).__name__}")
-        self.memory: tuple[Tensor, Tensor] = memory
+        try:  # nothing of this is public
+            if hasattr(cache, "layer_to_allocator"):
+                allocator = cache.layer_to_allocator[index]
+                self.group, self.page = allocator.index, allocator.tokens_per_page
+                self.stride, self.full = allocator.block_physical_stride, cache.cache_allocators.get(FULL) is allocator
+                self.memory: tuple[Tensor, Tensor] = allocator._kv_token_views[index]
+            else:  # transformers 5.17
+                self.group, at = cache.layer_index_to_group_indices[index]
+                self.page = self.stride = cache.block_size
+                self.full = cache.sliding_windows[index] == 1
+                self.memory = cache.key_cache[at], cache.value_cache[at]
+        except (AttributeError, KeyError):
+            raise Blocked(f"cache is {type(cache).__name__}") from None
 
     def check(self, plan: LayerPlan, x: Tensor, mask: Any) -> None:
         """Raise Blocked if stock code has to run."""
@@ -108,12 +108,12 @@ class Continuous:
         keys = q.new_empty(1, spec.n_kv_heads, q.shape[1], spec.head_dim)
         values = torch.empty_like(keys)
         q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim)
-        given = self.arguments
-        if hasattr(self.cache, "layer_to_allocator"):
-            keys, values = self.cache.update(keys, values, self.index, dict(given))
-        else:
+        given, update = self.arguments, self.cache.update
+        if _takes_all(type(self.cache).update):
+            keys, values = update(keys, values, self.index, dict(given))
+        else:  # before transformers 5.19
             places = {name: given[name] for name in ("read_index", "write_index")}
-            keys, values = (x.transpose(0, 1)[None] for x in self.cache.update(keys, values, self.index, **places))
+            keys, values = (x.transpose(0, 1)[None] for x in update(keys, values, self.index, **places))
         options: dict[str, Any] = {"scale": spec.scale, "softcap": spec.softcap, "mask": mask, "causal": False}
         return ops.attention(q, keys, values, keys.shape[2], **options)
 
@@ -169,6 +169,11 @@ class Continuous:
         runs = [(0, 0, len(write), 1)] if longest == 1 and len(new) == len(write) else _runs(ends_q.tolist())
         slots = torch.stack([write % stride, torch.ones_like(write)], 1)
         return Step(of, self.index, (write // stride)[:, None].int(), slots.int(), table.int(), rows.int(), runs, bound)
+
+
+@functools.cache
+def _takes_all(update: Callable[..., Any]) -> bool:
+    return "kwargs" in inspect.signature(update).parameters
 
 
 def _of_full(argument: Any) -> Any:
