@@ -24,6 +24,7 @@ SEEDED = {
     "linear-last-output-not-stored": "linear dense [1, 264]",
     "linear-sum-depends-on-the-number-of-rows": "linear q8_0: a row",
     "q4_0-zero-point": "linear q4_0: one-hot",
+    "reorder-gain": "reorder",
     "rms_norm-residual-read-with-the-strides-of-x": "rms_norm: rows",
     "rope-cache-written-one-token-late": "rope_and_cache 3 tokens",
     "decode-eps-ignored": "norm_linear dense",

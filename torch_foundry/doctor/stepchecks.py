@@ -43,6 +43,8 @@ def steps(quick: bool) -> Named:
             yield f"norm_linear {label}", partial(_norm_linear, dtype, rows, formats)
             yield f"norm_glu {label}", partial(_norm_glu, dtype, rows, formats[0])
             yield f"norm_qkv {label}", partial(_norm_qkv, dtype, rows, formats)
+    for dtype in dtypes:
+        yield f"reorder [3, 321] with a gain, {_short(dtype)}", partial(_reorder, dtype)
     yield "norm_linear: a row does not depend on its company", _company
     yield from experts(quick)
     for dtype in dtypes:
@@ -94,6 +96,16 @@ def _company(device: Device) -> None:
     together = ops.norm_linear(**given).cpu()
     for rows in (1, 2, 5):
         assert_equal(ops.norm_linear(**{**given, "x": given["x"][:rows]}).cpu(), together[:rows])
+
+
+def _reorder(dtype: torch.dtype, device: Device) -> None:
+    g = generator("reorder")
+    given = {"x": normal(g, 3, 321, dtype=dtype), "gain": normal(g, 321, dtype=dtype)}
+    given["order"] = torch.randperm(321, generator=g).int()
+    for got, expected in zip(
+        ops.reorder_with_gain(**_on(given, device)), plain.reorder_with_gain(**given), strict=True
+    ):
+        assert_equal(got.cpu(), expected)
 
 
 def _norm_glu(dtype: torch.dtype, rows: int, name: str | None, device: Device) -> None:
