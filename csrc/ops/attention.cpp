@@ -123,7 +123,7 @@ void decode(Call& call) {
   // columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries and weights.
   const int64_t widest = std::max(columns, variant.keys.columns), simdgroups = variant.choice.simdgroups;
   const auto fits = [&](int rows) {
-    const bool of_one_group = rows / 2 < call.args.group;
+    const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
     const int64_t floats = rows * (variant.keys.columns + simdgroups * 2 * kSimdWidth);
     return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
   };
