@@ -174,38 +174,51 @@ template <typename T, int DV>
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int S = attention_merge_simdgroups, U = 4;  // U splits in flight
-  threadgroup float values[S][32], sums[S][32];
+  constexpr int S = attention_merge_simdgroups, U = 8;  // U splits in flight
+  threadgroup float values[S][32];
+  threadgroup AttentionPartial gathered[S];
   const uint row = group.x, column = min(group.y * 32 + lane, uint(DV) - 1);  // the last ones may be all the same
   const uint n_heads = args.n_kv_heads * args.group, batch = row / n_heads / args.q_len;
   const uint splits = max(used_splits(args, filled(args, step, rows, batch).length), 1u);
   device const AttentionPartial* row_partials = partials + row * args.splits;
   device const float* row_y = partial_y + row * args.splits * DV + column;
-  float m = invisible, sum = 0.0f, value = 0.0f;
-  for (uint s = lane; s < splits; s += 32)
-    m = max(m, row_partials[s].largest);
-  m = simd_max(m);
+  AttentionPartial own = {invisible, 0.0f};
+  float value = 0.0f;
   for (uint first = simdgroup; first < splits; first += S * U) {
-    float w[U], of[U], v[U];
+    AttentionPartial of[U];
+    float v[U], m = own.largest;
     for (int u = 0; u < U; ++u) {
       const uint s = min(first + u * S, splits - 1);
-      w[u] = first + u * S < splits ? exp(row_partials[s].largest - m) : 0.0f;
-      of[u] = row_partials[s].sum;
+      of[u] = row_partials[s];
       v[u] = row_y[s * DV];
     }
     for (int u = 0; u < U; ++u) {
-      sum = fma(w[u], of[u], sum);
-      value = fma(w[u], v[u], value);
+      of[u].largest = first + u * S < splits ? of[u].largest : invisible;
+      m = max(m, of[u].largest);
+    }
+    const float rescale = exp(own.largest - m);
+    own = {m, own.sum * rescale};
+    value *= rescale;
+    for (int u = 0; u < U; ++u) {
+      const float w = weight_of(of[u].largest, m);
+      own.sum = fma(w, of[u].sum, own.sum);
+      value = fma(w, v[u], value);
     }
   }
   values[simdgroup][lane] = value;
-  sums[simdgroup][lane] = sum;
+  if (lane == 0)
+    gathered[simdgroup] = own;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup > 0)
     return;
-  for (int s = 1; s < S; ++s) {
-    sum += sums[s][lane];
-    value += values[s][lane];
+  float m = invisible, sum = 0.0f;
+  for (int s = 0; s < S; ++s)
+    m = max(m, gathered[s].largest);
+  value = 0.0f;
+  for (int s = 0; s < S; ++s) {
+    const float w = exp(gathered[s].largest - m);
+    sum = fma(w, gathered[s].sum, sum);
+    value = fma(w, values[s][lane], value);
   }
   if (has_sinks)
     add_sink(sinks, row % n_heads, m, value, sum);

@@ -121,14 +121,14 @@ FAULTS = [
     Fault(
         "attention-merge-drops-a-split",
         KERNEL,
-        "first + u * S < splits ? exp",
-        "first + u * S + 1 < splits ? exp",
+        "first + u * S < splits ? of",
+        "first + u * S + 1 < splits ? of",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
         "attention-merge-forgets-the-weights",
         KERNEL,
-        "exp(row_partials[s].largest - m)",
+        "weight_of(of[u].largest, m)",
         "1.0f",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),

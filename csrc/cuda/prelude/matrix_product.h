@@ -1,5 +1,6 @@
 // The product of 8x8 matrices that lie spread over the lanes. 16-bit operands of one type go through the tensor core,
-// of whose 16 rows half are zero; all else is a chain of fused multiply-adds in order of k, as exact as the host's.
+// of whose 16 rows half are zero. So do floats times 16 bits: TF32 has as many bits as halves, and two of them 22 bits
+// of a float. All else is a chain of fused multiply-adds in order of k, as exact as the host's.
 //
 // Lane p holds row p / 4, columns p % 4 * 2 and the next: kernels that multiply matrices are compiled with
 // MSL_PERMUTED.
@@ -36,6 +37,30 @@ MSL_TENSOR_PRODUCT(half, "f16")
 MSL_TENSOR_PRODUCT(bfloat, "bf16")
 #undef MSL_TENSOR_PRODUCT
 
+// The upper 11 bits of a float, as TF32 keeps them.
+MSL_INLINE uint32_t leading(float x) { return __float_as_uint(x) & 0xffffe000u; }
+
+// One product of TF32; a lane has columns t and t + 4 of A there, which stand for 2 t and 2 t + 1.
+MSL_INLINE Pair tf32_product(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1, Pair c) {
+  Pair d;
+  float unused[2];
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d.x), "=f"(d.y), "=f"(unused[0]), "=f"(unused[1])
+      : "r"(a0), "r"(0), "r"(a1), "r"(0), "r"(b0), "r"(b1), "f"(c.x), "f"(c.y), "f"(0.0f), "f"(0.0f));
+  return d;
+}
+
+template <class B> MSL_INLINE Pair mixed_product(Pair a, uint32_t b, Pair c) {
+  B low, high;
+  low.bits = static_cast<uint16_t>(b);
+  high.bits = static_cast<uint16_t>(b >> 16);
+  const uint32_t b0 = __float_as_uint(static_cast<float>(low)), b1 = __float_as_uint(static_cast<float>(high));
+  const uint32_t x = leading(a.x), y = leading(a.y);
+  const float x_rest = a.x - __uint_as_float(x), y_rest = a.y - __uint_as_float(y);
+  c = tf32_product(leading(x_rest), leading(y_rest), b0, b1, c);
+  return tf32_product(x, y, b0, b1, c);
+}
+
 MSL_INLINE Pair fused_product(Pair a, Pair b, Pair c) {
   const uint32_t lane = own_hardware_lane(), row = lane & ~3u, columns = lane & 3;
   for (uint32_t k = 0; k < 8; k++) {
@@ -53,6 +78,8 @@ MSL_INLINE Pair multiply_accumulate(const metal::vec<A, 2>& a, const metal::vec<
 #if defined(MSL_PERMUTED)
   if constexpr (__CUDA_ARCH__ >= 800 && std::is_same_v<A, B> && !std::is_same_v<A, float>)
     return tensor_product(packed(a), transposed(packed(b)), c, A());
+  else if constexpr (__CUDA_ARCH__ >= 800 && std::is_same_v<A, float> && !std::is_same_v<B, float>)
+    return mixed_product<B>(to_pair(a), transposed(packed(b)), c);
   else
     return fused_product(to_pair(a), to_pair(b), c);
 #else
