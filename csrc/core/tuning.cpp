@@ -98,8 +98,11 @@ std::map<std::string, int64_t>& overrides() { // as the environment has them
   return *map;
 }
 
+// Of a device: the choices for the buckets of an op and a format, made when they are first asked for. Tables and rows
+// are kept: a launch on another thread may be reading those that others take the place of.
 struct Table {
-  std::vector<Choice> choices[kOps];
+  std::string family;
+  std::atomic<const Choice*> rows[kOps][kMaxFormats] = {};
 };
 constexpr int buckets(Op op) { return op == Op::attention ? kAttentionBuckets : kLinearBuckets; }
 
@@ -171,26 +174,21 @@ Choice choice_of(const std::string& family, Op op, const QuantFormat& format, in
   return c;
 }
 
-Table* make_table(const std::string& family) {
-  auto* table = new Table; // kept: a launch on another thread may be reading the one that it replaces
-  for (Op op : kAllOps) {
-    auto& choices = table->choices[static_cast<int>(op)];
-    for (const QuantFormat& format : quant_formats()) {
-      for (int b = 0; b < buckets(op); b++) choices.push_back(choice_of(family, op, format, b));
-    }
-  }
-  return table;
+const Choice* make_row(const std::string& family, Op op, int format) {
+  auto* choices = new std::vector<Choice>;
+  for (int b = 0; b < buckets(op); b++) choices->push_back(choice_of(family, op, quant_formats()[format], b));
+  return choices->data();
 }
 
 int slot(c10::Device device) { return device.is_cpu() ? 0 : device.is_mps() ? 1 : 2; }
 std::atomic<Table*> tables[3];
 
-const Table& table_of(c10::Device device) {
+Table& table_of(c10::Device device) {
   std::atomic<Table*>& current = tables[slot(device)];
   if (Table* table = current.load(std::memory_order_acquire)) return *table;
   const std::string family = executor(device).family();
   std::lock_guard<std::mutex> lock(mutex);
-  if (!current.load(std::memory_order_acquire)) current.store(make_table(family), std::memory_order_release);
+  if (!current.load(std::memory_order_acquire)) current.store(new Table{family}, std::memory_order_release);
   return *current.load(std::memory_order_acquire);
 }
 
@@ -294,7 +292,13 @@ c10::Dict<std::string, std::vector<int64_t>> parameters(const std::string& op_na
 } // namespace
 
 Choice choose(c10::Device device, Op op, int row, int bucket) {
-  return table_of(device).choices[static_cast<int>(op)][row * buckets(op) + bucket];
+  Table& table = table_of(device);
+  std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op)][row];
+  if (const Choice* found = choices.load(std::memory_order_acquire)) return found[bucket];
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!choices.load(std::memory_order_acquire))
+    choices.store(make_row(table.family, op, row), std::memory_order_release);
+  return choices.load(std::memory_order_acquire)[bucket];
 }
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {

@@ -1,6 +1,6 @@
 // Which variant of a kernel runs: a table keyed by op, weight format, bucket of shapes and GPU family. Built-in entries
 // (tuning_table.cpp), then what `torch-foundry tune` found on this machine, then overrides from the environment.
-// A lookup is two loads and no string work.
+// A lookup is three loads and no string work.
 #pragma once
 
 #include <array>
