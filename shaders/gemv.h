@@ -184,9 +184,12 @@ template <typename Q> struct Walk<Q, true> {
     Codes raw[U][N];
     uint k = first;
     for (; U > 1 && k + (U - 1) * step < end; k += U * step) {
+#pragma unroll
       for (int u = 0; u < U; ++u)
+#pragma unroll
         for (int n = 0; n < N; ++n) raw[u][n].read(block[n][u * blocks], first);
       for (int n = 0; n < N; ++n) block[n] += U * blocks;
+#pragma unroll
       for (int u = 0; u < U; ++u)
         accumulate_codes<Q, M, N>(raw[u], block, false, x, x_row, first, k + u * step, end, sum, squares);
     }

@@ -116,19 +116,20 @@ void last_shape(Op op, int bucket, int& rows, int64_t& n, int64_t& k) {
   k = k_bucket == kInputBuckets - 1 ? kAny : int64_t(1) << (k_bucket + 9);
 }
 
-Choice built_in_choice(const std::string& family, Op op, const char* format, int bucket) {
+Choice built_in_choice(const std::string& family, Op op, const QuantFormat& format, int bucket) {
   int rows;
   int64_t n, k;
   last_shape(op, bucket, rows, n, k);
   for (const Line& line : built_in()) {
     const std::string_view name = line.format;
-    if (line.op == op && family.starts_with(line.families) && (name.empty() || name == format) && rows >= line.rows &&
+    if (line.op == op && family.starts_with(line.families) &&
+        (name.empty() || name == format.name || (name == "packed" && format.packed())) && rows >= line.rows &&
         n <= line.n && k <= line.k)
       return line.choice;
   }
   if (op == Op::moe_glu) return built_in_choice(family, Op::norm_linear, format, bucket);
   if (op == Op::norm_linear || op == Op::moe_down) return built_in_choice(family, Op::linear, format, bucket);
-  TORCH_INTERNAL_ASSERT(false, "no tuning entry for ", family, " ", format);
+  TORCH_INTERNAL_ASSERT(false, "no tuning entry for ", family, " ", format.name);
 }
 
 // TORCH_FOUNDRY_..: one number for all shapes. Columns are outputs of a threadgroup: outputs * simdgroups / split.
@@ -155,7 +156,7 @@ void override_choice(Op op, int rows, Choice& c) {
 
 Choice listed_choice(const std::string& family, Op op, const QuantFormat& format, int bucket) {
   const auto i = found().find({family, op, format.index, bucket});
-  return i == found().end() ? built_in_choice(family, op, format.name, bucket) : i->second;
+  return i == found().end() ? built_in_choice(family, op, format, bucket) : i->second;
 }
 
 Choice choice_of(const std::string& family, Op op, const QuantFormat& format, int bucket) {

@@ -11,7 +11,7 @@ namespace foundry::tuning {
 struct Line {
   const char* families; // "sm_90", or a prefix of several: "apple", "" for all that have none of their own
   Op op;
-  const char* format; // weight format, or dtype's format for attention; "" for all
+  const char* format; // weight format, or dtype's format for attention; "packed" for all packed ones, "" for all
   int rows;           // smallest number of rows that it is for (1, 2, 4, 8); attention: 1
   int64_t n, k;
   Choice choice;
