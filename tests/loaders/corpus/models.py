@@ -159,6 +159,37 @@ def charsmap(data: bytes) -> Build:
     )
 
 
+def trie(text: bytes = b"x\0", **units: int) -> Build:
+    """A charsmap that makes "A" into the beginning of `text`. units: others of the trie's, u0 and so on."""
+    made = [0] * 256
+    made[65], made[200] = 65 | 1 << 8 | (65 ^ 200) << 10, 1 << 31
+    for name, value in units.items():
+        made[int(name[1:])] = value
+    return charsmap(struct.pack("<257I", 1024, *made) + text)
+
+
+def gemma(pattern: bytes) -> Build:
+    """A model that says which of its layers see a window alone."""
+    file = model("gemma3")
+    for name in ("attn_q_norm", "attn_k_norm"):
+        file.tensor(f"blk.0.{name}.weight", [16])
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.tensor(f"blk.0.{name}.weight", [HIDDEN])
+    file.put("gemma3.attention.sliding_window", scalar(U32, 64)).put("gemma3.attention.sliding_window_pattern", pattern)
+    for name in ("key_length", "value_length"):
+        file.put(f"gemma3.attention.{name}", scalar(U32, 16))
+    file.without("output.weight")
+    return file.bytes
+
+
+A.accept("A120", "gemma 3: every second layer sees all", gemma(scalar(U32, 2)))
+A.accept("A122", "gemma 3: layers listed", gemma(array(BOOL, b"\1", 1)))
+A.reject("A124", "gemma 3: more layers listed than there are", "HP_TYPE", gemma(array(BOOL, b"\1\0", 2)), "pattern")
+A.reject("A126", "gemma 3: the pattern is a text", "HP_TYPE", gemma(string("2")), "pattern")
+A.reject("A128", "gemma 3: the pattern is a list of numbers", "HP_TYPE", gemma(numbers(U32, [1])), "pattern")
+A.reject("A130", "gemma 3: the pattern is 0", "HP_TYPE|HP_RANGE", gemma(scalar(U32, 0)), "pattern")
+
+
 def merged(*merges: str) -> Build:
     return lambda: bpe(list(merges)).bytes()
 
@@ -199,7 +230,7 @@ V.reject("V26", "token types of floats", "VOCAB_TYPE", key("token_type", numbers
 V.reject("V28", "scores of strings", "VOCAB_TYPE", key("scores", strings(["x"] * 288)), "scores")
 V.reject("V30", "eos_token_id a string", "VOCAB_TYPE|TOKEN_ID", key("eos_token_id", string("2")), "eos_token_id")
 V.reject("V32", "eos_token_id a float", "VOCAB_TYPE|TOKEN_ID", key("eos_token_id", scalar(F32, 2.0)), "eos_token_id")
-V.reject("V34", 'model "gpt3"', "TOKENIZER", key("model", string("gpt3")), "gpt3")
+V.reject("V34", 'model "gpt3"', "TOKENIZER", key("model", string("gpt3")), "tokenizer.ggml.model")
 V.reject("V36", "pre-tokenizer of another world", "TOKENIZER",
          put("tokenizer.ggml.pre", string("warp"), bpe), "warp")  # fmt: skip
 V.reject("V38", "merges of numbers", "MERGES", put("tokenizer.ggml.merges", numbers(U32, [1, 2]), bpe), "merges")
@@ -228,3 +259,14 @@ V.reject("V70", "scores a number", "VOCAB_TYPE", key("scores", scalar(F32, 1.0))
 V.reject("V72", "eos_token_id a truth value", "VOCAB_TYPE", key("eos_token_id", scalar(BOOL, 1)), "eos_token_id")
 V.accept("V54", "token_type absent", drop("tokenizer.ggml.token_type"), policy=True)
 V.accept("V56", "merges of nothing", merged(), policy=True)
+V.accept("V74", "sound: charsmap", trie())
+V.reject("V75", "charsmap: a trie of nothing", "CHARSMAP", charsmap(struct.pack("<2I", 0, 0) + b"x\0"), "charsmap")
+V.reject("V77", "charsmap: a trie of 1000 bytes", "CHARSMAP", charsmap(struct.pack("<I", 1000) + bytes(1024)), "blocks")
+V.reject("V79", "charsmap: a trie longer than the data", "CHARSMAP", charsmap(struct.pack("<I", 2048) + bytes(1024)))
+V.reject("V81", "charsmap: text without an end", "CHARSMAP", trie(b"x"), "charsmap")
+V.reject("V83", "charsmap: text that is not UTF-8", "CHARSMAP", trie(b"\xff\0"), "charsmap")
+V.reject("V85", "charsmap: a root past the end", "CHARSMAP", trie(u0=300 << 10), "charsmap")
+V.reject("V87", "charsmap: a leaf past the end", "CHARSMAP", trie(u65=65 | 1 << 8 | 300 << 10), "charsmap")
+V.reject("V89", "charsmap: a node whose children are past the end", "CHARSMAP", trie(u65=65 | 300 << 10), "charsmap")
+V.reject("V91", "charsmap: a replacement past the end of the text", "CHARSMAP", trie(u200=1 << 31 | 99), "charsmap")
+V.reject("V93", "charsmap: the middle of a character", "CHARSMAP", trie("é\0".encode(), u200=1 << 31 | 1), "charsmap")
