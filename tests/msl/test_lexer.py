@@ -19,10 +19,10 @@ def test_kinds_and_text():
 
 
 def test_text_comes_back_with_its_line_markers():
-    source = '# 1 "a.metal"\nint a;\n\n#pragma unroll\n# 7 "b.h" 1 3\nint b; /* c */ int c;\n'
+    source = '# 1 "a.metal"\nint a;\n#pragma unroll\n#pragma mark d\n# 7 "b.h" 1 3\nint b; /* c */ int c;\n'
     tokens = Tokens(source)
     text = "".join(lead + t for lead, t in zip(tokens.lead, tokens.text, strict=True)) + tokens.tail
-    assert text == '# 1 "a.metal"\nint a;\n\n\n# 7 "b.h"\nint b; /* c */ int c;\n'
+    assert text == '# 1 "a.metal"\nint a;\n#pragma unroll\n\n# 7 "b.h"\nint b; /* c */ int c;\n'
     assert tokens.where(tokens.text.index("a")) == ("a.metal", 1)
     assert tokens.where(tokens.text.index("b")) == ("b.h", 7)
 

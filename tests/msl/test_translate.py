@@ -94,6 +94,11 @@ def test_kernels_of_one_name_get_aliases_of_their_own():
     ]
 
 
+def test_loops_that_must_be_unrolled_say_so_to_every_compiler():
+    source = "#pragma once\nvoid f() {\n  #pragma unroll\n  for (int i = 0; i < 2; ++i) {}\n  #pragma mark x\n}\n"
+    assert body(source) == "void f() { #pragma unroll for (int i = 0; i < 2; ++i) {} }"
+
+
 def test_lines_are_kept():
     source = (
         "constant bool a [[function_constant(0)]];\n"
