@@ -45,10 +45,10 @@ class Guessing:
         self._default, self._draft, self._budget = lookup or 0, draft, budget
         self.totals = Guesses()
         self._own: dict[int, Guessed] = {}
-        self._times: dict[
-            tuple[int, int], float
-        ] = {}  # seconds of a step, by (power of two of requests, tokens of each)
-        self._met: set[tuple[int, int]] = set()  # such steps, of which the first one is not timed: it may be recorded
+        # seconds of a step by (requests, rows of each), both powers of two; the first one met is not timed, as it may
+        # have been recorded
+        self._times: dict[tuple[int, int], float] = {}
+        self._met: set[tuple[int, int]] = set()
         self._used: set[tuple[int, int]] = set()
         self._since = 0  # steps with guesses since one without was timed
 
@@ -88,10 +88,11 @@ class Guessing:
         ]
         if drafted:
             assert self._draft is not None
-            found = self._draft.propose([job for job, _ in drafted], slots, [row for _, row in drafted], length - 1)
-            texts.update(found)
+            count = min(length - 1, max(self._own[job.name].found for job, _ in drafted))
+            texts.update(self._draft.propose([job for job, _ in drafted], slots, [row for _, row in drafted], count))
         for job in jobs:
-            job.guesses = texts.get(job.name, [])[: length - 1]
+            if own := self._own.get(job.name):
+                job.guesses = texts[job.name][: min(length - 1, own.found)]
 
     def note(self, chunk: Chunk, tokens: int) -> None:
         """A step has given a request `tokens` tokens."""
