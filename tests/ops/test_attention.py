@@ -49,6 +49,7 @@ CASES = [
     (Case(queries=5), F32),
     (Case(queries=DECODE, kv_len=DECODE, capacity=DECODE), F32),
     (Case(heads=7, kv_heads=1), F32),
+    (Case(heads=16, kv_heads=1, head_dim=128), F16),
     (Case(head_dim=32, heads=1, kv_heads=1), F32),
     (Case(head_dim=96), F16),
     (Case(head_dim=256, heads=8, kv_heads=1), BF16),
@@ -207,15 +208,15 @@ def test_rows_do_not_depend_on_the_number_of_queries() -> None:
             kit.assert_equal(ops.attention(**alone), together[:, i : i + 1])
 
 
-@pytest.mark.parametrize("group, head_dim", [(9, 64), (12, 96), (16, 128), (8, 256)])
+@pytest.mark.parametrize("group, head_dim", [(9, 64), (16, 128), (8, 256)])
 def test_a_group_reads_its_keys_once(group: int, head_dim: int, tmp_path: Path) -> None:
     """One threadgroup has all heads of a KV head and a split: the kernel gives the same where no other one works."""
     case = Case(batch=43, heads=2 * group, kv_len=300, capacity=300, head_dim=head_dim)  # enough for any GPU
     given = inputs(case, F16)
-    opchecks.attention(given)
     expected = ops.attention(**given)
-    shaders = shutil.copytree(Path(__file__).parents[2] / "shaders", tmp_path / "shaders")
-    text, all_work = (shaders / "attention.metal").read_text(), "if (split >= max("
+    source = Path(__file__).parents[2] / "shaders"
+    shaders = shutil.copytree(source, tmp_path / "shaders", ignore=shutil.ignore_patterns("*.metal"))
+    text, all_work = (source / "attention.metal").read_text(), "if (split >= max("
     assert text.count(all_work) == 1
     (shaders / "attention.metal").write_text(text.replace(all_work, "if (tgid.x > 0 || split >= max("))
     with runtime.use_shaders(shaders), truth.poisoned_outputs():
