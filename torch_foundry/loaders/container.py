@@ -83,7 +83,6 @@ class FileContainer:
         file.check()
         if on_metal is not None:
             metal.read(file, offset, on_metal, info.name)
-            file.check()
         for begin in range(0, data.numel(), step):
             if on_metal is None:
                 file.read_into(memory[begin : begin + step], offset + begin, info.name)
