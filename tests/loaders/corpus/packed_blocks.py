@@ -107,7 +107,8 @@ for id, name, value in (
     ("73", "blocksize", 64.0), ("75", "blocksize", ...), ("77", "blocksize", 1 << 40), ("79", "quant_type", "fp4"),
     ("81", "quant_type", ...), ("83", "quant_type", ["nf4"]), ("85", "shape", [128]), ("87", "shape", [-128, -128]),
     ("89", "shape", [128.0, 128.0]), ("91", "shape", ...), ("93", "shape", "128"), ("95", "shape", [1, 128, 128]),
-    ("97", "nested_blocksize", 0), ("99", "nested_blocksize", -256), ("A1", "nested_blocksize", 256.0),
+    ("97", "nested_blocksize", 0), ("98", "nested_blocksize", (1 << 64) - 2),
+    ("99", "nested_blocksize", -256), ("A1", "nested_blocksize", 256.0),
     ("A3", "nested_blocksize", ...), ("A5", "nested_offset", ...), ("A7", "nested_offset", "0.5"),
     ("A9", "nested_offset", INF), ("B1", "nested_offset", NAN), ("B3", "shape", [True, 16384]),
 ):  # fmt: skip

@@ -81,7 +81,8 @@ def _probe_packs(data: bytes) -> None:
         raise LoadError("CONFIG", "memory", "config", expected="JSON", found=str(problem)) from None
     if not isinstance(config, dict):
         raise LoadError("CONFIG", "memory", "config", expected="an object", found=type(config).__name__)
-    settings = config.get("quantization_config", config.get("quantization"))
+    given = config.get("quantization_config")
+    settings = config.get("quantization") if given is None else given
     container = open_memory("safetensors", data[4 + count :])
     config, weights = read_weights(Source(container, False, lambda name: True), config, "config.json")
     assert not {"quantization_config", "quantization"} & config.keys()

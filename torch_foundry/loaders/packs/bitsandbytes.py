@@ -127,7 +127,7 @@ def _describe(parts: Parts, state: str) -> dict[str, Any]:
         raise _bad(parts, state, f"a blocksize of {', '.join(map(str, _SIZES))}", reprlib.repr(size))
     if "nested_blocksize" in described or "nested_offset" in described:
         size, offset = described.get("nested_blocksize"), described.get("nested_offset")
-        if type(size) is not int or size <= 0 or type(offset) is not float or not math.isfinite(offset):
+        if type(size) is not int or not 0 < size < 1 << 30 or type(offset) is not float or not math.isfinite(offset):
             raise _bad(parts, state, "a nested_blocksize and a nested_offset", reprlib.repr((size, offset)))
     return described
 
