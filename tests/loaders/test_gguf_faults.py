@@ -154,10 +154,16 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
         "llama.attn_logit_softcapping",
     ),
     "window where there is none": (
-        "olmo2",
-        key("olmo2.attention.sliding_window", 64),
+        "qwen2",
+        key("qwen2.attention.sliding_window", 64),
         "HP_RANGE",
-        "olmo2.attention.sliding_window",
+        "qwen2.attention.sliding_window",
+    ),
+    "layers with a window by half": (
+        "olmo3",
+        key("olmo2.attention.sliding_window_pattern", [True]),
+        "HP_TYPE",
+        "olmo2.attention.sliding_window_pattern",
     ),
     "not causal": ("qwen3", key("qwen3.attention.causal", False), "HP_RANGE", "qwen3.attention.causal"),
     "pattern of another length": (

@@ -67,11 +67,12 @@ def test_experts_are_read_to_where_they_stay(tmp_path: Path, monkeypatch: pytest
     with open_gguf(tmp_path / "old.gguf") as container:
         into = container.read_into
         monkeypatch.setattr(Source, "_parts", None)
-        monkeypatch.setattr(
-            container,
-            "read_into",
-            lambda name, out, start=0: (read.append((name, out.data_ptr())), into(name, out, start)),
-        )
+
+        def noted(name: str, out: torch.Tensor, *rest: Any, **options: Any) -> None:
+            read.append((name, out.data_ptr()))
+            into(name, out, *rest, **options)
+
+        monkeypatch.setattr(container, "read_into", noted)
         weight = GgufModel(container).weights["model.layers.1.mlp.experts.down_proj"]
         stacked = weight.load(torch.device("cpu"))
     assert stacked.numpy().tobytes() == tensors["blk.1.ffn_down_exps.weight"][0].tobytes()
