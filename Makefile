@@ -56,7 +56,7 @@ fuzz: $(VENV)/.built $(VENV)/.dev
 	$(PY) -m tests.loaders.fuzz.run --inputs $(FUZZ)
 	mkdir -p build/fuzz && $(PY) -m tests.loaders.fuzz.header build/fuzz $(FUZZ)
 	$(PY) -W ignore -m tests.text.generated 0 60
-	if $(PY) -m pip install -q -r tests/loaders/fuzz/requirements.txt; then for kind in gguf safetensors; do \
+	if $(PY) -m pip install -q -r tests/loaders/fuzz/requirements.txt; then for kind in gguf safetensors packs; do \
 	  $(PY) -m tests.loaders.fuzz.guided $$kind -runs=$(FUZZ) -max_len=4096 -artifact_prefix=build/fuzz/ || exit 1; \
 	done; else echo "no atheris for this interpreter: mutants alone"; fi
 

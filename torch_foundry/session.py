@@ -49,7 +49,8 @@ class Session:
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
 
-        After an exception the messages are as before.
+        An answer that nobody gave a length to ends where the model ends it, or its context does. After an exception the
+        messages are as before.
         """
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise ValueError("tokenizer: expected one with a chat template; without one, use Session.generate")
@@ -58,10 +59,17 @@ class Session:
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         prompt = inputs["input_ids"].to(self.model.device)
-        ids = self.generate(prompt, **options)
+        ids = self.generate(prompt, **{**self._length(options), **options})
         answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
+
+    def _length(self, options: dict[str, Any]) -> dict[str, int]:
+        """The model's context, where nobody says how long texts may be: generate() would stop after 20 tokens."""
+        settings = self.options | options
+        config = settings.get("generation_config") or self.model.generation_config
+        said = (settings.get(name) or getattr(config, name) for name in ("max_new_tokens", "max_length"))
+        return {} if any(said) else {"max_length": self.model.config.get_text_config().max_position_embeddings}
 
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any

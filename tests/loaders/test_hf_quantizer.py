@@ -175,9 +175,19 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             load(tmp_path, quantization_config=FoundryConfig(formats))
-    shared("qwen2").save_pretrained(tmp_path)  # tied
+    model = copy.deepcopy(shared("qwen2"))
+    model.model.embed_tokens.max_norm = 1.0
     with pytest.raises(ValueError, match=r"lm_head shares its weight with model\.embed_tokens"):
-        load(tmp_path, quantization_config=FoundryConfig({"lm_head": "q8_0"}))
+        torch_foundry.quantize(model, {"lm_head": "q8_0"})
+
+
+@pytest.mark.parametrize("name", ["lm_head", "*.embed_tokens"])
+@pytest.mark.parametrize("fmt", ["q8_0", None])
+def test_a_shared_weight_answers_to_either_name(name: str, fmt: str | None) -> None:
+    model = torch_foundry.quantize(copy.deepcopy(shared("qwen2")), {name: fmt, "*": "q4_0"})
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert getattr(model.lm_head, "format", None) == getattr(model.model.embed_tokens, "format", None) == fmt
+    assert model.model.layers[0].mlp.down_proj.format == "q4_0"
 
 
 def test_settings_of_a_saved_model_are_checked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import torch_foundry
 from tests.patch.zoo import FAMILIES, ids, shared
@@ -147,6 +147,19 @@ def test_a_chat(demo: tuple[Any, Any]) -> None:
     assert session.messages == before
     session.messages[-1]["content"] = "Something else."
     assert session.send("Why?")
+
+
+def test_an_answer_ends_where_the_model_ends_it(demo: tuple[Any, Any]) -> None:
+    model, tokenizer = demo
+    session, said = Session(model, tokenizer, do_sample=False), "Tell me a story about a kite."
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": said}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    whole = model.generate(**inputs, max_new_tokens=400, do_sample=False)[0]
+    assert int(whole[-1]) == tokenizer.eos_token_id
+    assert session.send(said) == tokenizer.decode(whole[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    for options in ({"max_new_tokens": 3}, {"generation_config": GenerationConfig(max_new_tokens=3, eos_token_id=2)}):
+        assert len(tokenizer(Session(model, tokenizer, **options).send(said))["input_ids"]) <= 5, options
 
 
 def test_a_system_message(demo: tuple[Any, Any]) -> None:

@@ -114,7 +114,8 @@ def quantize(model: Model, formats: Formats) -> Model:
     formats: "q4_0" or another of `torch_foundry.quant.PACKABLE`, for the linear layers and experts of known decoder
         layers, the embeddings and the output layer; those whose rows are not whole blocks of the format stay dense. Or
         shell patterns of the names of modules, in any model, of which the first that fits decides:
-        {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}, where None leaves dense.
+        {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}, where None leaves dense. An output layer and an embedding
+        that share their weight answer to either name.
 
     `save_pretrained` then writes packed weights, which AutoModelForCausalLM and `torch_foundry.load` read;
     `dequantize(model)` first makes it write a model that any transformers can read.

@@ -25,10 +25,10 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
     """Which linear layers, embeddings and experts of `model` are to be packed, by name, and as what.
 
     formats: one for all that lies in `layers` and for the embeddings and the output layer, where rows are whole blocks;
-    or shell patterns of names, of which the first that fits decides (None: stays dense).
+    or shell patterns of names, of which the first that fits decides (None: stays dense), for all that share a weight.
 
-    ValueError: an unknown format; a pattern that fits nothing, or a module whose rows are not whole blocks; two modules
-    that share a weight and would get different formats. Unsupported: one format for a model without `layers`.
+    ValueError: an unknown format; a pattern that fits nothing, or a module whose rows are not whole blocks; a weight
+    that is shared with a module that can't be packed. Unsupported: one format for a model without `layers`.
     """
     if isinstance(formats, str):
         formats = formats.lower()  # ggml writes q4_K
@@ -48,7 +48,7 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
         packable = (n for n, m, columns in _candidates(model) if id(m) in inside and _whole(columns, formats))
         plan = dict.fromkeys(packable, formats)
     else:
-        plan = _by_patterns(model, formats)
+        plan = _by_patterns(model, formats, tied)
     for target, source in tied.items():
         if plan.get(target) != plan.get(source):
             if not isinstance(formats, str):
@@ -59,11 +59,13 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
     return plan
 
 
-def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None]) -> dict[str, str]:
+def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None], tied: Mapping[str, str]) -> dict[str, str]:
     plan: dict[str, str] = {}
     used: set[str] = set()
+    partners = {**tied, **{source: target for target, source in tied.items()}}
     for name, _, columns in _candidates(model):
-        pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        names = (name, partners.get(name, name))
+        pattern = next((p for p in patterns if any(fnmatchcase(n, p) for n in names)), None)
         if pattern is None:
             continue
         used.add(pattern)

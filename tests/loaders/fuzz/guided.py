@@ -13,6 +13,7 @@ import torch  # noqa: F401  (before the others, so that it is not instrumented)
 with atheris.instrument_imports(include=["torch_foundry.loaders"], enable_loader_override=False):
     from torch_foundry.loaders import container, files, finite, safetensors  # noqa: F401
     from torch_foundry.loaders.gguf import cursor, reader, values  # noqa: F401
+    from torch_foundry.loaders.packs import columns, parts, read_weights  # noqa: F401
 
 from .mutants import mutant
 from .target import KINDS, probe
