@@ -119,6 +119,14 @@ def test_context_manager_makes_dense_again() -> None:
         pass
 
 
+def test_a_block_leaves_what_was_packed_before_and_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    model = quantize(copy.deepcopy(shared("llama")), "q8_0")
+    before = classes(model)
+    with patched(model):
+        assert classes(model) != before
+    assert classes(model) == before and not [w for w in recwarn if "packed" in str(w.message)]
+
+
 def test_tied_embeddings_share_one_packed_weight() -> None:
     model = patch(copy.deepcopy(shared("qwen2")), quantize="q8_0")
     embedding, head = model.model.embed_tokens, model.lm_head

@@ -96,9 +96,7 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
     `FoundryLinear` layers. `dequantize=True` turns them into dense layers with the values that packing has left.
     """
     state = _state_of(model)
-    for module in list(model.modules()):
-        if is_swapped(module):
-            restore(module)
+    _restore(model)
     if dequantize:
         _unpack(model)
     elif state is not None and state.quantized:
@@ -151,6 +149,12 @@ def merge_adapters(model: Any, formats: str | None = SAME) -> Any:
     return merged
 
 
+def _restore(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        if is_swapped(module):
+            restore(module)
+
+
 def _pack(model: nn.Module, plan: dict[str, str]) -> None:
     forget(model)
     pack_model(model, plan)
@@ -193,7 +197,9 @@ def patched(
     try:
         yield model
     finally:
-        unpatch(model, dequantize=quantize is not None)
+        _restore(model)
+        if quantize is not None:
+            _unpack(model)
 
 
 def report(model: nn.Module) -> Report:
