@@ -41,12 +41,15 @@ std::optional<at::Tensor> map_file(int64_t fd, int64_t offset, int64_t bytes) {
   const auto length = static_cast<size_t>((offset + bytes - start + page - 1) / page * page);
   void* pages = mmap(nullptr, length, PROT_READ, MAP_SHARED, static_cast<int>(fd), start);
   TORCH_CHECK(pages != MAP_FAILED, "can't map a file: ", strerror(errno));
-  id<MTLBuffer> buffer = [device() newBufferWithBytesNoCopy:pages
-                                                     length:length
-                                                    options:MTLResourceStorageModeShared
-                                                deallocator:^(void* memory, NSUInteger size) {
-                                                  munmap(memory, size);
-                                                }];
+  id<MTLBuffer> buffer = nil;
+  @autoreleasepool { // for what a driver makes on the way: threads of Python's have none
+    buffer = [device() newBufferWithBytesNoCopy:pages
+                                         length:length
+                                        options:MTLResourceStorageModeShared
+                                    deallocator:^(void* memory, NSUInteger size) {
+                                      munmap(memory, size);
+                                    }];
+  }
   if (buffer == nil) {
     munmap(pages, length);
     return std::nullopt;

@@ -12,6 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from torch_foundry import quant
 from torch_foundry.loaders import LoadError, open_safetensors
 from torch_foundry.loaders.types import SAFETENSORS
 
@@ -51,6 +52,17 @@ def test_tensors_of_all_dtypes_read_back_equal(tmp_path: Path, name: str) -> Non
 
 
 PLAIN = (torch.float32, torch.int32)
+
+
+def test_blocks_that_lie_where_kernels_cannot_read_them_are_not_mapped(tmp_path: Path) -> None:
+    """Their element is a byte, but their scales and words are not."""
+    packed = quant.quantize(torch.randn(1, 64), "affine4_g64_f16")
+    expected = quant.dequantize(packed, "affine4_g64_f16")
+    for before in range(8):
+        tensors = {"0": torch.zeros(before, dtype=torch.uint8), "1": packed}
+        safetensors.torch.save_file(tensors, tmp_path / "m.safetensors")
+        with open_safetensors(tmp_path / "m.safetensors") as container:
+            assert torch.equal(quant.dequantize(container.mapped("1"), "affine4_g64_f16"), expected)
 
 
 @pytest.mark.parametrize(("name", "columns", "nbytes"), [("F4", 6, 3), ("F6_E2M3", 8, 6), ("F6_E3M2", 4, 3)])

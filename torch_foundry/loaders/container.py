@@ -17,6 +17,7 @@ from torch_foundry.loaders.tensors import CPU, TensorInfo
 from torch_foundry.loaders.types import TYPES, Storage
 
 _CHUNK = 1 << 22  # bytes that are read and then looked at while they are still in the cache
+_WORD = 4  # bytes whose multiples blocks may have to begin at, and copies by Metal
 
 
 class FileContainer:
@@ -101,12 +102,12 @@ class FileContainer:
         """The whole tensor where it lies in the page cache, without a copy: shape and dtype as `read` has them.
 
         Whoever truncates the file then ends the process (SIGBUS), and whoever rewrites it changes the weights; what is
-        written to the tensor stays in this process. Nothing is checked for NaN. The file is mapped from its first byte
-        on, so a tensor lies as far from a page's beginning as it does in the file. One that doesn't lie at a multiple
-        of its element's size is read instead.
+        written to the tensor stays in this process, and on `mps` it can't be written. Nothing is checked for NaN. A
+        tensor lies as far from a page's beginning as it does in the file. One that doesn't lie at a multiple of its
+        element's size and of four bytes is read instead.
         """
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
-        if not info.nbytes or info.offset % storage.dtype.itemsize:
+        if not info.nbytes or info.offset % max(storage.dtype.itemsize, _WORD):
             return self.read(name).to(device)
         file = self._file(info)
         file.check()

@@ -131,6 +131,7 @@ struct Load {
   MOCK_RULE("whole-pages", reinterpret_cast<uintptr_t>(pointer) % page == 0 && length % page == 0,
             "newBufferWithBytesNoCopy: takes whole pages");
   if (length > [self maxBufferLength]) return nil;
+  [[[NSObject alloc] init] autorelease]; // drivers have their own
   MockBuffer* buffer = [MockBuffer alloc];
   buffer->bytes = static_cast<uint8_t*>(pointer);
   buffer->length = length;
