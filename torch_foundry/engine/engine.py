@@ -44,6 +44,9 @@ class Engine:
     ahead: steps that are handed to the device before their tokens are read, while all requests generate and nothing is
     guessed: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
 
+    What the cache holds was computed with the model as it was: once weights have changed, call `cache.manager.forget()`
+    while the engine is idle, or later prompts that begin like earlier ones go on from it. One thread at a time.
+
     RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
     """
 
@@ -63,8 +66,8 @@ class Engine:
         assistant_model: Any = None,
         ahead: int = 4,
     ) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead: expected at least one step, got {ahead}")
+        if type(ahead) is not int or ahead < 1:
+            raise ValueError(f"ahead: expected a whole number of steps from 1 on, got {ahead!r}")
         config = model.config.get_text_config()
         self.model, self.tokenizer, self.queue, self.ahead = model, tokenizer, queue, ahead
         self.vocabulary: int = model.lm_head.out_features
@@ -90,7 +93,7 @@ class Engine:
         self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
         self._slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
         self._chooser = Chooser(self._slots)
-        self._unsure: set[Job] = set()  # whose slots may have gone on without them: a step failed
+        self._unsure: set[Job] = set()  # whose slots may not be as they should: new, or a step failed
         self._rows: list[Job | None] = [None] * requests  # who has which slot
         self._streams: dict[int, Stream] = {}
         self._names = itertools.count()
@@ -165,7 +168,8 @@ class Engine:
     def step(self) -> int:
         """Compute one step; returns its number of tokens, 0 if there is nothing to do.
 
-        An exception leaves every request as it was before the step, in the queue or with the tokens that it has.
+        An exception leaves every request in the queue or with the tokens that it has; the next step goes on. Blocked
+        says why a model that has changed meanwhile can't be run any more.
         """
         began, before = time.perf_counter(), list(self.scheduler.running)
         generating = [job for job in before if job.pending == 1]
@@ -176,8 +180,7 @@ class Engine:
                 self._leave(job)
         if not chunks:
             return 0
-        for chunk in chunks:
-            self._enter(chunk.job)
+        self._enter([chunk.job for chunk in chunks])
         chunks.sort(key=lambda chunk: self._slot(chunk.job))
         steps = self._steps(chunks)
         for chunk in chunks:
@@ -187,25 +190,28 @@ class Engine:
         if steps > 1:
             slots = [self._slot(chunk.job) for chunk in chunks]
             found = self._chooser.several(slots, logits, self._forward.go_on, steps)
-            self._unsure.difference_update(chunk.job for chunk in chunks)
             self._guessing.timed(len(chunks), 1, len(chunks), (time.perf_counter() - began) / steps)
-            return sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
-        complete = [chunk for chunk in chunks if chunk.complete]
-        new = self._chooser(complete, [self._slot(chunk.job) for chunk in complete], logits) if complete else []
+            done = sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
+        else:
+            complete = [chunk for chunk in chunks if chunk.complete]
+            new = self._chooser(complete, [self._slot(chunk.job) for chunk in complete], logits) if complete else []
+            if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
+                length, tokens = max(chunk.size for chunk in chunks), sum(len(tokens) for tokens, _ in new)
+                self._guessing.timed(len(chunks), length, tokens, time.perf_counter() - began)
+            done = self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
         self._unsure.difference_update(chunk.job for chunk in chunks)
-        if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
-            length, tokens = max(chunk.size for chunk in chunks), sum(len(tokens) for tokens, _ in new)
-            self._guessing.timed(len(chunks), length, tokens, time.perf_counter() - began)
-        return self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
+        return done
 
     def _done(self, chunks: Sequence[Chunk], new: Sequence[tuple[list[int], int]]) -> int:
         """Chunks are in the cache; `new`: what was chosen for each, if it was. Of requests that have not ended by now.
         Returns the number of tokens in the cache."""
-        going = [i for i, chunk in enumerate(chunks) if chunk.job.name in self._streams]
-        self.scheduler.done([chunks[i] for i in going])
-        tokens = sum(chunks[i].size for i in going)
-        for i in going if new else ():
-            self._take(chunks[i], *new[i])
+        tokens = 0
+        for i, chunk in enumerate(chunks):  # one by one: an exception (an interrupt) leaves the others at one place
+            if chunk.job.name in self._streams:
+                self.scheduler.done([chunk])
+                tokens += chunk.size
+                if new:
+                    self._take(chunk, *new[i])
         return tokens
 
     def _steps(self, chunks: Sequence[Chunk]) -> int:
@@ -247,13 +253,15 @@ class Engine:
     def _slot(self, job: Job) -> int:
         return self._rows.index(job)
 
-    def _enter(self, job: Job) -> None:
-        if job not in self._rows:
-            self._rows[self._rows.index(None)] = job
-        elif job not in self._unsure:
-            return
-        stream = self._streams[job.name]
-        self._slots.fill(self._slot(job), stream.settings, job.tokens, seed=stream.seed, prompt=job.prompt)
+    def _enter(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:  # all have a slot before anything can fail
+            if job not in self._rows:
+                self._rows[self._rows.index(None)] = job
+                self._unsure.add(job)
+        for job in jobs:
+            if job in self._unsure:
+                stream = self._streams[job.name]
+                self._slots.fill(self._slot(job), stream.settings, job.tokens, seed=stream.seed, prompt=job.prompt)
 
     def _leave(self, job: Job) -> None:
         slot = self._slot(job)

@@ -55,6 +55,7 @@ class Forward:
             for pool in layer.pools:
                 pool.allocate(cache.manager.blocks, cache.manager.block_size, *shape)
         self._tapes = Tapes(self, requests)
+        self._snapshot = self.plan.snapshot
 
     @torch.no_grad()
     def __call__(self, parts: Sequence[Part]) -> Tensor:
@@ -64,6 +65,8 @@ class Forward:
         has changed into one that this can't be done for.
         """
         self.plan.check()
+        if self._snapshot is not self.plan.snapshot:
+            self._change()
         hidden = self._tapes.run(parts)
         if hidden is not None:
             x = hidden.flatten(0, 1)
@@ -71,6 +74,15 @@ class Forward:
                 x = x[self._put([i * hidden.shape[1] + j for i, part in enumerate(parts) for j in range(part.wanted)])]
             return self._logits(x)
         return self._eager(parts)
+
+    def _change(self) -> None:
+        """The model has changed: nothing may keep what it was."""
+        self._tapes.clear()
+        for plan, layer in zip(self.plan.layers, self._layers, strict=True):
+            shape = (plan.spec.n_kv_heads, plan.spec.head_dim, self.plan.dtype, self.plan.device)
+            if not all(pool.fits(*shape) for pool in layer.pools):
+                raise Blocked("the model has another shape, dtype or device than its cache")
+        self._snapshot = self.plan.snapshot
 
     @torch.no_grad()
     def go_on(self, tokens: Tensor) -> Tensor | None:

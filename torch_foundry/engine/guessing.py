@@ -16,6 +16,7 @@ from torch_foundry.decode.speculation import MOST, accepted
 from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.requests import Job, Params
 from torch_foundry.engine.scheduler import Chunk
+from torch_foundry.patch.state import Blocked
 
 LENGTHS = (1, 2, 4, 8)  # rows of each request in a step: its newest token and guesses
 
@@ -89,7 +90,12 @@ class Guessing:
         if drafted:
             assert self._draft is not None
             count = min(length - 1, max(self._own[job.name].found for job, _ in drafted))
-            texts.update(self._draft.propose([job for job, _ in drafted], slots, [row for _, row in drafted], count))
+            try:
+                found = self._draft.propose([job for job, _ in drafted], slots, [row for _, row in drafted], count)
+            except Blocked as blocked:  # it has changed; answers don't depend on it
+                self.totals.stopped = f"switched off: {blocked}"
+            else:
+                texts.update(found)
         for job in jobs:
             if own := self._own.get(job.name):
                 job.guesses = texts[job.name][: min(length - 1, own.found)]

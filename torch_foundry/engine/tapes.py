@@ -77,6 +77,11 @@ class Tapes:
         self._last = tape
         return hidden[: len(parts)]
 
+    def clear(self) -> None:
+        """Let go of all tapes, and of the weights that they read."""
+        self._tapes.clear()
+        self._refused = self._last = None
+
     def _bytes(self) -> int:
         """About what a tape keeps for each token: results of each layer's ops, and of attention to each 128 keys."""
         spec, hidden = self.plan.layers[0].spec, self.plan.config.hidden_size
