@@ -14,7 +14,7 @@ std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor
   if (gain) check("gain", *gain).like(x).shape({N}).contiguous();
   at::Tensor y = at::empty(x.sizes(), x.options());
   at::Tensor gains = at::empty({gain ? x.size(-1) : 0}, x.options());
-  if (x.numel() == 0 && !gain) return {y, gains};
+  if (x.numel() == 0 && gains.numel() == 0) return {y, gains};
 
   ReorderArgs args{};
   args.n = static_cast<uint32_t>(x.size(-1));
@@ -25,11 +25,11 @@ std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor
     return Kernel{"reorder.metal", "reorder", {metal_type(x.scalar_type())}, {}, ""};
   });
   const int64_t rows = args.rows + (gain ? 1 : 0);
-  Launch(pipeline)
-      .in(x)
+  Launch(pipeline) // what has no elements has no memory: the other stands in for it
+      .in(args.rows ? x : *gain)
       .in(order)
       .in(gain ? *gain : x)
-      .out(y)
+      .out(args.rows ? y : gains)
       .out(gain ? gains : y)
       .args(args)
       .run(per_element(rows * args.threads_per_row));

@@ -46,6 +46,8 @@ def test_shapes_and_alignment() -> None:
     kit.assert_equal(got, plain.reorder(x, inputs["order"]))
     empty = ops.reorder(x[:0], inputs["order"])
     assert empty.shape == (0, 3, 96)
+    check(given(0, 96, F16))  # the gains alone
+    check(given(3, 0, F16))
 
 
 def test_a_wrong_number_reads_nothing_else() -> None:
