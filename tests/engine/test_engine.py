@@ -250,6 +250,7 @@ def test_limits_of_model_and_cache() -> None:
         ([VOCAB], f"a vocabulary of {VOCAB}, got {VOCAB}"),
         ([-1], "got -1"),
         ("text", "a text needs an engine with a tokenizer"),
+        (torch.ones(2, 3, dtype=torch.int64), r"one text, got a tensor of shape \[2, 3\]"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.submit(prompt)
@@ -269,13 +270,26 @@ def test_limits_of_model_and_cache() -> None:
         {"max_tokens": 0}, {"max_tokens": 1.5}, {"max_tokens": True}, {"min_tokens": -1}, {"temperature": -0.1},
         {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": 0}, {"top_p": 1.5}, {"min_p": -1},
         {"seed": 2**64}, {"seed": "1"}, {"stop": "abc"}, {"stop": ("",)}, {"repetition_penalty": 0},
-        {"presence_penalty": float("nan")},
+        {"presence_penalty": float("nan")}, {"presence_penalty": 1e300}, {"frequency_penalty": -1e300},
+        {"repetition_penalty": 1e300}, {"temperature": 1e300}, {"top_k": 1.5},
     ],
     ids=str,
 )  # fmt: skip
 def test_wrong_parameters(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Params(**wrong)
+
+
+def test_the_largest_parameters_are_answered() -> None:
+    engine = Engine(patched(), blocks=4)
+    largest = Params(
+        max_tokens=2**80, min_tokens=2**80, top_k=2**80, temperature=3e38, repetition_penalty=3e38,
+        presence_penalty=-3e38, frequency_penalty=3e38, seed=2**64 - 1, stop_token_ids=(2**80, 5),
+    )  # fmt: skip
+    others = [engine.submit([3], largest), engine.submit([4], GREEDY)]
+    drain(engine)
+    assert others[1].result() == alone(engine.model, [4])
+    assert others[0].finish_reason
 
 
 def test_salts_share_nothing() -> None:

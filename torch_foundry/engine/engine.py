@@ -140,6 +140,8 @@ class Engine:
             found: list[int] = self.tokenizer(prompt)["input_ids"]
             return found
         if isinstance(prompt, Tensor):
+            if prompt.ndim > 1 and len(prompt) != 1:
+                raise ValueError(f"prompt: expected one text, got a tensor of shape {list(prompt.shape)}")
             prompt = prompt.flatten().tolist()
         return [int(i) for i in prompt]
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from torch_foundry.sampling import Settings
 
+LARGEST = (2 - 2**-23) * 2.0**127  # of 32-bit floats, which kernels get
+LONGEST = 2**31 - 1  # tokens of a text
+
 
 class QueueFull(RuntimeError):
     """An engine has as many requests waiting as it takes; later there may be room."""
@@ -47,6 +50,11 @@ class Params:
                 raise ValueError(f"{name}: expected a whole number from {least} on, got {value!r}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number from 0 on, got {self.temperature!r}")
+        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if abs(getattr(self, name)) > LARGEST:  # would end the step of all requests, not this one
+                raise ValueError(f"{name}: expected a number of 32 bits, got {getattr(self, name)!r}")
+        if self.top_k is not None and type(self.top_k) is not int:
+            raise ValueError(f"top_k: expected None or a whole number, got {self.top_k!r}")
         if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
             raise ValueError(f"seed: expected a number of 64 bits, got {self.seed!r}")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
@@ -62,7 +70,7 @@ class Params:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            min_new_length=prompt + self.min_tokens if self.min_tokens else 0,
+            min_new_length=min(prompt + self.min_tokens, LONGEST) if self.min_tokens else 0,
             min_new_tokens=ends if self.min_tokens else (),
             do_sample=draw,
             temperature=self.temperature if draw else 1.0,
