@@ -34,6 +34,9 @@ inline Ref<NSString*> string(const std::string& text) {
 }
 
 inline std::string text(NSString* string) { return string ? [string UTF8String] : ""; }
-inline std::string text(NSError* error) { return error ? text([error localizedDescription]) : "no reason was given"; }
+inline std::string text(NSError* error) { // never empty
+  const std::string words = text([error localizedDescription]);
+  return words.empty() ? "no reason was given" : words;
+}
 
 } // namespace foundry::metal

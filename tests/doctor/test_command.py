@@ -43,7 +43,8 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert checks["passed"] == checks["all"] == len(checks["names"]) > 50
     assert {name.split()[0].rstrip(":") for name in checks["names"]} == {
         "rms_norm", "add_rms_norm", "linear", "embedding", "glu", "rope_and_cache", "attention", "argmax", "demo",
-        "norm_linear", "norm_glu", "norm_qkv", "sample", "moe_route", "moe_glu", "moe_down", "moe_choose", "moe_linear",
+        "norm_linear", "norm_glu", "norm_qkv", "reorder", "sample",
+        "moe_route", "moe_glu", "moe_down", "moe_choose", "moe_linear",
     }  # fmt: skip
     assert report["bandwidth"]["read_gb_s"] > 0 and report["dispatch"]["one_by_one_us"] > 0
     assert report["dispatch"]["replayed_us"] > 0 and report["dispatch"]["indirect_us"] is None

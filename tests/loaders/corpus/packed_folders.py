@@ -90,6 +90,8 @@ folder("33", "config.json not UTF-8", "CONFIG", file("config.json", b'{"model_ty
 folder("35", "config.json of 1 GiB (sparse)", "CONFIG", file("config.json", Sparse(b"{", 1 << 30)), "config.json")
 folder("37", "config.json of 500 000 bytes of objects", "CONFIG|ARCH_MISSING",
        file("config.json", b'{"a":[' + b"{}," * 160_000 + b"{}]}"), "config.json")  # fmt: skip
+folder("38", "config.json with 600 000 spaces behind it", "CONFIG", lambda f: f.files.update(
+    {"config.json": json.dumps(f.config).encode() + b" " * 600_000}), "config.json")  # fmt: skip
 folder("39", "config.json names a thing twice", "CONFIG", lambda f: f.files.update(
     {"config.json": json.dumps(f.config).replace("{", '{"hidden_size": 64, ', 1).encode()}), "config.json")  # fmt: skip
 folder("41", "config.json with a NaN", "CONFIG", config(rms_norm_eps=float("nan")), "config.json")
