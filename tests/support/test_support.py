@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import torch_foundry
 from torch_foundry import runtime, support
 from torch_foundry.cli.loading import UserError, find_device
+from torch_foundry.ops.fake import fake
 from torch_foundry.patch import api
 from torch_foundry.support import Facts
 
@@ -265,3 +266,9 @@ def test_the_command_line_says_why(name: str, message: str) -> None:
         pytest.skip(f"this build runs on {name}")
     with pytest.raises(UserError, match=f"--device {name}: .*({message})"):
         find_device(name)
+
+
+def test_an_extension_older_than_the_sources() -> None:
+    with pytest.raises(ImportError) as caught:
+        fake("an_op_of_tomorrow")
+    assert "make build" in one_sentence(str(caught.value))
