@@ -8,12 +8,12 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.plan import DecoderPlan
+from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.tape import StepTape
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked
 
-LONGEST = 8  # tokens of a row in a step
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
 OFF = frozenset({"output_attentions", "output_hidden_states", "output_router_logits"})
@@ -33,7 +33,7 @@ class DecoderMixin(ModelMixin):
         if len(args) == 1 and "input_ids" not in kwargs:
             kwargs["input_ids"], args = args[0], ()
         ids, seen = kwargs.get("input_ids"), cache.get_seq_length()
-        if args or type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST or not seen:
+        if args or type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST_STEP or not seen:
             return super().__call__(*args, **kwargs)
         plan = self.decoder_plan()
         try:

@@ -5,6 +5,7 @@ What is guessed changes how long a generation takes, never its tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 
 LONGEST = 3  # tokens that are looked up
+
+
+def accepted(guesses: list[int], chosen: list[int]) -> int:
+    """How many of the guesses are what was chosen, up to the first that isn't."""
+    return next((i for i, (a, b) in enumerate(zip(guesses, chosen, strict=False)) if a != b), len(guesses))
 
 
 class PromptLookup:
@@ -46,6 +52,17 @@ class PromptLookup:
                 period = text[found : min(end, found + max(most, 1))]
                 return length, (period * (1 + most // len(period)))[:most]
         return 0, []
+
+    def look_back(self, text: list[int], start: int, most: int) -> Iterator[tuple[int, int, int]]:
+        """What guesses would have been worth for the tokens of `text` from `start` on: for each step that would have
+        had some, how many tokens were found to stand there and before, how many were guessed, and how many right."""
+        while start < len(text):
+            kind, found = self.propose(text, most, start)
+            found = found[: len(text) - start]
+            right = accepted(found, text[start:])
+            if found:
+                yield kind, len(found), right
+            start += right + 1
 
 
 class DraftModel:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch_foundry.decode.state import power_of_two
+
 START = 0.7  # how likely a guess is thought to be right before one was tried
 WEIGHT = 0.15  # of a guess in that
 NEWEST = 0.3  # weight of the newest step in an average time
@@ -38,7 +40,7 @@ class Guesses:
 
 def rows_of(guesses: int) -> int:
     """Rows of a step with so many guesses: a power of two, as each number has a tape to be recorded."""
-    return 1 << guesses.bit_length()
+    return power_of_two(1 + guesses)
 
 
 class Rates:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.decode.drafts import LONGEST, DraftModel, PromptLookup
+from torch_foundry.decode.drafts import LONGEST, DraftModel, PromptLookup, accepted
 from torch_foundry.decode.kept import KeptGuesses
 from torch_foundry.decode.pace import Guesses, Pace, rows_of
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.request import Request
+from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.steps import EXPECTED, ROOM, Steps
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.undo import Undo
@@ -26,7 +27,7 @@ from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 from torch_foundry.sampling.sampler import check_errors
 
-MOST = 7  # guesses in a step: with the newest token, as many rows as kernels read weights for at once
+MOST = LONGEST_STEP - 1  # guesses in a step, beside the newest token
 
 
 class Verifier:
@@ -195,11 +196,6 @@ class Verifier:
         return tape
 
 
-def accepted(guesses: list[int], chosen: list[int]) -> int:
-    """How many of the guesses are what was chosen, up to the first that isn't."""
-    return next((i for i, (a, b) in enumerate(zip(guesses, chosen, strict=False)) if a != b), len(guesses))
-
-
 class Guesser:
     """The part of a generation that guesses."""
 
@@ -261,7 +257,8 @@ class Guesser:
             pace.note(kind, len(guesses), right, kept, seconds)
         else:
             if isinstance(self.draft, PromptLookup):
-                self._look_back(self.draft, text, len(text) - kept, pace)
+                for seen in self.draft.look_back(text, len(text) - kept, self.most):
+                    pace.seen(*seen)
             pace.note_plain(len(chosen), kept, seconds)
         if streamer is not None:
             verifier.settle()
@@ -277,13 +274,3 @@ class Guesser:
             return 0, self.draft.propose(text, wanted) if wanted else []
         length, found = self.draft.propose(text, min(self.most, most))
         return length, found[: pace.guesses(length or None)]
-
-    def _look_back(self, lookup: PromptLookup, text: list[int], start: int, pace: Pace) -> None:
-        """What guesses would have been worth for the tokens from `start` on."""
-        while start < len(text):
-            length, found = lookup.propose(text, self.most, start)
-            found = found[: len(text) - start]
-            right = accepted(found, text[start:])
-            if found:
-                pace.seen(length, len(found), right)
-            start += right + 1

@@ -6,13 +6,19 @@ from typing import Any
 
 import torch
 
+LONGEST_STEP = 8  # tokens of a row in a recorded step: as many rows as kernels read weights for at once
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
 
 
+def power_of_two(number: int) -> int:
+    """The smallest that is not below `number`, from 1 on."""
+    return 1 << (number - 1).bit_length()
+
+
 def horizon_for(positions: int) -> int:
     """The number of positions to prepare for, if `positions` of them are needed."""
-    return max(SMALLEST_HORIZON, 1 << (positions - 1).bit_length())
+    return max(SMALLEST_HORIZON, power_of_two(positions))
 
 
 class StepState:

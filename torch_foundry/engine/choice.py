@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry.decode.speculation import accepted
+from torch_foundry.decode.drafts import accepted
 from torch_foundry.engine.scheduler import Chunk
 from torch_foundry.sampling import Slots
 

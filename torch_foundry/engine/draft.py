@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from torch_foundry.decode.speculation import MOST
+from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
 from torch_foundry.engine.requests import Job
-from torch_foundry.engine.tapes import LENGTH
 from torch_foundry.kvcache.blocks import OutOfBlocks
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.patch.state import Blocked
@@ -107,7 +107,7 @@ class Draft:
     def _part(self, job: Job, text: list[int], end: int) -> Part:
         start = len(self._fed[job.name])
         # all are wanted where that lets the step be a tape
-        return Part(job.name, start, text[start:end], end - start if end - start <= LENGTH else 1)
+        return Part(job.name, start, text[start:end], end - start if end - start <= LONGEST_STEP else 1)
 
     def _count(self, parts: Sequence[Part]) -> None:
         for part in parts:

@@ -12,13 +12,15 @@ from typing import Any
 
 from torch_foundry.decode.drafts import LONGEST, PromptLookup
 from torch_foundry.decode.pace import GAIN, NEWEST, PLAIN_EVERY, Guesses, Rates
-from torch_foundry.decode.speculation import MOST, accepted
+from torch_foundry.decode.speculation import MOST
+from torch_foundry.decode.state import LONGEST_STEP, power_of_two
 from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.requests import Job, Params
 from torch_foundry.engine.scheduler import Chunk
 from torch_foundry.patch.state import Blocked
 
-LENGTHS = (1, 2, 4, 8)  # rows of each request in a step: its newest token and guesses
+# rows of each request in a step: its newest token and guesses
+LENGTHS = tuple(1 << i for i in range(LONGEST_STEP.bit_length()))
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Guessing:
 
     def timed(self, requests: int, length: int, tokens: int, seconds: float) -> None:
         """A step of so many requests, of which none had more than `length` tokens, and which gave `tokens`."""
-        key = _power(requests), _power(length)
+        key = power_of_two(requests), power_of_two(length)
         self._since += length > 1
         self._used.add(key)
         if key in self._met:
@@ -136,14 +138,8 @@ class Guessing:
         if own.lookup is None:
             own.kind, own.found = 0, max(left, 0)
             return []
-        at = max(own.looked, job.prompt)
-        while at < len(text):
-            kind, found = own.lookup.propose(text, own.most, at)
-            found = found[: len(text) - at]
-            right = accepted(found, text[at:])
-            if found:
-                own.rates.seen(kind, len(found), right)
-            at += right + 1
+        for seen in own.lookup.look_back(text, max(own.looked, job.prompt), own.most):
+            own.rates.seen(*seen)
         own.looked = len(text)
         own.kind, guesses = own.lookup.propose(text, max(left, 0))
         own.found = len(guesses)
@@ -151,7 +147,7 @@ class Guessing:
 
     def _length(self, jobs: Sequence[Job]) -> int:
         """Rows of each of the jobs in the next step."""
-        batch, found = _power(len(jobs)), [self._own[job.name] for job in jobs if job.name in self._own]
+        batch, found = power_of_two(len(jobs)), [self._own[job.name] for job in jobs if job.name in self._own]
         found = [own for own in found if own.found]
         if not found or (batch, 1) not in self._times:
             return 1
@@ -167,9 +163,8 @@ class Guessing:
 
         def speed(length: int) -> float:
             tokens = sum(own.rates.tokens(own.kind, min(length - 1, own.found)) for own in found)
-            return (others + tokens) / self._times[
-                batch, max(n for n in LENGTHS if n <= length and (batch, n) in self._times)
-            ]
+            tried = max(n for n in LENGTHS if n <= length and (batch, n) in self._times)
+            return (others + tokens) / self._times[batch, tried]
 
         most = max(own.found for own in found) + 1
         lengths = [n for n in LENGTHS if n < 2 * most and n * len(jobs) <= self._budget]
@@ -178,7 +173,3 @@ class Guessing:
         self.totals.stopped = "" if pays else "switched off, as it did not pay"
         self._since += not pays  # a draft that is off has to be tried again some time
         return best if pays else 1
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_foundry.decode.state import LONGEST_STEP, power_of_two
 from torch_foundry.engine.groups import Group, Part
 from torch_foundry.engine.script import Script
 from torch_foundry.nn.linear import FEW
@@ -19,7 +20,6 @@ from torch_foundry.patch.state import Blocked
 if TYPE_CHECKING:
     from torch_foundry.engine.forward import Forward
 
-LENGTH = 8  # tokens of a request, at most
 EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be recorded of them
 MEMORY = {"cuda": 4 << 30}  # bytes that tapes may keep of what is computed on the way, one of them half of it
 MEMORY_ELSEWHERE = 1 << 30
@@ -47,9 +47,9 @@ class Tapes:
         """
         self._last = None
         length = max(len(part.ids) for part in parts)
-        if length > LENGTH or any(part.wanted < len(part.ids) for part in parts):
+        if length > LONGEST_STEP or any(part.wanted < len(part.ids) for part in parts):
             return None  # a prompt
-        length = 1 << (length - 1).bit_length()
+        length = power_of_two(length)
         batch = rows_for(len(parts), self.requests)
         if self._refused is self.plan.snapshot:
             return None
@@ -57,7 +57,7 @@ class Tapes:
             return None
         tables = [self.cache.manager.table(part.name) for part in parts]
         if (longest := max(map(len, tables))) > self._width:
-            self._width = min(1 << (longest - 1).bit_length(), self.cache.manager.blocks)
+            self._width = min(power_of_two(longest), self.cache.manager.blocks)
             self._tapes.clear()
         each = self._bytes()
         if batch * length * each > self._memory // 2:
@@ -99,7 +99,7 @@ class Tapes:
 
 def rows_for(requests: int, most: int) -> int:
     """The number of rows of a step for so many requests."""
-    rows = 1 << (requests - 1).bit_length() if requests <= FEW else -(-requests // FEW) * FEW
+    rows = power_of_two(requests) if requests <= FEW else -(-requests // FEW) * FEW
     return min(rows, max(most, requests))
 
 
