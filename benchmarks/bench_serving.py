@@ -2,8 +2,10 @@
 
 python -m benchmarks.bench_serving --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --concurrent 1,8,32
 
-Records go to serving.jsonl in --out. An engine's answers have to be those of requests alone, but for tokens that are
-as good as equal to the model. A row that isn't right is invalid: exit code 1.
+Requests come all at once, with prompts of one length; or one after the other (`arriving`), prompts and answers of many
+lengths, to an engine that has been at work before. Records go to serving.jsonl in --out. An engine's answers have to be
+those of requests alone, but for tokens that are as good as equal to the model. A row that isn't right is invalid:
+exit code 1.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,22 +27,25 @@ from benchmarks.harness.record import Parity, Record
 from benchmarks.models import MODELS, REAL, build
 from torch_foundry import quant
 from torch_foundry.doctor.timing import synchronize
-from torch_foundry.engine import Engine, Params
+from torch_foundry.engine import Engine, Params, Stream
 
 TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
 CRITERION = "the tokens of one request, or a near-tie where they part"
+SHORTEST = 16  # tokens of a prompt, and of an answer, of requests that arrive
+EVERY = 2  # steps of the engine between two of them
 Timed = tuple[list[list[int]], float]  # answers, seconds a token
 
 
 @dataclass(frozen=True)
 class Way:
-    """A row: what is run, and what it is compared with."""
+    """A row: what is run, and what it is compared with. extra: what the last run has left there."""
 
     name: str
     shape: dict[str, Any]
     run: Callable[[], Timed]
     prompts: list[list[int]]
     expected: list[list[int]]
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = torch_foundry.patch(build(MODELS[name], fmt, device, seed=args.seed))
             runs = Runs(model, args.prompt, args.max_tokens, args.seed)
             stock: dict[str, Times] = {}
-            for way in (*runs.engines(sorted({1, *concurrent})), runs.generate()):
+            ways = [*runs.engines(sorted({1, *concurrent})), runs.generate()]
+            for way in (*ways, *([runs.arriving(args.arriving, args.longest)] if args.arriving else [])):
                 taken = [way.run() for _ in range(args.iterations + 1)][1:]  # the first one compiles and records
                 times = Times(tuple(seconds for _, seconds in taken))
                 kind = way.name.split(",")[0]
@@ -72,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         parity=runs.parity(way, taken[-1][0]),
                         stock=kind,
                         stock_times=stock.setdefault(kind, times),
+                        extra=way.extra,
                     )
                 )
                 record.append(args.out / "serving.jsonl", records[-1:])
@@ -85,7 +93,8 @@ class Runs:
     def __init__(self, model: Any, prompt: int, tokens: int, seed: int) -> None:
         self.model, self.tokens, self.device = model, tokens, model.device
         g = torch.Generator().manual_seed(seed)
-        self._draw = lambda: torch.randint(3, model.config.vocab_size, (prompt,), generator=g).tolist()
+        self._draw = lambda n=prompt: torch.randint(3, model.config.vocab_size, (n,), generator=g).tolist()
+        self._lengths = lambda n, most: torch.randint(SHORTEST, max(SHORTEST, most) + 1, (n,), generator=g).tolist()
 
     def engines(self, concurrent: Sequence[int]) -> Iterator[Way]:
         """The engine with so many requests at a time; only tokens after each one's first are timed."""
@@ -107,6 +116,44 @@ class Runs:
         seconds = self._now() - start
         answers = [stream.tokens for stream in streams]
         return answers, seconds / (sum(map(len, answers)) - early)
+
+    def arriving(self, count: int, longest: int) -> Way:
+        """Requests that come while others are answered; the time is that of everything, from the first one's coming."""
+        prompts = [self._draw(n) for n in self._lengths(count, longest)]
+        tokens = self._lengths(count, self.tokens)
+        engine = Engine(self.model, requests=count)
+        each = [Params(max_tokens=most, temperature=0) for most in tokens]
+        alone = [list(engine.submit(*request)) for request in zip(prompts, each, strict=True)]
+        extra: dict[str, Any] = {}
+
+        def run() -> Timed:
+            engine.cache.manager.forget()
+            return self._arrive(engine, list(zip(prompts, each, strict=True)), extra)
+
+        shape = {"requests": count, "prompts": sum(map(len, prompts)), "tokens": sum(tokens)}
+        return Way(f"arriving, {count}", shape, run, prompts, alone, extra)
+
+    def _arrive(self, engine: Engine, requests: list[tuple[list[int], Params]], extra: dict[str, Any]) -> Timed:
+        streams: list[Stream] = []
+        seen: list[list[tuple[float, int]]] = []  # when a request had how many tokens
+        start, steps = self._now(), 0
+        while len(streams) < len(requests) or not engine.idle:
+            if steps % EVERY == 0 and len(streams) < len(requests):
+                seen.append([(time.perf_counter(), 0)])
+                streams.append(engine.submit(*requests[len(streams)]))
+            engine.step()  # which waits for the device
+            steps, now = steps + 1, time.perf_counter()
+            for stream, had in zip(streams, seen, strict=True):
+                if (have := len(stream.tokens)) > had[-1][1]:
+                    had.append((now, have))
+        seconds, answers = self._now() - start, [stream.tokens for stream in streams]
+        waits = [[b - a for (a, _), (b, _) in pairwise(had)] for had in seen]
+        first, gaps = [wait[0] for wait in waits], [gap for wait in waits for gap in wait[1:]]
+        for name, found in ("first_ms", first), ("gap_ms", gaps):
+            times = Times(tuple(found))
+            extra[name] = {f"p{round(100 * q)}": round(1e3 * times.quantile(q), 3) for q in (0.5, 0.8, 0.99, 1)}
+        extra["steps"] = steps
+        return answers, seconds / sum(map(len, answers))
 
     def generate(self) -> Way:
         """generate() with one sequence, whose steps are tapes."""
@@ -150,6 +197,7 @@ def _table(records: Sequence[Record]) -> str:
         speed = "-" if row.speedup is None else f"{row.speedup:.2f}"
         state = f"{'ok' if row.valid else 'WRONG'}, {row.parity.detail}"
         lines.append(f"{row.name:14} {row.format:6} {row.way:24} {1 / row.times.median:9.1f} {speed:>6}  {state}")
+        lines += [f"{name:>24} {found}" for name, found in row.extra.items()]
     return "\n".join(lines)
 
 
@@ -160,6 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrent", default="1,8,32", help="requests at a time; default %(default)s")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt; default %(default)s")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer; default %(default)s")
+    parser.add_argument("--arriving", type=int, default=32, help="requests that arrive; default %(default)s; 0: none")
+    parser.add_argument("--longest", type=int, default=600, help="tokens of their prompts; default %(default)s")
     parser.add_argument("--iterations", type=int, default=3, help="of each measurement; default %(default)s")
     return parser
 

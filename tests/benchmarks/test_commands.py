@@ -289,10 +289,13 @@ def test_a_stand_in_for_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines, with answers that are right; one that isn't makes its row invalid."""
     few = [*FEW, "--formats", "f32", "--prompt", "6", "--max-tokens", "6", "--iterations", "1", "--out", str(tmp_path)]
+    few += ["--arriving", "3", "--longest", "40"]
     assert bench_serving.main([*few, "--concurrent", "3"]) == 0
     found = rows(tmp_path / "serving.jsonl")
-    names = ["engine, 1", "engine, 3", "generate"]
+    names = ["engine, 1", "engine, 3", "generate", "arriving, 3"]
     assert [row["way"] for row in found] == names and all(row["valid"] and row["speedup"] for row in found)
+    extra = found[-1]["extra"]
+    assert all(0 < extra[name]["p50"] <= extra[name]["p100"] for name in ("first_ms", "gap_ms"))
     serve = bench_serving.Runs._serve
 
     def wrong(runs: Any, prompts: Any) -> Any:
