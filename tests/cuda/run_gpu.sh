@@ -34,7 +34,10 @@ fi
 
 if wanted tests; then
   pytest=("$PYTHON" -m pytest -q --tb=short -p no:cacheprovider)
-  "$PYTHON" -c "import xdist" 2>/dev/null && pytest+=(-n "$(nproc)") # the GPU waits for Python
+  if "$PYTHON" -c "import xdist" 2>/dev/null; then # the GPU waits for Python: a process a core, each with one thread
+    pytest+=(-n "$(nproc)")
+    export OMP_NUM_THREADS=1
+  fi
   step gpu "${pytest[@]}" -s tests/cuda/on_gpu.py
   suites=(tests/ops tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/patch/test_families.py tests/patch/test_running.py)
   for suite in "${suites[@]}"; do

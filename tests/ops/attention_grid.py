@@ -12,13 +12,24 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import kit
 import torch
 from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry import reference as plain
 from torch_foundry.doctor import opchecks
-from torch_foundry.doctor.truth import BF16, F16, F32, assert_bound, assert_equal, assert_norm, generator, normal
+from torch_foundry.doctor.truth import (
+    BF16,
+    F16,
+    F32,
+    assert_bound,
+    assert_equal,
+    assert_norm,
+    generator,
+    normal,
+    relative_error,
+)
 from torch_foundry.quant.kv import pack_rows
 
 Kernel = dict[str, Any]
@@ -31,6 +42,7 @@ FEATURES: dict[str, list[Any]] = {
     "softcap": [0.0, 20.0],
     "sinks": ["", "float", "own"],
     "prefill": [False, True],
+    "lanes": [1, 8],  # that read a key together, of decode on the host: 8 is what GPUs have
 }
 
 
@@ -149,15 +161,25 @@ def dense(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {**given, **changed, **own, "k_format": None, "v_format": None}
 
 
+def stock(own: dict[str, Any], truth: Tensor) -> Tensor:
+    """Plain torch's result, of eight orders in which it may add up scores the worst: where queries are large and few
+    scores decide, one order's error is a tenth of another's."""
+    orders = [torch.randperm(own["q"].shape[-1], generator=generator("order", i)) for i in range(8)]
+    results = [plain.attention(**{**own, **{n: own[n][..., o] for n in ("q", "k_cache")}}) for o in orders]
+    return max(results, key=lambda result: relative_error(result, truth))
+
+
 def check(kernel: Kernel, call: dict[str, Any]) -> None:
     """One call: against float64 by norm and element, and the same bits from pages."""
     given = inputs(kernel, call)
-    got = ops.attention(**given)
+    with kit.choice("attention", lanes=kernel["lanes"]):
+        got = ops.attention(**given)
+        in_pages = ops.attention(**paged(given, call["page"], generator(call["seed"])))
     wide = dense(given, torch.float64)
-    truth, stock = plain.attention(**wide), plain.attention(**dense(given, kernel["dtype"]))
-    assert_norm(got, truth, stock)
+    truth = plain.attention(**wide)
+    assert_norm(got, truth, stock(dense(given, kernel["dtype"]), truth))
     assert_bound(got, truth, opchecks.attention_bound(wide, truth, got.dtype))
-    assert_equal(ops.attention(**paged(given, call["page"], generator(call["seed"]))), got)
+    assert_equal(in_pages, got)
 
 
 def main() -> None:

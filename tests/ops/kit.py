@@ -159,6 +159,18 @@ def tuned(family: str, op: str, **changes: int) -> Iterator[None]:
         tuning.forget()
 
 
+@contextlib.contextmanager
+def choices_of(family: str) -> Iterator[None]:
+    """The host executor runs the variants that devices of `family` run: its sums are then in their order."""
+    try:
+        for op in tuning.OPS:
+            for key in every_key(op):
+                tuning.use("host", key, tuning.choice(family, key))
+        yield
+    finally:
+        tuning.forget()
+
+
 def every_key(op: str) -> Iterator[tuning.Key]:
     """One key for each format and bucket of shapes."""
     for name, fmt in quant.FORMATS.items():
