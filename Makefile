@@ -10,26 +10,29 @@ export HF_HUB_OFFLINE := 1
 
 SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py torch_foundry/metallib.py -type f -not -name '*.pyc')
 
-.PHONY: demo test test-attention test-gpu lint asan tsan check-macos bench bench-gpu build format clean
+.PHONY: help demo test test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu build format clean
 
-demo: $(VENV)/.built
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+
+demo: $(VENV)/.built  ## a story by the bundled model, stock and patched (PROMPT=...)
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
 
-test: $(VENV)/.built $(VENV)/.dev
+test: $(VENV)/.built $(VENV)/.dev  ## all tests (WORKERS=, PYTEST_ARGS=)
 	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
-test-attention: $(VENV)/.built $(VENV)/.dev
+test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minutes)
 	$(PY) tests/ops/attention_grid.py all 55
 
 # On a machine with an NVIDIA GPU, CUDA's toolkit and a torch that has CUDA, whose interpreter is PYTHON: builds in place,
 # then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network.
-test-gpu:
+test-gpu:  ## tests on an NVIDIA GPU, with compute-sanitizer
 	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh
 
 # The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -41,18 +44,18 @@ lint: $(VENV)/.dev
 LIBRARY = $(shell $${CXX:-c++} -print-file-name=$(1))
 KERNEL_TESTS := tests/ops tests/quant --ignore=tests/ops/test_faults.py -k "not opcheck" -p no:cacheprovider
 
-asan: $(VENV)/.built $(VENV)/.dev
+asan: $(VENV)/.built $(VENV)/.dev  ## kernel tests under AddressSanitizer
 	TORCH_FOUNDRY_SANITIZE=address LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0,verify_asan_link_order=0 $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
 
-tsan: $(VENV)/.built $(VENV)/.dev
+tsan: $(VENV)/.built $(VENV)/.dev  ## kernel tests under ThreadSanitizer
 	TORCH_FOUNDRY_SANITIZE=thread LD_PRELOAD="$(call LIBRARY,libtsan.so) $(call LIBRARY,libstdc++.so)" \
 	TSAN_OPTIONS=exitcode=66 setarch -R $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 # Files that are not what they should be, through the readers: mutants of ours, the safetensors header under sanitizers,
 # a minute of chat templates made at random, then, where atheris can be installed, what coverage leads to. FUZZ is how many of each.
 FUZZ ?= 200000
-fuzz: $(VENV)/.built $(VENV)/.dev
+fuzz: $(VENV)/.built $(VENV)/.dev  ## hostile files through the loaders (FUZZ=200000)
 	$(PY) -m tests.loaders.fuzz.run --inputs $(FUZZ)
 	mkdir -p build/fuzz && $(PY) -m tests.loaders.fuzz.header build/fuzz $(FUZZ)
 	$(PY) -W ignore -m tests.text.generated 0 60
@@ -62,28 +65,28 @@ fuzz: $(VENV)/.built $(VENV)/.dev
 
 # Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each) to
 # build/macos: `make check-macos TORCH="2.11 2.15"`, by default all that are supported. Then the tests that it can fail.
-check-macos: $(VENV)/.dev
+check-macos: $(VENV)/.dev  ## compile and link for macOS, on Linux (TORCH="2.11 2.15")
 	.ci/system-packages clang++-19=clang-19 ld64.lld-19=lld-19 llvm-nm-19=llvm-19 libcxx=libc++-19-dev
 	$(PY) tests/metal/macos/check.py $(TORCH)
 	$(PY) -m pytest -q tests/metal/test_macos_check.py
 
 # Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
-bench: $(VENV)/.built $(VENV)/.dev
+bench: $(VENV)/.built $(VENV)/.dev  ## each op beside stock torch, on the CPU
 	$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-sort=name $(PYTEST_ARGS)
 
-# As test-gpu, for the benchmarks: builds in place, then
-# bench_ops and bench_e2e; records, tables and plots in build/bench. Needs no network.
-bench-gpu:
+# As test-gpu, for the benchmarks: builds in place, then bench_ops and bench_e2e; records, tables and plots in build/bench.
+# Needs no network.
+bench-gpu:  ## ops and whole models on an NVIDIA GPU
 	PYTHON=$(PYTHON) benchmarks/run_gpu.sh
 
-build: $(VENV)/.built
+build: $(VENV)/.built  ## the extension and the common kernels, in place
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## format Python and C++
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.mm')
 
-clean:
+clean:  ## remove everything that was built
 	rm -rf $(VENV) build torch_foundry/_built torch_foundry/_C*.so *.egg-info
 
 $(VENV)/.run: requirements.txt

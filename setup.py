@@ -44,7 +44,8 @@ def mac_problem() -> str | None:
 
 if problem := mac_problem():
     sys.exit(f"torch_foundry can't be built here: {problem}")
-LINK_FLAGS = {"Linux": ["-ldl"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
+# Python's own flags have -g, which would make the library four times as large: its debug information is left out.
+LINK_FLAGS = {"Linux": ["-ldl", "-Wl,--strip-debug"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
 
 
 class Build(BuildExtension):
@@ -74,7 +75,7 @@ extension = CppExtension(
 
 setup(
     packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
-    package_data={"torch_foundry": ["demo_model/**/*", "msl/include/**/*", "msl/*.h"]},
+    package_data={"torch_foundry": ["py.typed", "demo_model/**/*", "msl/include/**/*", "msl/*.h"]},
     # make has built in place already when it records the package
     ext_modules=[] if os.environ.get("TORCH_FOUNDRY_SKIP_EXTENSION") else [extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=True)},
