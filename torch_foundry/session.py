@@ -44,7 +44,6 @@ class Session:
         self.cache: Any = DynamicCache(config=self.model.config)
         self.tokens: list[int] = []
         self._mask: list[int] = []
-        self._turn = 0  # tokens that were there when the newest turn began: sliding windows can go back to them
 
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
@@ -91,7 +90,9 @@ class Session:
         self._go_back(text, mask)
         if any(layer.is_sliding for layer in self.cache.layers):
             self.cache.activate_past_recording()
-        self.reused = self._turn = len(self.tokens)
+            if self.tokens:
+                self.cache.crop(0)  # windows let go of what they kept for the turn before
+        self.reused = len(self.tokens)
         given = None if attention_mask is None else attention_mask.to(self.model.device)
         if given is None:  # without one, generate() guesses from padding tokens
             given = torch.ones_like(input_ids)
@@ -110,7 +111,7 @@ class Session:
 
     def _trim(self) -> None:
         """Keep `tokens` to those that the cache has read: the newest one it has not. Beams leave nothing of use."""
-        if any(layer.is_initialized and layer.keys.shape[0] != 1 for layer in self.cache.layers):
+        if any(_stored(layer)[0] > 1 for layer in self.cache.layers if layer.is_initialized):
             return self.reset()
         length = self.cache.get_seq_length()
         self.tokens, self._mask = self.tokens[:length], self._mask[:length]
@@ -132,9 +133,9 @@ class Session:
             self._trim()
 
     def _crop(self, surplus: int, keep: int) -> None:
-        """Drop the newest `surplus` tokens, so that `keep` are left, or all."""
-        sliding = any(layer.is_sliding for layer in self.cache.layers)
-        if keep and (keep >= self._turn or not sliding):
+        """Drop the newest `surplus` tokens, so that `keep` are left; all, if a sliding window would miss some then."""
+        windows = [layer for layer in self.cache.layers if layer.is_sliding and layer.is_initialized]
+        if keep and all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows):
             self.cache.crop(-surplus)
         else:
             self.reset()
@@ -149,7 +150,7 @@ class Session:
             if layer.is_initialized:
                 tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
             seen.append(layer.get_seq_length() if layer.is_initialized else 0)
-        about = {"messages": self.messages, "turn": self._turn, "seen": seen, "model": fingerprint(self.model)}
+        about = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
         path = Path(path)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -170,7 +171,7 @@ class Session:
             if about["model"] != fingerprint(model):
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             read = {name: file.read(name) for name in file.tensors}
-        session.messages, session._turn = about["messages"], about["turn"]
+        session.messages = about["messages"]
         session.tokens, session._mask = read.pop("tokens").tolist(), read.pop("mask").tolist()
         for i, seen in enumerate(about["seen"]):
             if not seen:
@@ -205,6 +206,11 @@ class Session:
             raise LoadError("SESSION", path, "tokens", expected=f"{length} as in the cache", found=found)
 
 
+def _stored(layer: Any) -> tuple[int, int]:
+    """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
+    return layer.stored if hasattr(layer, "stored") else (layer.keys.shape[0], layer.keys.shape[2])
+
+
 def _about(path: Path, metadata: Any) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         found = repr(metadata.get("format"))
@@ -212,7 +218,7 @@ def _about(path: Path, metadata: Any) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(metadata["session"])
         lists = [about["messages"], about["seen"]]
-        good = all(isinstance(each, list) for each in lists) and isinstance(about["turn"], int)
+        good = all(isinstance(each, list) for each in lists)
         good = good and all(isinstance(seen, int) and seen >= 0 for seen in about["seen"]) and "model" in about
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False

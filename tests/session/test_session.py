@@ -101,6 +101,15 @@ def test_an_exception_leaves_a_session_that_goes_on(model: Any) -> None:
         text = torch.cat([text, ids(1, 3, seed=after)], 1)
 
 
+@pytest.mark.parametrize("model", ["mistral"], indirect=True)
+def test_a_window_stays_small(model: Any) -> None:
+    session, text, window = Session(model, **OPTIONS), ids(1, 10), model.config.sliding_window
+    for turn in range(5):
+        before = len(session.tokens)
+        text = torch.cat([session.generate(text), ids(1, 40, seed=turn)], 1)
+        assert session.cache.layers[0].stored[1] <= window + len(session.tokens) - before
+
+
 def test_other_ways_to_generate(model: Any) -> None:
     session, text = Session(model, **OPTIONS), ids(1, 6).repeat(1, 3)
     for options in ({"prompt_lookup_num_tokens": 4}, {"sync_every": 0}, {"max_new_tokens": 1}, {"num_beams": 3}):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 from torch_foundry.kvcache.formats import stored, unstored, width_of
@@ -31,11 +33,12 @@ class GrowingBuffer:
     """Tokens `[first, first + length)` of a `[B, H, capacity, D]` tensor.
 
     Appending writes in place and moves the window on; capacity doubles when it is used up, so each token is copied a
-    bounded number of times. With a `format` (`kvcache.formats`) the memory is of another dtype, or packed; then `view`
+    bounded number of times. What somebody was shown never changes under them: memory that would have to is left to
+    them and copied. With a `format` (`kvcache.formats`) the memory is of another dtype, or packed; then `view`
     and what comes from outside are copies of that, in the dtype that `reserve`, `append` or `set` saw last.
     """
 
-    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "limit", "own", "spare")
+    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "limit", "own", "shown", "spare")
 
     def __init__(self, format: str | None = None) -> None:
         self.format = format
@@ -47,6 +50,7 @@ class GrowingBuffer:
         self.spare = 0  # tokens that are likely to come after those that room is made for
         self.limit: int | None = None  # tokens that there may ever be
         self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
+        self.shown = 0  # tokens of `data`, from its first, that somebody outside may have a view of
 
     @property
     def capacity(self) -> int:
@@ -62,8 +66,11 @@ class GrowingBuffer:
         return None if self.data is None else self.outside(self.data.narrow(2, self.first, self.length))
 
     def outside(self, data: torch.Tensor) -> torch.Tensor:
-        """What this part of the memory says to those who don't know the format."""
-        return data if self.format is None or self.dtype is None else unstored(data, self.format, self.dtype)
+        """What this part of the stored tokens' memory says to those who don't know the format."""
+        said = data if self.format is None or self.dtype is None else unstored(data, self.format, self.dtype)
+        if said is data:
+            self.shown = max(self.shown, self.first + self.length)
+        return said
 
     def last(self, tokens: int) -> torch.Tensor:
         """The memory of the last `tokens` tokens (all, if fewer are stored)."""
@@ -80,8 +87,8 @@ class GrowingBuffer:
         if tensor is None or tensor.numel() == 0:
             self.data, self.first, self.length = None, 0, 0
         elif self.format is not None:
-            self.data, self.dtype, self.own = stored(tensor, self.format), tensor.dtype, True
-            self.first, self.length = 0, tensor.shape[2]
+            self.dtype, self.length = tensor.dtype, tensor.shape[2]
+            self._own(stored(tensor, self.format))
         elif (first := self._offset_of(tensor)) is not None:
             self.first, self.length = first, tensor.shape[2]
         else:
@@ -111,31 +118,40 @@ class GrowingBuffer:
             self.dtype = dtype
             width, dtype = width_of(head_dim, self.format, dtype)
             capacity = _capacity(tokens, tokens + self.spare, batch * heads * width, self.limit)
-            self.data = torch.empty(batch, heads, capacity, width, dtype=dtype, device=device)
-            self.first, self.length, self.own = 0, 0, True
+            self._own(torch.empty(batch, heads, capacity, width, dtype=dtype, device=device))
+            self.length = 0
             return
         end = self.first + self.length
-        if end + tokens <= data.shape[2] and self._writable(data):
+        if end + tokens <= data.shape[2] and self._writable(end):
             return
         needed = self.length + tokens
         row = data.shape[0] * data.shape[1] * data.shape[3]
         capacity = _capacity(needed, max(needed + self.spare, 2 * self.length), row, self.limit)
-        grown = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
-        grown.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
-        self.data, self.first, self.own = grown, 0, True
+        self.move(capacity)
 
     def shrink(self, tokens: int) -> None:
         """Have room for about `tokens` if there is more than twice that. Not for fewer than are stored."""
         data = self.data
         if data is not None and data.shape[2] > 2 * _round_up(tokens) and self.length:
-            smaller = data.new_empty(data.shape[0], data.shape[1], _round_up(tokens), data.shape[3])
-            smaller.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
-            self.data, self.first, self.own, self.spare = smaller, 0, True, 0
+            self.move(_round_up(tokens))
+            self.spare = 0
 
     def lend(self, data: torch.Tensor) -> None:
         """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
         assert not self.length
-        self.data, self.first, self.own = data, 0, True
+        self._own(data)
+
+    def _own(self, data: torch.Tensor) -> None:
+        """Go on with `data`, of which nobody else has a view; what is stored begins at its front."""
+        self.data, self.first, self.own, self.shown = data, 0, True, 0
+
+    def move(self, capacity: int) -> None:
+        """Take what is stored to the front of new memory."""
+        data = self.data
+        assert data is not None
+        moved = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
+        moved.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
+        self._own(moved)
 
     def room(self, tokens: int) -> None:
         """Make room for `tokens` more behind what is stored, keeping the memory where it is if that is possible: what
@@ -143,9 +159,10 @@ class GrowingBuffer:
         data = self.data
         assert data is not None
         capacity = data.shape[2]
-        if self.first + self.length + tokens <= capacity and self._writable(data):
+        end = self.first + self.length
+        if end + tokens <= capacity and self._writable(end):
             return
-        if self._writable(data) and max(self.length + tokens, 2 * self.length) <= capacity:
+        if self.first and max(self.length + tokens, 2 * self.length) <= capacity:
             self.to_front()
         else:
             self.reserve((0, 0, 0), tokens, data.dtype, data.device)
@@ -155,15 +172,18 @@ class GrowingBuffer:
         data = self.data
         if data is not None and self.first:
             stored = data.narrow(2, self.first, self.length)
-            if self._writable(data):
+            if self._writable(0):
                 data.narrow(2, 0, self.length).copy_(stored if self.first >= self.length else stored.clone())
                 self.first = 0
             else:
-                self.reserve((0, 0, 0), data.shape[2], data.dtype, data.device)
+                self.move(data.shape[2])
 
-    def _writable(self, data: torch.Tensor) -> bool:
+    def _writable(self, token: int) -> bool:
+        """Whether the memory may be written to from `token` on."""
+        if self.data is None or not self.own or token < self.shown:
+            return False
         # an inference tensor may be read, but not written, outside of inference mode
-        return self.own and (not data.is_inference() or torch.is_inference_mode_enabled())
+        return not self.data.is_inference() or torch.is_inference_mode_enabled()
 
     def append(self, states: torch.Tensor) -> None:
         """Store `states` [B, H, n, D] behind what is there."""
@@ -240,19 +260,31 @@ class GrowingBuffer:
         data = self.data
         if data is None:
             return
+        if not isinstance(indices, torch.Tensor) or indices.dtype == torch.bool:
+            indices = torch.arange(data.shape[0])[indices]
         indices = indices.to(data.device)
-        if indices.shape[0] == data.shape[0] and self._writable(data):
+        if indices.shape[0] == data.shape[0] and self._writable(self.first):
             stored = data.narrow(2, self.first, self.length)
             stored.copy_(stored[indices])
         else:
-            self.data, self.own = data[indices], True
+            self._instead(data[indices])
 
     def repeat(self, repeats: int) -> None:
         """Each row of the batch `repeats` times."""
         if self.data is not None:
-            self.data, self.own = self.data.repeat_interleave(repeats, dim=0), True
+            self._instead(self.data.repeat_interleave(repeats, dim=0))
 
     def to(self, device: torch.device | str) -> None:
         """Move to `device`."""
         if self.data is not None and self.data.device != torch.device(device):
-            self.data, self.own = self.data.to(device, non_blocking=True), True
+            self._instead(self.data.to(device, non_blocking=True))
+
+    def _instead(self, data: torch.Tensor) -> None:
+        """Go on with a changed copy of the whole memory."""
+        self.data, self.own, self.shown = data, True, 0
+
+    def shared(self) -> GrowingBuffer:
+        """The same again, in the same memory: whichever is written to first leaves it."""
+        other, self.own = copy(self), False
+        other.own = False
+        return other

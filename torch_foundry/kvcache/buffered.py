@@ -11,6 +11,15 @@ from torch_foundry.kvcache.buffer import GrowingBuffer
 from torch_foundry.kvcache.formats import PLAIN, Formats, packed, width_of
 
 
+def removed(tokens_to_remove: int, length: int) -> int:
+    """How many of `length` tokens `crop(tokens_to_remove)` means. Positive numbers are refused by transformers, but for
+    5.17: there so many tokens stay."""
+    if tokens_to_remove > 0:
+        DynamicLayer().crop(tokens_to_remove)
+        tokens_to_remove = min(tokens_to_remove - length, 0)
+    return -int(tokens_to_remove)  # 5.17 gives a tensor
+
+
 class Buffered(DynamicLayer):
     """What both layers share: `keys` and `values` are views of growing buffers.
 
@@ -24,6 +33,12 @@ class Buffered(DynamicLayer):
         self._values = GrowingBuffer(formats[1])
         super().__init__(*args, **kwargs)
 
+    def __copy__(self) -> Buffered:
+        """A layer that goes its own way from here, as a copy of transformers' layer does."""
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), _keys=self._keys.shared(), _values=self._values.shared())
+        return new
+
     @property
     def formats(self) -> Formats:
         """What ops have to be told of the buffers: the formats of packed ones."""
@@ -32,6 +47,11 @@ class Buffered(DynamicLayer):
     def addressing(self) -> dict[str, Any]:
         """Arguments of ops, beside formats, that say where rows lie."""
         return {}
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Rows and tokens that are stored."""
+        return (0 if self._keys.data is None else self._keys.data.shape[0]), self._keys.length
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -112,8 +132,7 @@ class Buffered(DynamicLayer):
             raise RuntimeError(f"KV cache holds {self._keys.length} keys but {self._values.length} values")
         for buffer in (self._keys, self._values):
             if buffer.data is not None:
-                buffer.data = buffer.data.narrow(2, buffer.first, buffer.length).clone()
-                buffer.first, buffer.own = 0, True
+                buffer.move(buffer.length)
 
     def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
@@ -147,11 +166,10 @@ class Buffered(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -`tokens_to_remove` tokens."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove")
-        if tokens_to_remove and self.is_initialized:
-            self._keys.drop_last(-tokens_to_remove)
-            self._values.drop_last(-tokens_to_remove)
+        tokens = removed(tokens_to_remove, self.get_seq_length())
+        if tokens and self.is_initialized:
+            self._keys.drop_last(tokens)
+            self._values.drop_last(tokens)
 
     @property
     def buffers(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:

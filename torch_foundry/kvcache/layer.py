@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from torch_foundry.kvcache.buffered import Buffered
+from torch_foundry.kvcache.buffered import Buffered, removed
 from torch_foundry.kvcache.formats import PLAIN, Formats
 
 
@@ -127,17 +127,24 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """See the base class; behind the window only what `activate_past_recording` has kept can be brought back."""
-        behind = self.cumulative_length >= self.sliding_window
+        window, seen = self.sliding_window - 1, self.cumulative_length
+        behind = seen > window
         if behind and not self.record_past:
             raise RuntimeError(
                 "crop: the layer does not track past states, and the sliding window was full already; "
                 "call activate_past_recording first"
             )
-        super().crop(tokens_to_remove)
+        tokens = removed(tokens_to_remove, seen)
+        if behind and self._keys.length - tokens < min(seen - tokens, window):
+            raise RuntimeError(
+                f"crop: of {seen} tokens the last {self._keys.length} are stored; {tokens} less would leave "
+                f"fewer than the {window} that the next one sees"
+            )
+        super().crop(-tokens)
         if behind:
-            self.cumulative_length += tokens_to_remove
-            self._keys.keep_last(self.sliding_window - 1)
-            self._values.keep_last(self.sliding_window - 1)
+            self.cumulative_length -= tokens
+            self._keys.keep_last(window)
+            self._values.keep_last(window)
         else:
             self.cumulative_length = self._keys.length
 

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
+from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
 from torch_foundry.kvcache.pool import Pool
 
@@ -109,9 +110,7 @@ class PagedLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -`tokens_to_remove` tokens."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): expected minus the number of tokens to remove")
-        self.length = max(self.length + int(tokens_to_remove), 0)  # transformers 5.17 gives a tensor
+        self.length = max(self.length - removed(tokens_to_remove, self.length), 0)
         self._cache.trim()
 
     def mark(self) -> tuple[int, ...]:
@@ -264,7 +263,9 @@ class PagedCache(Cache):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep rows `indices` of the batch."""
-        self._select(torch.arange(self.rows)[indices.cpu()].tolist())
+        if isinstance(indices, torch.Tensor):
+            indices = indices.cpu()
+        self._select(torch.arange(self.rows)[indices].tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch `repeats` times."""
