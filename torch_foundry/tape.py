@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -112,15 +113,29 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
     """
     tape = Tape()
     tape._tape.start()
+    _recording.tape = tape
     try:
-        with _OnlyLaunches() if checked else contextlib.nullcontext():
-            yield tape
+        if checked:  # not by `with`, which sets flags of the whole process: other threads may be recording
+            torch._C._push_on_torch_dispatch_stack(_OnlyLaunches())
+        yield tape
     finally:
-        tape._tape.stop()
+        abandon()
     for seen in _watching:
         seen.append(tape)
 
 
+def abandon() -> None:
+    """End the recording that this thread is in, if it is in one: an interrupt may have left it behind."""
+    if (tape := getattr(_recording, "tape", None)) is not None:
+        _recording.tape = None
+        tape._tape.stop()
+    while (depth := torch._C._len_torch_dispatch_stack()) and isinstance(
+        torch._C._get_dispatch_stack_at(depth - 1), _OnlyLaunches
+    ):
+        torch._C._pop_torch_dispatch_stack(None)
+
+
+_recording = threading.local()  # tape: what this thread is recording
 _watching: list[list[Tape]] = []
 
 

@@ -48,7 +48,11 @@ def drain(engine: Engine) -> None:
     while not engine.idle:
         engine.step()
         engine.cache.manager.check()
-    assert engine.cache.manager.used == 0 and engine._rows == [None] * len(engine._rows) and not engine._streams
+    assert (
+        engine.cache.manager.used == 0
+        and engine._seats.rows == [None] * len(engine._seats.rows)
+        and not engine._streams
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,7 +106,7 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
 
         def seen(rows: Any, logits: torch.Tensor) -> None:
             for row, each in zip(rows, logits, strict=True):
-                job = engine._rows[row]
+                job = engine._seats.rows[row]
                 assert job is not None
                 found.setdefault(which[job.name], []).append(each.clone())
             single(rows, logits)
@@ -250,12 +254,19 @@ def test_limits_of_model_and_cache() -> None:
         ([VOCAB], f"a vocabulary of {VOCAB}, got {VOCAB}"),
         ([-1], "got -1"),
         ("text", "a text needs an engine with a tokenizer"),
+        ([3.5], r"a text or token ids, got \[3.5\]"),
+        (None, "a text or token ids, got None"),
+        ([[3, 4]], "a text or token ids"),
+        (torch.ones(3), "a text or token ids"),
         (torch.ones(2, 3, dtype=torch.int64), r"one text, got a tensor of shape \[2, 3\]"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.submit(prompt)
     with pytest.raises(ValueError, match="stop: texts need"):
         engine.submit([3], Params(stop=("x",)))
+    for wrong in ({"salt": "a"}, {"params": {"max_tokens": 3}}):  # salt: would have stopped every later step
+        with pytest.raises(ValueError, match="params, salt: expected Params and bytes"):
+            engine.submit([3], **wrong)
     for _ in range(3):
         engine.submit([3], GREEDY)
     with pytest.raises(QueueFull, match="3 requests are waiting"):
@@ -271,7 +282,8 @@ def test_limits_of_model_and_cache() -> None:
         {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": 0}, {"top_p": 1.5}, {"min_p": -1},
         {"seed": 2**64}, {"seed": "1"}, {"stop": "abc"}, {"stop": ("",)}, {"repetition_penalty": 0},
         {"presence_penalty": float("nan")}, {"presence_penalty": 1e300}, {"frequency_penalty": -1e300},
-        {"repetition_penalty": 1e300}, {"temperature": 1e300}, {"top_k": 1.5},
+        {"repetition_penalty": 1e300}, {"temperature": 1e300}, {"top_k": 1.5}, {"temperature": None}, {"top_p": "x"},
+        {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": (5.5,)}, {"stop": (5,)},
     ],
     ids=str,
 )  # fmt: skip
@@ -326,6 +338,29 @@ def test_models_that_an_engine_cannot_run() -> None:
     model.train()
     with pytest.raises(RuntimeError, match="can't run this model: training"):
         Engine(model)
+    with pytest.raises(RuntimeError, match="NoneType is not a patched model"):
+        Engine(None)
+    for name in ("requests", "budget", "queue", "ahead"):
+        with pytest.raises(ValueError, match=f"{name}: expected a whole number from 1 on"):
+            Engine(patched(), **{name: 0})
+
+
+def test_a_model_that_changes_under_an_engine() -> None:
+    model = patched()
+    engine = Engine(model)
+    stream = engine.submit([3, 4, 5], GREEDY)
+    engine.step()
+    torch_foundry.unpatch(model)
+    with pytest.raises(RuntimeError, match="can't run this model: LlamaDecoderLayer is not fused"):
+        engine.step()
+    torch_foundry.patch(model)
+    assert stream.result() == alone(model, [3, 4, 5])
+    model.resize_token_embeddings(VOCAB + 10)
+    stream = engine.submit([3, 4, 5], GREEDY)
+    with pytest.raises(RuntimeError, match="its vocabulary has changed, which needs a new engine"):
+        stream.result()
+    stream.cancel()
+    drain(engine)
 
 
 def test_texts() -> None:

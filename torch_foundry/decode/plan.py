@@ -6,7 +6,6 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry import ops
@@ -51,7 +50,7 @@ class DecoderPlan(ModelPlan):
         """Raise Blocked if a step may not be taken by a tape now. Cheap if nothing has changed since the last call."""
         if reason := recording_reason() or attention_reason(self.config):
             raise Blocked(reason)
-        if is_in_torch_dispatch_mode():  # which wants to see each op
+        if torch._C._len_torch_dispatch_stack():  # of this thread, unlike torch's flag; it wants to see each op
             raise Blocked("a dispatch mode is active")
         if self.snapshot is None or self._facts != self._read_facts() or not self.snapshot.holds():
             self._renew()

@@ -28,6 +28,8 @@ class Draft:
     """
 
     def __init__(self, draft: Any, model: Any, blocks: int, block_size: int, *, requests: int, exact: bool) -> None:
+        if not hasattr(draft, "generator_plan"):
+            raise RuntimeError("assistant_model: an engine can't run it: it is not a patched model of a known family")
         config = draft.config.get_text_config()
         ours, theirs = model.config.get_text_config().vocab_size, config.vocab_size
         if ours != theirs:  # what generate() asks as well
@@ -49,6 +51,12 @@ class Draft:
         """A job has lost its place."""
         if self._fed.pop(name, None) is not None:
             self.cache.manager.free(name)
+
+    def reset(self) -> None:
+        """Nothing is in the cache."""
+        self.cache.manager.reset()
+        self._fed.clear()
+        self._forward.reset()
 
     def propose(self, jobs: Sequence[Job], slots: Slots, rows: Sequence[int], count: int) -> dict[int, list[int]]:
         """`count` tokens that may follow each job's text; fewer or none where there are no blocks.

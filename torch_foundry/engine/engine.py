@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +17,17 @@ from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
 from torch_foundry.engine.guessing import Guessing
-from torch_foundry.engine.requests import Job, Params, QueueFull, check_lookup
+from torch_foundry.engine.requests import Job, Params, QueueFull, check_lookup, check_whole, prompt_ids
 from torch_foundry.engine.scheduler import Chunk, Scheduler
+from torch_foundry.engine.seats import Seats
 from torch_foundry.engine.stream import Stream
+from torch_foundry.engine.turns import Turns
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
 from torch_foundry.sampling.sampler import check_errors
+
+REFUSED = "an engine can't run this model"
 
 
 class Engine:
@@ -45,11 +49,13 @@ class Engine:
     guessed: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
 
     What the cache holds was computed with the model as it was: once weights have changed, call `cache.manager.forget()`
-    while the engine is idle, or later prompts that begin like earlier ones go on from it. One thread at a time.
+    while the engine is idle, or later prompts that begin like earlier ones go on from it. Threads may share an engine:
+    one at a time submits, cancels or steps, the others wait.
 
     RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: Any,
@@ -66,8 +72,10 @@ class Engine:
         assistant_model: Any = None,
         ahead: int = 4,
     ) -> None:
-        if type(ahead) is not int or ahead < 1:
-            raise ValueError(f"ahead: expected a whole number of steps from 1 on, got {ahead!r}")
+        for name, value in (("requests", requests), ("budget", budget), ("queue", queue), ("ahead", ahead)):
+            check_whole(name, value, 1)
+        if not hasattr(model, "generator_plan"):
+            raise RuntimeError(f"{REFUSED}: {type(model).__name__} is not a patched model of a known family")
         config = model.config.get_text_config()
         self.model, self.tokenizer, self.queue, self.ahead = model, tokenizer, queue, ahead
         self.vocabulary: int = model.lm_head.out_features
@@ -82,7 +90,7 @@ class Engine:
         try:
             self._forward = Forward(model, self.cache, requests=requests, exact=invariant)
         except Blocked as blocked:
-            raise RuntimeError(f"an engine can't run this model: {blocked}") from None
+            raise RuntimeError(f"{REFUSED}: {blocked}") from None
         self.device = self._forward.plan.device
         check_lookup(prompt_lookup_num_tokens)
         if prompt_lookup_num_tokens and assistant_model is not None:
@@ -91,18 +99,18 @@ class Engine:
         if assistant_model is not None:
             draft = Draft(assistant_model, model, blocks, block_size, requests=requests, exact=invariant)
         self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
-        self._slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
-        self._chooser = Chooser(self._slots)
-        self._unsure: set[Job] = set()  # whose slots may not be as they should: new, or a step failed
-        self._rows: list[Job | None] = [None] * requests  # who has which slot
+        slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
+        self._seats, self._chooser = Seats(slots), Chooser(slots)
         self._streams: dict[int, Stream] = {}
         self._names = itertools.count()
         self._eos = _ends(model.generation_config.eos_token_id)
+        self._change = Turns(self._start_over)
+        self._unwanted: list[Stream] = []  # cancelled, and not ended yet
 
     # ------------------------------------------------------------------------------------------------------- requests
 
     def submit(
-        self, prompt: str | Sequence[int] | Tensor, params: Params | None = None, *, salt: bytes = b""
+        self, prompt: str | Iterable[int] | Tensor, params: Params | None = None, *, salt: bytes = b""
     ) -> Stream:
         """Queue a request; its `Stream` has the answer as it comes.
 
@@ -110,12 +118,10 @@ class Engine:
         ValueError: an empty prompt, ids outside the vocabulary, or more tokens than the model or the cache takes.
         QueueFull: too many are waiting.
         """
-        params = params or Params()
-        ids = self._ids(prompt)
-        if len(self.scheduler.waiting) >= self.queue:
-            raise QueueFull(f"{self.queue} requests are waiting, as many as this engine takes")
-        if not ids:
-            raise ValueError("prompt: expected at least one token, got none")
+        params = Params() if params is None else params
+        if not isinstance(params, Params) or not isinstance(salt, bytes):
+            raise ValueError(f"params, salt: expected Params and bytes, got {params!r} and {salt!r}")
+        ids = prompt_ids(prompt, self.tokenizer)
         if not 0 <= min(ids) <= max(ids) < self.vocabulary:
             wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
             raise ValueError(f"prompt: expected tokens of a vocabulary of {self.vocabulary}, got {wrong}")
@@ -126,29 +132,31 @@ class Engine:
         seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if params.seed is None else params.seed
         settings = params.settings(len(ids), self._eos)
         settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < self.vocabulary))
-        job = Job(next(self._names), list(ids), len(ids), min(len(ids) + params.max_tokens, self.limit), salt)
-        figures = self._guessing.begin(job, params, possible=not settings.counts_tokens)
-        stream = Stream(self, job, params, settings, seed, self.tokenizer, figures)
-        self._streams[job.name] = stream
-        self.scheduler.add(job)
+        with self._change():
+            if len(self.scheduler.waiting) >= self.queue:
+                raise QueueFull(f"{self.queue} requests are waiting, as many as this engine takes")
+            job = Job(next(self._names), ids, len(ids), min(len(ids) + params.max_tokens, self.limit), salt)
+            figures = self._guessing.begin(job, params, possible=not settings.counts_tokens)
+            stream = Stream(self, job, params, settings, seed, self.tokenizer, figures)
+            self.scheduler.add(job)
+            self._streams[job.name] = stream
         return stream
 
-    def _ids(self, prompt: str | Sequence[int] | Tensor) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt: a text needs an engine with a tokenizer; token ids do not")
-            found: list[int] = self.tokenizer(prompt)["input_ids"]
-            return found
-        if isinstance(prompt, Tensor):
-            if prompt.ndim > 1 and len(prompt) != 1:
-                raise ValueError(f"prompt: expected one text, got a tensor of shape {list(prompt.shape)}")
-            prompt = prompt.flatten().tolist()
-        return [int(i) for i in prompt]
-
     def cancel(self, stream: Stream) -> None:
-        """End a request now; what it has stays. Nothing happens if it has ended."""
-        if not stream.finish_reason:
-            self._end(stream.job, "cancelled")
+        """End a request now, or behind the step that this very thread is at (a signal handler's call); what it has
+        stays. Nothing happens if it has ended."""
+        if stream.engine is not self:
+            raise ValueError("stream: it is another engine's")
+        self._unwanted.append(stream)
+        if not self._change.mine:
+            with self._change():
+                self._end_unwanted()
+
+    def _end_unwanted(self) -> None:
+        while self._unwanted:
+            if not self._unwanted[-1].finish_reason:
+                self._end(self._unwanted[-1].job, "cancelled")
+            self._unwanted.pop()
 
     @property
     def guesses(self) -> Guesses:
@@ -158,7 +166,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.scheduler.running and not self.scheduler.waiting
+        return not self._streams
 
     def run(self) -> None:
         """Step until all requests are answered."""
@@ -170,38 +178,50 @@ class Engine:
     def step(self) -> int:
         """Compute one step; returns its number of tokens, 0 if there is nothing to do.
 
-        An exception leaves every request in the queue or with the tokens that it has; the next step goes on. Blocked
-        says why a model that has changed meanwhile can't be run any more.
+        An exception leaves every request in the queue or with the tokens that it has; the next step goes on, after an
+        interrupt by reading again what they have. RuntimeError says why a model that has changed meanwhile can't be run
+        any more.
         """
+        with self._change():
+            self._end_unwanted()
+            if self.model.lm_head.out_features != self.vocabulary:
+                raise RuntimeError(f"{REFUSED}: its vocabulary has changed, which needs a new engine")
+            try:
+                return self._step()
+            except Blocked as blocked:
+                raise RuntimeError(f"{REFUSED}: {blocked}") from None
+
+    def _step(self) -> int:
         began, before = time.perf_counter(), list(self.scheduler.running)
         generating = [job for job in before if job.pending == 1]
-        self._guessing.guess(generating, self._slots, [self._slot(job) for job in generating])
+        self._guessing.guess(generating, self._seats.slots, [self._seats.of(job) for job in generating])
         chunks = self.scheduler.next()
         for job in before:
             if job not in self.scheduler.running:
                 self._leave(job)
         if not chunks:
             return 0
-        self._enter([chunk.job for chunk in chunks])
-        chunks.sort(key=lambda chunk: self._slot(chunk.job))
+        jobs = [chunk.job for chunk in chunks]
+        self._seats.take(jobs, self._streams)
+        chunks.sort(key=lambda chunk: self._seats.of(chunk.job))
         steps = self._steps(chunks)
         for chunk in chunks:
             self.cache.copy(chunk.copies)
-        self._unsure.update(chunk.job for chunk in chunks)
+        self._seats.doubt(jobs)
         logits = self._forward([_part(chunk) for chunk in chunks])
         if steps > 1:
-            slots = [self._slot(chunk.job) for chunk in chunks]
+            slots = [self._seats.of(chunk.job) for chunk in chunks]
             found = self._chooser.several(slots, logits, self._forward.go_on, steps)
             self._guessing.timed(len(chunks), 1, len(chunks), (time.perf_counter() - began) / steps)
             done = sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
         else:
             complete = [chunk for chunk in chunks if chunk.complete]
-            new = self._chooser(complete, [self._slot(chunk.job) for chunk in complete], logits) if complete else []
+            new = self._chooser(complete, [self._seats.of(chunk.job) for chunk in complete], logits) if complete else []
             if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
                 length, tokens = max(chunk.size for chunk in chunks), sum(len(tokens) for tokens, _ in new)
                 self._guessing.timed(len(chunks), length, tokens, time.perf_counter() - began)
             done = self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
-        self._unsure.difference_update(chunk.job for chunk in chunks)
+        self._seats.trust(jobs)
         return done
 
     def _done(self, chunks: Sequence[Chunk], new: Sequence[tuple[list[int], int]]) -> int:
@@ -235,7 +255,7 @@ class Engine:
         reason, before = "", len(job.tokens)
         for token in tokens:
             job.tokens.append(token)
-            if reason := stream.take(token):
+            if reason := stream.take(len(job.tokens) - 1):
                 break
         self._guessing.note(chunk, len(job.tokens) - before)
         if not tokens:
@@ -245,32 +265,29 @@ class Engine:
 
     def _end(self, job: Job, reason: str) -> None:
         self.scheduler.remove(job)
-        if job in self._rows:
+        if job in self._seats:
             self._leave(job)
         self._guessing.end(job)
-        self._streams.pop(job.name).end(reason)
-
-    # ---------------------------------------------------------------------------------------------------------- slots
-
-    def _slot(self, job: Job) -> int:
-        return self._rows.index(job)
-
-    def _enter(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:  # all have a slot before anything can fail
-            if job not in self._rows:
-                self._rows[self._rows.index(None)] = job
-                self._unsure.add(job)
-        for job in jobs:
-            if job in self._unsure:
-                stream = self._streams[job.name]
-                self._slots.fill(self._slot(job), stream.settings, job.tokens, seed=stream.seed, prompt=job.prompt)
+        self._streams[job.name].end(reason)
+        del self._streams[job.name]
 
     def _leave(self, job: Job) -> None:
-        slot = self._slot(job)
-        self._rows[slot] = None
-        self._unsure.discard(job)
-        self._slots.clear(slot)
+        self._seats.leave(job)
         self._guessing.leave(job)
+
+    # ------------------------------------------------------------------------------------------------------ interrupts
+
+    def _start_over(self) -> None:
+        """All that is sure of a request is its tokens: they are read again."""
+        self._streams = {name: stream for name, stream in self._streams.items() if not stream.finish_reason}
+        self.cache.manager.reset()
+        self.scheduler.reset(stream.job for stream in self._streams.values())
+        self._guessing.reset(self._streams)
+        self._forward.reset()
+        self._seats.reset()
+        for stream in list(self._streams.values()):
+            if reason := stream.again():
+                self._end(stream.job, reason)
 
 
 def _part(chunk: Chunk) -> Part:

@@ -22,6 +22,7 @@ from torch_foundry.patch.layer import LayerPlan, project
 from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.step import Product, gated, projections, stored
 from torch_foundry.patch.weights import Linear
+from torch_foundry.tape import abandon
 
 
 class Way(NamedTuple):
@@ -74,6 +75,11 @@ class Forward:
                 x = x[self._put([i * hidden.shape[1] + j for i, part in enumerate(parts) for j in range(part.wanted)])]
             return self._logits(x)
         return self._eager(parts)
+
+    def reset(self) -> None:
+        """Let go of what is kept between steps, or recorded at this moment: an interrupt may have torn it."""
+        abandon()
+        self._tapes.clear()
 
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""

@@ -6,7 +6,7 @@ is guessed changes how long an answer takes, never its tokens (see `torch_foundr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,14 @@ class Guessing:
     def end(self, job: Job) -> None:
         """A request has ended, or is not guessed for any more."""
         self._own.pop(job.name, None)
+
+    def reset(self, names: Container[int]) -> None:
+        """Of all requests these are left, and none has a place; what was built up of texts may be torn."""
+        self._own = {name: own for name, own in self._own.items() if name in names}
+        for own in self._own.values():
+            own.lookup = own.lookup and PromptLookup(LONGEST)
+        if self._draft is not None:
+            self._draft.reset()
 
     def guess(self, jobs: Sequence[Job], slots: Any, rows: Sequence[int]) -> None:
         """Give `jobs`, which generate, guesses for the next step. rows: theirs in `slots`, for draft models."""

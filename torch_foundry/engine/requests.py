@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
 
 from torch_foundry.sampling import Settings
 
@@ -34,8 +39,8 @@ class Params:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     repetition_penalty: float = 1.0
@@ -44,10 +49,12 @@ class Params:
     prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("min_tokens", 0)):
+        check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("min_tokens", self.min_tokens, 0)
+        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_p", "min_p"):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name}: expected a whole number from {least} on, got {value!r}")
+            if not isinstance(value, Real) and not (value is None and name in ("top_p", "min_p")):
+                raise ValueError(f"{name}: expected a number, got {value!r}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number from 0 on, got {self.temperature!r}")
         for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -57,8 +64,13 @@ class Params:
             raise ValueError(f"top_k: expected None or a whole number, got {self.top_k!r}")
         if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
             raise ValueError(f"seed: expected a number of 64 bits, got {self.seed!r}")
-        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
-            raise ValueError(f"stop: expected a tuple of texts, got {self.stop!r}")
+        for name, kind in (("stop", str), ("stop_token_ids", int)):
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list) or not all(isinstance(each, kind) and each != "" for each in value):
+                raise ValueError(
+                    f"{name}: expected a tuple of {'texts' if kind is str else 'token ids'}, got {value!r}"
+                )
+            object.__setattr__(self, name, tuple(value))
         self.settings(0, ())
         check_lookup(self.prompt_lookup_num_tokens)
 
@@ -85,6 +97,32 @@ def check_lookup(value: int | None) -> None:
     """ValueError unless it is a number of tokens to guess, or None."""
     if value is not None and (type(value) is not int or value < 0):
         raise ValueError(f"prompt_lookup_num_tokens: expected None or a whole number from 0 on, got {value!r}")
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """ValueError unless it is a whole number from `least` on."""
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}: expected a whole number from {least} on, got {value!r}")
+
+
+def prompt_ids(prompt: str | Iterable[int] | Tensor, tokenizer: Any) -> list[int]:
+    """The tokens of a prompt; ValueError if it is something else, or none."""
+    found: Any = prompt
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("prompt: a text needs an engine with a tokenizer; token ids do not")
+        found = tokenizer(prompt)["input_ids"]
+    elif isinstance(prompt, Tensor):
+        if prompt.numel() != prompt.shape[-1:].numel():
+            raise ValueError(f"prompt: expected one text, got a tensor of shape {list(prompt.shape)}")
+        found = prompt.flatten().tolist()
+    try:
+        ids = [operator.index(i) for i in found]
+    except TypeError:
+        raise ValueError(f"prompt: expected a text or token ids, got {prompt!r:.60}") from None
+    if not ids:
+        raise ValueError("prompt: expected at least one token, got none")
+    return ids
 
 
 @dataclass(eq=False)

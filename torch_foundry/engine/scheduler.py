@@ -58,6 +58,12 @@ class Scheduler:
         """Queue a job."""
         self.waiting.append(job)
 
+    def reset(self, jobs: Iterable[Job]) -> None:
+        """Queue these, and no others, of which nothing is in the cache."""
+        self.running, self.waiting = [], deque(jobs)
+        for job in self.waiting:
+            job.computed, job.guesses = 0, []
+
     def remove(self, job: Job) -> None:
         """Take a job out, wherever it is; between steps. Its full blocks are kept while nobody needs them."""
         if job in self.running:

@@ -32,14 +32,17 @@ class Stream:
         tokenizer: Any,
         guesses: Guesses,
     ) -> None:
-        self._engine, self.job, self.params, self.settings, self.seed = engine, job, params, settings, seed
-        self.guesses = guesses
-        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special_tokens=True)
+        self.engine, self.job, self.params, self.settings, self.seed = engine, job, params, settings, seed
+        self.guesses, self._tokenizer = guesses, tokenizer
+        self.finish_reason = ""
+        self.error: RuntimeError | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = None if self._tokenizer is None else StreamDecoder(self._tokenizer, skip_special_tokens=True)
         self._held = ""  # text that may be the beginning of one that stops
         self._cut = False  # by a stop text
         self.text = ""
-        self.finish_reason = ""
-        self.error: RuntimeError | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -50,25 +53,27 @@ class Stream:
         """Each new token, from the first on. RuntimeError if no token could be chosen (NaN logits ...)."""
         at = 0
         while True:
+            ended = self.finish_reason  # first: other threads may step
             while at < len(self.tokens):
                 yield self.tokens[at]
                 at += 1
-            if self.finish_reason:
+            if ended:
                 self._raise()
                 return
-            self._engine.step()
+            self.engine.step()
 
     def texts(self) -> Iterator[str]:
         """Pieces of the text, which is `text` in the end."""
         at = 0
         while True:
-            if len(self.text) > at:
-                yield self.text[at:]
-                at = len(self.text)
-            if self.finish_reason:
+            ended, text = self.finish_reason, self.text
+            if len(text) > at:
+                yield text[at:]
+                at = len(text)
+            if ended:
                 self._raise()
                 return
-            self._engine.step()
+            self.engine.step()
 
     def result(self) -> list[int]:
         """All new tokens, once the request has ended."""
@@ -78,21 +83,27 @@ class Stream:
 
     def cancel(self) -> None:
         """End the request now."""
-        self._engine.cancel(self)
+        self.engine.cancel(self)
 
     def _raise(self) -> None:
         if self.error is not None:
             raise self.error
 
-    def take(self, token: int) -> str:
-        """A new token, which is among the job's; returns why the request ends with it, or ""."""
+    def again(self) -> str:
+        """Take all tokens once more, from the first on; returns why the request ends, or ""."""
+        self._begin()
+        return next((reason for at in range(self.job.prompt, len(self.job.tokens)) if (reason := self.take(at))), "")
+
+    def take(self, at: int) -> str:
+        """The job's token number `at`, the next one; returns why the request ends with it, or ""."""
+        token = self.job.tokens[at]
         if self._decoder is not None and token not in self.settings.eos:
             self._held += self._decoder.push([token])
             if self._stopped():
                 return "stop"
         if token in self.settings.eos:
             return "stop"
-        return "length" if len(self.job.tokens) >= self.job.limit else ""
+        return "length" if at + 1 >= self.job.limit else ""
 
     def _stopped(self) -> bool:
         """Move from held to shown what no stop text can begin in; whether one is there."""

@@ -37,6 +37,11 @@ class BlockManager:
         if blocks < 1 or block_size < 1:
             raise ValueError(f"expected at least one block of one token, got {blocks} of {block_size}")
         self.blocks, self.block_size, self._salt = blocks, block_size, salt
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all sequences, and all blocks that are kept; also after a change that did not come to its end."""
+        blocks = self.blocks
         self._free = list(range(blocks - 1, -1, -1))  # taken from the end
         self._kept: dict[int, None] = {}  # in the order in which they are given up
         self._references = [0] * blocks

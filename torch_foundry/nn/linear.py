@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from torch_foundry import ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
@@ -37,7 +36,8 @@ def linear_of_many(
     parts = []
     for start in range(0, weight.shape[0], rows):
         end = min(start + rows, weight.shape[0])
-        ids = (_ids.__wrapped__ if is_in_torch_dispatch_mode() else _ids)(start, end, x.device)  # a mode's may be fake
+        many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids  # a mode's may be fake
+        ids = many(start, end, x.device)
         dense = ops.embedding(ids, weight, format=fmt, dtype=x.dtype)
         own = None if bias is None else bias[start:end]
         parts.append(_product(x, dense, own, None if out is None else out[:, start:end]))
