@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch_foundry.engine import Engine
     from torch_foundry.loaders import LoadError
     from torch_foundry.loading import load
-    from torch_foundry.patch import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
+    from torch_foundry.patch.api import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
     from torch_foundry.patch.quantizer import FoundryConfig
     from torch_foundry.profiling import profile
     from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
@@ -37,21 +37,21 @@ _HOMES = {
     "compare": "compare",
     "compile_shader": "shader",
     "counters": "runtime",
-    "dequantize": "patch",
+    "dequantize": "patch.api",
     "executor": "runtime",
     "host_options": "runtime",
     "load": "loading",
-    "merge_adapters": "patch",
-    "patch": "patch",
-    "patched": "patch",
+    "merge_adapters": "patch.api",
+    "patch": "patch.api",
+    "patched": "patch.api",
     "profile": "profiling",
-    "quantize": "patch",
+    "quantize": "patch.api",
     "record": "tape",
-    "report": "patch",
+    "report": "patch.api",
     "reset_counters": "runtime",
     "save_gguf": "save",
     "scope": "runtime",
-    "unpatch": "patch",
+    "unpatch": "patch.api",
 }
 
 __all__ = [

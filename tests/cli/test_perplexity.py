@@ -77,7 +77,9 @@ def test_requests_that_cannot_be_met(
     assert "cannot be read" in refused("--text", str(tmp_path / "absent"))
     assert "--quantize q9: expected some of q8_0, " in refused("--text", str(text), "--quantize", "q9")
     assert "--quantize iq1_s: expected some of q8_0, " in refused("--text", str(text), "--quantize", "iq1_s")
-    assert "ends in .svg" in refused("--picture", "q.png")
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--picture", "q.png"])
+    assert "ends in .svg" in capsys.readouterr().err
     assert "context: expected 2 to 2048 tokens, got 1" in refused("--text", str(text), "--context", "1")
     assert "cannot be written" in refused("--text", str(text), "--json", str(tmp_path / "absent" / "q.json"))
 

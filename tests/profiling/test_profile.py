@@ -86,7 +86,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out
     assert json.loads(report.read_text())["context"] == 16 and ET.parse(picture)
-    assert main(["profile", "--picture", "p.png"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["profile", "--picture", "p.png"])
     assert main(["profile", "--context", "16", "--tokens", "2", "--json", str(tmp_path / "no" / "p.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert main(["profile", "--quantize", "q9"]) == 2

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_foundry.cli.loading import add_model_options, encode, load
+from torch_foundry.cli.loading import add_model_options, add_prompt_options, encode, load
 
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("compare", help="drift of the patched model, layer by layer", description=__doc__)
     add_model_options(parser)
+    add_prompt_options(parser)
     parser.set_defaults(run=run)
 
 

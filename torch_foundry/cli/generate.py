@@ -8,19 +8,20 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, encode, load
+from torch_foundry.cli.loading import UserError, add_model_options, add_prompt_options, encode, load
 
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("generate", help="generate text, stock and patched side by side", description=__doc__)
     add_model_options(parser)
-    parser.add_argument("--max-new-tokens", type=int, default=120, metavar="N")
+    add_prompt_options(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=120, metavar="N", help="default: 120")
     parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first (q8_0, q4_0, ...); for both runs")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
-    parser.add_argument("--top-k", type=int, default=50)
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default: 0)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, the likeliest token")
+    parser.add_argument("--top-k", type=int, default=50, metavar="N", help="0: all tokens (default: 50)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
     every = "patched: read tokens in blocks of N (default: 1; 0: Hugging Face's loop)"
     parser.add_argument("--sync-every", type=int, default=1, metavar="N", help=every)
     parser.add_argument("--no-compare", action="store_true", help="run the patched model only")

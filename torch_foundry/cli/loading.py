@@ -1,4 +1,4 @@
-"""What the subcommands share: options, loading a local model directory, encoding a prompt."""
+"""What the subcommands share: options, loading a model, encoding a prompt, writing figures and pictures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,40 @@ class UserError(Exception):
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every subcommand that runs a model."""
+    """Options of every subcommand that runs a model: which one, in which dtype, on which device."""
     parser.add_argument(
         "--model", metavar="PATH", type=Path, help="GGUF file, or Hugging Face directory (default: the demo model)"
     )
-    parser.add_argument("--prompt", default="Tell me a story about a lost kite.", help="what the model is asked")
-    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Options of subcommands that give the model a prompt."""
+    parser.add_argument("--prompt", default="Tell me a story about a lost kite.", help="what the model is asked")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Options of subcommands that can write what they found."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--picture", type=_picture, metavar="FILE", help="write a picture (.svg)")
+
+
+def _picture(name: str) -> Path:
+    if not name.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{name}: expected a name that ends in .svg")
+    return Path(name)
+
+
+def write_outputs(args: argparse.Namespace, figures: Any, picture: str) -> None:
+    """Write figures (JSON) and picture (SVG) to where `args` say. UserError for a file that can't be written."""
+    for path, text in ((args.json, json.dumps(figures, indent=1) + "\n"), (args.picture, picture)):
+        if path is not None:
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import DTYPES, UserError, first_line, load
+from torch_foundry.cli.loading import UserError, add_model_options, add_output_options, first_line, load, write_outputs
 
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("perplexity", help="perplexity, and distance from a dense model", description=__doc__)
-    parser.add_argument("--model", metavar="PATH", type=Path, help="GGUF file or directory (default: the demo model)")
+    add_model_options(parser)
     parser.add_argument("--against", metavar="PATH", type=Path, help="the reference, which runs unpatched")
     parser.add_argument("--quantize", metavar="FORMAT", nargs="+", help="pack the model: q8_0, q4_K, ...; each in turn")
     parser.add_argument("--text", metavar="FILE", type=Path, help="UTF-8 (default: text that the demo model never saw)")
     parser.add_argument("--context", type=int, help="tokens of a window (default: 512, or what the model can take)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
-    parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture (.svg)")
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -31,9 +27,8 @@ def run(args: argparse.Namespace) -> int:
     import transformers
 
     from torch_foundry import quant
+    from torch_foundry.quality.picture import svg
 
-    if args.picture is not None and args.picture.suffix != ".svg":
-        raise UserError(f"--picture {args.picture}: expected a name that ends in .svg")
     for name in args.quantize or ():
         if name.lower() not in quant.PACKABLE:
             raise UserError(f"--quantize {name}: expected some of {quant.listing(quant.PACKABLE)}")
@@ -52,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
             print(_line(name, found[name], heading=len(found) == 1), flush=True)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(first_line(error)) from error
-    _write(args, found)
+    title = f"{args.model.name if args.model else 'demo model'}, {args.dtype}, {args.device}"
+    write_outputs(args, {name: quality.to_json() for name, quality in found.items()}, svg(title, found))
     return 0
 
 
@@ -114,16 +110,3 @@ def _line(name: str, quality: Any, heading: bool) -> str:
 def _with_error(value: float, error: float, digits: int) -> str:
     digits = digits if value < 100 else 1
     return f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def _write(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    from torch_foundry.quality.picture import svg
-
-    title = f"{args.model.name if args.model else 'demo model'}, {args.dtype}, {args.device}"
-    report = json.dumps({name: quality.to_json() for name, quality in found.items()}, indent=1) + "\n"
-    for path, text in ((args.json, report), (args.picture, svg(title, found))):
-        if path is not None:
-            try:
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"{path}: cannot be written: {error.strerror}") from error

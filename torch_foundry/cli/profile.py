@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, load
+from torch_foundry.cli.loading import UserError, add_model_options, add_output_options, load, write_outputs
 
 
 def add_parser(commands: Any) -> None:
@@ -16,17 +14,14 @@ def add_parser(commands: Any) -> None:
     add_model_options(parser)
     parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first: q8_0, q4_0, ...")
     parser.add_argument("--context", type=int, default=512, help="tokens in the cache (default: 512)")
-    parser.add_argument("--batch", type=int, default=1, help="rows (default: 1)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate for the time of generate()")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture (.svg)")
+    parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that generate() is timed with (default: 64)")
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the profile."""
-    if args.picture is not None and args.picture.suffix != ".svg":
-        raise UserError(f"--picture {args.picture}: expected a name that ends in .svg")
     model, _ = load(args)
     import torch_foundry
     from torch_foundry.profiling import picture, profile
@@ -37,10 +32,5 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(str(error).splitlines()[0]) from error
     print(found)
-    for path, text in ((args.json, json.dumps(found.to_json(), indent=1) + "\n"), (args.picture, picture.svg(found))):
-        if path is not None:
-            try:
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+    write_outputs(args, found.to_json(), picture.svg(found))
     return 0
