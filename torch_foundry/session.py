@@ -22,7 +22,7 @@ class Session:
     """Turns of one conversation with `model`; what two turns have in common is read once.
 
     model: a patched (or stock) causal language model. tokenizer: for `send`. system: text of a system message. options:
-    of `model.generate`, for every turn.
+    of `model.generate`, for every turn. template: options of `apply_chat_template`, for every turn (`tools` ...).
 
     Before each turn the new prompt is compared with the tokens that are in the cache: their longest common prefix
     stays, the rest is cropped, and only what is new is read. So a template that leaves something out of earlier turns,
@@ -33,8 +33,16 @@ class Session:
     chosen last. reused: how many tokens of the newest prompt were not read again.
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None, *, system: str | None = None, **options: Any) -> None:
-        self.model, self.tokenizer, self.options = model, tokenizer, options
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        system: str | None = None,
+        template: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.tokenizer, self.options, self.template = model, tokenizer, options, template or {}
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.reused = 0
         self.reset()
@@ -49,26 +57,33 @@ class Session:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
 
         An answer that nobody gave a length to ends where the model ends it, or its context does. After an exception the
-        messages are as before.
+        messages are as before. ValueError: the conversation fills the model's context.
         """
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise ValueError("tokenizer: expected one with a chat template; without one, use Session.generate")
         messages = [*self.messages, {"role": role, "content": content}]
         inputs = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **self.template
         )
         prompt = inputs["input_ids"].to(self.model.device)
-        ids = self.generate(prompt, **{**self._length(options), **options})
+        ids = self.generate(prompt, **{**self._length(prompt.shape[1], options), **options})
         answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
 
-    def _length(self, options: dict[str, Any]) -> dict[str, int]:
+    def _length(self, prompt: int, options: dict[str, Any]) -> dict[str, int]:
         """The model's context, where nobody says how long texts may be: generate() would stop after 20 tokens."""
+        if any(self._setting(name, options) for name in ("max_new_tokens", "max_length")):
+            return {}
+        context = self.model.config.get_text_config().max_position_embeddings
+        if prompt >= context:
+            raise ValueError(f"the conversation has {prompt} tokens, and the model's context {context}")
+        return {"max_length": context}
+
+    def _setting(self, name: str, options: dict[str, Any]) -> Any:
+        """What generate() takes for `name`."""
         settings = self.options | options
-        config = settings.get("generation_config") or self.model.generation_config
-        said = (settings.get(name) or getattr(config, name) for name in ("max_new_tokens", "max_length"))
-        return {} if any(said) else {"max_length": self.model.config.get_text_config().max_position_embeddings}
+        return settings.get(name) or getattr(settings.get("generation_config") or self.model.generation_config, name)
 
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
@@ -84,9 +99,11 @@ class Session:
         mask = [1] * len(text) if attention_mask is None else attention_mask[0].tolist()
         if len(mask) != len(text):
             raise ValueError(f"attention_mask: expected [1, {len(text)}], got [1, {len(mask)}]")
-        settings = {**self.options, **options, "return_dict_in_generate": False}
-        if max(settings.get(name) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
+        settings = {"tokenizer": self.tokenizer, **self.options, **options}
+        settings |= {"return_dict_in_generate": False, "use_cache": True}
+        if max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
             self.reset()  # generate() does not repeat the rows of a cache that it is given
+        self._forget_unknown()
         self._go_back(text, mask)
         if any(layer.is_sliding for layer in self.cache.layers):
             self.cache.activate_past_recording()
@@ -117,7 +134,9 @@ class Session:
         self.tokens, self._mask = self.tokens[:length], self._mask[:length]
 
     def _forget_unknown(self) -> None:
-        """A turn failed: tokens that were generated are in the cache, but nobody knows which."""
+        """A turn failed, at whatever line: tokens that were generated are in the cache, but nobody knows which."""
+        if len({layer.get_seq_length() for layer in self.cache.layers}) > 1:
+            return self.reset()
         surplus = self.cache.get_seq_length() - len(self.tokens)
         if surplus > 0:
             self._crop(surplus, len(self.tokens))
@@ -172,28 +191,27 @@ class Session:
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             read = {name: file.read(name) for name in file.tensors}
         session.messages = about["messages"]
-        session.tokens, session._mask = read.pop("tokens").tolist(), read.pop("mask").tolist()
-        for i, seen in enumerate(about["seen"]):
-            if not seen:
-                continue
-            try:
-                keys, values = read.pop(f"{i}.keys"), read.pop(f"{i}.values")
-            except KeyError as missing:
-                raise LoadError("SESSION", path, str(missing), expected="keys and values", found="none") from None
-            session._put(path, i, keys.to(model.device), values.to(model.device), seen)
+        layers, seen = session.cache.layers, about["seen"]
+        if len(seen) != len(layers) or len(set(seen)) > 1:
+            expected = f"the same number for each of {len(layers)} layers"
+            raise LoadError("SESSION", path, "seen", expected=expected, found=str(seen)[:60])
+        try:
+            session.tokens, session._mask = read["tokens"].tolist(), read["mask"].tolist()
+            for i in range(len(layers) if any(seen) else 0):
+                keys, values = (read[f"{i}.{name}"].to(model.device) for name in ("keys", "values"))
+                session._put(path, i, keys, values, seen[i])
+        except KeyError as missing:
+            raise LoadError("SESSION", path, str(missing), expected="a tensor", found="none") from None
         session._check(path)
         return session
 
     def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
-        layers = self.cache.layers
-        if index >= len(layers):
-            found = f"layer {index}"
-            raise LoadError("SESSION", path, "seen", expected=f"at most {len(layers)} layers", found=found)
-        layer: Any = layers[index]
-        stored = min(seen, keys.shape[-2]) if layer.is_sliding else seen
-        if keys.dim() != 4 or keys.shape[-2] != stored or keys.shape[:-1] != values.shape[:-1]:
+        layer: Any = self.cache.layers[index]
+        stored = min(seen, keys.shape[-2]) if keys.dim() == 4 and layer.is_sliding else seen
+        fits = keys.dim() == 4 and keys.shape[::2] == (1, stored) and keys.shape[:-1] == values.shape[:-1]
+        if not fits or not keys.is_floating_point() or keys.dtype != values.dtype:
             shapes = f"{list(keys.shape)} and {list(values.shape)}"
-            raise LoadError("SESSION", path, f"{index}.keys", expected=f"{stored} tokens", found=shapes)
+            raise LoadError("SESSION", path, f"{index}.keys", expected=f"floats of {stored} tokens", found=shapes)
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         if layer.is_sliding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,35 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
-import torch_foundry
 from tests.engine.test_engine import GREEDY, KINDS, alone, drain, patched, prompts
+from tests.interrupt import Interrupt
 from torch_foundry import runtime
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.engine import Engine, Params
 from torch_foundry.patch import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-class Interrupt:
-    """For sys.settrace: KeyboardInterrupt at the n-th line that is run of some of the package's files."""
-
-    FILES = ("/engine/", "/kvcache/blocks", "/text/", "/tape.py", "/decode/drafts")
-
-    def __init__(self, lines: int) -> None:
-        self.left, self.package = lines, torch_foundry.__path__[0]
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        name = frame.f_code.co_filename
-        ours = name.startswith(self.package) and any(part in name for part in self.FILES)
-        return self._line if ours or name.endswith(("contextlib.py", "_python_dispatch.py")) else None
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        self.left -= event == "line"
-        if not self.left:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return self._line
+FILES = ("/engine/", "/kvcache/blocks", "/text/", "/tape.py", "/decode/drafts")
 
 
 @pytest.mark.parametrize("guesses", ["none", "lookup", "draft"])
@@ -55,7 +34,7 @@ def test_an_interrupt_at_any_line(guesses: str) -> None:
         streams = [engine.submit(p, KINDS[i % len(KINDS)]) for i, p in enumerate([[5], *prompts(4)])]
         for _ in range(times):
             before = sys.gettrace()
-            sys.settrace(Interrupt(chance.randrange(1, 4000)))
+            sys.settrace(Interrupt(chance.randrange(1, 4000), FILES))
             try:
                 engine.run()
             except KeyboardInterrupt:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import torch_foundry
+from tests.interrupt import Interrupt
 from tests.patch.zoo import FAMILIES, ids, shared
 from torch_foundry import LoadError, Session
 from torch_foundry.demo_model import demo_model_path
@@ -53,7 +56,7 @@ def test_eight_turns(model: Any) -> None:
 def test_left_padding(model: Any) -> None:
     session = Session(model, **OPTIONS)
     text, mask = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids(1, 9)], 1), torch.tensor([[0] * 6 + [1] * 9])
-    for turn in range(4):
+    for turn in range(8):
         answered = session.generate(text, mask)
         assert answered.tolist() == again(model, text, attention_mask=mask), f"turn {turn}"
         assert answered[0, 6:].tolist() == again(model, text[:, 6:])[0], f"turn {turn}"
@@ -110,9 +113,34 @@ def test_a_window_stays_small(model: Any) -> None:
         assert session.cache.layers[0].stored[1] <= window + len(session.tokens) - before
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3"], indirect=True)
+def test_an_interrupt_at_any_line(model: Any) -> None:
+    chance, interrupts = random.Random(0), 0
+    session, text = Session(model, **OPTIONS), ids(1, 20)
+    for turn in range(30):
+        before = sys.gettrace()
+        sys.settrace(Interrupt(chance.randrange(1, 2500), ("/session", "/kvcache/", "/decode/loop", "/decode/steps")))
+        try:
+            session.generate(text)
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            sys.settrace(before)
+        text = torch.cat([text[:, : chance.randrange(5, 60)], ids(1, chance.randrange(1, 9), seed=turn)], 1)
+        assert session.generate(text).tolist() == again(model, text), f"turn {turn}"
+    assert interrupts > 10
+
+
 def test_other_ways_to_generate(model: Any) -> None:
     session, text = Session(model, **OPTIONS), ids(1, 6).repeat(1, 3)
-    for options in ({"prompt_lookup_num_tokens": 4}, {"sync_every": 0}, {"max_new_tokens": 1}, {"num_beams": 3}):
+    for options in (
+        {"prompt_lookup_num_tokens": 4},
+        {"sync_every": 0},
+        {"max_new_tokens": 1},
+        {"num_beams": 3},
+        {"generation_config": GenerationConfig(num_beams=3, pad_token_id=0)},
+        {"use_cache": False},
+    ):
         answered = session.generate(text, **options)
         assert answered.tolist() == again(model, text, **options), str(options)
         text = torch.cat([answered, ids(1, 3)], 1)
@@ -171,6 +199,26 @@ def test_an_answer_ends_where_the_model_ends_it(demo: tuple[Any, Any]) -> None:
         assert len(tokenizer(Session(model, tokenizer, **options).send(said))["input_ids"]) <= 5, options
 
 
+def test_what_turns_are_told(demo: tuple[Any, Any]) -> None:
+    """Options of the template; stop strings, for which generate() needs the tokenizer; a text that is too long."""
+    model, tokenizer = demo
+    tokenizer = copy.deepcopy(tokenizer)
+    told = "{% for tool in tools or [] %}{{ tool['name'] }}{% endfor %}"
+    tokenizer.chat_template = told + tokenizer.chat_template
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    plain, tools = (Session(model, tokenizer, template=t, **options) for t in (None, {"tools": [{"name": "kite"}]}))
+    answer = plain.send("Tell me a story.")
+    assert len(tools.tokens) == 0 and tools.send("Tell me a story.") and len(tools.tokens) > len(plain.tokens)
+    word = answer[20:26]
+    stopped = Session(model, tokenizer, **options).send("Tell me a story.", stop_strings=[word])
+    assert answer.startswith(stopped) and word in stopped and len(stopped) < len(answer)
+    before = copy.deepcopy(plain.messages)
+    del plain.options["max_new_tokens"]
+    with pytest.raises(ValueError, match=r"the conversation has \d{5} tokens, and the model's context 1024"):
+        plain.send("Tell me a story. " * 2000)
+    assert plain.messages == before and plain.send("Hello!", max_new_tokens=3)
+
+
 def test_a_system_message(demo: tuple[Any, Any]) -> None:
     session = Session(*demo, system="Be brief.", max_new_tokens=4)
     assert session.messages == [{"role": "system", "content": "Be brief."}]
@@ -211,14 +259,18 @@ def test_what_is_no_session_of_the_model(model: Any, tmp_path: Path) -> None:
         about = file.metadata()
     tensors = load_file(path)
     changes: list[tuple[dict[str, Any], dict[str, str], str]] = [
-        ({"1.keys": None}, {}, "keys and values"),
-        ({"1.keys": tensors["1.keys"][:, :, :5].clone()}, {}, "expected 21 tokens"),
+        ({"1.keys": None}, {}, "1.keys': expected a tensor"),
+        ({"mask": None}, {}, "mask': expected a tensor"),
+        ({"1.keys": tensors["1.keys"].repeat(2, 1, 1, 1)}, {}, "floats of 21 tokens"),
+        ({"1.keys": tensors["1.keys"].int(), "1.values": tensors["1.values"].int()}, {}, "floats of 21 tokens"),
+        ({"1.keys": tensors["1.keys"][:, :, :5].clone()}, {}, "floats of 21 tokens"),
         ({"tokens": tensors["tokens"][:5].clone()}, {}, "expected 21 as in the cache, found 5 tokens"),
         ({}, {"format": "x"}, "expected format"),
         ({}, {"session": "[]"}, "a session's description"),
         ({}, {"session": "{"}, "a session's description"),
         ({}, {"session": about["session"].replace('"seen": [', '"seen": [true, -1, ')}, "a session's description"),
-        ({}, {"session": about["session"].replace('"seen": [', '"seen": [21, ')}, "at most 2 layers|keys and values"),
+        ({}, {"session": about["session"].replace('"seen": [', '"seen": [21, ')}, "for each of 2 layers"),
+        ({}, {"session": about["session"].replace('"seen": [21, 21]', '"seen": [21, 0]')}, "for each of 2 layers"),
         ({"0.keys": tensors["0.keys"] * float("nan")}, {}, "NONFINITE"),
     ]
     for changed, words, message in changes:
