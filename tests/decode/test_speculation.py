@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
-from tests.decode.test_generate import Collect
+from tests.decode.generation import Collect
 from tests.patch.zoo import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.decode import speculation
 from torch_foundry.decode.drafts import PromptLookup

@@ -1,0 +1,77 @@
+"""Seeded faults of the ops on mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import test_moe as few
+import test_moe_choice as choice
+import test_moe_many as many
+import torch
+from kit import BF16, F16, F32, Fault
+from moe_cases import CASES, Case, check_glu, check_many, down_inputs, glu_inputs
+
+
+def _fault(name: str, old: str, new: str, run: Any, file: str = "", kernel: str = "moe.metal") -> Fault:
+    return Fault(f"moe-{name}", kernel, old, new, run, file)
+
+
+def _many(name: str, old: str, new: str, run: Any = None) -> Fault:
+    return _fault(name, old, new, run or (lambda: check_many(down_inputs(Case(tokens=70, inner=65), F32))), "",
+                  "moe_many.metal")  # fmt: skip
+
+
+def _choice(name: str, old: str, new: str, run: Any = None) -> Fault:
+    return _fault(name, old, new, run or choice.test_choice_among_equals_and_extremes, "choice.h")
+
+
+FAULTS = [
+    _choice("last-of-equals", "order > best)", "order >= best)", lambda: choice.test_choice(1024, 32, True, BF16)),
+    _choice("zeros-differ", "as_type<uint>(v + 0.0f)", "as_type<uint>(v)"),
+    _choice("nan-is-the-least", "? ~0u : bits & 0x8", "? 1u : bits & 0x8"),
+    _choice("negative-order", "? ~bits :", "? bits :"),
+    _choice("taken-twice", "1u << winner / simd_width", "2u << winner / simd_width"),
+    _choice("never-normalized", "args.normalize ? weight / all", "args.normalize ? weight"),
+    _choice("mass-of-the-first-32", "mass += metal::exp(logits.at(e) - largest)",
+            "mass += e < 32 ? metal::exp(logits.at(e) - largest) : 0.0f",
+            lambda: choice.test_choice(33, 3, False, F32)),
+    _choice("shared-not-through-the-sigmoid", "metal::exp(-shared)", "metal::exp(shared)",
+            lambda: choice.test_choice(8, 2, True, F32)),
+    _fault("second-round-of-experts", "first + simdgroup * N;", "simdgroup * N;",
+           lambda: choice.test_route(1, 1000, 64, 8, F16, False)),
+    _fault("shared-row-as-an-expert", ": shared;", ": weight;", lambda: choice.test_route(3, 60, 264, 4, F16, True)),
+    _fault("barrier-before-the-choice", "  threadgroup_barrier(mem_flags::mem_threadgroup);\n", "",
+           few.test_lane_orders),
+    _fault("expert-of-the-first-choice", "r.ids_stride + pair % r.chosen]", "r.ids_stride]",
+           lambda: few.test_glu(*CASES[0])),
+    _fault("gate-of-expert-0", "gate + expert *", "gate + 0 * expert *", lambda: few.test_glu(*CASES[0])),
+    _fault("up-with-the-distance-of-gate", "r.expert_blocks[1]", "r.expert_blocks[0]", few.test_experts_may_be_strided),
+    _fault("row-of-the-next-token", "token = pair / r.chosen;", "token = pair / r.chosen ^ 1;",
+           lambda: few.test_glu(Case(tokens=2), F32)),
+    _fault("activation-of-up", "activate(args.activation, value) * other", "activate(args.activation, other) * value",
+           lambda: few.test_glu(*CASES[0])),
+    _fault("norm-left-out", "Normed ? normed", "!Normed ? normed", lambda: few.test_glu(*CASES[0])),
+    _fault("last-output-not-stored", "n0 + lane < width)", "n0 + lane + 1 < width)", lambda: few.test_glu(*CASES[4])),
+    _fault("weights-of-the-first-token", "weights[token * r.weights_stride + j]", "weights[j]",
+           lambda: few.test_down(*CASES[1])),
+    _fault("ids-without-a-stride", "ids[token * r.ids_stride + j]", "ids[token * r.chosen + j]",
+           few.test_ids_and_weights_may_be_columns_of_more),
+    _fault("last-expert-dropped", "j < r.chosen; ++j) {\n    const", "j + 1 < r.chosen; ++j) {\n    const",
+           lambda: few.test_down(*CASES[0])),
+    _fault("residual-scaled", "fma(args.scale, sum, float(residual[at]))", "args.scale * (sum + float(residual[at]))",
+           lambda: few.test_down(Case(scale=-0.4, tokens=2), F32)),
+    _fault("no-expert-is-the-last", "uint(id) < args.experts", "uint(id) <= args.experts && id > -7",
+           lambda: check_glu({**glu_inputs(Case(tokens=2), F32), "gate": torch.ones(7, 24, 256)[:6],
+                              "up": torch.ones(7, 24, 256)[:6], "ids": torch.full((2, 2), 6, dtype=torch.int32)})),
+    _many("pairs-of-the-first-chunk", "order[place + count] = first + i;", "order[place + count] = i;"),
+    _many("experts-mixed-up", "place += counts[e];", "place += counts[e] & ~1u;",
+          lambda: many.test_group(70, 33, 4)),
+    _many("last-pair-of-a-tile", "m < count && n < args.n)", "m + 1 < count && n < args.n)"),
+    _many("matrix-of-expert-0", "weight + ulong(expert)", "weight + 0 * ulong(expert)"),
+    _many("row-of-the-first-choice", "x + ulong(pair / args.per_row)", "x + ulong(pair / 2 * 2 / args.per_row)"),
+    _many("empty-tiles-not-marked", "tile < args.tiles; ++tile)", "tile + 1 < args.tiles; ++tile)",
+          lambda: many.test_group(9, 100, 8)),
+    _many("combined-without-weights", "fma(weights[token * r.weights_stride + j], float", "fma(1.0f, float"),
+    _many("ids-of-no-expert-combined", "if (uint(ids[token * r.ids_stride + j]) < r.experts)", "",
+          few.test_ids_of_no_expert_add_nothing),
+]  # fmt: skip
