@@ -56,6 +56,8 @@ METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, Filled keys, int 
 }
 
 METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
+// The least half stands for none, as Hugging Face's masks have it; the least of wider types is invisible by itself.
+METAL_FUNC float apply_mask(float score, half bias) { return bias > half(-65504.0f) ? score + float(bias) : invisible; }
 template <typename M> METAL_FUNC float apply_mask(float score, M bias) { return score + float(bias); }
 
 // The keys of a split.

@@ -227,7 +227,7 @@ def attention(
             seen = seen & mask
         else:
             scores = scores + mask.to(scores.dtype)
-            seen = seen & (mask > -1e38)
+            seen = seen & (mask > max(-1e38, torch.finfo(mask.dtype).min))
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is not None:
         sink = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)

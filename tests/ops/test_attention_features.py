@@ -116,6 +116,21 @@ def test_the_largest_numbers_stay_finite(queries: int, dtype: torch.dtype) -> No
     opchecks.attention({**given, "q": given["q"] * 2.0**-20, "k_cache": given["k_cache"] * 2.0**-20})
 
 
+@pytest.mark.parametrize("queries", [2, 20])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=kit.dtype_id)
+def test_the_least_number_in_a_mask_hides(queries: int, dtype: torch.dtype) -> None:
+    """As minus infinity does: Hugging Face's additive masks hold the one or the other."""
+    given = given_for(dtype=dtype, queries=queries, kv_len=100)
+    hidden = torch.rand(2, 1, queries, 100, generator=kit.generator()) < 0.5
+    hidden[1, :, 1] = True
+    masks = [
+        torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, x) for x in (torch.finfo(dtype).min, -torch.inf)
+    ]
+    least, infinite = (ops.attention(**{**given, "mask": mask}) for mask in masks)
+    assert not least[1, 1].any() and bool(least[1, 0].any())
+    kit.assert_equal(least, infinite)
+
+
 def test_pages_that_nobody_sees_are_not_looked_up() -> None:
     """Those behind the last key, and those that a window has left."""
     for queries, lanes in ((1, 1), (1, 8), (20, 1)):

@@ -235,7 +235,7 @@ def attention(
     causal: query i sees keys up to position kv_len - L + i and, if window > 0, of these the last `window`. Without
         causal every key is seen and window is ignored.
     mask: [B or 1, Hq or 1, L or 1, >= kv_len], combined with the above: bool (True: seen) or additive, float32 or q's
-        dtype, where -1e38 and below means not seen.
+        dtype, where the dtype's least number, and whatever is -1e38 or below, means not seen.
     kv_start: int32 [B], first key that is seen (left padding). Keys outside the range may hold anything, even NaN.
     step: int32 [2] on the device, for tapes: step[0] is where the first query's own key lies in the cache, so that
         step[0] + L keys are filled, and kv_len is only a bound of that; step[1] is the number of keys that came before
