@@ -10,7 +10,7 @@ from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 
 class ScaledEmbedding(nn.Embedding):
-    """The dense form of a FoundryEmbedding that was made with a factor, and for no module of transformers'."""
+    """Dense form of a FoundryEmbedding with a factor that was not made from a module of transformers."""
 
     embed_scale: torch.Tensor
 
@@ -22,8 +22,8 @@ class ScaledEmbedding(nn.Embedding):
 class FoundryEmbedding(nn.Embedding):
     """An embedding whose weight stays packed.
 
-    The buffer `anchor` has no elements: its dtype, which `.to(dtype)` changes, is that of the rows. `embed_scale` is
-    Gemma's factor; it is rounded to that dtype first, as the stock module does.
+    Rows have the dtype of `anchor`, an empty buffer that `.to(dtype)` converts. `embed_scale` is Gemma's factor; it is
+    rounded to that dtype first, as in the stock module.
     """
 
     weight: torch.Tensor
@@ -50,9 +50,10 @@ class FoundryEmbedding(nn.Embedding):
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, fmt: str, packed: torch.Tensor | None = None) -> FoundryEmbedding:
-        """`embedding` with its weight packed; `packed` if that was done already (tied to the output layer).
+        """`embedding` with its weight packed. packed: the packed weight, if it exists already (tied to the output
+        layer).
 
-        `embedding` gives its weight up and is kept for `to_embedding`.
+        `embedding` loses its weight and is kept for `to_embedding`.
         """
         weight = embedding.weight
         result = cls(
@@ -79,7 +80,7 @@ class FoundryEmbedding(nn.Embedding):
         return give_back(self, self.dequantized(self.anchor.dtype) if weight is None else weight)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight as the packed one says it is, [num_embeddings, embedding_dim]."""
+        """The dense weight [num_embeddings, embedding_dim] that the packed one stands for."""
         return quant.dequantize(self.weight, self.format, self.embedding_dim, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

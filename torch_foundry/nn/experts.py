@@ -21,7 +21,8 @@ MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Experts' matrices as kernels take them: gate, up [E, inner, ..], down [E, hidden, ..]; formats: None if dense."""
+    """Experts' matrices as kernels take them: gate, up [E, inner, ..], down [E, hidden, ..]; formats: None for dense
+    ones."""
 
     gate: torch.Tensor
     up: torch.Tensor
@@ -31,7 +32,7 @@ class Weights:
 
     @property
     def together(self) -> bool:
-        """Whether there is a kernel that reads gate and up for each token, the better way for up to FEW of them."""
+        """Whether gate and up can share a launch per token: the better way for up to FEW tokens."""
         return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype
 
     def of_few(
@@ -56,7 +57,7 @@ class Weights:
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        """The same, reading an expert's weights once for some 32 tokens."""
+        """The same for many tokens: an expert's weights are read once for some 32 of them."""
         experts = self.gate.shape[0]
         order, tiles = ops.moe_group(ids, experts)
 
@@ -172,7 +173,8 @@ class FoundryExperts(nn.Module):
         return Weights(self.gate_proj, self.up_proj, self.down_proj, formats, activation)
 
     def _one_by_one(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Each expert's tokens through torch's own matrix product; waits for the device to say which those are."""
+        """Each expert's tokens through torch's own matrix product. Waits for the device, to learn which tokens those
+        are."""
         result = torch.zeros_like(x)
         for expert in torch.unique(index).tolist():
             if 0 <= expert < self.num_experts:

@@ -24,11 +24,11 @@ def linear_of_many(
     bias: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]; not for tapes.
+    """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]. Not for tapes.
 
-    It is made for them, and ours is several times slower there (benchmarks/RESULTS.md). A packed weight is unpacked to
-    x's dtype on its device, some rows at a time, as if the model had been loaded dense. out: what the result is written
-    to, for x [T, K], with the same bits.
+    With many rows torch is several times as fast as our kernels (benchmarks/RESULTS.md). A packed weight is unpacked to
+    x's dtype on its device, some rows at a time, so results are those of a dense model. out: where the result is
+    written, for x [T, K]; the bits are the same.
     """
     if fmt is None:
         return _product(x, weight, bias, out)
@@ -36,7 +36,8 @@ def linear_of_many(
     parts = []
     for start in range(0, weight.shape[0], rows):
         end = min(start + rows, weight.shape[0])
-        many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids  # a mode's may be fake
+        # under a dispatch mode it may be a fake tensor, which must not be kept
+        many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids
         ids = many(start, end, x.device)
         dense = ops.embedding(ids, weight, format=fmt, dtype=x.dtype)
         own = None if bias is None else bias[start:end]
@@ -56,7 +57,7 @@ def _product(
 
 @functools.lru_cache(maxsize=32)
 def _ids(start: int, end: int, device: torch.device) -> torch.Tensor:
-    """Numbers of rows, which don't cost a launch each time."""
+    """0 ... n - 1 on the device, kept so that they cost one launch in all."""
     with torch.inference_mode(False):
         return torch.arange(start, end, dtype=torch.int32, device=device)
 
@@ -86,9 +87,9 @@ class _PackedMatmul(torch.autograd.Function):
 class FoundryLinear(nn.Linear):
     """A linear layer whose weight stays packed.
 
-    `weight` is a uint8 buffer [out_features, packed bytes], so `.to(dtype)` leaves it alone. The gradient flows to the
-    input and the bias, never to the weight: adapters on top can be trained, the layer itself cannot. `order`: int32
-    [in_features], where the columns are stored in another order: column j multiplies input element order[j].
+    `weight` is a uint8 buffer [out_features, bytes of a row], so `.to(dtype)` leaves it alone. Gradients flow to the
+    input and the bias, never to the weight: adapters on top can be trained, the layer itself can't. `order`: int32
+    [in_features] if the columns are stored in another order: column j multiplies input element order[j].
     """
 
     weight: torch.Tensor
@@ -111,15 +112,15 @@ class FoundryLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, fmt: str, packed: torch.Tensor | None = None) -> FoundryLinear:
-        """`linear` with its weight packed; `packed` if that was done already (tied to the embedding).
+        """`linear` with its weight packed. packed: the packed weight, if it exists already (tied to the embedding).
 
-        `linear` gives its weight up and is kept for `to_linear`.
+        `linear` loses its weight and is kept for `to_linear`.
         """
         weight = quant.quantize(linear.weight, fmt) if packed is None else packed
         return take_over(cls(linear.in_features, linear.out_features, weight, fmt, linear.bias), linear)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight as the packed one says it is, [out_features, in_features]."""
+        """The dense weight [out_features, in_features] that the packed one stands for."""
         stored = quant.dequantize(self.weight, self.format, self.in_features, dtype)
         return stored if self.order is None else stored[:, self.order.argsort()]
 

@@ -12,7 +12,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def take_over(packed: Module, dense: nn.Module) -> Module:
-    """Let `packed` stand for `dense`, which keeps everything but its weight and waits, out of sight, in `_dense`."""
+    """Let `packed` replace `dense`, which loses its weight, keeps all else and is stored, unregistered, in `_dense`."""
     dense._parameters["weight"] = None
     packed.__dict__["_dense"] = dense
     packed.train(dense.training)
@@ -20,9 +20,9 @@ def take_over(packed: Module, dense: nn.Module) -> Module:
 
 
 def give_back(packed: nn.Module, weight: torch.Tensor) -> nn.Module:
-    """The dense module that `take_over` put away, with `weight` and with what has happened to `packed` since.
+    """The dense module that `take_over` stored, with `weight` and with whatever has happened to `packed` since.
 
-    A packed module that was made by itself, for no dense one, gets a new one (`packed.stock()`).
+    If `packed` was not made from a dense module, a new one is made (`packed.stock()`).
     """
     dense: Any = packed.__dict__.get("_dense")
     if dense is None:

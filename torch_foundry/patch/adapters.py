@@ -16,7 +16,7 @@ SAME = "same"
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Modules that put adapters around a packed layer, by name."""
+    """Packed layers that have adapters around them, by module name."""
     for name, module in model.named_modules():
         if isinstance(getattr(module, "base_layer", None), FoundryLinear | FoundryEmbedding):
             yield name, module
@@ -60,7 +60,7 @@ def _merge(layer: Any, dtype: torch.dtype, fmt: str | None) -> None:
     is_linear = isinstance(packed, FoundryLinear)
     dense = packed.to_linear(torch.float32) if is_linear else packed.to_embedding(packed.dequantized(torch.float32))
     layer.base_layer = dense
-    layer.merge(safe_merge=True)  # refuses what isn't finite
+    layer.merge(safe_merge=True)  # raises for weights that are not finite
     if fmt is not None:
         layer.base_layer = (FoundryLinear.from_linear if is_linear else FoundryEmbedding.from_embedding)(dense, fmt)
         if not is_linear:

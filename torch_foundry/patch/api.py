@@ -1,4 +1,4 @@
-"""patch, unpatch, patched, report."""
+"""The public functions: patch, unpatch, patched, quantize, dequantize, merge_adapters, report."""
 
 from __future__ import annotations
 
@@ -35,27 +35,26 @@ def patch(
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> Model:
-    """Run `model` on fused kernels; returns it. Results are the same up to rounding.
+    """Run `model` on fused kernels, in place; returns it. Results are the same up to rounding.
 
-    Decoder layers of known families, and embeddings, norms and output layers, get another class; parameters, names,
-    hooks and `state_dict` stay as they are, and `unpatch` puts the classes back. Whatever the kernels do not do
-    (training, recording attentions, foreign caches ...) runs the stock code. `report(model)` says what was swapped,
-    what was left alone and why, and what ran stock code. Patching a second time swaps what was added since.
+    Decoder layers of known families, embeddings, norms and output layers get another class. Parameters, names, hooks
+    and `state_dict` stay as they are, and `unpatch` restores the classes. Whatever the kernels can't do (training,
+    recorded attentions, foreign caches ...) runs the stock code. `report(model)` says what was replaced, what was not
+    and why, and how often stock code ran. Patching again replaces modules that were added since.
 
-    quantize: a format, or formats by patterns: first pack weights, as `torch_foundry.quantize` does. That changes
-        results, and stays after `unpatch`.
-    sync_every: how many tokens generate() hands to the device before it waits to read them. Default: 1 where a streamer
-        waits for each token, else 16; 64 is for throughput. `generate(sync_every=...)` and an attribute of that name of
-        the generation config come first; TORCH_FOUNDRY_SYNC_EVERY is used where nothing else says anything. 0: Hugging
-        Face's own loop (which also draws torch's random numbers; ours are the same for any other number, but not
-        torch's).
-    kv_cache: what keys and values of `DynamicCache`s are stored as from now on: "q8_0" (8.5 bits a number), "q4_0"
-        (4.5), "f16", "bf16", "f32", or {"k": ..., "v": ...} of these; default: the model's dtype. They are packed as
-        they are written and unpacked inside attention. A cache that has keys already stays as it is, and
-        `kvcache.adopt.new_cache` makes one of any kind. Changes results.
+    quantize: pack the weights first, as `torch_foundry.quantize(model, quantize)` does. Changes results, and `unpatch`
+        does not undo it.
+    sync_every: how many tokens generate() hands to the device before it waits to read them. 1 shows each token at once,
+        64 is for throughput, 0 is Hugging Face's own loop. Overridden by `generate(sync_every=...)` and by an attribute
+        `sync_every` of the generation config. Default: $TORCH_FOUNDRY_SYNC_EVERY, else 1 with a streamer and 16
+        without. Sampled tokens are the same for every value but 0, which draws torch's random numbers instead of ours.
+    kv_cache: the format of keys and values in `DynamicCache`s from now on: "q8_0" (8.5 bits a number), "q4_0" (4.5),
+        "f16", "bf16" or "f32", or one for each: {"k": ..., "v": ...}. Default: the model's dtype. They are packed when
+        they are written and unpacked inside attention, which changes results. A cache that has keys already stays as it
+        is; `kvcache.adopt.new_cache` makes one of any kind.
 
-    RuntimeError says why if this build can't run kernels on the model's device. A model on the meta device may be
-    patched (its weights can be loaded later), but not quantized.
+    RuntimeError: this build can't run kernels on the model's device (the message says why). A model on the meta device
+    may be patched, so that its weights can be loaded later, but not quantized. ValueError: a bad option.
     """
     _check_version()
     _check_device(model, quantize)
@@ -66,7 +65,7 @@ def patch(
     plans, left = _plan_layers(model, state)
     if quantize is not None:
         _pack(model, plan_formats(model, [layer for layer, _ in plans] + _fused_layers(model), quantize))
-        plans, left = _plan_layers(model, state)  # specs are about modules, and these have been exchanged
+        plans, left = _plan_layers(model, state)  # specs refer to modules, and packing has replaced some
     state.quantized = state.quantized or packed_formats(model)
     inside = {id(m) for layer in [layer for layer, _ in plans] + _fused_layers(model) for m in layer.modules()}
     leaves = [
@@ -90,10 +89,10 @@ def patch(
 
 
 def unpatch(model: Model, *, dequantize: bool = False) -> Model:
-    """Give every module of `model` its own class back; returns it.
+    """Give every module of `model` its own class back; returns the model.
 
-    Weights that `patch(model, quantize=...)` packed stay packed: the model then runs stock code around
-    `FoundryLinear` layers. `dequantize=True` turns them into dense layers with the values that packing has left.
+    Packed weights stay packed: the model then runs stock code around `FoundryLinear` layers and warns about it.
+    `dequantize=True` makes them dense, with the values that packing left.
     """
     state = _state_of(model)
     _restore(model)
@@ -107,18 +106,18 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
 
 
 def quantize(model: Model, formats: Formats) -> Model:
-    """Pack weights of `model` in place, a few rows at a time; returns it. It may be patched, before or after.
+    """Pack weights of `model` in place, a few rows at a time; returns it. It may be patched before or after.
 
-    formats: "q4_0" or another of `torch_foundry.quant.PACKABLE`, for the linear layers and experts of known decoder
-        layers, the embeddings and the output layer; those whose rows are not whole blocks of the format stay dense. Or
-        shell patterns of the names of modules, in any model, of which the first that fits decides:
-        {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}, where None leaves dense. An output layer and an embedding
-        that share their weight answer to either name.
+    formats: one format for the whole model, "q4_0" or another of `torch_foundry.quant.PACKABLE`: packs the linear
+        layers and experts of known decoder layers, the embeddings and the output layer, except where a row is not a
+        whole number of blocks. Or shell patterns of module names, which work in any model:
+        {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}. The first pattern that matches decides; None leaves a
+        module dense. An output layer that shares its weight with an embedding is matched by either name.
 
-    `save_pretrained` then writes packed weights, which AutoModelForCausalLM and `torch_foundry.load` read;
-    `dequantize(model)` first makes it write a model that any transformers can read.
+    `save_pretrained` then writes packed weights, which AutoModelForCausalLM and `torch_foundry.load` read. Call
+    `dequantize(model)` first to write a model that any transformers can read.
 
-    ValueError: an unknown format, a pattern that fits nothing, or one that fits a module whose rows are not whole
+    ValueError: an unknown format, a pattern that matches nothing, or one that matches a module whose rows are not whole
     blocks. RuntimeError: weights that are not finite, or on the meta device.
     """
     if any(p.is_meta for p in model.parameters()):
@@ -128,20 +127,21 @@ def quantize(model: Model, formats: Formats) -> Model:
 
 
 def dequantize(model: Model) -> Model:
-    """Make every packed weight of `model` dense, in place, with the values that packing has left; returns it."""
+    """Make every packed weight of `model` dense, in place, with the values that packing left; returns the model."""
     _unpack(model)
     return model
 
 
 def merge_adapters(model: Any, formats: str | None = SAME) -> Any:
-    """The model inside peft's `model`, with its active adapters (LoRA) merged into its weights, packed ones too.
+    """Merge the active adapters (LoRA) of a peft model into its weights, packed ones too; returns the model inside.
 
-    formats: "same" packs each layer again as it was, None leaves those that had adapters dense, and the name of a
-        format packs them as that. Sums are in float32; packing rounds them, and results differ by as much.
+    model: peft's; it is used up.
+    formats: how layers that had adapters are stored: "same" packs them as before, None leaves them dense, and the name
+        of a format packs them in that. Sums are float32; packing rounds them again.
 
-    peft's own `merge_and_unload` knows dense weights only, and raises for packed ones. `model` is used up.
-    ValueError, before anything is changed: a format that nothing can be packed as, or rows that are not whole blocks of
-    it; a weight that another module shares (a tied output layer). TypeError: no model of peft's.
+    peft's own `merge_and_unload` raises for packed weights.
+    TypeError: not a peft model. ValueError, before anything is changed: a format that can't be packed, rows that are
+    not whole blocks, or a weight that another module shares (a tied output layer).
     """
     merged = merge(model, formats)
     forget(merged)
@@ -172,7 +172,8 @@ def _packed_now(model: nn.Module) -> None:
     if state is not None:
         state.quantized = packed_formats(model)
         for layer in _fused_layers(model):
-            layer.__dict__["_foundry"] = Plan(state)  # it makes its own anew: its submodules have been exchanged
+            # a bare plan, from which the layer makes its own again, for its new submodules
+            layer.__dict__["_foundry"] = Plan(state)
     attach(model)
 
 
@@ -184,9 +185,9 @@ def patched(
     sync_every: int | None = None,
     kv_cache: str | Mapping[str, str | None] | None = None,
 ) -> Iterator[Model]:
-    """`patch` inside the block, `unpatch` (and make dense what was packed) after it.
+    """Context manager: `patch` inside the block; afterwards `unpatch`, and make dense what was packed for it.
 
-    A model that was patched before stays so.
+    A model that was patched before stays patched.
     """
     if _state_of(model) is not None:
         if quantize is not None or sync_every is not None or kv_cache is not None:
@@ -203,7 +204,7 @@ def patched(
 
 
 def report(model: nn.Module) -> Report:
-    """What `patch` did to `model` and what ran since. Print it."""
+    """What `patch` did to `model`, and what has run since. Print it."""
     return build_report(model)
 
 
@@ -220,7 +221,7 @@ def _check_version() -> None:
 
 
 def _check_device(model: nn.Module, quantize: Formats | None) -> None:
-    """Refuse a model that has no weight where a kernel could run."""
+    """Raise RuntimeError unless some weight lies on a device where kernels can run."""
     kinds = dict.fromkeys(p.device.type for p in model.parameters())
     if "meta" in kinds and quantize is not None:
         raise RuntimeError(f"cannot quantize {type(model).__name__}: {support.device_problem('meta', False)}")

@@ -1,9 +1,9 @@
 """Attention over the pages of transformers' continuous batching (`generate_batch`).
 
-Tokens of all requests come as one row. Where a request's pages lie is said by lists of places, one for each token that
-is stored; kernels need a table of pages, which is read off them. Layers that see all tokens are attended to where
-they are. Sliding windows lie in rings, and kernels don't take pages of every size; those have to be gathered: that is
-what transformers does with all layers, and its mask says who sees what.
+The tokens of all requests come as one row. transformers says where a request's tokens are stored by one index per
+token; our kernels need a table of pages, which is derived from these. Layers with full attention are read in place.
+Layers with a sliding window (rings in memory), and page sizes that kernels don't take, are gathered first by
+transformers' own `update`, and attended to with its mask.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAST_PAGE = 16  # tokens, that kernels take; any power of two from there
 
 @dataclass
 class Step:
-    """Where the tokens of a forward pass go, and what they see, for all layers that share a table of pages."""
+    """Where the tokens of a forward pass go and what they see: the same for all layers that share a page table."""
 
     of: Any  # the argument that it was made from, kept so that no other can be taken for it
     layer: int  # the last one that asked
@@ -53,7 +53,7 @@ class Step:
 
 
 def attention_reason(config: Any) -> str | None:
-    """Why a layer's attention, which is causal within each request, may mean something else; None if not."""
+    """Why this layer's attention may differ from causal attention within each request; None if it doesn't."""
     implementation = config._attn_implementation
     return None if implementation in ATTENTION else f"attention implementation {implementation}"
 
@@ -84,7 +84,7 @@ class Continuous:
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
             raise Blocked("cache holds another shape, dtype or device")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise Blocked("continuous batching in a CUDA graph")  # lengths are the host's to know
+            raise Blocked("continuous batching in a CUDA graph")  # the host has to know the lengths
         self.in_place = (
             self.full
             and not spec.window
@@ -182,7 +182,7 @@ def _of_full(argument: Any) -> Any:
 
 
 def _runs(ends: list[int]) -> list[tuple[int, int, int, int]]:
-    """Neighbouring sequences with one token each go together, all others alone."""
+    """Groups of sequences for one launch: neighbours that have one new token each, and every other one alone."""
     runs: list[tuple[int, int, int, int]] = []
     for sequence, (first, end) in enumerate(pairwise(ends)):
         length = end - first

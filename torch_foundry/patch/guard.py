@@ -55,7 +55,7 @@ class Watch:
         self._entries = tuple(entries)
 
     def changed(self) -> str | None:
-        """What would make a submodule do something else than planned, or do more; None if nothing would."""
+        """Why a submodule may compute something else than planned (replaced, hooked ...); None if nothing changed."""
         if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
             return "global module hooks"
         for siblings, leaf, module, cls, attributes, name in self._entries:
@@ -88,7 +88,7 @@ def recording_reason() -> str | None:
 
 
 def attention_reason(config: Any) -> str | None:
-    """Why a mask of None, or masks at all, may mean something else than usual under this config; None if not."""
+    """Why, under this config, attention (without a mask, or at all) may not be the usual one; None if it is."""
     settings = object.__getattribute__(config, "__dict__")  # the config's own __getattribute__ is slow
     implementation = settings.get("_attn_implementation_internal") or config._attn_implementation
     if implementation not in ATTENTION:

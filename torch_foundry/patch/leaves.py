@@ -36,7 +36,7 @@ def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
 
 
 def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tensor | None) -> None:
-    """Raise Blocked if the weights are not plain ones of `dtype`, or if the call is one that autograd records."""
+    """Raise Blocked if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
     if reason := weight_reason((parameters,), dtype):
         raise Blocked(reason)
     if torch.is_grad_enabled() and (

@@ -21,9 +21,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, where: str, tensors: dict[str, Described]) -> None:
-    """Add to an out-of-memory `error` where it came up and which tensors are at work there, if nobody has yet.
+    """Add to an out-of-memory `error` in which module it arose and which tensors that uses, unless it says so already.
 
-    The error stays the object that it is, with its traceback; its text gets a line.
+    The error stays the same object, with its traceback; a line is added to its text.
     """
     if not hasattr(error, "torch_foundry_tensors"):
         error.torch_foundry_tensors = dict(tensors)  # type: ignore[attr-defined]
@@ -32,8 +32,7 @@ def explain(error: BaseException, where: str, tensors: dict[str, Described]) -> 
 
 
 def conclude(error: BaseException, tokens: int | None) -> None:
-    """Say, once, what an out-of-memory error leaves behind. tokens: in the cache that was passed; None: there is none,
-    or it could not be brought back."""
+    """Add to the error, once, what became of the cache that was passed. tokens: in it; None: none, or not restored."""
     if not hasattr(error, "torch_foundry_concluded"):
         error.torch_foundry_concluded = True  # type: ignore[attr-defined]
         cache = f"The KV cache is back at its {tokens} tokens and the" if tokens else "The"

@@ -1,4 +1,4 @@
-"""The swapped model class: what has to hold for a model as a whole."""
+"""The class of a patched model as a whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelMixin(FoundryModule):
         return result
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock; tapes don't keep weights that are exchanged."""
+        """As stock, and forgets tapes: they refer to the old weights."""
         forget(self)  # type: ignore[arg-type]
         return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
@@ -78,7 +78,7 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 
 
 def forget(model: nn.Module) -> None:
-    """Drop what whole models keep for next time: when weights are exchanged, it would keep the old ones."""
+    """Drop what models keep for the next generation, when weights are replaced: it would keep the old ones alive."""
     for module in model.modules():
         plan = module.__dict__.get("_foundry")
         if isinstance(plan, ModelPlan):
@@ -95,7 +95,8 @@ def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def model_mixin(model: nn.Module) -> type[ModelMixin]:
-    """The mixin for a whole model. Those of known families belong to `decode`, the layer above, so it's found by name:
-    nothing here depends on it."""
+    """The mixin for a whole model. `decode` has one for known families; it is found by name, because `decode` imports
+    this package and not the other way round.
+    """
     above = importlib.import_module("torch_foundry.decode.mixins")
     return above.mixin_of(model) or ModelMixin

@@ -15,7 +15,7 @@ from torch_foundry.patch.weights import Linear, Matrices, Norm
 
 
 class ExpertBlock:
-    """Handles on a block's weights, which are looked up at each call."""
+    """Access to a block's weights, which are looked up at each call."""
 
     __slots__ = ("activation", "block", "down", "experts", "gate_up", "normalized", "router", "shared_gate")
 
@@ -34,7 +34,7 @@ class ExpertBlock:
         return self.router.top_k, bool(normalize)
 
     def __call__(self, x: torch.Tensor, norm: Norm, scale: float, few: int = FEW) -> torch.Tensor:
-        """x + scale * block(norm(x)) for x [..., hidden]; up to `few` tokens by nothing but our kernels."""
+        """x + scale * block(norm(x)) for x [..., hidden]. Up to `few` tokens run on our kernels alone."""
         rows = x.view(-1, x.shape[-1])
         weights = self._weights()
         if len(rows) <= few:

@@ -22,13 +22,13 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) -> dict[str, str]:
-    """Which linear layers, embeddings and experts of `model` are to be packed, by name, and as what.
+    """The linear layers, embeddings and experts of `model` to pack, by name, with the format of each.
 
-    formats: one for all that lies in `layers` and for the embeddings and the output layer, where rows are whole blocks;
-    or shell patterns of names, of which the first that fits decides (None: stays dense), for all that share a weight.
+    formats: as in `torch_foundry.quantize`. layers: the decoder layers that a single format applies to, besides
+        embeddings and output layer. What a pattern says of a module holds for all modules that share its weight.
 
-    ValueError: an unknown format; a pattern that fits nothing, or a module whose rows are not whole blocks; a weight
-    that is shared with a module that can't be packed. Unsupported: one format for a model without `layers`.
+    ValueError: an unknown format; a pattern that matches nothing, or a module whose rows are not whole blocks; a weight
+    that is shared with a module that can't be packed. Unsupported: a single format for a model without `layers`.
     """
     if isinstance(formats, str):
         formats = formats.lower()  # ggml writes q4_K
@@ -83,11 +83,11 @@ def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None], tied: Map
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
-    """What can be packed: name, module, and the widths of its rows, of which one has to be whole blocks."""
+    """What can be packed: name, module, and the lengths of its rows, one of which must be whole blocks."""
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
         key, found = class_key(cls), _any(module)
-        if cls is nn.Linear and found.out_features > 1:  # one output is a router's business, which is dense
+        if cls is nn.Linear and found.out_features > 1:  # a single output is a gate's: routers stay dense
             yield name, module, [found.in_features]
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None:
             yield name, module, [found.embedding_dim]
@@ -143,7 +143,7 @@ def pack_model(model: nn.Module, plan: Mapping[str, str]) -> None:
 
 
 def packed_module(module: Any, fmt: str, packed: torch.Tensor | None = None) -> nn.Module:
-    """The module that stands for `module`; `packed` if its weight has been packed already."""
+    """The packed module to put in the place of `module`. `packed`: its weight, if that has been packed already."""
     if isinstance(module, nn.Linear):
         return FoundryLinear.from_linear(module, fmt, packed)
     if isinstance(module, nn.Embedding):
@@ -195,6 +195,6 @@ def _stock(module: Module) -> Module:
 
 
 def replace(root: nn.Module, name: str, new: nn.Module) -> None:
-    """Put `new` where `name` says."""
+    """Put `new` in the place of the module called `name`."""
     parent, _, leaf = name.rpartition(".")
     root.get_submodule(parent)._modules[leaf] = new

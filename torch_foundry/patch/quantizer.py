@@ -1,4 +1,4 @@
-"""Packed weights through transformers' own door: FoundryConfig for from_pretrained, save_pretrained and reloading."""
+"""transformers' quantizer interface: FoundryConfig for from_pretrained, save_pretrained and loading again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _EXPERTS = ("gate_proj", "up_proj", "down_proj")
 class FoundryConfig(QuantizationConfigMixin):
     """How weights are packed: `from_pretrained(..., quantization_config=FoundryConfig("q4_0"))` packs while it loads.
 
-    formats: as for `torch_foundry.quantize`, a format or patterns of module names. In a saved model: the format of each
-    packed tensor, by name. ordered: linear layers whose columns are stored in an order of their own (saved models).
+    formats: as in `torch_foundry.quantize`: one format, or patterns of module names. In a saved model: the format of
+    each packed tensor, by name. ordered: linear layers whose columns are stored in another order (GPTQ's act-order;
+    saved models only).
     """
 
     def __init__(self, formats: Formats = "q8_0", ordered: list[str] | None = None, **_: Any) -> None:
@@ -92,7 +93,7 @@ class FoundryQuantizer(HfQuantizer):
         return module in self._plan and leaf in ("weight", "gate_up_proj", "down_proj")
 
     def get_quantize_ops(self) -> Any:
-        """What packs a tensor that has been read."""
+        """The operation that packs a tensor after it has been read."""
         return _Pack(self)
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -107,7 +108,7 @@ class FoundryQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[None, dict[str, Any]]:
-        """Nothing but the settings to update: what is packed may have changed."""
+        """Nothing but the updated settings: what is packed may have changed since they were made."""
         attach(model)
         return None, {}
 
@@ -126,7 +127,7 @@ class FoundryQuantizer(HfQuantizer):
 
 
 class _Pack:
-    """Packs one matrix of a model that is being loaded, in the place of writing it to its module."""
+    """Packs one matrix while a model is loaded, instead of writing it to its module."""
 
     def __init__(self, quantizer: FoundryQuantizer) -> None:
         self.quantizer = quantizer
@@ -193,7 +194,7 @@ def _empty_experts(module: Any, formats: Mapping[str, str | None]) -> nn.Module:
 
 
 def attach(model: Any) -> None:
-    """Let `save_pretrained` know what is packed in `model`, which then writes it so; or that nothing is any more."""
+    """Tell `save_pretrained` what is packed in `model`, so that it writes that; or that nothing is any more."""
     if not hasattr(model, "config"):
         return
     formats = packed_tensors(model)

@@ -1,4 +1,4 @@
-"""A decoder layer as the generic fused layer sees it, read off the live module."""
+"""What the generic fused layer has to know of a decoder layer, read from the live module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # that ops.moe_choose is built for
 
 
 class Unsupported(Exception):
-    """A module that is not (fully) understood; the text says why. Nothing has been changed."""
+    """A module is not understood completely; the text says why. Raised before anything is changed."""
 
 
 @dataclass(frozen=True)

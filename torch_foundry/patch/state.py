@@ -1,4 +1,4 @@
-"""What a patched model remembers, shared by its swapped modules."""
+"""What a patched model remembers, shared by its replaced modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FallbackWarning(UserWarning):
 
 @dataclass
 class ModelState:
-    """One per patched model. Copies and pickles along with it."""
+    """One per patched model; copied and pickled with it."""
 
     enabled: bool = True  # False: every swapped module runs stock code (torch_foundry.compare)
     left: dict[str, str] = field(default_factory=dict)  # name of a module left alone -> why; filled by patch()
@@ -63,7 +63,7 @@ class Plan:
 
 
 class ModelPlan(Plan):
-    """What a whole model did besides what its modules count: steps that were taken at once, and why others were not."""
+    """Counts for a model as a whole: steps that ran as one tape, and why others did not."""
 
     __slots__ = ("eager", "guesses", "layers", "leaves", "reads", "recorded", "steps", "tokens")
 

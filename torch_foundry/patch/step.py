@@ -24,7 +24,7 @@ Product = Callable[..., torch.Tensor]  # of a Linear, x, and the residual and sc
 
 @dataclass(slots=True)
 class Step:
-    """What the layers read from the device's memory, for a batch of B and L new tokens each."""
+    """What the layers read from device memory, for a batch of B sequences with L new tokens each."""
 
     positions: torch.Tensor  # int32 [B, L]: rows of the tables
     tables: dict[str | None, Tables]  # by layer type (None: of all others): cos and sin of every position, [P, R] each
@@ -36,9 +36,9 @@ class Step:
 
 
 def decode(plan: LayerPlan, x: torch.Tensor, step: Step, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The layer on x [B, L, hidden]; keys and values: its cache's whole buffers [B, n_kv_heads, capacity, ...].
+    """The layer on x [B, L, hidden]; keys and values: the whole buffers of its cache [B, n_kv_heads, capacity, ...].
 
-    There must be room for L more tokens; counting them is the caller's, as are the checks of `patch.layer.check`.
+    The caller makes room for L more tokens, counts them, and does the checks of `patch.layer.check`.
     """
     spec = plan.spec
     start = step.start[spec.layer_idx]
@@ -94,9 +94,10 @@ def _heads(
 def projections(
     plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Linear.__call__
 ) -> Sequence[torch.Tensor]:
-    """q, k and v of x [..., hidden], behind the norm: [..., heads * head_dim] each.
+    """q, k and v of the normed x [..., hidden]: [..., heads * head_dim] each.
 
-    fused: with the norm in one launch, by the kernel for few rows, whose bits don't depend on each other.
+    fused: norm and projections in one launch, by the kernel for few rows, in which a row's bits don't depend on other
+        rows.
     """
     norm = plan.pre_attn
     if norm is not None and fused and plan.qkv.in_one_order:
@@ -137,7 +138,7 @@ def stored(
 
 
 def gated(plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Linear.__call__) -> torch.Tensor:
-    """Norm, gate and up projections and their product: [..., intermediate]. fused: as of `projections`."""
+    """Norm, gate and up projections and their product: [..., intermediate]. fused: as in `projections`."""
     norm, activation = plan.pre_ffn, plan.spec.activation
     width = plan.config.intermediate_size
     matrices = Matrices(plan.gate_up, (width, width))
@@ -156,7 +157,7 @@ def gated(plan: LayerPlan, x: torch.Tensor, fused: bool, product: Product = Line
 
 
 def _few(x: torch.Tensor) -> bool:
-    """Whether the fused kernels of decoding are made for so many rows."""
+    """Whether the fused decode kernels are made for this number of rows."""
     return x.shape[0] * x.shape[1] <= FEW
 
 

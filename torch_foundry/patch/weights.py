@@ -1,5 +1,6 @@
-"""Handles on the weights of a layer's submodules. Tensors are looked up at each call and handed to the op: nothing
-has to be told about `.to()`, `load_state_dict(assign=True)` or a merged adapter."""
+"""Access to the weights of a layer's submodules. Tensors are looked up at each call, so nothing has to be told about
+`.to()`, `load_state_dict(assign=True)` or a merged adapter.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ class Norm:
 
 
 class Linear:
-    """A dense or packed linear layer, whose columns may be stored in an order of their own.
+    """A dense or packed linear layer, whose columns may be stored in another order.
 
-    bare: the same for an x that is in that order already.
+    bare: the same layer for an x that is in that order already.
     """
 
     __slots__ = ("_orders", "bare", "format", "parameters", "weights")
@@ -73,7 +74,7 @@ class Linear:
 
     @property
     def few(self) -> int:
-        """Rows for which our own kernels are the better way."""
+        """Up to how many rows our own kernels are faster than torch."""
         return FEW_DENSE if self.format is None else FEW
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
@@ -115,8 +116,9 @@ class Siblings(tuple[Linear, ...]):
 
     @property
     def in_one_order(self) -> bool:
-        """Whether the columns of all are stored in the same order. Compared anew only when one has changed: on a GPU,
-        that waits for it."""
+        """Whether the columns of all are stored in the same order. Compared again only after one has changed, because
+        reading them makes a GPU wait.
+        """
         orders = [order for linear in self if (order := linear.order) is not None]
         if not orders:
             return True
@@ -129,7 +131,7 @@ class Siblings(tuple[Linear, ...]):
         return self._equal
 
     def products(self, x: torch.Tensor, product: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        """`product` of each and x. If their columns have the same order, x is brought into it once."""
+        """`product` of each layer and x. If all have the same column order, x is reordered once."""
         if self[0].order is None or not self.in_one_order:
             return [product(linear, x) for linear in self]
         x = self[0].ordered(x)
