@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -351,12 +352,11 @@ def test_patched_models_give_stocks_tokens(family: str) -> None:
     assert runtime.counters().launches > 8
 
 
-@pytest.mark.parametrize("requests", [5, 20])
-@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("family, requests", [*itertools.product(zoo.FAMILIES, [5, 20]), ("llama", 80)])
 def test_an_engines_steps_are_what_the_ops_compute(family: str, requests: int) -> None:
     """One tape of our own, or a graph of torch's with its products."""
     model = patch(zoo.build(family, dtype=torch.float16).cuda())
-    assert test_tapes.compared(Engine(model, requests=requests, budget=60), requests) > 8
+    assert test_tapes.compared(Engine(model, requests=requests, budget=max(60, 2 * requests)), requests) > 8
     assert report(model).recorded and not report(model).eager
 
 
