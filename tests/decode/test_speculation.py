@@ -90,6 +90,22 @@ def test_the_same_model_as_draft_is_always_right() -> None:
     assert seen.accepted == seen.guessed > 80 and seen.tokens > 2.5 * seen.steps, str(seen)
 
 
+def test_a_step_with_a_draft_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guesses are read along with what the model says of them."""
+    model, draft, reads, tolist = patched(), patched(), [0], torch.Tensor.tolist
+
+    def counted(self: torch.Tensor) -> Any:
+        reads[0] += 1
+        return tolist(self)
+
+    generate(model, assistant_model=draft)
+    before = report(model).guesses.steps
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    generate(model, assistant_model=draft, max_new_tokens=120)
+    steps = report(model).guesses.steps - before
+    assert 15 < steps < 60 and reads[0] < steps + 12
+
+
 def test_drawn_tokens_have_the_distribution_of_single_steps() -> None:
     """Over many seeds, each text is the one without guesses: stronger than any statistic."""
     model = patched()

@@ -95,8 +95,11 @@ class DraftModel:
             streams=[0],
         )
 
-    def propose(self, text: list[int], most: int) -> list[int]:
-        """`most` tokens that may follow `text`, which only grows between calls. Waits for the device once."""
+    def propose(self, text: list[int], most: int) -> torch.Tensor:
+        """`most` tokens that may follow `text`, which only grows between calls: int64 [most] on the model's device.
+
+        Waits for nothing; once they are known, `proposed` has to be told.
+        """
         right = self._known
         while right < min(len(self._fed), len(text)) and self._fed[right] == text[right]:
             right += 1
@@ -108,9 +111,12 @@ class DraftModel:
         self._sampler.seek([len(text)], text[-1:])
         if not self._steps.submit(self._cache, most, most):
             raise Blocked("the draft's cache has to move")
-        found: list[int] = self._sampler.ids[0, len(text) : len(text) + most].tolist()
-        self._fed, self._known = [*text, *found[:-1]], len(text)
-        return found
+        self._fed, self._known = list(text), len(text)
+        return self._sampler.ids[0, len(text) : len(text) + most]
+
+    def proposed(self, tokens: list[int]) -> None:
+        """These were the tokens of the last `propose`; of all but the last one keys and values are there."""
+        self._fed += tokens[:-1]
 
     def _read(self, tokens: list[int]) -> None:
         """Append `tokens` to the cache."""

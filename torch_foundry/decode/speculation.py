@@ -81,24 +81,27 @@ class Verifier:
             return None
         return KeptGuesses.of(self._samplers, self._tapes, self.steps.output, self._layers)
 
-    def choose(self, tokens: list[int], length: int, remaining: int) -> list[int]:
-        """What the model chooses after each of `tokens`: the newest of a text of `length` tokens, and guesses.
+    def choose(self, newest: int, guesses: torch.Tensor, length: int, remaining: int) -> tuple[list[int], list[int]]:
+        """`guesses`, and what the model chooses after `newest`, of a text of `length` tokens, and after each of them.
 
-        remaining: tokens that there may be yet. Waits for the device. Nothing is part of the text before `count`.
-        Raises Blocked if no tape may do it; then nothing has happened.
+        guesses: int64 [n], of which the host may know nothing yet. remaining: tokens that there may be yet. Waits for
+        the device, once. Nothing is part of the text before `count`. Raises Blocked if no tape may do it; then nothing
+        has happened.
         """
-        rows = rows_of(len(tokens) - 1)
+        count = len(guesses)
+        rows = rows_of(count)
         tape, sampler = self._at(rows, rows, remaining)
-        padded = [*tokens, *tokens[-1:] * (rows - len(tokens))]
-        tape.ids.copy_(torch.tensor([padded]), non_blocking=tape.ids.is_cuda)
+        guesses = guesses.to(tape.ids.device, non_blocking=tape.ids.is_cuda)
+        tape.ids.fill_(newest)
+        tape.ids[0, 1 : 1 + count].copy_(guesses)
         sampler.seek(list(range(length, length + rows)))
         self._run(tape, sampler, 1)
-        found = self._read(torch.cat([sampler.token[:, 0], sampler.errors]))
-        if any(found[rows:]):
+        found = self._read(torch.cat([guesses, sampler.token[:, 0], sampler.errors]))
+        if any(found[count + rows :]):
             # a guess may be what gave no scores, also for the tokens before it: 0 times infinity is NaN in attention
             sampler.errors.zero_()
             raise Blocked("no token could be chosen behind a guess")
-        return found[: len(tokens)]
+        return found[:count], found[count : 2 * count + 1]
 
     def go_on(self, token: int, length: int, steps: int, remaining: int) -> list[int]:
         """`steps` tokens after `token`, the newest of `length`, without guesses. The rest as of `choose`."""
@@ -240,9 +243,12 @@ class Guesser:
         request, verifier = self.request, self.verifier
         stops, plan, streamer = request.stops, request.steps.plan, request.streamer
         before, remaining = time.perf_counter(), stops.remaining
-        kind, guesses = self._guess(text, pace, remaining - 1)
-        if guesses:
-            chosen = verifier.choose([text[-1], *guesses], len(text), remaining)
+        kind, proposed = self._guess(text, pace, remaining - 1)
+        guesses: list[int] = []
+        if proposed is not None:
+            guesses, chosen = verifier.choose(text[-1], proposed, len(text), remaining)
+            if isinstance(self.draft, DraftModel):
+                self.draft.proposed(guesses)
             right = accepted(guesses, chosen)
         else:
             chosen = verifier.go_on(text[-1], len(text), min(pace.stretch(), remaining), remaining)
@@ -265,12 +271,13 @@ class Guesser:
             for token in chosen[:kept]:
                 streamer.put(torch.tensor([token], device="cpu"))
 
-    def _guess(self, text: list[int], pace: Pace, most: int) -> tuple[int, list[int]]:
-        """The kind of guesses for the next step, and the guesses, `most` at most."""
+    def _guess(self, text: list[int], pace: Pace, most: int) -> tuple[int, torch.Tensor | None]:
+        """The kind of guesses for the next step, and the guesses, int64 [`most` at most]; None: no guesses."""
         if most < 1:
-            return 0, []
+            return 0, None
         if isinstance(self.draft, DraftModel):
             wanted = min(pace.guesses(0), most)
-            return 0, self.draft.propose(text, wanted) if wanted else []
+            return 0, self.draft.propose(text, wanted) if wanted else None
         length, found = self.draft.propose(text, min(self.most, most))
-        return length, found[: pace.guesses(length or None)]
+        found = found[: pace.guesses(length or None)]
+        return length, torch.tensor(found, device="cpu") if found else None
