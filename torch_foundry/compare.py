@@ -58,11 +58,11 @@ class Drift:
 
 @torch.no_grad()
 def compare(model: nn.Module, ids: torch.Tensor, **inputs: Any) -> Drift:
-    """Run `model` on `ids` [B, L] stock and patched, and compare the outputs of every swapped module.
+    """Run `model` stock and patched on `ids` [B, L], and compare the outputs of every replaced module.
 
-    A stage is out of line if, given the stock model's input, its output is further off than rounding explains. Packed
-    weights are used on both sides. `inputs` (attention_mask ...) go to the model. A model that is not patched is
-    patched for the duration of the call.
+    A stage is out of line if, given the stock model's input, its output differs by more than rounding explains. Packed
+    weights are used on both sides. inputs: further arguments of the model (attention_mask ...). A model that is not
+    patched is patched for the duration of the call. ValueError: nothing in the model can be patched.
     """
     from torch_foundry.patch.api import patched
 

@@ -31,26 +31,28 @@ def load(
     gguf_file: str | None = None,
     attn_implementation: str | None = None,
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a GGUF file, any part of a split one, or a folder with safetensors or with one GGUF.
+    """Load a model and its tokenizer; returns (model, tokenizer), the model patched and in eval mode.
 
-    Packed weights stay packed, each in its file's format, and are read once, to where they stay. The model is in eval
-    mode, and patched.
+    path: a GGUF file (any part of a split one), or a folder with safetensors or with one GGUF. Packed weights stay
+    packed, each in its own format, and are read once, directly to where they stay.
 
-    device: default "mps" where there is one, else "cpu". dtype: of activations, norms and what else isn't packed.
-        Default: float32 on the CPU; elsewhere what the file's dense matrices are stored in if that is 16-bit, else
-        bfloat16, in which no model overflows.
-    patch: False leaves out `torch_foundry.patch`.
-    mmap: on the CPU and on Metal, weights that need no conversion stay in the page cache (rows of Llama's queries and
-        keys, and dense weights of another dtype, are converted). Whoever truncates the file then ends the process
-        (SIGBUS), and whoever rewrites it changes the weights; on Metal they can't be changed in place. On other devices
-        it saves the first of two copies.
-    check_finite: NaN and infinities are errors. Default: only with mmap=False, as it reads all of the file.
-    allow: faults to put up with, as "CODE" or "CODE:pattern of tensor names": TENSOR_EXTRA, TENSOR_MISSING (zeros, or
-        what norms begin with), NONFINITE, VOCAB_MISSING (no tokenizer).
-    gguf_file: which one, in a folder that has several, or safetensors too.
+    device: default "mps" if there is one, else "cpu".
+    dtype: of activations, norms and whatever else isn't packed. Default: float32 on the CPU. Elsewhere the 16-bit dtype
+        of the file's dense matrices, or bfloat16 if they have none, because no model overflows in it.
+    patch: False returns the model unpatched.
+    mmap: on the CPU and on Metal, leave weights in the page cache unless they need conversion (as the rows of Llama's
+        queries and keys do, and dense weights of another dtype). If somebody truncates the file, the process ends
+        (SIGBUS); if somebody rewrites it, the weights change. On Metal such weights can't be changed in place. On other
+        devices mmap saves the first of two copies.
+    progress: show a progress bar if there is something to wait for.
+    check_finite: treat NaN and infinities as errors. Default: only without mmap, because it reads the whole file.
+    allow: faults to accept, as "CODE" or "CODE:shell pattern of tensor names". Codes: TENSOR_EXTRA (ignored),
+        TENSOR_MISSING (becomes zeros, or a norm's initial value), NONFINITE, VOCAB_MISSING (the tokenizer is None).
+    gguf_file: which one to load, in a folder that has several or that has safetensors too.
+    attn_implementation: as in `from_pretrained`; matters where stock code runs.
 
-    LoadError (its `code` says what is wrong) for any file that isn't what it should be. Pickles are refused, and code
-    that comes with a model never runs.
+    LoadError: the file isn't what it should be; its `code` says in what way. Pickles are refused, and code that comes
+    with a model never runs.
     """
     import torch
 
@@ -146,7 +148,7 @@ def _no_tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any
 
 
 def _tokens(metadata: Any, file: Path, rows: int) -> tuple[Any, dict[str, Any]]:
-    """What makes the tokenizer, and the ids of special tokens as transformers' configs have them."""
+    """A function that makes the tokenizer, and the ids of special tokens under transformers' names."""
     from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
 
     vocabulary = check_vocabulary(metadata, file, rows)

@@ -1,6 +1,7 @@
-"""Kernels compiled by Apple's compiler when the package is built: `python -m torch_foundry.metallib`, which setup.py
-runs on a Mac. One metallib for each level of the language that the compiler knows, with the kernels that common models
-use. Without the compiler, which comes with Xcode, kernels are compiled when they are first used, as are all others.
+"""Compiles the common kernels with Apple's compiler when the package is built: `python -m torch_foundry.metallib`.
+
+setup.py runs it on a Mac. It makes one metallib for each language version that the compiler knows. Without Xcode, which
+has the compiler, kernels are compiled when they are first used, as are all kernels that are not common.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kernels that common models use: compiled side by side by setup.py, so that a first token waits for none.
+"""The kernels that common models use; setup.py compiles them in parallel, so that a first token doesn't wait for them.
 
-The list is what the demo model and the Llama and Qwen families launch: each op is called once per variant on tensors
-of a few elements, which compiles exactly the kernels that a model would ask for.
+They are those that the demo model and the Llama and Qwen families launch. Each op is called once per variant on tensors
+of a few elements, which compiles exactly the kernels that a model would ask for, so nobody maintains a list.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None, sha
 
 
 def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape: Shape) -> None:
-    """The ops that follow an RMSNorm in a decode step: for one token, as in most of them."""
+    """The ops that follow an RMSNorm in a decode step, for one token."""
     n, k = max(shape[0], 64), shape[1]
     x, gain = torch.zeros(1, 1, k, dtype=dtype, device=device), torch.ones(k, dtype=dtype, device=device)
     first, other = (_weight(device, dtype, name, (rows, k)) for rows in (n, 64))
@@ -168,9 +168,9 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
 
 
 def kernels(family: str) -> list[tuple[str, str]]:
-    """Shader file and instance of every kernel that `calls` launches on GPUs of `family`, none of which need be here.
+    """Shader file and instance of every kernel that `calls` launches on GPUs of `family`. No such GPU is needed.
 
-    For a process of its own: from then on ops on CPU tensors compute nothing.
+    Use a process of its own: afterwards ops on CPU tensors compute nothing.
     """
     choose = torch.ops.torch_foundry._tuning_choice
     shapes: dict[tuple[int, ...], Shape] = {}  # the smallest that get other kernels from the tuning table

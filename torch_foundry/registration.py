@@ -19,7 +19,7 @@ _OURS = "torch_foundry.patch.quantizer"  # registers itself there
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads the module, and then ours."""
+    """Loads the module, then registers our quantizer."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -34,7 +34,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the import of _AUTO, once."""
+    """Waits for the first import of _AUTO."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -49,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _register() -> None:
-    """Nothing that is wrong with torch_foundry may keep transformers from being imported; its first use says it."""
+    """Import our quantizer. Its errors must not keep transformers from being imported; its first use reports them."""
     with contextlib.suppress(Exception):
         importlib.import_module(_OURS)
 

@@ -19,8 +19,9 @@ LANE_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 
 @dataclass(frozen=True)
 class Counts:
-    """What was launched: number of launches, bytes that the ops declared they must move, nanoseconds in the host's
-    launch path (on the host executor that includes running the kernel)."""
+    """Launches; bytes that the ops declared they must move; nanoseconds of the host in the launch path (on the host
+    executor that includes running the kernel).
+    """
 
     launches: int
     bytes: int
@@ -71,14 +72,13 @@ def has_executor(kind: str) -> bool:
 
 
 def commit_every(launches: int) -> None:
-    """Set after how many launches of a thread the Metal executor hands its work to the GPU, without waiting for it.
+    """Set after how many launches of a thread the Metal executor commits its work to the GPU, without waiting for it.
 
-    A short interval lets the GPU begin early, a long one costs the CPU less (a hand-over is some 20 us). 0: only when
-    torch hands over, which is when somebody waits, and when `commit` is called, say once for each token. Default: 100,
-    or what TORCH_FOUNDRY_COMMIT_EVERY says. Takes effect at the next launch, in all threads.
+    A small number lets the GPU start early; a large one costs the CPU less (a commit takes some 20 us). 0: work is
+    committed only when torch does it, that is when somebody waits, and by `commit()`, for example once per token.
+    Default: $TORCH_FOUNDRY_COMMIT_EVERY, else 100. Takes effect at the next launch, in all threads.
 
-    Raises ValueError for what is no such number. A build without a Metal executor says so in a UserWarning and goes on:
-    other executors hand over each launch at once.
+    ValueError: not such a number. In a build without a Metal executor this warns and does nothing.
     """
     if not isinstance(launches, int) or not 0 <= launches < 2**31:
         raise ValueError(f"launches={launches!r}: expected 0 (when torch does) or a number of launches")
@@ -87,9 +87,9 @@ def commit_every(launches: int) -> None:
 
 
 def commit() -> None:
-    """Hand what this thread has launched on `mps` to the GPU now, without waiting for it.
+    """Commit what this thread has launched on `mps` to the GPU now, without waiting for it.
 
-    A build without a Metal executor says so in a UserWarning and goes on.
+    In a build without a Metal executor this warns and does nothing.
     """
     if _has_metal("commit"):
         torch.ops.torch_foundry._metal_commit()
@@ -125,12 +125,12 @@ def _apply(options: _HostOptions) -> None:
 def host_options(
     *, lane_order: str | None = None, seed: int | None = None, threads: int | None = None, strict: bool | None = None
 ) -> Iterator[None]:
-    """Set how the host executor runs inside the block; what is not given stays as it is.
+    """Configure the host executor inside the block; options that are not given stay as they are.
 
-    lane_order: the order in which lanes run between two synchronisations: "forward", "reverse" or "random" (with
-        `seed`). Results that change with it have a race.
-    threads: OS threads for threadgroups; 0 means one per core.
-    strict: a barrier that not all threads reach fails the launch (True) or is only printed (False).
+    lane_order: in which order lanes run between two synchronisations: "forward", "reverse" or "random" (with `seed`). A
+        kernel whose results depend on it has a race.
+    threads: OS threads that run threadgroups; 0: one per core.
+    strict: whether a barrier that not all threads reach fails the launch (True) or only prints a message (False).
     """
     if lane_order is not None and lane_order not in LANE_ORDERS:
         raise ValueError(f"lane_order={lane_order!r}: expected one of {', '.join(LANE_ORDERS)}")

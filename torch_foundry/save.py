@@ -7,15 +7,14 @@ from typing import Any
 
 
 def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None) -> None:
-    """Write `model`, patched or not, to the GGUF file `path`, weights as they are stored: packed ones block for block.
+    """Write `model`, patched or not, to the GGUF file `path`. Packed weights are written block for block.
 
-    The model stays as it is. Vectors (norms, biases) become float32, as in all such files; Gemma's norms, which files
-    hold raised by 1, lose what float32 can't hold of that. tokenizer: goes into the file; without one, `load` needs
-    allow=("VOCAB_MISSING",). The file appears under its name when it is whole.
+    The model is not changed. Vectors (norms, biases) become float32, as in all GGUF files. Gemma's norms are stored
+    with 1 added, which costs their last digits in float32. tokenizer: is stored in the file; without one, `load` needs
+    allow=("VOCAB_MISSING",). The file appears at `path` only when it is complete.
 
-    ValueError for a model of an unknown family, one with settings that GGUF can't say, weights in formats that it
-    hasn't (those of mlx, GPTQ, AWQ or bitsandbytes; `unpatch(model, dequantize=True)` makes weights dense), or a
-    tokenizer that it can't describe.
+    ValueError: a model of an unknown family, settings or a tokenizer that GGUF can't describe, or weights in formats of
+    mlx, GPTQ, AWQ or bitsandbytes, which GGUF doesn't have (`unpatch(model, dequantize=True)` makes them dense).
     """
     from torch_foundry.loaders.gguf.file import write_gguf
     from torch_foundry.loaders.gguf.write import describe_model

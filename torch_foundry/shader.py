@@ -33,16 +33,17 @@ def compile_shader(
     include_dirs: Sequence[str | Path] = (),
     constants: Mapping[str | int, Value] | None = None,
 ) -> ShaderLibrary:
-    """Translate Metal source and return a library whose kernels are called like functions.
+    """Translate Metal source and return a library whose kernels are called like functions: `lib.scale(x, y, 2.0,
+    threads=n)`.
 
-    source_or_path: MSL text (it has a newline or a brace) or the path of a `.metal` file.
+    source_or_path: MSL text (recognised by a newline or a brace) or the path of a `.metal` file.
     defines: preprocessor macros. include_dirs: where `#include "x.h"` is looked up.
     constants: function constants by name or index, for all calls.
 
-    A kernel is compiled when it is first called, and kept on disk by content. In the manner of
-    `torch.mps.compile_shader`: `lib.scale(x, y, 2.0, threads=n)`. Raises `torch_foundry.msl.MslError` for source that
-    can't be translated, FileNotFoundError for a missing file, RuntimeError with the compiler's words, naming the
-    `.metal` line, for source that doesn't compile.
+    The interface follows `torch.mps.compile_shader`. A kernel is compiled when it is first called and cached on disk.
+
+    MslError (`torch_foundry.msl`): source that can't be translated. FileNotFoundError: no such file. RuntimeError, at
+    the first call: source that doesn't compile; the message has the compiler's words and the `.metal` line.
     """
     if not isinstance(source_or_path, Path) and ("\n" in source_or_path or "{" in source_or_path):
         source: str | Path = str(source_or_path)

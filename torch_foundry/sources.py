@@ -85,7 +85,7 @@ class HostTree:
 
 
 def _has_avx2() -> bool:
-    """Whether this machine has what -march=x86-64-v3 asks for; true where the question has no meaning."""
+    """Whether this machine has what -march=x86-64-v3 needs; True on other architectures."""
     cpuinfo = Path("/proc/cpuinfo")
     return platform.machine() != "x86_64" or not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
 

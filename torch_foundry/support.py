@@ -1,6 +1,6 @@
-"""What this package can run on, and one sentence for each thing that stands in the way.
+"""Which platforms, torch versions and devices this package supports, and one sentence for each case that it doesn't.
 
-The sentences are functions of plain facts, so that each can be tested anywhere. Imports no torch: setup.py uses it.
+The sentences depend on plain facts only, so each can be tested on any machine. Imports no torch: setup.py uses it.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def torch_warning(version: str) -> str | None:
 
 
 def use_installed_torch() -> None:
-    """For setup.py: build with the torch that is installed, if it will do, instead of the newest, which is what pip
-    puts into an isolated build: the extension would not load under the installed one."""
+    """For setup.py: build with the torch that is installed, if it is new enough. pip's isolated build would use the
+    newest torch instead, and the extension would not load under the installed one.
+    """
     place = sysconfig.get_path("platlib")
     version = Path(place, "torch", "version.py")
     if place in sys.path or not version.is_file():
@@ -181,7 +182,7 @@ def _mps_problem(has_executor: bool, known: Facts) -> str | None:
                 f"{_text(known.macos)}: update macOS; until then {instead}"
             )
     if has_executor:
-        if known.system != "Darwin" or known.mps_available:  # elsewhere it is a stand-in for Metal, which runs anywhere
+        if known.system != "Darwin" or known.mps_available:  # elsewhere mps is a mock of Metal
             return None
         return (
             "torch sees no MPS device (torch.backends.mps.is_available() is False), as in a virtual machine or a "

@@ -25,29 +25,29 @@ class Recorded(NamedTuple):
 
 
 class Tape:
-    """Launches in the order in which they were made, with all tensors that they touch.
+    """A list of launches, in order, with all tensors that they use.
 
-    A replay repeats them on the same memory: it reads what the inputs hold by then and writes where the recorded code
-    wrote. What is to change from one replay to the next has to lie in tensors.
+    A replay repeats them on the same memory: it reads what the inputs hold at that time, and writes where the recorded
+    code wrote. So whatever should differ from one replay to the next has to be in a tensor.
     """
 
     def __init__(self) -> None:
         self._tape: Any = torch.classes.torch_foundry.Tape()
 
     def replay(self) -> None:
-        """Launch everything again; stream-ordered, like the launches themselves.
+        """Launch everything again, in stream order like the launches themselves.
 
-        RuntimeError if a recorded tensor has other memory than it had (a cache that has grown), naming kernel and
-        buffer, or if shaders were replaced since.
+        RuntimeError, naming kernel and buffer: a recorded tensor has moved to other memory (a cache that has grown), or
+        shaders were replaced since.
         """
         self._tape.replay()
 
     def ranges(self) -> torch.Tensor | None:
-        """What the next replays run: int32 [parts, 2] on the device, of each part of the tape its start and its number
-        of launches. A kernel that writes 0 as that number stops the replays after it, without asking the CPU.
+        """How much of the tape the next replays run: int32 [parts, 2] on the device, for each part its start and its
+        number of launches. A kernel that writes 0 to the number stops later replays, without asking the CPU.
 
-        None where replays can't depend on it: only those of indirect commands on Metal do (TORCH_FOUNDRY_ICB). Starts
-        are the GPU's own; other numbers than 0 and the ones found here are undefined.
+        None unless replays are indirect commands on Metal (TORCH_FOUNDRY_ICB). Starts belong to the GPU; writing any
+        number but 0 and the original one is undefined.
         """
         found: torch.Tensor | None = self._tape.ranges()
         return found
@@ -57,7 +57,7 @@ class Tape:
         return [Recorded(*found) for found in self._tape.launches()]
 
     def part(self, indices: Sequence[int]) -> Tape:
-        """A tape of some of the launches, by index into `launches()`, in the order given: to time them apart."""
+        """A tape of some of the launches, by index into `launches()`, in the given order: to time them separately."""
         part = Tape()
         part._tape = self._tape.part(list(indices))
         return part
@@ -102,20 +102,21 @@ def _is_view(func: Any) -> bool:
 
 @contextlib.contextmanager
 def record(*, checked: bool = True) -> Iterator[Tape]:
-    """`with record() as tape:` runs the block and keeps the launches that this thread makes in it.
+    """Context manager `with record() as tape:` that runs the block and records the launches that this thread makes in
+    it.
 
-    Ops run as always while they are recorded. An op of torch that computes something raises RuntimeError with its name:
-    a replay would not repeat it. Views and allocations may happen; a tensor allocated inside lives as long as the tape.
-    If the block raises, the tape is of no use.
+    Ops run normally while they are recorded. A torch op that computes something raises RuntimeError with its name,
+    because a replay would not repeat it; views and allocations are allowed. A tensor allocated inside lives as long as
+    the tape. If the block raises, don't use the tape.
 
-    checked=False saves the looking at each op, for code that has been recorded before: what a replay doesn't repeat
-    would be left out without a word.
+    checked=False skips the check of each op, for code that has been recorded before. What a replay can't repeat is then
+    left out silently.
     """
     tape = Tape()
     tape._tape.start()
     _recording.tape = tape
     try:
-        if checked:  # not by `with`, which sets flags of the whole process: other threads may be recording
+        if checked:  # `with` would set process-wide flags, and other threads may be recording
             torch._C._push_on_torch_dispatch_stack(_OnlyLaunches())
         yield tape
     finally:
@@ -141,7 +142,7 @@ _watching: list[list[Tape]] = []
 
 @contextlib.contextmanager
 def recordings() -> Iterator[list[Tape]]:
-    """Collects the tapes that are recorded in the block, by whatever code, in order."""
+    """Collects all tapes that are recorded inside the block, by any code, in order."""
     seen: list[Tape] = []
     _watching.append(seen)
     try:

@@ -40,9 +40,10 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> list[tuning.Key]:
-    """All that is to tune: one row first, as the others take the order of sums from it; one key a bucket.
+    """What to tune: one key per bucket. Keys of one row come first, because the other rows take their order of sums
+    from it.
 
-    Shapes of rows that are not whole blocks of a format are left out.
+    Shapes whose rows are not whole blocks of a format are left out.
     """
     found: dict[tuple[object, ...], tuning.Key] = {}
     for name in formats:
@@ -92,7 +93,7 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
     fmt = quant.get_format(key.format)
     dtype = DTYPES.get(key.format, torch.float32 if device.type == "cpu" else torch.float16)
     x = truth.normal(g, key.rows, key.k, dtype=dtype)
-    sample = min(key.n, 4096)  # rows of W that are drawn; the others repeat them
+    sample = min(key.n, 4096)  # rows of W that are random; the others repeat them
     drawn = truth.normal(g, sample, key.k, dtype=torch.float32, scale=key.k**-0.5)
     weight = blocks.packed(drawn, key.format) if fmt.packed else drawn.to(dtype)
     dense = quant.dequantize(weight, key.format) if fmt.packed else weight
@@ -180,7 +181,7 @@ def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, i
 
 
 def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning.Entry:
-    """Walk from the choice in use to faster neighbours until there is none; that one is in use afterwards."""
+    """Move from the choice in use to a faster neighbour until there is none; the last one is then in use."""
     family, work = tuning.family(device), workload(key, device)
     first = tuning.choice(family, key)
     times: dict[tuple[int, ...], float] = {}
@@ -204,7 +205,7 @@ def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning
 def _time(
     key: tuning.Key, family: str, device: torch.device, work: Workload, choice: dict[str, int], s: float
 ) -> float:
-    """Microseconds of a call; infinite for a choice that breaks a limit, cannot be launched or is wrong."""
+    """Microseconds of a call; infinite for a choice that breaks a limit, can't be launched or gives a wrong result."""
     try:
         tuning.use(family, key, choice)
         work.check()

@@ -210,7 +210,7 @@ def write(table: Table) -> Path:
 
 
 def check_fits(table: Table, name: str, of: str | None = None) -> None:
-    """TuningError unless the table was found with these kernels and this torch (and, if given, for the family `of`)."""
+    """TuningError unless the table was made with these kernels and this torch (and, if given, for the family `of`)."""
     expected = {"shaders": shaders_digest(), "torch": torch_version(), **({"family": of} if of else {})}
     for what, value in expected.items():
         if getattr(table, what) != value:
@@ -221,14 +221,14 @@ def check_fits(table: Table, name: str, of: str | None = None) -> None:
 
 
 def load_environment() -> None:
-    """Take the TORCH_FOUNDRY_.. overrides over; ValueError names the variable and what it may be."""
+    """Apply the environment's overrides (TORCH_FOUNDRY_...). ValueError names the variable and its allowed values."""
     for variable, (name, allowed) in OVERRIDES.items():
         value = _ext.environment(variable, ("", *map(str, allowed)))
         torch.ops.torch_foundry._tuning_override(name, int(value or 0))
 
 
 def load_files() -> None:
-    """Use the tables of the user's cache that are for these kernels and this torch; warn of one that is damaged."""
+    """Use the tables in the user's cache that were made with these kernels and this torch; warn about a damaged one."""
     found = directory()
     for path in sorted(found.glob("*.json")) if found.is_dir() else []:
         if f"-{shaders_digest()}-torch{torch_version()}" not in path.stem:

@@ -12,7 +12,7 @@ from torch_foundry.cli.loading import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand. Exit codes: 0 done, 1 the outputs differ where they must not, 2 the request can't be met."""
+    """Run a subcommand. Exit codes: 0 all well, 1 results that must agree differ, 2 can't run, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="torch-foundry", description="Hugging Face models on fused Metal kernels.")
     parser.add_argument("--version", action="version", version=f"torch_foundry {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -1,4 +1,4 @@
-"""Facts that a user should know about, drawn from a report. Each is one sentence, and true of what was found."""
+"""Advice for the user, drawn from a report: one sentence each."""
 
 from __future__ import annotations
 

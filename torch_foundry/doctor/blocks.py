@@ -1,4 +1,4 @@
-"""Weights of any packed format to check kernels with, also of formats that nothing can be packed as."""
+"""Weights in any packed format for checking kernels, also in formats that we can read but not pack."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ _SCALES: dict[str, tuple[tuple[int, ...], float]] = {
 
 
 def samples() -> list[str]:
-    """The packed formats to check kernels with. Of those that share one text but for numbers (groups with a scale of
-    their own), only as many as are needed for every number of bits, every size of a group and every type of a scale."""
+    """The packed formats to check kernels with. Formats that share one text but for numbers (groups with a scale) are
+    represented by a few of them, which cover every number of bits, size of a group and type of scale.
+    """
     families: dict[str, list[str]] = {}
     for name, known in quant.FORMATS.items():
         if known.packed:
@@ -74,7 +75,7 @@ def whole_numbers(g: torch.Generator, rows: int, columns: int, name: str) -> Ten
 
 
 def has_whole_numbers(name: str) -> bool:
-    """Whether `whole_numbers` knows a format. The rest can be packed, and hold whole numbers that they are given."""
+    """Whether `whole_numbers` supports a format. The others can be packed, and hold whole numbers exactly."""
     return name in _SCALES
 
 

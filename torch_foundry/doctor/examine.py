@@ -38,7 +38,7 @@ def unusable() -> dict[str, str]:
 
 
 def examine(device: torch.device, report: Report, quick: bool) -> None:
-    """Fill `report`. A section that breaks is a failure of its own; the others run all the same."""
+    """Fill `report`. A section that raises is noted as a failure of its own; the others still run."""
     data = report.data
     data["emulated"] = emulated = machine.emulated(device)
     data["device"] = describe_device(device)
@@ -109,7 +109,7 @@ def _kernels(device: torch.device, report: Report) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """The tensors of the checks are small: on a busy machine, torch's threads would mostly wait for each other."""
+    """The checks' tensors are small: on a busy machine several torch threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

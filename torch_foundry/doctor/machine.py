@@ -1,4 +1,4 @@
-"""What doctor tells about a machine: nothing here is private, and nothing needs the extension."""
+"""What doctor reports about the machine. Nothing here is private, and nothing needs the extension."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ STOCK_KERNELS = {
 
 
 def stock_path(kind: str, torch_version: str) -> str:
-    """How stock torch runs a model on devices of type `kind`: by version; not measured."""
+    """Which code stock torch runs on devices of type `kind`: known by version, not measured."""
     if kind == "mps":
         known = [what for since, what in STOCK_KERNELS.items() if since <= support.version_pair(torch_version)]
         return f"Metal kernels for {', '.join(known)}; MPSGraph for the rest"
@@ -84,7 +84,7 @@ def stock_path(kind: str, torch_version: str) -> str:
 
 
 def emulated(device: Any) -> bool:
-    """Whether the "GPU" is the CPU: the host executor, or a stand-in for MPS where there is no Metal."""
+    """Whether the "GPU" is really the CPU: the host executor, or the mock of Metal."""
     return device.type == "cpu" or (device.type == "mps" and platform.system() != "Darwin")
 
 

@@ -1,4 +1,4 @@
-"""What the device can do: memory bandwidth, the cost of a launch, GEMV. No figure without a right result beside it."""
+"""What the device can do: memory bandwidth, cost of a launch, matrix-vector products. Results are always checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ kernel void copy_all(device const float4* x [[buffer(0)]], device float4* y [[bu
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work a measurement is: a GPU needs more than its caches hold, a CPU that plays one gets less."""
+    """How much work a measurement does: a GPU needs more than its caches hold, the host executor gets less."""
 
     stream_bytes: int
     weight_bytes: int  # of the copies of a weight that a GEMV goes through
@@ -89,11 +89,11 @@ NO_INDIRECT = "this executor has no indirect command buffers"
 
 
 def dispatch(device: torch.device, scale: Scale) -> Row:
-    """Microseconds for a launch whose work is nothing, each dependent on the one before.
+    """Microseconds for a launch that does nothing; each launch depends on the one before.
 
-    one_by_one_us: launch and wait (a command buffer each). from_python_us: many, then wait. encode_us: the part of that
-    in the launch path below Python (with the host executor, the kernel too). replayed_us: many, from a tape that is
-    encoded again. indirect_us: from one as an indirect command buffer; None, with the reason, where there is none.
+    one_by_one_us: launch and wait (a command buffer each). from_python_us: launch many, then wait. encode_us: the part
+    of that spent below Python (on the host executor this includes the kernel). replayed_us: many, from a tape that is
+    encoded again. indirect_us: from a tape as an indirect command buffer; None, with the reason, if there is none.
     """
     x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
 
@@ -172,7 +172,7 @@ CHUNK = 1 << 22  # weights that are held in float64 at a time
 
 
 def gemv_jobs(quick: bool, emulated: bool) -> list[tuple[str, int, int, str]]:
-    """(name, N, K, format) of what `gemv` measures. The largest shape is shortened where a CPU plays the GPU."""
+    """(name, N, K, format) of what `gemv` measures. The largest shape is smaller on the host executor."""
     shapes = [(name, min(n, 16384) if emulated else n, k) for name, n, k in (SHAPES[:4] if quick else SHAPES)]
     formats = QUICK_FORMATS if quick else FORMATS
     return [(name, n, k, fmt) for name, n, k in shapes for fmt in formats]
@@ -181,9 +181,8 @@ def gemv_jobs(quick: bool, emulated: bool) -> list[tuple[str, int, int, str]]:
 def gemv(device: torch.device, scale: Scale, job: tuple[str, int, int, str]) -> Row:
     """One row of float16 times a weight [N, K]: GB/s of what must be moved, for us and (dense weights) for stock torch.
 
-    Replays a tape that goes through several copies of the weight, which together don't fit into any cache, as a decoder
-    does with its layers. Every output of the timed calls is then checked; `valid` says whether the figures may be
-    believed.
+    Replays a tape over several copies of the weight that together exceed every cache, as a decoder's layers do. Every
+    output of the timed calls is checked afterwards; `valid` says whether the figures can be trusted.
     """
     name, n, k, fmt = job
     g = truth.generator(n, k)

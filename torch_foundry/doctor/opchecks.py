@@ -1,7 +1,8 @@
-"""One op on given inputs against float64: by norm and per element, or bit for bit where that is what a right op gives.
+"""Checks of one op on given inputs against float64: by norm and per element, or bit for bit where a correct op is
+exact.
 
 `given` are the op's arguments as CPU tensors. The op runs on `device`, everything else on the CPU. Each function raises
-`truth.Disagreement`. The bounds are a priori: from the number of roundings of a correct kernel, not from its results.
+`truth.Disagreement`. Bounds follow from the number of roundings in a correct kernel, not from its results.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def rope_and_cache(given: Given, device: Device = "cpu") -> None:
 
 
 def finite(given: Given) -> Given:
-    """With zeros for what no query may read, as plain torch multiplies it by zero."""
+    """With zeros for what no query may read: plain torch multiplies it by zero, and NaN would remain."""
     return {**given, "k_cache": given["k_cache"].nan_to_num(0.0), "v_cache": given["v_cache"].nan_to_num(0.0)}
 
 

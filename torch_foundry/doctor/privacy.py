@@ -1,6 +1,6 @@
-"""Texts of others (errors, compiler messages) without what tells who the user is: names and places in the file system.
+"""Removes user names, host names and paths from error texts.
 
-What doctor writes itself holds nothing private. A report is meant to be attached to a public issue.
+A report is meant to be attached to a public issue; what doctor itself writes holds nothing private.
 """
 
 from __future__ import annotations

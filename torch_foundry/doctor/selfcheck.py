@@ -1,5 +1,6 @@
-"""The checks that doctor runs on a device: each op against stock torch on the CPU, bit for bit where that is possible,
-and the demo model, patched, against itself, stock."""
+"""The checks that doctor runs on a device: each op against stock torch on the CPU (bit for bit where possible), and the
+demo model patched against stock.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def _dtypes(quick: bool) -> tuple[torch.dtype, ...]:
 
 
 def _on(check: Callable[[Given, Device], None], given: Callable[[], Given]) -> Callable[[Device], None]:
-    """Inputs are made when the check runs: the suite as a whole would be large."""
+    """Inputs are made when a check runs: all of them together would be large."""
     return lambda device: check(given(), device)
 
 

@@ -1,4 +1,4 @@
-"""What a right result is: inputs that are the same everywhere, and criteria of accuracy. For doctor and the tests."""
+"""What a correct result is: reproducible inputs, and criteria of accuracy. For doctor and the tests."""
 
 from __future__ import annotations
 

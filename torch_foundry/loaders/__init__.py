@@ -1,4 +1,4 @@
-"""Reading models from files that are not believed: containers, their tensors, what they describe."""
+"""Reading models from untrusted files: containers, their tensors, and the models they describe."""
 
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.folder import open_safetensors

@@ -1,4 +1,4 @@
-"""Which faults of a file the caller puts up with."""
+"""Which faults of a file the caller accepts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ TOLERABLE = {  # code -> what happens if it is allowed
 
 
 class Allow:
-    """Faults by name: "CODE", or "CODE:pattern" for tensors whose name (in the file; a parameter's where it has none)
-    matches the shell pattern. ValueError for a code that can't be put up with."""
+    """Accepted faults, as "CODE" or "CODE:pattern". A shell pattern is matched with the tensor's name in the file, or
+    with the parameter's name if it has none there. ValueError for a code that can't be accepted.
+    """
 
     def __init__(self, faults: Iterable[str] = ()) -> None:
         if isinstance(faults, str):
@@ -26,5 +27,5 @@ class Allow:
                 raise ValueError(f"allow: expected some of {', '.join(TOLERABLE)}, got {code!r}")
 
     def __call__(self, code: str, name: str) -> bool:
-        """Whether fault `code` of tensor `name` is to be passed over."""
+        """Whether fault `code` of tensor `name` is accepted."""
         return any(code == known and fnmatchcase(name, pattern) for known, pattern in self._patterns)

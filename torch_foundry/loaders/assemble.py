@@ -1,7 +1,7 @@
 """A transformers model from weights that are still in their files.
 
-The stock model is built without memory for its matrices, packed modules take the place of those whose weights are
-packed, and every parameter is read once, to where it stays.
+The stock model is built without memory for its matrices. Packed modules replace those whose weights are packed, and
+each parameter is read once, to where it stays.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def assemble(
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Matrices (`torch.empty`) get no memory; what is computed (rotary frequencies, embedding scales) is real, but not
-    without end: ValueError."""
+    """Matrices (`torch.empty`) get no memory. What is computed (rotary frequencies, embedding scales) is real, up to a
+    limit: ValueError.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
@@ -98,10 +99,11 @@ def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = Non
 
 
 class _Plan:
-    """Which parameter gets which weight. LoadError if that doesn't come out even.
+    """Which parameter gets which weight. LoadError unless each parameter has one and no weight is left.
 
-    weights: by name, with shapes that fit. tied: target -> source. split: modules whose experts come in parts. absent,
-    kept: parameters without a weight, where that is allowed, of the meta device and of the CPU.
+    weights: by name, with matching shapes. tied: target -> source. split: modules whose experts come as separate
+        matrices.
+    absent, kept: parameters without a weight (which the caller allowed), on the meta device and on the CPU.
     """
 
     def __init__(
@@ -255,6 +257,6 @@ def set_parameter(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put `module` where `path` says."""
+    """Put `module` in the place of the module at `path`."""
     parent, _, leaf = path.rpartition(".")
     model.get_submodule(parent)._modules[leaf] = module

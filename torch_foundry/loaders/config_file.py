@@ -1,4 +1,4 @@
-"""config.json and its like, which may say anything: read, and held against what any model can have."""
+"""config.json and similar files, which may say anything: read, and compared with what any model can have."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def check_layers(config: Any, names: Iterable[str], file: Path) -> None:
 
 
 def check_words(folder: Path) -> None:
-    """Refuse a folder whose texts aren't regular files: what makes tokenizers would wait for a pipe."""
+    """Refuse a folder whose text files are not regular files: reading a pipe would wait forever."""
     for name in names_in(folder):
         if name.endswith((".json", ".jinja", ".model", ".txt", ".tiktoken")):
             opened = File(folder / name)

@@ -99,12 +99,11 @@ class FileContainer:
         file.check()
 
     def mapped(self, name: str, device: torch.device = CPU) -> torch.Tensor:
-        """The whole tensor where it lies in the page cache, without a copy: shape and dtype as `read` has them.
+        """The whole tensor where it lies in the page cache, without a copy; shape and dtype as `read` gives them.
 
-        Whoever truncates the file then ends the process (SIGBUS), and whoever rewrites it changes the weights; what is
-        written to the tensor stays in this process, and on `mps` it can't be written. Nothing is checked for NaN. A
-        tensor lies as far from a page's beginning as it does in the file. One that doesn't lie at a multiple of its
-        element's size and of four bytes is read instead.
+        If somebody truncates the file, the process ends (SIGBUS); if somebody rewrites it, the weights change. Writing
+        to the tensor affects this process only, and is impossible on `mps`. NaN is not checked. A tensor that doesn't
+        begin at a multiple of its element's size and of four bytes is read instead.
         """
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
         if not info.nbytes or info.offset % max(storage.dtype.itemsize, _WORD):

@@ -1,4 +1,4 @@
-"""What a loader found out about a model before any weight is read."""
+"""What a loader knows of a model before any weight is read."""
 
 from __future__ import annotations
 

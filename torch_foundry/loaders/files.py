@@ -1,4 +1,4 @@
-"""Reading files that may be anything, and may change while they are read."""
+"""Reading files that may be anything and may change while they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CODES = {
     errno.EISDIR: ("NOT_FILE", "a folder"),
 }
 MOST_OPEN = 32  # files of a model that stay open between reads: macOS lets a process have 256 by default
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would wait for one
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe would wait for a writer
 _CALL = 1 << 30  # bytes of one call; systems take at most 2^31 - 1
 _TICK_NS = 12_000_000  # longer than the steps that kernels write times of modification in (1000/HZ ms, HZ from 100)
 
@@ -55,15 +55,15 @@ def names_in(path: Path) -> list[str]:
 
 
 class File:
-    """A regular file, open for reading; every read makes sure that it is still the file that was opened.
+    """A regular file, open for reading; every read checks that it is still the file that was opened.
 
-    A change is noticed by size, time of modification and inode. Systems count that time in steps of some milliseconds:
-    a file that was written less than a step ago is opened a step later, so that no change hides in the same step. Not
-    noticed is what another process writes through a shared mapping before the system takes note of it, and the rest of
-    a single write in place that began more than a step before the file was opened (its time is that of its beginning).
+    A change is noticed by size, modification time and inode. Modification times advance in steps of some milliseconds,
+    so a file that was written less than a step ago is opened a step later; then no change can hide within a step. Not
+    noticed are writes of another process through a shared mapping before the system records them, and the rest of a
+    single write in place that began more than a step before the file was opened (its time is that of its beginning).
 
-    resting: after `rest` the file is opened anew for each read. The number of its inode may have become another file's
-    meanwhile, so the time of its last change of any kind (ctime) has to be the same then, too.
+    resting: after `rest` the file is opened again for each read. Its inode number may have been reused in between, so
+    the time of the last change of any kind (ctime) must be the same as well.
     """
 
     resting = False
@@ -137,7 +137,7 @@ class File:
         return LoadError("CHANGED", self.path, expected=f"the file that was opened, {self.size} bytes", found=found)
 
     def read_into(self, out: memoryview, offset: int, field: str) -> None:
-        """Fill `out` with the bytes from `offset` on. No check of a change: callers do it around a series of reads."""
+        """Fill `out` with the bytes from `offset` on. Callers check for changes, around a series of reads."""
         done = 0
         with self.opened() as fd:
             while done < len(out):

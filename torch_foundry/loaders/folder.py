@@ -22,10 +22,11 @@ _LONGEST_INDEX = 1 << 26  # bytes; 10^5 tensors take some 10^7
 
 
 def open_safetensors(path: str | os.PathLike[str], *, check_finite: bool = True) -> FileContainer:
-    """The safetensors file `path`, or those of the folder `path`, as a container; LoadError if anything is wrong.
+    """The safetensors file `path`, or the safetensors files of the folder `path`, as a container; LoadError if anything
+    is wrong.
 
-    Of a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names, or else the only file of
-    this kind; never a pickle. metadata: texts, of shards all of theirs, the first one's where they differ.
+    A folder has `model.safetensors`, or the shards that `model.safetensors.index.json` names, or a single file of any
+    name; pickles are never read. metadata: texts; of all shards together, the first one's where they differ.
     check_finite: see `FileContainer`.
     """
     path = Path(path)
@@ -49,7 +50,7 @@ def open_safetensors(path: str | os.PathLike[str], *, check_finite: bool = True)
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object of JSON with all of its names, also those that it has twice."""
+    """A JSON object with all of its names, including repeated ones."""
 
 
 def read_index(path: Path) -> dict[str, str]:

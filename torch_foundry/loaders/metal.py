@@ -1,5 +1,6 @@
-"""Loading on Metal, where the CPU and the GPU share their memory: files are read to where a tensor stays, or are used
-where they lie in the page cache. Elsewhere there is nothing to do."""
+"""Loading on Metal, where CPU and GPU share memory: files are read directly to where a tensor stays, or are used in the
+page cache. On other devices nothing happens here.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ _ops = torch.ops.torch_foundry
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a new tensor (contiguous) as one that the CPU can write, until the GPU is given work with it.
+    """The memory of a new contiguous tensor, as a tensor that the CPU can write until the GPU gets work with it.
 
-    The tensor itself where there is no such view: off Metal, and before torch 2.12, whose memory on `mps` the GPU keeps
-    to itself.
+    Returns the tensor itself where there is no such view: on other devices, and before torch 2.12, where the GPU's
+    memory is private.
     """
     if tensor.device.type != "mps" or not tensor.numel() or not hasattr(_ops, "_metal_host_view"):
         return tensor
@@ -39,9 +40,10 @@ def reads(device: torch.device) -> bool:
 
 
 def read(file: File, offset: int, out: torch.Tensor, field: str) -> None:
-    """Fill `out`, contiguous on `mps`, with the bytes of `file` from `offset` on, by Metal's own reading of files.
+    """Fill `out`, contiguous on `mps`, with the bytes of `file` from `offset` on, read by Metal itself.
 
-    It opens the path again: as after File.read_into, callers have to make sure that it is still the same file.
+    Metal opens the path again, so callers must check afterwards that it is still the same file, as after
+    File.read_into.
     """
     if problem := _ops._metal_read(str(file.path.absolute()), offset, out):
         file.check()

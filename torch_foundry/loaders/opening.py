@@ -13,9 +13,10 @@ from torch_foundry.loaders.gguf import open_gguf
 
 
 def open_container(path: str | os.PathLike[str], *, check_finite: bool = True) -> FileContainer:
-    """A GGUF file, a safetensors file, or a folder of either as a container; LoadError if it is none or a bad one.
+    """A GGUF file, a safetensors file, or a folder of either, as a container; LoadError if it is none of these or a bad
+    one.
 
-    A file is what its first bytes say; a folder has safetensors, or one GGUF file (or the parts of one).
+    A file's kind is decided by its first bytes. A folder has safetensors, or one GGUF file (or the parts of one).
     """
     path = Path(path)
     if is_folder(path):

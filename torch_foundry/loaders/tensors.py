@@ -30,7 +30,7 @@ class TensorInfo:
 
 
 class Container(Protocol):
-    """An open file, or several that belong together, whose header has been read and believed."""
+    """One or several open files that belong together, whose headers have been read and checked."""
 
     path: Path
     metadata: Mapping[str, Any]

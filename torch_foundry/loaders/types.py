@@ -1,4 +1,4 @@
-"""How elements lie in files: the types of GGUF and of safetensors under one set of names."""
+"""The element types of GGUF and of safetensors under one set of names."""
 
 from __future__ import annotations
 

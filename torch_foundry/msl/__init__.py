@@ -1,4 +1,4 @@
-"""The Metal Shading Language front end: Metal compute source in, C++ text and kernel signatures out.
+"""The Metal Shading Language front end: from Metal compute source to C++ text and kernel signatures.
 
 It needs a C preprocessor (the system's C++ compiler) and nothing else of the package.
 """

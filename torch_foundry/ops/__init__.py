@@ -1,9 +1,9 @@
-"""The fused ops: typed faces over `torch.ops.torch_foundry`, and the shapes of their results for torch.compile.
+"""The fused ops: typed functions over `torch.ops.torch_foundry`, and fake implementations for torch.compile.
 
-All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end; the executor is that
-of the tensors' device. None has a backward: differentiating through one raises. Wrong arguments raise RuntimeError with
-the argument's name and what was expected. `torch_foundry.reference` and `reference_moe` have the same in plain
-torch.
+All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end. The device of the
+tensors decides which executor runs. There is no backward: differentiating through an op raises. Wrong arguments raise
+RuntimeError with the argument's name and what was expected. `torch_foundry.reference` and `reference_moe` are the same
+in plain torch.
 """
 
 from torch_foundry.ops.decode import norm_glu, norm_linear, norm_qkv

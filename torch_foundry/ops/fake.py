@@ -1,4 +1,4 @@
-"""Shapes of results for torch.compile and torch.export."""
+"""Registration of fake implementations: shapes of results, for torch.compile and torch.export."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates the function that makes the op's results without computing them.
+    """Decorator for the function that allocates an op's results without computing them.
 
-    ImportError if the extension has no such op: it is older than these sources, as after a pull.
+    ImportError if the extension has no such op, because it was built from older sources.
     """
     if not hasattr(torch.ops.torch_foundry, name):
         raise ImportError(f"torch_foundry was built from other sources ({name} is missing): run `make build`")

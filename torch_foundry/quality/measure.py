@@ -35,15 +35,16 @@ def perplexity(
     against: Any = None,
     context: int | None = None,
 ) -> Quality:
-    """Perplexity of a causal language model on `tokens`: int64 [n], or several texts of which each begins anew.
+    """Perplexity of a causal language model on `tokens`: int64 [n], or several such texts, each starting anew.
 
-    A text is cut into windows of `context` tokens (default: 512, or what the model can take), of which neighbours share
-    one, so that every token but a text's first is predicted once, by those before it in its window. `against`: a
-    reference on the same device or another; then the result has `against`. Both run in their own dtype, statistics are
-    float64 (float32 on MPS). Memory beside the models: their KV caches, LOGITS scores of each, four numbers a token.
+    A text is cut into windows of `context` tokens (default: 512, or the model's limit). Neighbouring windows share one
+    token, so every token but a text's first is predicted once, from the tokens before it in its window. against: a
+    reference model, on any device; then the result has `against`. Both models run in their own dtype; statistics are
+    float64 (float32 on MPS). Memory beside the models: their KV caches, LOGITS scores of each, and four numbers per
+    token.
 
-    ValueError: no text of two tokens, ids outside the vocabulary, another vocabulary than the reference's, a context
-    that a model can't take, scores that are NaN.
+    ValueError: no text has two tokens, ids outside the vocabulary, a vocabulary other than the reference's, a context
+    that a model can't take, or scores that are NaN.
     """
     models = [model] if against is None else [model, against]
     texts = [tokens] if isinstance(tokens, Tensor) else list(tokens)
@@ -98,8 +99,9 @@ def _context(models: Sequence[Any], context: int | None) -> int:
 
 
 def _scores(model: Any, ids: Tensor, rows: int) -> Iterator[Tensor]:
-    """Scores [up to rows, vocabulary] of the tokens after each of `ids`; in several forward passes on one cache if
-    there are more, since all at once would be gigabytes for a large vocabulary."""
+    """Scores [up to rows, vocabulary] of the tokens after each of `ids`. Long windows take several forward passes on
+    one cache, because all scores at once would be gigabytes for a large vocabulary.
+    """
     ids = ids.to(model.device)[None]
     if ids.shape[1] <= rows:
         yield model(input_ids=ids, use_cache=False).logits[0]

@@ -1,4 +1,4 @@
-"""Qualities side by side as a picture: a bar for each, as long as the logarithm of what it loses."""
+"""Qualities side by side as a picture: a bar for each, on a logarithmic scale."""
 
 from __future__ import annotations
 

@@ -15,11 +15,10 @@ _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Format:
-    """A weight format: its GGUF type id, weights per block and bytes per block (1 and the element size when dense).
+    """A weight format: weights per block and bytes per block (dense: 1, and the element size).
 
-    `gguf_type`: None where no GGUF file has it: blocks that are made of the tensors of other files.
-
-    `packable`: whether `quantize` can pack weights as this; the blocks of the others come from files.
+    gguf_type: GGUF's type id; None for blocks that are made from the tensors of other kinds of files.
+    packable: whether `quantize` can pack weights in this format; blocks of the others come from files only.
     """
 
     name: str
@@ -65,7 +64,7 @@ PACKABLE: tuple[str, ...] = tuple(name for name, known in FORMATS.items() if kno
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names of formats for a message; of those that differ in numbers alone, the first and the last."""
+    """Names of formats for a message. Of names that differ only in numbers, the first and the last."""
     families: dict[str, list[str]] = {}
     for name in names:
         families.setdefault(re.sub(r"\d_g\d+(_\w+)?$", "", name), []).append(name)

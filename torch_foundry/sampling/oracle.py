@@ -1,7 +1,7 @@
-"""The sampler again, in numpy and float64, by sorting: what the kernels are held against, draw by draw.
+"""The sampler again, in numpy and float64, by sorting: the kernels' draws are compared with it one by one.
 
-Shares no code and no method with the kernels. Scores up to the temperature are float32, as in Hugging Face, where each
-of these roundings is part of what is meant; masses, thresholds and sums are float64.
+Shares no code and no method with the kernels. Scores up to the temperature are float32 because Hugging Face rounds
+there; masses, thresholds and sums are float64.
 """
 
 from __future__ import annotations

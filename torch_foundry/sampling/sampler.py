@@ -94,9 +94,9 @@ class Sampler:
             ops.sample_count_prompt(self.ids, first.to(self.device), prompt, self.counts.zero_())
 
     def seek(self, lengths: Sequence[int], tokens: Sequence[int] | None = None) -> None:
-        """Let the next token of each row be the one behind `lengths` tokens, `tokens` the newest ones; `ids` stays.
+        """Continue each row after `lengths` tokens, of which `tokens` are the newest ones; `ids` stays as it is.
 
-        For settings that don't look at earlier tokens; ValueError for others.
+        Only for settings that don't look at earlier tokens; ValueError for others.
         """
         if self.settings.counts_tokens or self.settings.bans_sequences:
             raise ValueError("seek: what may come next depends on the tokens before it")
@@ -136,7 +136,8 @@ class Sampler:
         return self.token
 
     def use(self, settings: Settings, seed: int | None = None) -> None:
-        """Go on with other numbers (temperature, top_k, pad ...) or another seed, also in tapes recorded before.
+        """Continue with other numbers (temperature, top_k, pad ...) or another seed; also applies to tapes recorded
+        before.
 
         ValueError if `settings` need other kernels or name other tokens than the present ones.
         """

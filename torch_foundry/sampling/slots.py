@@ -46,9 +46,10 @@ class Slots:
         stream: int = 0,
         prompt: int | None = None,
     ) -> None:
-        """Let `row` be that of a request whose text is `text` so far, of which the first `prompt` tokens were given.
+        """Give `row` to a request whose text so far is `text`, of which the first `prompt` tokens were given (default:
+        all).
 
-        prompt: default: all. A request that was interrupted goes on with the tokens that it would have had.
+        A request that was interrupted continues with the tokens that it would have had.
         ValueError: more tokens than `capacity`, a token outside the vocabulary, or settings that ban sequences.
         """
         prompt = len(text) if prompt is None else prompt
@@ -72,7 +73,7 @@ class Slots:
             self._count(row, settings, ids, prompt)
 
     def clear(self, row: int) -> None:
-        """Let `row` be nobody's: it may take part in steps, whose result means nothing, and stays where it is."""
+        """Free `row`. It may still take part in steps; their result for it means nothing."""
         self.settings[row] = None
         self.params[row].copy_(torch.tensor(params_of(Settings(), 0), dtype=torch.int32))
         self.finished[row] = 1
@@ -80,7 +81,7 @@ class Slots:
         self.errors[row] = 0
 
     def structure(self, first: int, rows: int) -> tuple[bool, bool, bool, bool]:
-        """What a step of these rows launches: a tape of one is good for others of the same structure."""
+        """What a step of these rows launches: a tape of one step is valid for all with the same structure."""
         kinds = [settings for settings in self.settings[first : first + rows] if settings is not None]
         return (
             any(kind.has_rules for kind in kinds),
@@ -145,7 +146,7 @@ class Slots:
         return token[:, 0], errors
 
     def seek(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Let the next token of each of `rows` be the one behind so many tokens; as `Sampler.seek`."""
+        """Let the next token of each of `rows` be the one after so many tokens; as `Sampler.seek`."""
         self.length[self._put(rows)] = self._put(lengths)
 
     def _put(self, values: Sequence[int]) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a chat template may be made of, and the counting that is put into it.
+"""What a chat template may consist of, and the counting that is inserted into it.
 
-`check` refuses what no chat template needs: other templates, attributes with underscores, unknown filters. `meter`
-then rewrites the tree: loops and macros count their steps, text and joined text its characters, compared values their
-size.
+`check` refuses what no chat template needs: other templates, attributes with underscores, unknown filters. `meter` then
+rewrites the syntax tree: loops and macros count their steps, text and concatenations their characters, comparisons the
+size of their operands.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NODES = (
     nodes.ExtensionAttribute,
 )
 INCLUSIONS = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
-# What Jinja has and what only makes much out of little.
+# Filters and tests of Jinja that mainly produce large output from small input.
 AMPLIFIERS = {"lipsum", "wordwrap"}
 
 

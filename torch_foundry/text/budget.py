@@ -1,7 +1,7 @@
-"""What a chat template may use up, counted before each operation is done.
+"""What a chat template may use up, counted before each operation.
 
-Every operation that makes text or lists out of others is bounded by what it says here first, so memory stays bounded
-on any system, without limits of the process, and a count ends the same way on every machine.
+Every operation that makes text or lists from others is limited here before it runs. So memory stays bounded on any
+system without limits on the process, and a template fails at the same count on every machine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class OverBudget(Exception):
 
 
 class Budget:
-    """The means of one rendering: fixed, and more for long conversations.
+    """The means of one rendering: a fixed amount, and more for long conversations.
 
-    size: of what is put in, in characters. share: of how many renderings this is one, which share the fixed part.
+    size: of the inputs, in characters. share: among how many renderings the fixed amount is divided.
     """
 
     def __init__(self, size: int, share: int = 1) -> None:
@@ -109,7 +109,7 @@ def each(values: Any, cost: int = 1) -> Iterator[Any]:
 
 
 def metered(values: Any) -> Any:
-    """Values that a filter is about to go through: counted now, or as it takes them."""
+    """Values that a filter is about to iterate over: counted now, or as they are taken."""
     if isinstance(values, (str, list, tuple, dict, range)):
         step(1 + len(values))
         return values
@@ -138,7 +138,7 @@ def weigh(value: Any, depth: int = 0) -> int:
 
 
 def sized(value: Any) -> int:
-    """`weigh`, paid for: of a value about to be compared or printed."""
+    """Pay for the `weigh` of a value that is about to be compared or printed."""
     n = weigh(value)
     step(1 + (n >> 6))
     return n

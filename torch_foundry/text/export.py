@@ -9,7 +9,7 @@ from .pretokenizers import PRE, Pre, pre_tokenizer
 from .tokenizer import tokenizer_from_gguf
 from .vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
-# Texts in which ways to cut differ; both tokenizers must agree about all of them.
+# Texts that pre-tokenizers split differently; both tokenizers must agree on all of them.
 PROBES = (
     "Hello, world! It's 2026; they'LL pay $1,234,567.89 (or 42%).",
     "  two  spaces\tand a tab\n\n\nthree lines \r\n and an end   ",

@@ -1,4 +1,4 @@
-"""Filters, tests and functions of chat templates: Jinja's own, after what they will cost, and those of transformers."""
+"""Filters, tests and functions of chat templates: Jinja's, after paying for their cost, and transformers'."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 
 
 class Refusal(TemplateError):
-    """raise_exception(): the template's word on messages that it can't take."""
+    """Raised by raise_exception(): the template rejects the messages."""
 
 
 def _filter(name: str, prepare: Function) -> Function:

@@ -140,7 +140,7 @@ def _plain(name: str) -> Function:
 
 
 def _product(name: str) -> Function:
-    """Those that may compare each character of one text with each of the other: from the right, and the strips."""
+    """For methods that may compare each character of one text with each of another: rfind and its like, and strip."""
 
     def product(value: str, *args: Any, **kwargs: Any) -> Any:
         text(2 * len(value))

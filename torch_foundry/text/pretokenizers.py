@@ -1,7 +1,7 @@
-"""How byte-level vocabularies cut text before they merge, by the name that `tokenizer.ggml.pre` gives.
+"""How byte-level vocabularies split text before merging, by the name in `tokenizer.ggml.pre`.
 
-The names are llama.cpp's; the patterns are those of the models' own tokenizers (their tokenizer.json), where
-llama.cpp's engine needed other ones. So are the rest of the fields: what else that name says of a tokenizer.
+The names are llama.cpp's. The patterns are those of the models' own tokenizers (their tokenizer.json), because
+llama.cpp's regex engine needed other ones. So are the other fields, which that name implies as well.
 """
 
 from __future__ import annotations

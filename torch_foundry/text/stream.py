@@ -1,7 +1,7 @@
 """Text while its tokens arrive.
 
-Tokens end anywhere in a character, and decoders look at their neighbours: so what is handed out is what no later token
-can change. All that is pushed, joined, is what `tokenizer.decode` makes of all tokens.
+A token may end inside a character, and decoders look at neighbouring tokens, so only text that no later token can
+change is handed out. All pieces joined are what `tokenizer.decode` makes of all tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Chat templates, which come with files that nobody has read, rendered under a budget.
+"""Chat templates, which are programs from strangers, rendered under a budget.
 
-Jinja's immutable sandbox keeps a template from the system. What it may be made of is listed (allowed.py), and what it
-may use up is counted before each operation (budget.py), in this process: a limit of the process would be a worker for
-each, and macOS holds none to its memory. So a template ends within a second of CPU time and a few dozen MB.
+Jinja's immutable sandbox protects the system. What a template may consist of is listed (allowed.py), and what it uses
+up is counted before each operation (budget.py). This happens in the calling process: resource limits would need a
+worker process for each caller, and macOS ignores memory limits. A template ends within a second of CPU time and a few
+dozen MB.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CANARY = "Xk7 canary qZ3"
 
 
 class _Fault(Exception):
-    """What is wrong with a template, until it's known which file it is of."""
+    """What is wrong with a template, before it is known which file it comes from."""
 
     def __init__(self, code: str, expected: str, found: str) -> None:
         super().__init__(code, expected, found)
@@ -174,10 +175,10 @@ def _probes() -> list[list[dict[str, Any]]]:
 def check_template(
     template: str, path: str | os.PathLike[str], field: str = "tokenizer.chat_template", chats: bool = True
 ) -> None:
-    """LoadError if a template can't be let in; it is rendered on a message or two to see.
+    """Raise LoadError unless a template is acceptable; it is rendered on one or two messages to find out.
 
-    chats: it has to print what is said (else TMPL_OUTPUT), and to know its variables (TMPL_UNDEF). Not asked of
-    templates for one purpose ("tool_use"). One that refuses all these messages with raise_exception passes.
+    chats: it must print what is said (else TMPL_OUTPUT) and know its variables (else TMPL_UNDEF). Not required of
+    templates for a special purpose ("tool_use"). A template that rejects all these messages by raise_exception passes.
     """
     variables: dict[str, Any] = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad")}
     variables |= {"tools": None, "documents": None, "add_generation_prompt": True}

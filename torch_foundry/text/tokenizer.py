@@ -85,8 +85,10 @@ _HF_NAMES = ("bos", "eos", "unk", "pad", "sep", "mask", "cls")
 
 
 def _named(vocabulary: Vocabulary) -> dict[str, int]:
-    """Ids of special tokens. Files give ids that mean nothing, as 0 for padding, but a word that became a special token
-    would be cut out of texts. So only the end may be a normal token, unless the file has no types."""
+    """Ids of special tokens. Files may name ids that make no sense, such as 0 for padding, and a word that became a
+    special token would be cut out of texts. So only the end of text may be a normal token, unless the file has no token
+    types.
+    """
     typed = any(kind != NORMAL for kind in vocabulary.types)
     ids = {name: i for name, i in vocabulary.ids.items() if name in _HF_NAMES}
     return {n: i for n, i in ids.items() if n == "eos" or not typed or vocabulary.types[i] != NORMAL}

@@ -43,7 +43,7 @@ ENDS = (
     "<|endoftext|>",
 )
 
-# Pieces longer than this are no words: merges are found by cutting a piece at every place.
+# Longer pieces are refused: merges are found by cutting a piece at every position.
 LONGEST_PIECE = 1024
 
 

@@ -1,7 +1,7 @@
-"""What GGUF files of each architecture hold, as data: hyperparameters, tensors, and what transformers calls them.
+"""What GGUF files of each architecture contain, as data: hyperparameters, tensors, and their names in transformers.
 
-Names and conventions are llama.cpp's. A family of transformers whose files share an architecture's name with another
-(Mixtral's are "llama") is a variant of it.
+Names and conventions are llama.cpp's. A transformers family that shares an architecture's name in files with another
+one (Mixtral's files say "llama") is a variant of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ BLOCK = "blk.{}."
 
 @dataclass(frozen=True)
 class Key:
-    """A hyperparameter `<architecture>.<name>`: its field of the config, its type, the values that a model can have.
+    """A hyperparameter `<architecture>.<name>`: its field of the config, its type, and the values that a model can
+    have.
 
-    default: in its absence; REQUIRED: there is none. field: "" if it isn't copied into the config as it is.
+    default: if the file doesn't have it; REQUIRED: it must. field: "" if it isn't copied into the config unchanged.
     """
 
     name: str

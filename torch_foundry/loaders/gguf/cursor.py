@@ -1,4 +1,4 @@
-"""Going through the header of a GGUF file: never past its end, and never with more of it in memory than a window."""
+"""A position in the header of a GGUF file: never past its end, with no more than a window of it in memory."""
 
 from __future__ import annotations
 

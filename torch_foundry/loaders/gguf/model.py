@@ -156,7 +156,7 @@ class GgufModel:
         return [each.format(expert) for expert in range(self.sizes["E"])]
 
     def _has_sides(self, name: str) -> bool:
-        """Whether `name` may have factors: of the blocks, and of what activations are rounded to, which they aren't."""
+        """Whether tensor `name` may have factors beside it: of its blocks, or of activations (which are not used)."""
         return self.tensors[name].format == "nvfp4" and name != EMBEDDING.tensor
 
     def _factors(self, name: str) -> TensorInfo | None:

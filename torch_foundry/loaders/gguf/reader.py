@@ -1,9 +1,9 @@
-"""The header of one GGUF file, and what it says about the file.
+"""The header of one GGUF file.
 
-Beyond what the format forbids, this is not taken, because no writer makes it and it could only mislead: arrays of
-arrays; tensors without dimensions; an alignment below 8 or that is no power of two; names of more than 64 bytes or
-with control characters; tensors that lie in another order than they are listed in; anything between or behind the
-tensors but what the alignment asks for. Taken are files whose last tensor isn't filled up to the alignment.
+The format allows more than is accepted here. Refused, because no writer makes them and they could only mislead: arrays
+of arrays; tensors without dimensions; an alignment below 8 or that is no power of two; names longer than 64 bytes or
+with control characters; tensors in another order than they are listed; anything between or after the tensors but
+alignment padding. Accepted: a last tensor without its padding.
 """
 
 from __future__ import annotations

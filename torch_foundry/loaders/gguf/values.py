@@ -1,4 +1,4 @@
-"""Values of GGUF metadata. Arrays stay in the file until somebody asks for what is in them."""
+"""Values of GGUF metadata. The contents of arrays stay in the file until somebody asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in safetensors that others have quantised: which method it is, and what its tensors become."""
+"""Models in safetensors that other packages quantised: which method it is, and what its tensors become."""
 
 from __future__ import annotations
 

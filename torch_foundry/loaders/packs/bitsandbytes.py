@@ -1,4 +1,4 @@
-"""What bitsandbytes quantises to 4 bits: `NAME.weight` of bytes, and the tensors of a quant state beside it."""
+"""bitsandbytes in 4 bits: `NAME.weight` of bytes, and the tensors of a quant state beside it."""
 
 from __future__ import annotations
 

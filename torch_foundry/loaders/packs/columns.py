@@ -1,4 +1,4 @@
-"""What GPTQ and AWQ quantise: int32 words of codes, whose columns are outputs, scales and zeros by groups of rows."""
+"""GPTQ and AWQ: int32 words of codes, whose columns are outputs, with scales and zeros for groups of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mlx quantises: `NAME.weight` of uint32 words, `NAME.scales` and, for affine groups, `NAME.biases`."""
+"""mlx: `NAME.weight` of uint32 words, `NAME.scales` and, for affine groups, `NAME.biases`."""
 
 from __future__ import annotations
 
