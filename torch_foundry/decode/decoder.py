@@ -1,4 +1,4 @@
-"""The swapped decoder model: forward passes of a few tokens on a filled cache replay a tape."""
+"""The replaced decoder model: forward passes of a few tokens on a filled cache replay a tape."""
 
 from __future__ import annotations
 

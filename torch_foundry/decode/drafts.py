@@ -1,6 +1,6 @@
-"""Where guesses of the next tokens come from: what followed the same words before, or a smaller model.
+"""Where guesses of the next tokens come from: earlier text, or a smaller model.
 
-What is guessed changes how long a generation takes, never its tokens.
+Guesses change how long a generation takes, never its tokens.
 """
 
 from __future__ import annotations

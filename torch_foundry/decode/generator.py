@@ -1,4 +1,4 @@
-"""The swapped causal language model: generate() without a wait for the device after each token."""
+"""The replaced causal language model: generate() without a wait for the device after each token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that ca
 
 
 class GeneratorPlan(ModelPlan):
-    """What generations leave to each other."""
+    """What a generation leaves for the next one."""
 
     __slots__ = ("kept", "kept_guesses")
 

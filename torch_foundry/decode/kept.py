@@ -1,6 +1,6 @@
-"""What a generation leaves to the next one, whose step need not be recorded then: memory at the same addresses.
+"""What a generation leaves for the next one, so that its step need not be recorded again: memory at the same addresses.
 
-One tape, sampler and cache memory are kept by a model, if they are small and nobody else can see the cache.
+A model keeps one tape, sampler and cache memory, if they are small and nobody else can see the cache.
 """
 
 from __future__ import annotations

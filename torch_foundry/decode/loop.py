@@ -1,4 +1,4 @@
-"""The generation loop: blocks of tokens are handed to the device, and read when they are there."""
+"""The generation loop: blocks of tokens are handed to the device, and read when they are ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which whole models get more than `patch.model.ModelMixin`."""
+"""Which whole models get more than `patch.model.ModelMixin`: known decoders and causal language models."""
 
 from __future__ import annotations
 

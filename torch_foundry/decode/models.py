@@ -1,4 +1,4 @@
-"""What is known of whole models, as data: what happens before the first and behind the last decoder layer."""
+"""What is known of whole models, as data: what comes before the first and after the last decoder layer."""
 
 from __future__ import annotations
 

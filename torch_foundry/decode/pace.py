@@ -44,7 +44,7 @@ def rows_of(guesses: int) -> int:
 
 
 class Rates:
-    """How often guesses of each kind are right where those before them were, whatever kinds are."""
+    """How often guesses of each kind are right, given that those before them in the same step were."""
 
     def __init__(self) -> None:
         self._right: dict[int, float] = {}
@@ -57,7 +57,7 @@ class Rates:
         self._right[kind] = p
 
     def hope(self) -> None:
-        """Nothing was seen for long: it may have become better."""
+        """Nothing was tried for long: guesses may have become better."""
         self._right = {kind: max(p, START / 2) for kind, p in self._right.items()}
 
     def tokens(self, kind: int, guesses: int) -> float:
@@ -68,9 +68,9 @@ class Rates:
 
 
 class Pace(Rates):
-    """Chooses the number of guesses by what steps took and how many guesses were right so far.
+    """Chooses the number of guesses, from the time that steps took and from how many guesses were right so far.
 
-    Where guesses can't be made or don't pay, 1, 2, 4 ... steps are taken without.
+    Where guesses can't be made or don't pay, steps are taken without: 1, then 2, 4 ... of them.
     """
 
     def __init__(self, most: int, totals: Guesses, *, together: int = LONGEST, watched: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What a call of generate() asks for, checked: what our own loop does not do raises Blocked."""
+"""What a call of generate() asks for, checked: whatever our own loop does not do raises Blocked."""
 
 from __future__ import annotations
 
@@ -88,8 +88,9 @@ class Request:
 
 
 def without_usual_positions(input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without `position_ids`, if these are what a model counts by itself, and on the host, where a tape
-    needs to know them; else they have to be read from the device at each step."""
+    """The arguments without `position_ids` if these are the usual ones, which the model counts by itself on the host,
+    where a tape needs them. Other positions would have to be read from the device at each step.
+    """
     positions, cache = model_kwargs.get("position_ids"), model_kwargs.get("past_key_values")
     if positions is None or model_kwargs.get("attention_mask") is not None or positions.dim() != 2:
         return model_kwargs
@@ -107,9 +108,9 @@ def without_usual_positions(input_ids: torch.Tensor, config: Any, model_kwargs: 
 
 def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
     """How many tokens are handed to the device before they are read: `sync_every` of generate(), of the generation
-    config, of `patch()`, or of the environment, or the default: 1 where a streamer waits for them, else 16.
+    config, of `patch()` or of the environment, in this order; default: 1 with a streamer, else 16.
 
-    ValueError for what is not a number from 0; Blocked for 0, which asks for Hugging Face's loop.
+    ValueError: not a whole number from 0. Blocked: 0, which asks for Hugging Face's loop.
     """
     every: Any = chosen_by_call.get()
     every = getattr(config, "sync_every", None) if every is None else every

@@ -1,8 +1,8 @@
-"""Several tokens a step: guesses are read along with the newest token, and count as far as the model agrees.
+"""Several tokens per step: guesses are read along with the newest token, and count as far as the model agrees.
 
-The model chooses a token after each guess just as it would without guesses, with the same random numbers; a guess that
-is the token chosen counts, and so does the first token chosen in place of a wrong guess. So a text is the same, token
-for token, with guesses and without, whether tokens are drawn or not: there is no distribution to correct.
+The model chooses a token after each guess just as it would without guesses, with the same random numbers. A guess
+counts if it is the chosen token; in place of the first wrong guess, the chosen token counts. So the text is the same,
+token for token, with and without guesses, greedy or drawn, and there is no distribution to correct.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ MOST = LONGEST_STEP - 1  # guesses in a step, beside the newest token
 
 
 class Verifier:
-    """Steps of one row: of several tokens, with the choice of what comes after every one of them, or of one.
+    """Steps of one sequence: of several tokens, with a choice after each of them, or of one.
 
-    Tokens that `count` was told of are counted in the cache by `settle`; until then nobody else may look at it.
+    `count` declares tokens part of the text; `settle` counts them in the cache. Until then nobody else may use the
+    cache.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class StepState:
         self._moved = 0  # how often the device has moved on since
 
     def seek(self, starts: list[int], positions: list[int]) -> None:
-        """Let the next step be at these: start of each layer, flat, and a row of the rope tables for each token."""
+        """Set what the next step reads: start of each layer (flat), and a row of the rope tables for each token."""
         wanted = starts + positions
         if self._at is not None and wanted == self._after(self._moved + 1):
             self.move_on()
@@ -59,7 +59,7 @@ class StepState:
         return [a + moves * b for a, b in zip(self._at, self._step, strict=True)]
 
     def move_on(self) -> None:
-        """Let the next step be behind this one: one launch, nothing is uploaded."""
+        """Advance to the next step: one launch, nothing is uploaded."""
         if self._delta is None:
             with torch.inference_mode(False):
                 self._delta = torch.empty_like(self._control)
@@ -93,7 +93,7 @@ class Rotary:
         }
 
     def version(self) -> tuple[Any, ...]:
-        """Changes whenever the tables would."""
+        """Changes whenever the tables would change."""
         buffers = self.module._buffers.values()
         return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
 

@@ -29,7 +29,7 @@ EXPECTED = 256  # tokens, at most, that memory is set aside for when the prompt 
 class Steps:
     """The steps of one generation, from the prompt on.
 
-    Until `count`, tokens are in the cache's memory but no part of it: an exception leaves the cache as it was.
+    Until `count`, new tokens are in the cache's memory but not part of the cache, so an exception leaves it as it was.
     """
 
     sampler: Sampler  # given before the first step
@@ -187,7 +187,7 @@ class Steps:
         return tape
 
     def tail(self, plan: DecoderPlan, sampler: Sampler) -> Tail | None:
-        """Logits and choice for the first row's tokens, or the only token of each row, if our ops alone make them."""
+        """Output layer and choice of a token, for each row or the first row's tokens, if our ops alone can do that."""
         model: Any = self.model
         output, self.output = model.lm_head, None
         if not is_plain(self.head, model.config):

@@ -1,4 +1,4 @@
-"""When a generation ends: Hugging Face's criteria, applied on the host to tokens that were read in blocks."""
+"""When a generation ends: Hugging Face's criteria, applied on the host to blocks of tokens."""
 
 from __future__ import annotations
 

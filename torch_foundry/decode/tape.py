@@ -1,4 +1,4 @@
-"""A decode step of a model on one cache, recorded when it first runs and replayed from then on."""
+"""A decode step of a model on one cache, recorded when it first runs and replayed afterwards."""
 
 from __future__ import annotations
 

@@ -31,28 +31,25 @@ REFUSED = "an engine can't run this model"
 
 
 class Engine:
-    """Continuous batching with a patched model: requests come and go while others are being answered.
+    """Continuous batching with a patched model: requests arrive and finish while others are being answered.
 
-    model: a patched causal language model. tokenizer: for prompts that are texts, and for texts that stop an answer.
-    requests: at most in a step. budget: tokens of a step; longer prompts are read in pieces beside the others' tokens.
-    blocks, block_size: memory of the KV cache; default: as many as `requests` texts of 1024 tokens take, or one text of
-    8192, if the model's are as long. kv_cache: as in `patch`. queue: requests that may wait.
-    invariant: each answer has the bits, and so the tokens, that it would have alone, in every dtype; slower. Without it
-    matrix products of many rows go another way than those of few, so float16 and bfloat16 may choose another token
-    where two are as good as equal.
+    Nothing runs by itself: `step()`, `run()` and reading a stream do the work. Threads may share an engine, in turn.
 
-    prompt_lookup_num_tokens: of requests that don't say it themselves. assistant_model: a smaller model with the same
-    tokenizer, patched, that guesses for requests without prompt lookup. Guesses change no token; `guesses` says what
-    came of them. How many are made adapts, to none where they don't pay.
+    tokenizer: for prompts given as text and for `Params.stop`. requests: how many are answered at a time. queue: how
+        many more may wait. budget: tokens per step; longer prompts are read in pieces, beside the other requests'
+        tokens.
+    blocks, block_size: size of the KV cache; default: room for `requests` texts of 1024 tokens, or one of 8192.
+        kv_cache: as in `patch`.
+    invariant: give each answer the bits, and so the tokens, that it would have alone. Slower. Without it, many rows use
+        another matrix product than few, so in float16 and bfloat16 a near-tie may go to another token.
+    prompt_lookup_num_tokens: guesses per step for requests that don't set it. assistant_model: a smaller patched model
+        with the same tokenizer, which guesses for the others. Guesses never change a token; their number adapts
+        (`guesses`).
+    ahead: while all requests generate and nothing is guessed, this many steps are handed to the device before their
+        tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
 
-    ahead: steps that are handed to the device before their tokens are read, while all requests generate and nothing is
-    guessed: tokens come as many at a time, and a request that ends meanwhile, or comes, waits for the others.
-
-    What the cache holds was computed with the model as it was: once weights have changed, call `cache.manager.forget()`
-    while the engine is idle, or later prompts that begin like earlier ones go on from it. Threads may share an engine:
-    one at a time submits, cancels or steps, the others wait.
-
-    RuntimeError says why if a model can't be run so. Nothing runs by itself: `step()`, or reading a stream, does.
+    After changing weights, call `cache.manager.forget()` while the engine is idle; otherwise later prompts may continue
+    from what the old weights computed. RuntimeError: the model can't be run by an engine (the message says why).
     """
 
     @torch.inference_mode(False)
@@ -112,11 +109,11 @@ class Engine:
     def submit(
         self, prompt: str | Iterable[int] | Tensor, params: Params | None = None, *, salt: bytes = b""
     ) -> Stream:
-        """Queue a request; its `Stream` has the answer as it comes.
+        """Queue a request; the `Stream` that is returned receives the answer.
 
-        prompt: a text, or token ids. salt: only requests with the same one share what is in the cache.
-        ValueError: an empty prompt, ids outside the vocabulary, or more tokens than the model or the cache takes.
-        QueueFull: too many are waiting.
+        prompt: a text, or token ids. salt: requests share cached prefixes only with requests of the same salt.
+        ValueError: an empty prompt, ids outside the vocabulary, or more tokens than the model or the cache can hold.
+        QueueFull: too many requests are waiting.
         """
         params = Params() if params is None else params
         if not isinstance(params, Params) or not isinstance(salt, bytes):
@@ -143,8 +140,10 @@ class Engine:
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """End a request now, or behind the step that this very thread is at (a signal handler's call); what it has
-        stays. Nothing happens if it has ended."""
+        """End a request now; what it has so far stays. Does nothing if it has ended already.
+
+        If this thread is inside a step (a signal handler's call), the request ends after that step.
+        """
         if stream.engine is not self:
             raise ValueError("stream: it is another engine's")
         self._unwanted.append(stream)
@@ -160,7 +159,7 @@ class Engine:
 
     @property
     def guesses(self) -> Guesses:
-        """What came of guessing ahead; of one request: `Stream.guesses`."""
+        """What came of guessing ahead, for all requests together; for one request see `Stream.guesses`."""
         return self._guessing.totals
 
     @property
@@ -178,9 +177,9 @@ class Engine:
     def step(self) -> int:
         """Compute one step; returns its number of tokens, 0 if there is nothing to do.
 
-        An exception leaves every request in the queue or with the tokens that it has; the next step goes on, after an
-        interrupt by reading again what they have. RuntimeError says why a model that has changed meanwhile can't be run
-        any more.
+        After an exception each request is still queued or keeps the tokens that it has, and the next step continues.
+        After an interrupt it reads again what they have. RuntimeError: the model has changed and can't be run any more;
+        the message says why.
         """
         with self._change():
             self._end_unwanted()

@@ -1,7 +1,7 @@
-"""Tokens of an engine's requests, guessed ahead: how many, and where from.
+"""Guessing tokens of an engine's requests ahead: how many, and where guesses come from.
 
-A guess counts if it is what the model chooses, with the random numbers that it would have had without guesses; so what
-is guessed changes how long an answer takes, never its tokens (see `torch_foundry.decode.speculation`).
+A guess counts if it is the token that the model chooses, with the random numbers that it would have had without
+guesses. So guesses change how long an answer takes, never its tokens (see `torch_foundry.decode.speculation`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Guessed:
 class Guessing:
     """Guesses for the requests of one engine, and what came of them (`totals`).
 
-    All requests have as many rows in a step as the one with the most guesses. How many gives the most tokens a second
-    is known from what steps took with as many requests and rows: among many requests that is soon one row each, and
-    then nothing is guessed.
+    All requests have as many rows in a step as the one with the most guesses. The number is chosen from the measured
+    time of steps with as many requests and rows. With many requests that soon is one row each, and then nothing is
+    guessed.
     """
 
     def __init__(self, lookup: int | None, draft: Draft | None, budget: int) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what it says in return."""
+"""What is asked of an engine: parameters, and a request as the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ class QueueFull(RuntimeError):
 class Params:
     """How a request is answered. ValueError names what is out of range.
 
-    max_tokens: new tokens, at most. temperature: 0 is greedy, whatever the other settings of a draw are. seed: 64 bits;
-    the same seed draws the same tokens, whatever else runs; None: a random one. stop: texts that end the answer and are
-    no part of it (the engine needs a tokenizer then). stop_token_ids: beside the model's own ends of text, which
-    `ignore_eos` ignores. min_tokens: none of those ends before. Penalties as in `torch_foundry.sampling.Settings`.
-    prompt_lookup_num_tokens: tokens that are guessed ahead from what followed the same words before, at most; 0: none;
-    None: as the engine has it. Guesses change no token.
+    max_tokens: new tokens at most.
+    temperature: 0 is greedy, whatever the other sampling settings are. top_k, top_p, min_p: None: off.
+    seed: 64 bits. The same seed draws the same tokens, whatever else runs; None: a random one.
+    stop: texts that end the answer and are not part of it (needs a tokenizer).
+    stop_token_ids: in addition to the model's own end-of-text tokens, which `ignore_eos` disables.
+    min_tokens: the answer doesn't end before (except by `stop`).
+    repetition_penalty, presence_penalty, frequency_penalty: as in `torch_foundry.sampling.Settings`.
+    prompt_lookup_num_tokens: guess up to so many tokens ahead, from what followed the same words before. 0: none; None:
+        as the engine is set. Guesses never change a token.
     """
 
     max_tokens: int = 128

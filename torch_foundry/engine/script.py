@@ -1,4 +1,4 @@
-"""A piece of code that is repeated without its Python: launches of ours on tapes, calls of torch between them."""
+"""Code that is repeated without its Python: launches of ours on tapes, with calls of torch in between."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch_foundry.tape import Tape, record
 class Script:
     """What `record` runs, to be run again on the same memory.
 
-    Without calls of torch it is one tape. With them, on CUDA all of it is one graph of torch's; elsewhere tapes and
-    calls take turns.
+    Without calls of torch it is one tape. With them, it is one CUDA graph made by torch, or elsewhere tapes and calls
+    in turn.
     """
 
     def __init__(self, device: torch.device) -> None:

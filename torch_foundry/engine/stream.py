@@ -1,4 +1,4 @@
-"""The answer to a request, as it comes."""
+"""The answer to a request, while it arrives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Iterate for new tokens, or over `texts()`; the engine steps while there are none.
+    """Iterate over it for new tokens, or over `texts()` for text; while there is nothing new, the engine steps.
 
-    tokens: so far. text: so far, without what is still an incomplete character or may become a stop text; "" without a
+    tokens: so far. text: so far, without an incomplete character and without what may become a stop text; "" without a
     tokenizer. finish_reason: "" while it goes on, then "stop", "length", "cancelled" or "error". guesses: what came of
     guessing ahead.
     """

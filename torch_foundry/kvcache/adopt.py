@@ -1,4 +1,4 @@
-"""Finding, or making, the cache layer that a decoder layer may write to directly."""
+"""Finding or making the cache layer that a decoder layer may write to directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 
 class ForeignCache(Exception):
-    """The cache is of a kind whose contents are its own business."""
+    """The cache is of another kind, which only its own methods may change."""
 
 
 def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer | PagedLayer:
@@ -54,8 +54,9 @@ def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | Fo
 
 
 def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLAIN) -> None:
-    """Let the memory of the first `layers` layers of `cache`, when it is allocated, have room for `tokens` more than
-    are stored then: so it stays where it is for that long. Raises ForeignCache as `adopt` does."""
+    """Reserve room in the first `layers` layers of `cache`, when they are allocated, for `tokens` more than are stored
+    then, so that the memory does not have to move for that long. Raises ForeignCache as `adopt` does.
+    """
     for index in range(layers):
         layer = adopt(cache, index, formats)
         layer._keys.spare = layer._values.spare = tokens
@@ -64,12 +65,12 @@ def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLA
 def new_cache(
     config: Any, kv_cache: str | Mapping[str, str | None] | None = None, *, max_length: int | None = None
 ) -> DynamicCache:
-    """An empty cache for models of `config` whose layers store keys and values as `kv_cache` says: "q8_0", "q4_0",
-    "f16", "bf16", "f32", or {"k": ..., "v": ...} of these. For `past_key_values`; patched models run on it.
+    """An empty cache for models of `config`, to be passed as `past_key_values`; patched models run on it.
 
-    max_length: tokens of a row that it may ever hold; memory still grows as it is needed. More are a RuntimeError that
-        leaves the cache as it was (generate() asks for room a block of tokens ahead). Sliding windows need no limit.
-        None: none, as transformers' own caches have none: `generate` warns beyond max_position_embeddings and goes on.
+    kv_cache: how keys and values are stored: "q8_0", "q4_0", "f16", "bf16", "f32", or {"k": ..., "v": ...} of these.
+    max_length: tokens that a row may ever hold; memory still grows as needed. Exceeding it is a RuntimeError that
+        leaves the cache as it was (generate() reserves a block of tokens ahead). Sliding windows need no limit. None:
+        no limit, as in transformers' own caches; `generate` warns beyond max_position_embeddings and goes on.
     """
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}: expected at least one token")

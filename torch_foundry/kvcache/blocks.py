@@ -1,7 +1,7 @@
-"""Who owns which block of a paged KV cache. Standard library only; knows tokens and numbers of blocks, no tensors.
+"""Who owns which block of a paged KV cache. Standard library only; knows tokens and block numbers, no tensors.
 
 A block holds the keys and values of `block_size` neighbouring tokens in every layer. It is free, or owned by one or
-more sequences, or kept: owned by nobody, but found again by what it holds, until its memory is needed.
+more sequences, or kept: without owner, but still found by its content, until its memory is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Copy = tuple[int, int]  # from a block to a block
 
 
 class OutOfBlocks(RuntimeError):
-    """There are not as many blocks as a call needs. Nothing has changed."""
+    """A call needs more blocks than there are. Nothing has changed."""
 
 
 @dataclass
@@ -26,11 +26,11 @@ class _Owner:
 
 
 class BlockManager:
-    """Block tables of sequences, which share what they have in common and copy a block before they write to it.
+    """Block tables of sequences, which share equal beginnings and copy a block before they write to it.
 
-    `reserve` makes room behind a sequence, whoever writes there then calls `commit`. Blocks that are full and whose
-    tokens are known are found by a chain of SHA-256 of `salt` and all tokens up to their end; sequences with other
-    salts share nothing. Not for several threads at once.
+    `reserve` makes room at the end of a sequence; whoever writes there then calls `commit`. Full blocks of known tokens
+    are found by a chain of SHA-256 over `salt` and all tokens up to their end; sequences with different salts share
+    nothing. Not thread-safe.
     """
 
     def __init__(self, blocks: int, block_size: int, *, salt: bytes = b"") -> None:
@@ -84,9 +84,10 @@ class BlockManager:
     # ------------------------------------------------------------------------------------------------------ sequences
 
     def add(self, name: Hashable, tokens: Sequence[int] | None = None, *, salt: bytes = b"") -> int:
-        """Begin a sequence. Of its `tokens`, as many of the first as blocks are found for are stored already: the
-        result, less than len(tokens), so that there is something to compute the next token from. None: tokens will not
-        be known, and nothing is shared but by `fork`."""
+        """Begin a sequence. Returns how many of its first `tokens` are stored already, in blocks that were found:
+        always less than len(tokens), so that there is something to compute the next token from. None: the tokens are
+        unknown, and only `fork` shares them.
+        """
         if name in self._owners:
             raise ValueError(f"there is a sequence {name!r} already")
         owner = _Owner(tokens=None if tokens is None else [])
@@ -178,7 +179,7 @@ class BlockManager:
         self._give_up(owner, self._blocks_of(length))
 
     def free(self, name: Hashable) -> None:
-        """End a sequence. Its full blocks are kept as long as nobody needs their memory: the last ones go first."""
+        """End a sequence. Its full blocks are kept until their memory is needed; the last ones go first."""
         self._give_up(self._owner(name), 0)
         del self._owners[name]
 

@@ -1,4 +1,4 @@
-"""What our cache layers share: keys and values in growing buffers."""
+"""What our cache layers have in common: keys and values in growing buffers."""
 
 from __future__ import annotations
 

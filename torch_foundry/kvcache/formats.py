@@ -1,4 +1,4 @@
-"""What keys and values may be stored as: the model's dtype (None), another one, or packed rows (`quant.kv`)."""
+"""How keys and values may be stored: in the model's dtype (None), in another one, or as packed rows (`quant.kv`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A KV cache in pages of a pool, whose rows share blocks: `transformers` sees a `Cache`, kernels a table of blocks."""
+"""A KV cache in pages of a pool, whose rows share blocks: a `Cache` for transformers, a table of blocks for kernels."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ class PagedLayer(DynamicLayer):
 
 
 class PagedCache(Cache):
-    """Keys and values of all layers in `blocks` blocks of `block_size` tokens, which is all the memory there ever is.
+    """Keys and values of all layers in `blocks` blocks of `block_size` tokens; its memory never grows.
 
-    config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`; salt: as in `BlockManager`.
-    As a `transformers` cache it has rows of one batch; beams share blocks instead of copying them. `manager`, `pools`
-    and `tables` are for callers that keep sequences of their own in it, by name.
+    config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`. salt: as in `BlockManager`. As a
+    transformers cache it has the rows of one batch; beams share blocks instead of copying them. Callers with sequences
+    of their own, by name, use `manager`, `pools` and `tables`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Undoing a forward pass that did not come to its end: without it, some layers hold tokens that others do not."""
+"""Undoing a forward pass that failed: otherwise some layers would hold tokens that others do not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 
 class Undo:
-    """The lengths of a `DynamicCache` or `PagedCache` as they were; `run()` brings them back.
+    """The lengths of a `DynamicCache` or `PagedCache` at a moment; `run()` restores them.
 
-    Holds no tensors, so memory that a growing cache gives up is free at once.
+    Holds no tensors, so memory that a growing cache gives up is freed at once.
     """
 
     __slots__ = ("_cache", "_marks")
