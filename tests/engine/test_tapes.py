@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 import torch_foundry
 from tests.engine.test_engine import GREEDY, alone, drain, patched, prompts
-from tests.patch.zoo import FAMILIES, build, shared
+from tests.patch.zoo import FAMILIES, build, ids, shared
 from torch_foundry import runtime
 from torch_foundry.decode import state
 from torch_foundry.engine import Engine, Params, tapes
@@ -58,6 +59,17 @@ def watch(engine: Engine, see: Callable[[list[Part], torch.Tensor, bool], None])
     engine._forward = seen  # type: ignore[assignment]
 
 
+class Often(Counter[Any]):
+    """Steps with prompts, all of which are recorded when they first come."""
+
+    def __missing__(self, _: object) -> int:
+        return tapes.OFTEN
+
+
+def record_prompts(engine: Engine) -> None:
+    engine._forward._tapes._met, engine._forward._tapes._prompts = Often(), 1000
+
+
 def pools(engine: Engine) -> list[torch.Tensor]:
     return [pool.data for slot in engine.cache.slots for pool in slot.pools]  # type: ignore[misc]
 
@@ -66,20 +78,23 @@ def pools(engine: Engine) -> list[torch.Tensor]:
 def again(forward: Forward, parts: list[Part]) -> torch.Tensor:
     """The logits of a step that was on a tape, without it: for as many rows, as torch's product depends on them."""
     tape = next(reversed(forward._tapes._tapes.values()))
-    x = forward.decoder(tape._ids, [tape._group])
-    if len(tape._ids) <= forward.plan.layers[0].o.few or forward.exact:
-        alone = forward._eager(parts)
-        assert torch.equal(alone, forward._logits(x[: len(parts)])), "padding changes bits"
-    return forward._logits(x[: len(parts)])
+    x = forward.decoder(tape.inputs)
+    single = all(len(part.ids) == 1 for part in parts)  # those of steps ahead are not the ones that it was filled with
+    logits = forward._logits(x[: len(parts)] if single else tape.inputs.wanted(x, parts))
+    if len(tape.inputs.ids) <= forward.plan.layers[0].o.few or forward.exact:
+        assert torch.equal(forward._logits(forward._eager(parts)), logits), "padding changes bits"
+    return logits
 
 
-def compared(engine: Engine, count: int) -> int:
-    """Answers `count` requests, of which every step on a tape is taken again without; returns how many there were."""
-    forward, steps = engine._forward, [0]
+def compared(engine: Engine, count: int) -> tuple[int, int]:
+    """Answers `count` requests, of which every step on a tape is taken again without; returns how many there were, and
+    how many of them took in prompts."""
+    forward, steps = engine._forward, [0, 0]
+    record_prompts(engine)
 
     def see(parts: list[Part], logits: torch.Tensor, taped: bool) -> None:
         if taped:
-            steps[0] += 1
+            steps[any(len(part.ids) > 1 for part in parts)] += 1
             before = [p.clone() for p in pools(engine)]
             assert torch.equal(again(forward, parts), logits)
             assert all(map(torch.equal, before, pools(engine))), "keys or values differ"
@@ -90,14 +105,15 @@ def compared(engine: Engine, count: int) -> int:
     for prompt in prompts(count):
         engine.submit(prompt, GREEDY)
     drain(engine)
-    return steps[0]
+    return steps[0] + steps[1], steps[1]
 
 
 @pytest.mark.parametrize("requests", [3, 20])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tape_is_what_the_ops_compute(family: str, requests: int) -> None:
     model = patched(family)
-    assert compared(Engine(model, requests=requests, budget=60), requests + 3) > 8
+    steps, prompted = compared(Engine(model, requests=requests, budget=60), requests + 3)
+    assert steps > 8 and prompted
     assert report(model).recorded and not report(model).eager
 
 
@@ -116,7 +132,8 @@ def test_formats(options: dict[str, Any], engine: dict[str, Any], requests: int)
     options = dict(options)
     fmt = options.pop("quantize", None)
     model = torch_foundry.patch(build("qwen2", **options), quantize=fmt)
-    assert compared(Engine(model, requests=requests, budget=60, **engine), requests) > 8
+    steps, prompted = compared(Engine(model, requests=requests, budget=60, **engine), requests)
+    assert steps > 8 and prompted
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 18])
@@ -154,6 +171,8 @@ def test_invariance_of_more_requests_than_fused_kernels_are_made_for() -> None:
     found: list[dict[Any, list[torch.Tensor]]] = []
     for requests in (1, 20):
         engine = Engine(model, requests=requests, budget=120, invariant=True)
+        if requests > 1:
+            record_prompts(engine)
         rows: dict[Any, list[torch.Tensor]] = {}
 
         def see(parts: list[Part], logits: torch.Tensor, taped: bool, rows: Any = rows) -> None:
@@ -178,20 +197,23 @@ def test_numbers_of_rows() -> None:
 
 
 def test_tapes_are_few() -> None:
-    """As many as there are numbers of rows, whatever comes and goes."""
+    """As many as there are numbers of rows and of pieces, whatever comes and goes."""
     model = patched()
     engine = Engine(model, requests=8)
+    record_prompts(engine)
     for count in (1, 2, 3, 5, 8, 7, 4, 1, 6):
         for prompt in prompts(count):
             engine.submit(prompt, GREEDY)
         drain(engine)
-    assert report(model).recorded == 4 == len(engine._forward._tapes._tapes)
+    found = list(engine._forward._tapes._tapes)
+    assert {sizes for sizes in found if sizes[0][1] == 1 == len(sizes)} == {((n, 1),) for n in (1, 2, 4, 8)}
+    assert 4 < report(model).recorded == len(found) <= 4 + 2 * 4, "and of prompts, of 1 to 8 pieces"
 
 
 def test_tapes_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes, and a step that alone would be too much is taken without."""
     model = patched()
-    each = Engine(model, requests=1)._forward._tapes._bytes()
+    each = Engine(model, requests=1)._forward._tapes._bytes(((1, 1),))
 
     def held(requests: int, memory: int, counts: Sequence[int]) -> list[int]:
         monkeypatch.setattr(tapes, "MEMORY_ELSEWHERE", memory * each)
@@ -200,12 +222,54 @@ def test_tapes_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             for prompt in prompts(count):
                 engine.submit(prompt[:4], Params(max_tokens=3, temperature=0))
             drain(engine)
-        return [batch for batch, _ in engine._forward._tapes._tapes]
+        return [batch for ((batch, _),) in engine._forward._tapes._tapes]
 
     assert held(48, 96, (48, 20, 9)) == [48, 32, 16]
     assert held(48, 96, (48, 20, 9, 5)) == [32, 16, 8]
     assert held(48, 64, (48, 20, 9)) == [32, 16]
     assert not report(model).eager
+
+
+def test_steps_with_prompts_are_recorded_when_they_have_come_often() -> None:
+    model = patched()
+    engine = Engine(model, requests=1)
+    recorded = []
+    for i, prompt in enumerate(ids(6, 9, seed=1).tolist()):
+        engine.submit([i + 3, *prompt], Params(max_tokens=1, temperature=0)).result()
+        recorded.append(report(model).recorded)
+    assert recorded == [0, 0, 0, 1, 1, 1] and report(model).steps == 3
+
+
+def test_steps_with_prompts_keep_no_other_off_its_tape() -> None:
+    """They make room for each other and for steps without, and are taken without tapes where there is none, or where
+    they would be too long or mostly padding."""
+    model = patched()
+    engine = Engine(model, requests=2)
+    record_prompts(engine)
+    found = engine._forward._tapes
+    found._memory, found._bytes = 15, lambda sizes: 5  # type: ignore[method-assign]
+
+    def answer(length: int, tokens: int = 1) -> list[Any]:
+        engine.cache.manager.forget()
+        engine.submit(ids(1, length)[0].tolist(), Params(max_tokens=tokens, temperature=0)).result()
+        return list(found._tapes)
+
+    single, one, two, four, eight = ((1, 1),), ((1, 32),), ((2, 32),), ((4, 32),), ((8, 32),)
+    assert answer(20, tokens=2) == [one, single] and answer(40) == [one, single, two]
+    assert answer(97) == [single, two, four] and answer(200) == [single, four, eight]
+    assert one not in found._met and two not in found._met, "these have to come often again"
+
+    found._memory, recorded = 10, report(model).recorded
+    assert answer(20, tokens=2) == [one, single]
+    found._tapes[((2, 1),)] = found._tapes.pop(one)
+    assert answer(20, tokens=2) == [((2, 1),), single] and report(model).recorded == recorded + 1
+
+    found._memory, found._prompts = 100, 100
+    assert answer(33)[-1] == two, "64 tokens, half of which are padding"
+    assert four not in answer(97), "128 tokens are too many"
+    del found._tapes[two]
+    engine.submit([5, 6, 7], Params(max_tokens=1))
+    assert two not in answer(5), "64 tokens for 8"
 
 
 def test_tables_widen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,16 +351,23 @@ def test_what_cannot_be_recorded_runs_without_tapes(monkeypatch: pytest.MonkeyPa
     assert report(model).eager == {"step of an engine: aten::mul.Tensor can't be recorded": 1}
 
 
-def test_many_requests_come_go_and_are_preempted() -> None:
+@pytest.mark.parametrize("guesses", [None, 3])
+def test_many_requests_come_go_and_are_preempted(guesses: int | None) -> None:
     """More than fused kernels are made for, with blocks for half of them: tokens are those of each request alone."""
     model, chance = patched(), random.Random(0)
-    given = [prompt[:12] for prompt in prompts(40)]
+    given = [prompt[: 12 + i] for i, prompt in enumerate(prompts(40))]
     expected = [alone(model, prompt, 40) for prompt in given]
-    engine = Engine(model, requests=24, budget=70, blocks=48)
+    engine = Engine(model, requests=24, budget=70, blocks=48, prompt_lookup_num_tokens=guesses)
+    record_prompts(engine)
     told = Params(max_tokens=40, temperature=0)
     streams = [engine.submit(prompt, told) for prompt in given[:24]]
-    taped = []
-    watch(engine, lambda parts, logits, tape: taped.append(len(parts) if tape else 0))
+    taped, prompted = [], []
+
+    def see(parts: list[Part], logits: torch.Tensor, tape: bool) -> None:
+        taped.append(len(parts) if tape else 0)
+        prompted.append(tape and any(part.wanted < len(part.ids) for part in parts))
+
+    watch(engine, see)
     cancelled = set()
     while len(streams) < len(given) or not engine.idle:
         if len(streams) < len(given) and chance.random() < 0.7:
@@ -308,7 +379,8 @@ def test_many_requests_come_go_and_are_preempted() -> None:
         engine.step()
         engine.cache.manager.check()
     assert len(cancelled) > 2 and sum(s.job.preempted for s in streams) > 5
-    assert max(taped) > 16 and sum(map(bool, taped)) > len(taped) // 2
+    assert max(taped) > 16 and sum(map(bool, taped)) > len(taped) // 2 and sum(prompted) > 10
+    assert guesses is None or engine.guesses.guessed
     for i, stream in enumerate(streams):
         assert stream.tokens == (expected[i][: len(stream.tokens)] if i in cancelled else expected[i]), i
 
@@ -326,8 +398,8 @@ def test_several_tokens_of_a_request() -> None:
     guesses = [[5, 6, 7, 8, 9], [10], [11, 12, 13]]
     parts = [Part(name, len(texts[name]), ids, len(ids)) for name, ids in enumerate(guesses)]
     found = forward(parts)
-    assert report(model).recorded == 1 and [*forward._tapes._tapes] == [(4, 8)]
-    for part, logits in zip(parts, found.split([len(ids) for ids in guesses]), strict=True):
+    assert report(model).recorded == 1 and [*forward._tapes._tapes] == [((4, 8),)]
+    for part, logits in zip(parts, found.split([len(own) for own in guesses]), strict=True):
         with torch.no_grad():
             whole = model(torch.tensor([texts[part.name] + part.ids])).logits[0, -len(part.ids) :]
         assert torch.allclose(whole, logits, rtol=1e-4, atol=1e-4)

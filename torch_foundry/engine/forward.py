@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from torch_foundry import ops
 from torch_foundry.decode.models import head_of, logits_of
 from torch_foundry.decode.state import horizon_for
-from torch_foundry.engine.groups import Group, Part
+from torch_foundry.engine.groups import Inputs, Part
+from torch_foundry.engine.script import Script
 from torch_foundry.engine.tapes import EXPERTS, Tapes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW, FEW_DENSE
@@ -26,10 +26,11 @@ from torch_foundry.tape import abandon
 
 
 class Way(NamedTuple):
-    """How matrix products are taken: with the norm before them or not, and by which function."""
+    """How matrix products are taken, with the norm before them or not and by which function; how groups are joined."""
 
     fused: bool
     product: Product
+    join: Callable[[list[Tensor]], Tensor]
 
 
 class Forward:
@@ -68,13 +69,8 @@ class Forward:
         self.plan.check()
         if self._snapshot is not self.plan.snapshot:
             self._change()
-        hidden = self._tapes.run(parts)
-        if hidden is not None:
-            x = hidden.flatten(0, 1)
-            if any(len(part.ids) < hidden.shape[1] for part in parts):
-                x = x[self._put([i * hidden.shape[1] + j for i, part in enumerate(parts) for j in range(part.wanted)])]
-            return self._logits(x)
-        return self._eager(parts)
+        x = self._tapes.run(parts)
+        return self._logits(self._eager(parts) if x is None else x)
 
     def reset(self) -> None:
         """Let go of what is kept between steps, or recorded at this moment: an interrupt may have torn it."""
@@ -97,62 +93,44 @@ class Forward:
 
         None, and nothing has happened, if the last step was not on a tape or had other parts than single tokens.
         """
-        hidden = self._tapes.go_on(tokens)
-        return None if hidden is None else self._logits(hidden.flatten(0, 1))
+        x = self._tapes.go_on(tokens)
+        return None if x is None else self._logits(x)
 
     def _eager(self, parts: Sequence[Part]) -> Tensor:
-        alike: defaultdict[int, list[int]] = defaultdict(list)
-        for i, part in enumerate(parts):
-            alike[len(part.ids)].append(i)
-        order = [i for found in alike.values() for i in found]
-        ends = list(itertools.accumulate(len(parts[i].ids) for i in order))
-        end_of = dict(zip(order, ends, strict=True))
-        last = [t for i, part in enumerate(parts) for t in range(end_of[i] - part.wanted, end_of[i])]
-        groups, first = [], 0
-        for length, found in alike.items():
-            groups.append(self._group([parts[i] for i in found], length, first))
-            first += len(found) * length
-        x = self.decoder(self._put([t for i in order for t in parts[i].ids]), groups)
-        if len(last) < len(x) or last != list(range(len(x))):
-            x = x[self._put(last)]
-        return self._logits(x)
-
-    def _group(self, parts: Sequence[Part], length: int, first: int) -> Group:
-        starts = [part.start for part in parts]
-        step = FEW if self.exact else length
-        pieces = [
-            (at, count, self._put([[start + at, count] for start in starts]))
-            for at in range(0, length, step)
-            if (count := min(step, length - at))
-        ]
-        positions = self._put([[*range(start, start + length)] for start in starts])
-        rows = pieces[0][2] if len(pieces) == 1 else self._put([[start, length] for start in starts])
-        table = self.cache.tables([part.name for part in parts], self.plan.device)
-        return Group(first, len(parts), length, rows, table, positions, pieces)
-
-    def _put(self, values: list[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(self.plan.device, non_blocking=True)
+        """As `Tapes.run`, without a tape."""
+        alike: defaultdict[int, list[Part]] = defaultdict(list)
+        for part in parts:
+            for piece in part.cut(FEW) if self.exact else [part]:
+                alike[len(piece.ids)].append(piece)
+        sizes = tuple((len(found), length) for length, found in alike.items())
+        manager = self.cache.manager
+        width = max(len(manager.table(part.name)) for part in parts)
+        inputs = Inputs(sizes, width, manager.block_size, self.plan.device)
+        inputs.fill(list(alike.values()), manager)
+        return inputs.wanted(self.decoder(inputs), parts)
 
     def rope(self, positions: int) -> Any:
         """cos and sin of at least so many positions, by layer type: the same tensors until the model changes."""
         like = torch.empty(0, dtype=self.plan.dtype, device=self.plan.device)
         return self.plan.rope_tables(horizon_for(positions), like).tables
 
-    def decoder(self, ids: Tensor, groups: Sequence[Group], product: Product = Linear.of_many) -> Tensor:
-        """The last norm's result [T, hidden] of the step's `ids`, int32 [T]; more than a few rows by `product`."""
+    def decoder(self, inputs: Inputs, script: Script | None = None) -> Tensor:
+        """The last norm's result [T, hidden] of a step. script: what records it."""
+        ids = inputs.ids
         fused = self.exact or len(ids) <= self.plan.layers[0].o.few
-        way = Way(fused, _apart if fused else product)
-        tables = self.rope(max(int(group.table.shape[1]) for group in groups) * self.cache.manager.block_size)
+        product, join = (Linear.of_many, _joined) if script is None else (script.product, script.join)
+        way = Way(fused, _apart if fused else product, join)
+        tables = self.rope(inputs.bound)
         x = self.plan.embed(ids)
         for plan, layer in zip(self.plan.layers, self._layers, strict=True):
-            x = self._layer(plan, x, groups, layer, tables, way)
+            x = self._layer(plan, x, inputs, layer, tables, way)
         return self.plan.norm(x)
 
-    def _layer(self, plan: LayerPlan, x: Tensor, groups: Sequence[Group], layer: Any, tables: Any, way: Way) -> Tensor:
+    def _layer(self, plan: LayerPlan, x: Tensor, inputs: Inputs, layer: Any, tables: Any, way: Way) -> Tensor:
         scale = plan.spec.residual_scale
         qkv = projections(plan, x, way.fused, way.product)
-        parts = [self._attend(plan, qkv, group, layer, tables) for group in groups]
-        h = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = self._attend(plan, qkv, inputs, layer, tables)
+        h = parts[0] if len(parts) == 1 else way.join(parts)
         x = project(partial(way.product, plan.o), h, x, plan.post_attn, scale)
         if plan.experts is not None:
             assert plan.pre_ffn is not None
@@ -161,23 +139,22 @@ class Forward:
         h = gated(plan, x, way.fused, way.product)
         return project(partial(way.product, plan.down), h, x, plan.post_ffn, scale)
 
-    def _attend(self, plan: LayerPlan, qkv: Sequence[Tensor], group: Group, layer: Any, tables: Any) -> Tensor:
-        """Attention of a group's tokens, [B * L, heads * head_dim]."""
+    def _attend(self, plan: LayerPlan, qkv: Sequence[Tensor], inputs: Inputs, layer: Any, tables: Any) -> list[Tensor]:
+        """Attention of each group's tokens, [B * L, heads * head_dim]."""
         spec, (keys, values) = plan.spec, (pool.data for pool in layer.pools)
         formats = dict(zip(("k_format", "v_format"), layer.formats, strict=True))
-        where: dict[str, Any] = {"rows": group.rows, "block_table": group.table, **formats}
-        own = [each[group.tokens].unflatten(0, (group.batch, group.length)) for each in qkv]
-        heads = stored(plan, own, tables, keys, values, positions=group.positions, **where)
-        bound = group.table.shape[1] * self.cache.manager.block_size
         options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
-        parts = []
-        for start, count, rows in group.pieces:
-            where["rows"] = rows
-            parts.append(ops.attention(heads[:, :, start : start + count], keys, values, bound, **options, **where))
-        h = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        return h.flatten(0, 1)
+        heads = []
+        for group in inputs.groups:  # all keys before any query: pieces of a sequence may be in several groups
+            where: dict[str, Any] = {"rows": group.rows, "block_table": group.table, **formats}
+            own = [each[group.tokens].unflatten(0, (group.batch, group.length)) for each in qkv]
+            q = stored(plan, own, tables, keys, values, positions=group.positions, **where)
+            heads.append((q, where))
+        return [ops.attention(q, keys, values, inputs.bound, **options, **where).flatten(0, 1) for q, where in heads]
 
     def _logits(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self.plan.vocabulary)
         if not self.exact or len(x) <= FEW_DENSE:
             return logits_of(self.model, self.head, x)
         few = x.split(FEW_DENSE)
@@ -186,3 +163,7 @@ class Forward:
 
 def _apart(linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
     return linear(x, residual, scale, apart=True)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts)

@@ -23,7 +23,7 @@ class Script:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Callable[[], object]] = []
         self._graph: Any = None
         self._tape: Tape | None = None
         self._stack = contextlib.ExitStack()
@@ -39,7 +39,7 @@ class Script:
         if self._device.type == "cuda" and len(self._steps) > 1:
             self._capture()
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         """Run `function` now, behind what came before, and at that place whenever the script is repeated."""
         self._close()
         function()
@@ -59,6 +59,12 @@ class Script:
                 torch.add(residual, y, alpha=scale, out=result)
 
         self.call(multiply)
+        return result
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """torch.cat as a call."""
+        result = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+        self.call(lambda: torch.cat(parts, out=result))
         return result
 
     def replay(self) -> None:
