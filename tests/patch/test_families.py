@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,18 @@ from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
 from tests.patch.zoo import FAMILIES, build, ids, padded, shared
+from torch_foundry.decode import speculation
+from torch_foundry.decode.pace import Pace
 from torch_foundry.patch import report
 
 TOKENS = 64
+
+
+@pytest.fixture(autouse=True)
+def always_guessing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the machine does."""
+    monkeypatch.setattr(speculation, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(Pace, "pays", lambda self, kind: True)
 
 
 def generate(model: PreTrainedModel, **options: Any) -> torch.Tensor:

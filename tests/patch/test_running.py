@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
 import torch_foundry
-from tests.patch.zoo import PROMPT, assert_equal, build, classes, fused_all, ids, padded, shared, tokens
+from tests.patch.zoo import DEVICE, PROMPT, assert_equal, build, classes, fused_all, ids, padded, shared, tokens
 from torch_foundry.patch import patch, report, unpatch
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -76,7 +76,7 @@ def test_compile(pair: Any) -> None:
 
 def test_autocast(pair: Any) -> None:
     stock, model = pair
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(PROMPT.device.type, dtype=torch.bfloat16):
         ours, theirs = model(PROMPT).logits, stock(PROMPT).logits
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours, theirs)
@@ -147,10 +147,11 @@ def test_inference_mode_cache_is_usable_outside(pair: Any) -> None:
 
 
 def test_packed_sequences_and_custom_masks(pair: Any) -> None:
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None].to(DEVICE)
     blocks = torch.zeros(1, 1, 12, 12, dtype=torch.bool)
     blocks[..., :5, :5] = torch.ones(5, 5).tril().bool()
     blocks[..., 5:, 5:] = True
+    blocks = blocks.to(DEVICE)
     with torch.no_grad():
         for inputs in ({"position_ids": positions}, {"attention_mask": blocks}):
             ours, theirs = (model(PROMPT, use_cache=False, **inputs).logits for model in pair)
@@ -191,7 +192,7 @@ def test_generation_extras(pair: Any) -> None:
 def test_head_less_model_and_classifier() -> None:
     for attribute in ("AutoModel", "AutoModelForSequenceClassification"):
         torch.manual_seed(0)
-        stock = getattr(transformers, attribute).from_config(shared("llama").config).eval()
+        stock = getattr(transformers, attribute).from_config(shared("llama").config).eval().to(DEVICE)
         model = patch(copy.deepcopy(stock))
         with torch.no_grad():
             ours, theirs = (each(PROMPT)[0] for each in (model, stock))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from torch_foundry.patch import report
 
+DEVICE = torch.device(os.environ.get("TORCH_FOUNDRY_TEST_DEVICE", "cpu"))  # of models and of what they are given
 VOCAB = 120
 COMMON = {
     "hidden_size": 64,
@@ -101,7 +103,7 @@ def build(
             else:
                 parameter.copy_(0.06 * noise)
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
-    return model.to(dtype)
+    return model.to(DEVICE, dtype)
 
 
 @functools.cache
@@ -112,7 +114,7 @@ def shared(family: str) -> PreTrainedModel:
 
 def ids(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Random token ids, none of them special."""
-    return torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def padded(lengths: list[int]) -> dict[str, torch.Tensor]:
@@ -120,7 +122,7 @@ def padded(lengths: list[int]) -> dict[str, torch.Tensor]:
     width = max(lengths)
     inputs = {
         "input_ids": ids(len(lengths), width),
-        "attention_mask": torch.ones(len(lengths), width, dtype=torch.long),
+        "attention_mask": torch.ones(len(lengths), width, dtype=torch.long, device=DEVICE),
     }
     for row, length in enumerate(lengths):
         inputs["input_ids"][row, : width - length] = 0
@@ -161,7 +163,7 @@ def config(name: str, **options: Any) -> Any:
 def random_model(settings: Any, seed: int = 0) -> PreTrainedModel:
     """A model with the weights that transformers starts from."""
     torch.manual_seed(seed)
-    return transformers.AutoModelForCausalLM.from_config(settings).eval()
+    return transformers.AutoModelForCausalLM.from_config(settings).eval().to(DEVICE)
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
