@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{found}\n{generation_table(records)}")
     if not args.no_plots:
         plots.write_all(args.out)
-    wrong = [r for r in records if not r.valid and r.kind != "skipped"]
-    print(f"{len(records)} rows, {len(wrong)} invalid; records in {args.out / 'e2e.jsonl'}")
-    return 1 if wrong else 0
+    return record.conclude(records, args.out / "e2e.jsonl")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{found}\n{table(records)}")
     if not args.no_plots:
         plots.write_all(args.out)
-    wrong = [r for r in records if not r.valid and r.kind != "skipped"]
-    print(f"{len(records)} rows, {len(wrong)} invalid; records in {args.out / 'ops.jsonl'}")
-    return 1 if wrong else 0
+    return record.conclude(records, args.out / "ops.jsonl")
 
 
 def one(case: Case, device: torch.device, found: Machine, effort: Effort) -> Record:

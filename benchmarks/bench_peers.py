@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{job.machine}\n{table([r for r in records if r.prefill is None])}")
     if whole:
         print(generation_table(whole))
-    wrong = [r for r in records if not r.valid and r.kind != "skipped"]
-    print(f"{len(records)} rows, {len(wrong)} invalid; records in {args.out / 'peers.jsonl'}")
-    return 1 if wrong else 0
+    return record.conclude(records, args.out / "peers.jsonl")
 
 
 def _parser() -> argparse.ArgumentParser:

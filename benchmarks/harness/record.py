@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -122,6 +122,13 @@ def append(path: Path, records: Iterable[Record]) -> None:
     with path.open("a") as file:
         for record in records:
             file.write(json.dumps(record.as_dict()) + "\n")
+
+
+def conclude(records: Sequence[Record], path: Path) -> int:
+    """Print how many records were written to `path`; the exit code: 1 if one of them is invalid."""
+    wrong = [r for r in records if not r.valid and r.kind != "skipped"]
+    print(f"{len(records)} rows, {len(wrong)} invalid; records in {path}")
+    return 1 if wrong else 0
 
 
 def read(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:

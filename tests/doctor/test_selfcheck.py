@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kit import Fault
-from test_faults import FAULTS, faulty_shaders
+from test_faults import FAULTS
 
 from torch_foundry import runtime
 from torch_foundry.doctor import blocks, selfcheck, truth
@@ -59,7 +59,7 @@ NOTICED = {**{fault: SEEDED[fault.name] for fault in FAULTS if fault.name in SEE
 
 @pytest.mark.parametrize("fault", NOTICED, ids=str)
 def test_a_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
-    directory = faulty_shaders(fault, tmp_path)
+    directory = fault.seed(tmp_path)
     checks = [check for check in CHECKS if NOTICED[fault] in check.name]
     assert checks
     checks[0].run("cpu")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +121,9 @@ def refuses(message: str) -> Any:
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
+SHADERS = Path(__file__).parents[2] / "shaders"
+
+
 @dataclass(frozen=True)
 class Fault:
     """A mistake in a shader that the op's checks must notice."""
@@ -133,9 +138,15 @@ class Fault:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def edited(self) -> str:
-        return self.file or self.kernel
+    def seed(self, directory: Path) -> Path:
+        """A copy, below `directory`, of all headers and of the one kernel file, with the mistake in it."""
+        shaders = shutil.copytree(SHADERS, directory / "shaders", ignore=shutil.ignore_patterns("*.metal"))
+        shutil.copy(SHADERS / self.kernel, shaders)
+        edited = shaders / (self.file or self.kernel)
+        text = edited.read_text()
+        assert text.count(self.old) == 1, f"{edited.name} has this {text.count(self.old)} times: {self.old}"
+        edited.write_text(text.replace(self.old, self.new))
+        return shaders
 
 
 # --------------------------------------------------------------------------------------------------------------- tuning

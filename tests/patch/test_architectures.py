@@ -23,6 +23,16 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
     return model(PROMPT, **inputs).logits
 
 
+def report_of_equal_results(stock: Any) -> Any:
+    """The report of a patched copy, whose logits and greedy tokens are those of `stock`."""
+    model = patch(copy.deepcopy(stock))
+    assert_close(logits(model), logits(stock))
+    model.generation_config.eos_token_id = stock.generation_config.eos_token_id = None
+    tokens = [m.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist() for m in (model, stock)]
+    assert tokens[0] == tokens[1]
+    return report(model)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
@@ -36,13 +46,7 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
 )
 def test_architectures_that_are_not_understood(name: str, options: dict[str, Any], why: str) -> None:
     """Leaves are swapped all the same; results are those of stock."""
-    stock = random_model(config(name, **options))
-    model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
-    model.generation_config.eos_token_id = stock.generation_config.eos_token_id = None
-    tokens = [m.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist() for m in (model, stock)]
-    assert tokens[0] == tokens[1]
-    seen = report(model)
+    seen = report_of_equal_results(random_model(config(name, **options)))
     assert seen.layers == 0 and len(seen.left) == 2 and all(why in text for text in seen.left.values())
     assert seen.fused_leaves and not seen.fallbacks, str(seen)
 
@@ -50,13 +54,7 @@ def test_architectures_that_are_not_understood(name: str, options: dict[str, Any
 @pytest.mark.parametrize("head_dim", [80, 112])
 @torch.no_grad()
 def test_heads_that_are_no_multiple_of_32(head_dim: int) -> None:
-    stock = random_model(config("LlamaConfig", head_dim=head_dim))
-    model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
-    model.generation_config.eos_token_id = stock.generation_config.eos_token_id = None
-    tokens = [m.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist() for m in (model, stock)]
-    assert tokens[0] == tokens[1]
-    seen = report(model)
+    seen = report_of_equal_results(random_model(config("LlamaConfig", head_dim=head_dim)))
     assert seen.layers == 2 and not seen.fallbacks and not seen.left, str(seen)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from kit import Fault
 from tests.sampling import draws, test_probabilities, test_state
 from torch_foundry import runtime
 
-SHADERS = Path(__file__).parents[2] / "shaders"
 REPLAYS = {case.name: case for case in draws.CASES}
 
 
@@ -134,23 +132,11 @@ def passes(check: Callable[[], None]) -> bool:
     return True
 
 
-def faulty_shaders(fault: Fault, directory: Path) -> Path:
-    """A copy of the headers and of the one kernel file, with the fault in it."""
-    shutil.copytree(SHADERS, directory / "shaders", ignore=shutil.ignore_patterns("*.metal"))
-    shutil.copy(SHADERS / fault.kernel, directory / "shaders")
-    edited = directory / "shaders" / fault.edited
-    text = edited.read_text()
-    assert text.count(fault.old) == 1, f"{fault.edited} has this {text.count(fault.old)} times: {fault.old}"
-    edited.write_text(text.replace(fault.old, fault.new))
-    return directory / "shaders"
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_fault_is_noticed(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "sort", functools.partial(torch.sort, stable=True))
-    directory = faulty_shaders(fault, tmp_path)
     assert passes(fault.check)
-    with runtime.use_shaders(directory), pytest.raises(AssertionError):
+    with runtime.use_shaders(fault.seed(tmp_path)), pytest.raises(AssertionError):
         fault.check()
 
 
