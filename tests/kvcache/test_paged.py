@@ -225,8 +225,6 @@ def test_mistakes() -> None:
     cache.update(k, k, 0)
     with pytest.raises(RuntimeError, match="another shape, dtype or device"):
         cache.update(k.half(), k.half(), 0)
-    with pytest.raises(ValueError, match="crop"):
-        cache.crop(2)
     with pytest.raises(RuntimeError, match="blocks of 16 tokens are too many"):
         pool = PagedCache(LLAMA, 2**24).slots[0]
         pool.update(k, k)

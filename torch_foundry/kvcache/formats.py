@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_foundry.quant.kv import BITS, columns_of, pack_rows, row_bytes, unpack_rows
+from torch_foundry.quant.kv import BITS, pack_rows, row_bytes, unpack_rows
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 NAMES = (*DENSE, *BITS)
@@ -48,7 +48,3 @@ def bytes_per_token(heads: int, head_dim: int, formats: Formats, dtype: torch.dt
     """Of a layer and a sequence: keys and values together."""
     sizes = [width_of(head_dim, name, dtype) for name in formats]
     return sum(heads * width * kind.itemsize for width, kind in sizes)
-
-
-__all__ = ["DENSE", "NAMES", "PLAIN", "Formats", "bytes_per_token", "columns_of", "packed", "parse", "stored",
-           "unstored", "width_of"]  # fmt: skip
