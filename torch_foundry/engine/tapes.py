@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_foundry.decode.state import LONGEST_STEP, power_of_two
 from torch_foundry.engine.groups import Inputs, Part, Sizes
 from torch_foundry.engine.script import Script
-from torch_foundry.nn.linear import FEW
+from torch_foundry.nn.linear import AT_ONCE, FEW
 from torch_foundry.patch.state import Blocked
 
 if TYPE_CHECKING:
@@ -116,13 +116,16 @@ class Tapes:
         self._refused = self._last = None
 
     def _bytes(self, sizes: Sizes) -> int:
-        """About what a tape keeps: results of each layer's ops, and of attention of few queries to each 128 keys."""
-        spec, hidden = self.plan.layers[0].spec, self.plan.config.hidden_size
+        """About what a tape keeps: results of each layer's ops, of attention of few queries to each 128 keys, and a
+        CUDA graph's own memory, to unpack a matrix to."""
+        plan, itemsize = self.plan.layers[0], self.plan.dtype.itemsize
+        spec, hidden = plan.spec, self.plan.config.hidden_size
         queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
         parts = self._width * self.cache.manager.block_size // 128
-        wide = (6 * hidden + 3 * queries + 2 * keys + 3 * spec.inner) * self.plan.dtype.itemsize
+        wide = (6 * hidden + 4 * queries + 2 * keys + 3 * spec.inner) * itemsize
         each = [batch * length * (wide + (4 * parts * queries if length <= FEW else 0)) for batch, length in sizes]
-        return len(self.plan.layers) * sum(each)
+        own = 0 if plan.o.format is None or self.plan.device.type != "cuda" else min(AT_ONCE, hidden * spec.inner)
+        return len(self.plan.layers) * sum(each) + own * itemsize
 
 
 def _few(part: Part) -> bool:
