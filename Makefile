@@ -8,7 +8,9 @@ PROMPT ?= Tell me a story about a lost kite.
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-SOURCES := $(shell find csrc shaders torch_foundry/msl setup.py torch_foundry/sources.py torch_foundry/support.py torch_foundry/nvrtc.py torch_foundry/prebuild.py torch_foundry/metallib.py -type f -not -name '*.pyc')
+# What the build reads: when one of these changes, it is built again.
+SOURCES := setup.py $(addprefix torch_foundry/, sources.py support.py nvrtc.py prebuild.py metallib.py) \
+  $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
 
 .PHONY: help demo test test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu build format clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,15 +36,7 @@ def norm_linear(
 
 
 @_fake("norm_linear")
-def _(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    kind: str,
-    weights: list[Tensor],
-    formats: list[str],
-    biases: list[Tensor | None],
-) -> Tensor:
+def _(x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], *rest: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], sum(w.shape[0] for w in weights)))
 
 
@@ -69,16 +62,7 @@ def norm_glu(
 
 
 @_fake("norm_glu")
-def _(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    kind: str,
-    weights: list[Tensor],
-    formats: list[str],
-    biases: list[Tensor | None],
-    activation: str,
-) -> Tensor:
+def _(x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], *rest: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weights[0].shape[0]))
 
 
@@ -114,22 +98,9 @@ def norm_qkv(
 
 @_fake("norm_qkv")
 def _(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    kind: str,
-    weights: list[Tensor],
-    formats: list[str],
-    biases: list[Tensor | None],
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    start: int,
-    head_dim: int,
-    positions: Tensor | None = None,
-    step: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], formats: Any, biases: Any,
+    cos: Any, sin: Any, k_cache: Any, v_cache: Any, start: int, head_dim: int, *rest: Any,
+) -> Tensor:  # fmt: skip
     return x.new_empty((x.shape[0], weights[0].shape[0] // head_dim, x.shape[1], head_dim))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -182,22 +184,13 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cos: Any,
+    sin: Any,
+    k_cache: Any,
+    v_cache: Any,
     start: int,
     head_dim: int,
-    positions: Tensor | None = None,
-    step: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    kind: str = "llama",
-    rows: Tensor | None = None,
-    block_table: Tensor | None = None,
-    k_format: str | None = None,
-    v_format: str | None = None,
+    *rest: Any,
 ) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
 

@@ -9,6 +9,8 @@ its experts: pair t * k + j.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -99,17 +101,7 @@ def moe_glu(
 
 
 @_fake("moe_glu")
-def _(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    eps: float,
-    kind: str,
-    ids: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    format: str | None,
-    activation: str,
-) -> Tensor:
+def _(x: Tensor, norm_weight: Any, eps: float, kind: str, ids: Tensor, gate: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((*ids.shape, gate.shape[1]))
 
 
@@ -133,15 +125,7 @@ def moe_down(
 
 
 @_fake("moe_down")
-def _(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    weight: Tensor,
-    format: str | None = None,
-    residual: Tensor | None = None,
-    scale: float = 1.0,
-) -> Tensor:
+def _(x: Tensor, ids: Tensor, weights: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
@@ -171,7 +155,7 @@ def moe_linear(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, forma
 
 
 @_fake("moe_linear")
-def _(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, format: str | None = None) -> Tensor:
+def _(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((order.shape[0], weight.shape[1]))
 
 
@@ -183,7 +167,5 @@ def moe_combine(
 
 
 @_fake("moe_combine")
-def _(
-    x: Tensor, ids: Tensor, weights: Tensor, experts: int, residual: Tensor | None = None, scale: float = 1.0
-) -> Tensor:
+def _(x: Tensor, ids: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((ids.shape[0], x.shape[1]))
