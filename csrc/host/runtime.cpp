@@ -139,6 +139,10 @@ int msl_rt_launch(const msl_launch* launch, char* error, uint64_t error_bytes) {
   const uint64_t useful = std::min(state.ngroups, nthreads / kThreadsPerHelper);
   const auto helpers = static_cast<uint32_t>(std::min<uint64_t>(os_threads() - 1, useful > 0 ? useful - 1 : 0));
   const uint64_t chunk = std::max<uint64_t>(1, state.ngroups / ((helpers + 1) * kChunksPerThread));
-  Pool::instance().run([&](Runner& runner) { run_groups(state, runner, chunk); }, helpers);
+  const auto work = [&](Runner& runner) {
+    run_groups(state, runner, chunk);
+    runner.end();
+  };
+  Pool::instance().run(work, helpers);
   return state.failed ? report(state.error(), error, error_bytes) : 0;
 }

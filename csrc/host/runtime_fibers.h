@@ -40,7 +40,7 @@ MSL_INLINE void destroy(Context*) {}
 #if defined(MSL_ASAN) || defined(MSL_TSAN)
 constexpr bool kSanitized = true;
 void sanitizer_begin(Thread* thread);   // called in the OS thread's own fiber, for it and then for each thread
-void sanitizer_end(Thread* thread);     // the thread has finished
+void sanitizer_end(Thread* thread);     // after the last threadgroup of a launch
 void sanitizer_entered(Thread* thread); // called first on a new fiber
 void sanitizer_leave(Thread* to);       // called last on a fiber
 #else

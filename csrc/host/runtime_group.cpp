@@ -181,11 +181,12 @@ void Runner::run(const uint32_t at[3]) {
   }
   cursor_ = 0;
   switch_thread(&main_, queue_[0]->first);
-  if (kSanitized) {
-    happens_after(&end_token_);
-    for (uint32_t i = 0; i < nthreads; i++) sanitizer_end(&threads_[i]);
-  }
+  if (kSanitized) happens_after(&end_token_);
   free_locals();
+}
+
+void Runner::end() {
+  for (uint32_t i = 0; kSanitized && i < prepared_ * kLanes; i++) sanitizer_end(&threads_[i]);
 }
 
 void Runner::arrange_queue() {

@@ -18,6 +18,8 @@ public:
   void bind(LaunchState& state);
   // Runs the threadgroup at this position of the grid, to the end of all its threads.
   void run(const uint32_t at[3]);
+  // After the last one of the launch.
+  void end();
 
   Thread* next(Simdgroup* simdgroup);
   void* allocate_local(unsigned char* key, size_t bytes);
