@@ -48,10 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
     formats = options.some_of(args.formats, quant.FORMATS, "--formats")
     networks = options.some_of(args.networks, NETWORKS, "--networks")
-    holds, concurrent = (
-        _holds(args.holds),
-        [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent"),
-    )
+    holds = _holds(args.holds)
+    concurrent = [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent")
     found = machine.look(device, quick=args.quick, commit=args.commit)
     records: list[Record] = []
     for network in networks:
@@ -213,7 +211,8 @@ class Runs:
             )
         run = self._engines[key]
         run.cache.manager.forget()
-        before, vocabulary = dataclasses.replace(run.guesses), self.model.config.vocab_size // 2 // PERIOD * PERIOD
+        before = dataclasses.replace(run.guesses)
+        vocabulary = self.model.config.vocab_size // 2 // PERIOD * PERIOD
         sampling = {name: value for name, value in self.sampling.items() if name != "do_sample"} or {"temperature": 0}
         streams = [
             run.submit(

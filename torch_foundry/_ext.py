@@ -136,7 +136,8 @@ def add_metallibs(built: Path = BUILT) -> None:
     if environment("TORCH_FOUNDRY_METALLIB", ("1", "0")) == "0" or not manifest.is_file():
         return
     for level, made in json.loads(manifest.read_text()).items():
-        version, path = int(level.replace(".", "")) * 10, str(manifest.parent / made["library"])
+        version = int(level.replace(".", "")) * 10
+        path = str(manifest.parent / made["library"])
         torch.ops.torch_foundry._metal_library(version, path, list(made["texts"]), list(made["texts"].values()))
 
 

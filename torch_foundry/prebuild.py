@@ -54,7 +54,8 @@ def _linear(device: Device, dtype: torch.dtype, rows: int, name: str | None, sha
 def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape: Shape) -> None:
     """The ops that follow an RMSNorm in a decode step, for one token."""
     n, k = max(shape[0], 64), shape[1]
-    x, gain = torch.zeros(1, 1, k, dtype=dtype, device=device), torch.ones(k, dtype=dtype, device=device)
+    x = torch.zeros(1, 1, k, dtype=dtype, device=device)
+    gain = torch.ones(k, dtype=dtype, device=device)
     first, other = (_weight(device, dtype, name, (rows, k)) for rows in (n, 64))
     if op == "norm_glu":
         ops.norm_glu(x, gain, 1e-6, first, first.clone(), format=name)
@@ -73,7 +74,8 @@ def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape
 def _experts(device: Device, dtype: torch.dtype, name: str | None, shape: Shape) -> None:
     """A block of routed experts, for one token; its tiles, for packed weights."""
     n, k = max(shape[0], 64), shape[1]
-    x, gain = torch.zeros(1, k, dtype=dtype, device=device), torch.ones(k, dtype=dtype, device=device)
+    x = torch.zeros(1, k, dtype=dtype, device=device)
+    gain = torch.ones(k, dtype=dtype, device=device)
     weight = _weight(device, dtype, name, (2 * n, k)).view(2, n, -1)
     ids, weights = ops.moe_route(x, gain, 1e-6, torch.zeros(2, k, dtype=dtype, device=device), 1)
     ops.moe_glu(x, ids, weight, weight, norm_weight=gain, eps=1e-6, format=name)
@@ -91,12 +93,14 @@ def _embedding(device: Device, dtype: torch.dtype, name: str | None) -> None:
 
 
 def _norm(device: Device, dtype: torch.dtype, kind: str) -> None:
-    x, w = torch.zeros(1, 64, dtype=dtype, device=device), torch.ones(64, dtype=dtype, device=device)
+    x = torch.zeros(1, 64, dtype=dtype, device=device)
+    w = torch.ones(64, dtype=dtype, device=device)
     ops.rms_norm(x, w, 1e-6, kind=kind)
 
 
 def _add_norm(device: Device, dtype: torch.dtype) -> None:
-    x, w = torch.zeros(1, 64, dtype=dtype, device=device), torch.ones(64, dtype=dtype, device=device)
+    x = torch.zeros(1, 64, dtype=dtype, device=device)
+    w = torch.ones(64, dtype=dtype, device=device)
     ops.add_rms_norm(x, x.clone(), w, 1e-6)
 
 
@@ -114,7 +118,8 @@ def _argmax(device: Device, dtype: torch.dtype) -> None:
 
 
 def _sample(device: Device, dtype: torch.dtype, draw: bool, truncate: bool) -> None:
-    row, ids = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
+    row = torch.zeros(1, dtype=torch.int32, device=device)
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     ops.sample(
         torch.zeros(1, 64, dtype=dtype, device=device),
         torch.ones(18, device=device).view(torch.int32),  # a temperature of 1

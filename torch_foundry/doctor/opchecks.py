@@ -47,7 +47,9 @@ def norm_bound(truth: Tensor, dtype: torch.dtype, hidden: int, kind: str, residu
 def rms_norm(given: Given, device: Device = "cpu") -> None:
     """ops.rms_norm."""
     wide = double(given)
-    truth, stock, got = plain.rms_norm(**wide), plain.rms_norm(**given), ops.rms_norm(**on(given, device)).cpu()
+    truth = plain.rms_norm(**wide)
+    stock = plain.rms_norm(**given)
+    got = ops.rms_norm(**on(given, device)).cpu()
     assert_norm(got, truth, stock)
     assert_bound(got, truth, norm_bound(truth, got.dtype, got.shape[-1], given["kind"], wide["residual"]))
 
@@ -87,7 +89,9 @@ def linear_bound(given: Given, truth: Tensor) -> Tensor:
 
 def linear(given: Given, device: Device = "cpu") -> None:
     """ops.linear."""
-    truth, stock, got = plain.linear(**double(given)), plain.linear(**given), ops.linear(**on(given, device)).cpu()
+    truth = plain.linear(**double(given))
+    stock = plain.linear(**given)
+    got = ops.linear(**on(given, device)).cpu()
     assert_norm(got, truth, stock)
     assert_bound(got, truth, linear_bound(given, truth))
 

@@ -130,7 +130,8 @@ def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Wei
         key: Any = name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
         if match := EXPERT.match(name):
             module, index, matrix = match.groups()
-            slot, key = experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"], int(index)
+            slot = experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"]
+            key = int(index)
         if key in slot:
             raise LoadError("NAME_DUP", container.path, name, expected="one weight for a parameter", found="two")
         slot[key] = weight

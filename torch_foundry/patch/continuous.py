@@ -100,7 +100,8 @@ class Continuous:
 
     def attend(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
         """Rotate and store q, k and v [1, T, heads * head_dim]; the heads' results, [1, T, n_heads * head_dim]."""
-        return (self._in_place if self.in_place else self._gathered)(plan, q, k, v, mask, rotary)
+        attend = self._in_place if self.in_place else self._gathered
+        return attend(plan, q, k, v, mask, rotary)
 
     def _gathered(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
         spec = plan.spec
@@ -118,7 +119,8 @@ class Continuous:
         return ops.attention(q, keys, values, keys.shape[2], **options)
 
     def _in_place(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
-        spec, step, (keys, values) = plan.spec, self._step(), (self._pages(memory) for memory in self.memory)
+        spec, step = plan.spec, self._step()
+        keys, values = (self._pages(memory) for memory in self.memory)
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # each token a sequence of its own, as it has its own page
         cos, sin = (x.transpose(0, 1) for x in rotary) if spec.rope and rotary is not None else (None, None)
         heads = ops.rope_and_cache(
@@ -155,7 +157,8 @@ class Continuous:
 
     def _make_step(self, of: Tensor) -> Step:
         given, page, stride = self.arguments, self.page, self.stride
-        write, read = given["write_index"][self.group].long(), given["read_index"][self.group].long()
+        write = given["write_index"][self.group].long()
+        read = given["read_index"][self.group].long()
         longest = given.get("max_length_q", given.get("max_seqlen_q"))
         bound = int(_of_full(given.get("max_length_k", given.get("max_seqlen_k"))))
         ends_q, ends_k = of.long(), _of_full(given["cu_seq_lens_k"]).long()

@@ -138,7 +138,8 @@ def wrong_draws(tokens: Array, scores: Array, settings: Settings, u: Array) -> A
     """Rows whose token is not the oracle's, unless u, p or min-p lie within TOLERANCE of a boundary: int64 [n]."""
     rows = np.flatnonzero(draw(probabilities(scores, settings), u) != tokens)
     unknown = (tokens[rows] < 0) | (tokens[rows] >= scores.shape[1])
-    tokens, wrong = np.where((tokens < 0) | (tokens >= scores.shape[1]), 0, tokens), np.ones(len(rows), dtype=bool)
+    tokens = np.where((tokens < 0) | (tokens >= scores.shape[1]), 0, tokens)
+    wrong = np.ones(len(rows), dtype=bool)
     for slack in (0.0, TOLERANCE, -TOLERANCE):
         probs = probabilities(scores[rows], settings, slack)
         own = np.take_along_axis(probs, tokens[rows, None], -1)[:, 0]

@@ -170,7 +170,8 @@ def _decoder(decoder: Any) -> Callable[[], _Decoder]:
     if kinds == ["ByteLevel"]:
         return _Bytes
     if kinds == ["Metaspace"]:
-        letter, prefixed = steps[0]["replacement"], steps[0].get("prepend_scheme", "always") != "never"
+        letter = steps[0]["replacement"]
+        prefixed = steps[0].get("prepend_scheme", "always") != "never"
         return lambda: _Metaspace(letter, prefixed)
     replace = []
     while kinds[:1] == ["Replace"] and "String" in steps[0]["pattern"]:

@@ -99,7 +99,8 @@ def _pre(vocabulary: Vocabulary, path: str | os.PathLike[str]) -> Pre:
         warnings.warn(f"{path}: tokenizer.ggml.pre is absent; text is split as by old converters", stacklevel=3)
         return PRE["default"]
     if vocabulary.pre not in PRE:
-        known, found = f"{', '.join(FIRST)} or another name of one of these", repr(vocabulary.pre[:80])
+        known = f"{', '.join(FIRST)} or another name of one of these"
+        found = repr(vocabulary.pre[:80])
         raise LoadError("TOKENIZER", path, "tokenizer.ggml.pre", expected=known, found=found)
     return PRE[vocabulary.pre]
 

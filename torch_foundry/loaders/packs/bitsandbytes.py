@@ -49,7 +49,9 @@ def _weight(parts: Parts, base: str, kind: str, used: set[str]) -> Weight:
     """used: gets the names of the tensors that belong to it."""
     info, state = parts.part(base, ("u8",)), f"{base}{_STATE}{kind}"
     described = _describe(parts, state)
-    shape, size, nested = described["shape"], described["blocksize"], "nested_blocksize" in described
+    shape = described["shape"]
+    size = described["blocksize"]
+    nested = "nested_blocksize" in described
     count = math.prod(shape)
     if kind not in _KINDS or described.get("quant_type") != kind:
         raise _bad(parts, state, " or ".join(_KINDS), reprlib.repr(described.get("quant_type")))
