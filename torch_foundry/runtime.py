@@ -7,8 +7,9 @@ import functools
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -137,14 +138,8 @@ def host_options(
     if threads is not None and not 0 <= threads <= 4 * (os.cpu_count() or 1) + 64:
         raise ValueError(f"threads={threads}: expected 0 (all cores) or a small positive number")
     before = _options
-    _apply(
-        _HostOptions(
-            before.lane_order if lane_order is None else lane_order,
-            before.seed if seed is None else seed,
-            before.threads if threads is None else threads,
-            before.strict if strict is None else strict,
-        )
-    )
+    given: dict[str, Any] = {"lane_order": lane_order, "seed": seed, "threads": threads, "strict": strict}
+    _apply(replace(before, **{name: value for name, value in given.items() if value is not None}))
     try:
         yield
     finally:

@@ -49,8 +49,13 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], caption: str) -> st
 def _lengths(values: list[float]) -> list[float]:
     """From 0.05 to 1, by logarithm; 0 for what is 0, 1 for what is infinite."""
     logs = [math.log(v) for v in values if 0 < v < math.inf]
-    low, span = (min(logs), max(logs) - min(logs)) if logs else (0.0, 0.0)
-    return [
-        0.0 if not v > 0 else 1.0 if v == math.inf or not span else 0.05 + 0.95 * (math.log(v) - low) / span
-        for v in values
-    ]
+    low, high = min(logs, default=0.0), max(logs, default=0.0)
+
+    def length(value: float) -> float:
+        if not value > 0:
+            return 0.0
+        if value == math.inf or low == high:
+            return 1.0
+        return 0.05 + 0.95 * (math.log(value) - low) / (high - low)
+
+    return [length(value) for value in values]
