@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.sampling.draws import MIXED, drawing
 from tests.sampling.test_state import device_of
-from torch_foundry import record
+from torch_foundry import ops, record
 from torch_foundry.sampling import Sampler, Settings, Slots
 
 V, CAPACITY = 700, 24
@@ -116,8 +116,12 @@ def test_a_tape_serves_requests_of_one_structure(request: pytest.FixtureRequest)
         assert slots.ids[place, : len(expected)].tolist() == expected
 
 
-def test_what_would_be_chosen() -> None:
+@pytest.mark.parametrize("at_once", [4, 64])
+def test_what_would_be_chosen(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens of rows at once are those of steps, and the rows are as they were."""
+    monkeypatch.setattr("torch_foundry.sampling.slots.PEEKED", at_once * (8 * CAPACITY + V))
+    calls, sample = [], ops.sample
+    monkeypatch.setattr(ops, "sample", lambda x, *given, **named: calls.append(len(x)) or sample(x, *given, **named))
     kinds = ("greedy", "nucleus", "plain")
     slots = Slots(4, capacity=CAPACITY, vocab_size=V, device="cpu")
     for place, kind in enumerate(kinds):
@@ -131,6 +135,7 @@ def test_what_would_be_chosen() -> None:
         tokens, errors = slots.peek(logits, rows, lengths)
         assert tokens.tolist() == [texts[row][length] for row, length in zip(rows, lengths, strict=True)]
         assert not errors.any()
+    assert max(calls) == min(at_once, 6), "memory is bounded"
     assert all(torch.equal(t, getattr(slots, name)) for name, t in before.items())
     slots.seek([1, 0], [len(prompt_of(1)) + 2, len(prompt_of(0)) + 3])
     slots.step(torch.stack([logits_of(0, 3), logits_of(1, 2)]))

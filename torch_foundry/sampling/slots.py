@@ -11,6 +11,8 @@ from torch_foundry import ops
 from torch_foundry.sampling.sampler import PARAMS, check_errors, params_of, rules_of
 from torch_foundry.sampling.settings import Settings
 
+PEEKED = 1 << 26  # bytes, at most, of what `peek` copies at a time
+
 
 class Slots:
     """Rows that requests come to and leave; a step is taken by any rows that lie side by side.
@@ -120,6 +122,11 @@ class Slots:
 
         logits: [n, V]. A row may come several times. Nothing of a row changes; for settings that don't count tokens.
         """
+        most = max(1, PEEKED // (8 * self.capacity + self.vocab_size))
+        if len(rows) > most:
+            parts = [slice(at, at + most) for at in range(0, len(rows), most)]
+            found = [self.peek(logits[part], rows[part], lengths[part]) for part in parts]
+            return torch.cat([tokens for tokens, _ in found]), torch.cat([errors for _, errors in found])
         kinds = [kind for row in set(rows) if (kind := self.settings[row]) is not None]
         if any(kind.counts_tokens for kind in kinds):
             raise ValueError("peek: what may come next depends on the tokens before it")
