@@ -4,10 +4,17 @@
 
 namespace foundry {
 
+// As an element of a dense row. What is finite stays so: numbers that are too large for a half are cut, as those of
+// packed rows are.
+template <typename E> METAL_FUNC E narrowed(float x) { return E(x); }
+template <> METAL_FUNC half narrowed<half>(float x) {
+  return half(metal::isfinite(x) ? metal::clamp(x, -65504.0f, 65504.0f) : x);
+}
+
 template <typename E> struct DenseOut {
   using unit = E;
   static METAL_FUNC void store(device E* row, threadgroup const float* x, uint columns, uint lane) {
-    for (uint i = lane; i < columns; i += simd_width) row[i] = E(x[i]);
+    for (uint i = lane; i < columns; i += simd_width) row[i] = narrowed<E>(x[i]);
   }
 };
 

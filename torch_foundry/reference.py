@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_foundry.quant import dequantize
-from torch_foundry.quant.kv import pack_rows, unpack_rows
+from torch_foundry.quant.kv import narrowed, pack_rows, unpack_rows
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def rope_and_cache(
     new_k = _rotate(k.reshape(b, length, heads, head_dim).transpose(1, 2), cos, sin)
     new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
     for cache, new, name in ((k_cache, new_k, k_format), (v_cache, new_v, v_format)):
-        new = new.to(cache.dtype) if name is None else pack_rows(new, name)
+        new = narrowed(new, cache.dtype) if name is None else pack_rows(new, name)
         if rows is None and block_table is None:
             cache[:, :, start : start + length] = new
             continue

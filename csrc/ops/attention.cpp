@@ -1,4 +1,7 @@
 #include "attention.h"
+
+#include <cmath>
+
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "core/tuning.h"
@@ -191,7 +194,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   }
   TORCH_CHECK(kv_len >= 0 && kv_len <= capacity, "kv_len: expected 0 to the capacity of ", capacity, ", got ", kv_len);
   TORCH_CHECK(window >= 0, "window: expected 0 (none) or a positive number of keys, got ", window);
-  TORCH_CHECK(softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
+  TORCH_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
+  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   if (mask) check_mask(*mask, q, kv_len);
   if (kv_start) check("kv_start", *kv_start).device(q).dtype({at::kInt}).shape({B}).contiguous();
   if (step) check("step", *step).device(q).dtype({at::kInt}).shape({2}).contiguous();

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import torch_foundry
 from tests.patch.zoo import config, ids, random_model
-from torch_foundry import demo_model, ops
+from torch_foundry import counters, demo_model, ops
 from torch_foundry.demo_model.evaluate import held_out_sample, perplexity
 from torch_foundry.kvcache.adopt import new_cache
 from torch_foundry.kvcache.buffer import LARGEST, GrowingBuffer
@@ -191,6 +191,22 @@ def test_models_compute_with_what_is_stored(name: str, options: dict[str, Any], 
     seen = torch_foundry.report(model)
     assert not seen.fallbacks, str(seen)
     assert "recorded" in str(seen) or is_in_torch_dispatch_mode(), str(seen)  # the mock of mps is one: no tapes there
+
+
+@torch.no_grad()
+def test_rows_are_packed_and_unpacked_inside_other_launches() -> None:
+    """Rotation and the write to the cache are a launch of their own then, and that is all."""
+    launches = []
+    for kind in (None, "q8_0", "q4_0"):
+        model = torch_foundry.patch(random_model(config("LlamaConfig")), kv_cache=kind)
+        cache = DynamicCache()
+        model(ids(1, 20), past_key_values=cache)
+        model(ids(1, 1), past_key_values=cache)
+        before = counters().launches
+        model(ids(1, 1), past_key_values=cache)
+        launches.append(counters().launches - before)
+    layers = 2
+    assert launches == [launches[0], launches[0] + layers, launches[0] + layers]
 
 
 @pytest.mark.parametrize("way", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"pad": True}], ids=str)

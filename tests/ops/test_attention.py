@@ -327,7 +327,10 @@ def test_bad_inputs() -> None:
     refuse(r"q: expected a multiple of kv_heads=2 heads", q=q[:, :3])
     refuse(r"kv_len: expected 0 to the capacity of 128, got 129", kv_len=129)
     refuse(r"window: expected 0 \(none\)", window=-1)
-    refuse(r"softcap: expected 0 \(none\)", softcap=-1.0)
+    for wrong in (-1.0, torch.inf, torch.nan):
+        refuse(r"softcap: expected 0 \(none\)", softcap=wrong)
+        if wrong != -1.0:
+            refuse("scale: expected a finite number", scale=wrong)
     refuse(r"mask: expected dtype Bool or Float", mask=torch.ones(1, 1, 1, 100, dtype=torch.int32))
     refuse(r"mask: expected at least kv_len=100 columns", mask=torch.ones(1, 1, 1, 99))
     refuse(r"mask: expected \[2 or 1, 4 or 1, 1 or 1, >=100\]", mask=torch.ones(3, 1, 1, 100))

@@ -108,6 +108,20 @@ def test_caches_of_another_dtype() -> None:
     kit.assert_equal(mine["v_cache"], dense["v_cache"].bfloat16())
 
 
+def test_numbers_too_large_for_f16_are_cut() -> None:
+    """As in packed caches: a cache of halves makes no infinity of what is none."""
+    given = inputs(Case(tokens=4, rotary=0), F32)
+    given["k"][0, 0, :4] = torch.tensor([7e4, -1e38, torch.inf, torch.nan])
+    mine = own(given)
+    mine["k_cache"], mine["v_cache"] = mine["k_cache"].half(), mine["v_cache"].half()
+    expected = {**own(given), "k_cache": mine["k_cache"].clone(), "v_cache": mine["v_cache"].clone()}
+    ops.rope_and_cache(**mine)
+    plain.rope_and_cache(**expected)
+    torch.testing.assert_close(mine["k_cache"], expected["k_cache"], rtol=0, atol=0, equal_nan=True)
+    row = mine["k_cache"][0, 0, 5, :4]
+    assert row[:3].tolist() == [65504.0, -65504.0, torch.inf] and row[3].isnan()
+
+
 ROWS = [[0, 3], [37, 2], [15, 3], [9, 0]]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_foundry.quant.kv import BITS, pack_rows, row_bytes, unpack_rows
+from torch_foundry.quant.kv import BITS, narrowed, pack_rows, row_bytes, unpack_rows
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 NAMES = (*DENSE, *BITS)
@@ -36,7 +36,7 @@ def width_of(columns: int, name: str | None, dtype: torch.dtype) -> tuple[int, t
 
 def stored(x: torch.Tensor, name: str) -> torch.Tensor:
     """x [..., D] as it is stored."""
-    return x.to(DENSE[name]) if name in DENSE else pack_rows(x, name)
+    return narrowed(x, DENSE[name]) if name in DENSE else pack_rows(x, name)
 
 
 def unstored(data: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -14,6 +14,13 @@ BITS = {"q8_0": 8, "q4_0": 4}
 LARGEST = 65504.0  # of f16
 
 
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as `dtype`; what is finite stays so: numbers that are too large for float16 are cut."""
+    if dtype == torch.float16 and x.dtype != dtype:
+        x = torch.where(x.isfinite(), x.clamp(-LARGEST, LARGEST), x)
+    return x.to(dtype)
+
+
 def row_bytes(columns: int, name: str) -> int:
     """Bytes of a row of `columns` elements, a multiple of 16, in the format `name`."""
     return (columns * BITS[name] // 8 + 2 * -(-columns // BLOCK) + 3) // 4 * 4
