@@ -8,19 +8,17 @@
 
 using MockConstants = std::map<unsigned, foundry::Constant>;
 
-@interface MockLibrary : MockObject <MTLLibrary> {
+@interface MockLibrary : MockLabelled <MTLLibrary> {
 @public
   std::vector<std::shared_ptr<const mock::Program>>* programs; // one for each file that a metallib was linked of
-  NSString* label;
 }
 @end
 
-@interface MockFunction : MockObject <MTLFunction> {
+@interface MockFunction : MockLabelled <MTLFunction> {
 @public
   std::shared_ptr<const mock::Program>* program;
   const mock::ProgramKernel* kernel; // in the program
   MockConstants* constants;
-  NSString* label;
 }
 @end
 
@@ -36,10 +34,9 @@ using MockConstants = std::map<unsigned, foundry::Constant>;
 }
 @end
 
-@interface MockArchive : MockObject <MTLBinaryArchive> {
+@interface MockArchive : MockLabelled <MTLBinaryArchive> {
 @public
   std::set<std::string>* kernels; // identities
-  NSString* label;
 }
 @end
 

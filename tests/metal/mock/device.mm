@@ -120,17 +120,10 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 @implementation MockLibrary
 - (void)finish {
   delete programs;
-  [label release];
+  [super finish];
 }
 - (id<MTLDevice>)device {
   return mock::device();
-}
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
 }
 - (NSArray<NSString*>*)functionNames {
   NSMutableArray* names = [NSMutableArray array];
@@ -164,20 +157,13 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 - (void)finish {
   delete program;
   delete constants;
-  [label release];
+  [super finish];
 }
 - (id<MTLDevice>)device {
   return mock::device();
 }
 - (NSString*)name {
   return mock::nsstring(kernel->name);
-}
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
 }
 - (MTLFunctionType)functionType {
   return MTLFunctionTypeKernel;
@@ -214,17 +200,10 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
 @implementation MockArchive
 - (void)finish {
   delete kernels;
-  [label release];
+  [super finish];
 }
 - (id<MTLDevice>)device {
   return mock::device();
-}
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
 }
 - (BOOL)addComputePipelineFunctionsWithDescriptor:(MTLComputePipelineDescriptor*)descriptor error:(NSError**)error {
   kernels->insert(mock::identity(descriptor));

@@ -8,10 +8,9 @@ namespace mock {
 struct IcbState;
 }
 
-@interface MockIcb : MockObject <MTLIndirectCommandBuffer> {
+@interface MockIcb : MockLabelled <MTLIndirectCommandBuffer> {
 @public
   mock::IcbState* own;
-  NSString* label;
 }
 @end
 

@@ -176,17 +176,10 @@ void set_dispatch(MockIcbCommand* given, MTLSize size, MTLSize group, MTLIndirec
     mock::note("freed-object", "an indirect command buffer was released before the GPU has run it");
   // stays in memory, as this object does: executions that were encoded point to it
   own->commands.clear();
-  [label release];
+  [super finish];
 }
 - (id<MTLDevice>)device {
   return mock::device();
-}
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
 }
 - (NSUInteger)size {
   return own->commands.size();

@@ -18,16 +18,12 @@ struct Load {
 
 } // namespace
 
-@interface MockIoQueue : MockObject <MTLIOCommandQueue> {
-@public
-  NSString* label;
-}
+@interface MockIoQueue : MockLabelled <MTLIOCommandQueue>
 @end
 
-@interface MockIoFile : MockObject <MTLIOFileHandle> {
+@interface MockIoFile : MockLabelled <MTLIOFileHandle> {
 @public
   int fd;
-  NSString* label;
 }
 @end
 
@@ -41,32 +37,15 @@ struct Load {
 @end
 
 @implementation MockIoQueue
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
-}
-- (void)finish {
-  [label release];
-}
 - (id<MTLIOCommandBuffer>)commandBuffer {
   return [[MockIoCommands alloc] autorelease];
 }
 @end
 
 @implementation MockIoFile
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
-}
 - (void)finish {
   close(fd);
-  [label release];
+  [super finish];
 }
 @end
 

@@ -18,11 +18,18 @@
 - (void)finish; // what dealloc would do
 @end
 
-@interface MockBuffer : MockObject <MTLBuffer> {
+@interface MockLabelled : MockObject {
+@public
+  NSString* label;
+}
+- (NSString*)label;
+- (void)setLabel:(NSString*)text;
+@end
+
+@interface MockBuffer : MockLabelled <MTLBuffer> {
 @public
   uint8_t* bytes;
   NSUInteger length;
-  NSString* label;
   BOOL foreign; // the memory isn't the buffer's own
   void (^deallocator)(void*, NSUInteger);
 }

@@ -43,6 +43,19 @@
 
 @end
 
+@implementation MockLabelled
+- (NSString*)label {
+  return label;
+}
+- (void)setLabel:(NSString*)text {
+  [label autorelease];
+  label = [text copy];
+}
+- (void)finish {
+  [label release];
+}
+@end
+
 // Every object that is autoreleased has to have a pool: a thread of Python's has none, and the object would leak.
 @implementation NSObject (MockAutorelease)
 - (id)autorelease {
@@ -67,7 +80,7 @@
     free(bytes);
   }
   bytes = nullptr;
-  [label release];
+  [super finish];
 }
 - (void*)contents {
   MOCK_RULE("freed-object", !dead, "contents of a buffer after its last release");
@@ -82,13 +95,6 @@
 }
 - (MTLStorageMode)storageMode {
   return mock::settings().private_memory && !foreign ? MTLStorageModePrivate : MTLStorageModeShared;
-}
-- (NSString*)label {
-  return label;
-}
-- (void)setLabel:(NSString*)text {
-  [label autorelease];
-  label = [text copy];
 }
 
 @end
