@@ -1,7 +1,7 @@
-"""Memory of a token in each kind of KV cache: python -m benchmarks.bench_cache [--picture FILE.svg].
+"""Memory per token in each kind of KV cache: python -m benchmarks.bench_cache [--picture FILE.svg].
 
-Bytes of the memory that a cache of all layers has allocated, over the tokens that it holds. No model is needed: layers
-are asked for room as a forward pass asks.
+Divides the bytes that a cache has allocated for all layers by the tokens that it holds. No model is needed: layers are
+asked for room as a forward pass does.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ KINDS = (
 
 
 def allocated(config: Any, kind: Kind, tokens: int) -> int:
-    """Bytes of a cache for one sequence of so many tokens, the last of which came alone, after a prompt; as generate()
-    has it, which knows how many will come. Of pages: those that the sequence owns."""
+    """Bytes of a cache for one sequence of so many tokens: a prompt, then one token. As in generate(), the cache is
+    told how many tokens will come. Of pages, those that the sequence owns.
+    """
     shape, device = (1, config.num_key_value_heads, config.head_dim), torch.device("cpu")
     cache: DynamicCache | PagedCache
     if kind.paged:

@@ -1,13 +1,13 @@
-"""Guessing ahead by prompt lookup: tokens a second beside the same texts without guesses, by how often guesses hold.
+"""Guessing ahead: tokens per second with and without guesses, by how predictable the text is.
 
 python -m benchmarks.bench_guesses --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --holds 1,0.9,0.7,0.5
 
-Networks: `repeating` has a model's shapes and a text that repeats itself by construction (see `repeating`): the part of
-tokens that are as they were before is what --holds says. `random` has random weights, behind a prompt that repeats
-itself. `demo` is the bundled model, with its draft as well. Whole calls of generate() count, but for the first token;
-of an engine with --concurrent requests, each with a circle of its own, all tokens after each one's first. Records go to
-guesses.jsonl in --out. A text with guesses has to be the one without, token for token; if not, its row is invalid: exit
-code 1.
+Networks: `repeating` has a model's shapes and, by construction, a text that repeats itself (see `repeating`); --holds
+is the fraction of tokens that are the same as the time before. `random` has random weights and a prompt that repeats
+itself. `demo` is the bundled model, also with its draft. A whole call of generate() is timed, except for the first
+token; of an engine with --concurrent requests, each with a repeating text of its own, all tokens but the first of each.
+Records go to guesses.jsonl in --out. A text with guesses must equal the one without, token for token; otherwise its row
+is invalid and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def _draft(model: Any) -> Any:
 
 
 def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> Any:
-    """A network of a model's shapes, all of it computed, whose text goes round in circles of PERIOD tokens.
+    """A network with a model's shapes, all of it computed, whose text repeats itself every PERIOD tokens.
 
-    Rows of the output layer are those of the embedding, moved on by one token: what was read decides what comes next,
-    as the layers add little to the residual stream. Tokens of the vocabulary's second half are read like those of the
-    first, and may come in their places with SECOND of the logit: a draw among the two best at a temperature decides how
-    often (`Runs`).
+    The rows of the output layer are those of the embedding, shifted by one token. As the layers add little to the
+    residual stream, the token that was read decides which one comes next. Tokens of the vocabulary's second half are
+    read like those of the first half and have SECOND times their logits; a draw among the best two, at a suitable
+    temperature, decides how often the text departs from the repetition (`Runs`).
     """
     network = build(dataclasses.replace(model, tie_word_embeddings=False), "f16", device, seed=seed)
     network = network.to(DTYPES.get(fmt, torch.float16))
@@ -151,7 +151,7 @@ class Runs:
             self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
 
     def rows(self, way: str, source: str, run: Callable[[int], Ran]) -> Iterator[Record]:
-        """Without guesses, and with; the records still lack what they have in common."""
+        """Records without guesses and with; the caller fills in what they have in common."""
         expected, plain, _ = self._measured(run, 0)
         texts, times, extra = self._measured(run, self.args.guesses)
         for name, seconds, more in ((way, plain, {}), (f"{way}, {source}", times, extra)):
@@ -170,7 +170,7 @@ class Runs:
             )
 
     def _measured(self, run: Callable[[int], Ran], guesses: int) -> tuple[list[list[int]], list[float], dict[str, Any]]:
-        """Texts, seconds a token of each run, and what became of guesses in the last one."""
+        """Texts, seconds per token of each run, and what became of guesses in the last run."""
         for _ in range(WARM):
             run(guesses)
         taken = [run(guesses) for _ in range(self.args.iterations)]
@@ -202,7 +202,7 @@ class Runs:
         return out[0, len(self.prompt) :].tolist(), self._now() - start
 
     def engine(self, requests: int, guesses: int) -> Ran:
-        """Of an engine that is kept, as its steps are recorded."""
+        """The same in an engine, which is kept because its steps are recorded."""
         key = requests, guesses
         if key not in self._engines:
             blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)

@@ -1,9 +1,9 @@
-"""Loading a GGUF file that the page cache holds: seconds, against reading it once, and memory beyond its weights.
+"""Loading a GGUF file from the page cache: time compared with reading it once, and memory beyond its weights.
 
 python -m benchmarks.bench_load --formats q4_k,q8_0,f16 --gigabytes 1
 
-Every load is checked: the bytes of its weights are the file's. Each row runs in a process of its own, and says the
-least of --rounds.
+After every load the weights are compared with the file, byte by byte. Each row runs in a process of its own and reports
+the minimum of --rounds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measured(file: str, fmt: str, mmap: bool, device: str, rounds: int) -> dict[
 
 
 def _timed(what: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What it returns, its seconds, and the seconds of CPUs that it took: on a busy machine these tell more."""
+    """The result of a call, its seconds, and the seconds of CPU time that it took, which say more on a busy machine."""
     start, cpu = time.perf_counter(), time.process_time()
     result = what()
     return result, time.perf_counter() - start, time.process_time() - cpu

@@ -1,9 +1,9 @@
-"""The same shapes on other engines: MLX, mlx_lm and llama.cpp (llama-cpp-python), each where it is installed.
+"""The same shapes on other engines: MLX, mlx_lm and llama.cpp (llama-cpp-python), where they are installed.
 
 python -m benchmarks.bench_peers --models qwen2.5-0.5b --formats f16,q8_0,q4_0 --peers mlx-ops,llama.cpp
 
-Records go to peers.jsonl in --out. An engine that is missing makes a row with the reason. Products are held against
-float64, models against stock Hugging Face with the same weights; rows that fail are invalid and the exit code is 1.
+Records go to peers.jsonl in --out. If an engine is missing, its row has the reason. Products are compared with float64,
+models with stock Hugging Face on the same weights; rows that fail are invalid and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Many requests at a time: tokens a second beside those of one request.
+"""Many requests at a time: tokens per second, compared with one request.
 
 python -m benchmarks.bench_serving --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --concurrent 1,8,32
 
-Requests come all at once, with prompts of one length; or one after the other (`arriving`), prompts and answers of many
-lengths, to an engine that has been at work before. Records go to serving.jsonl in --out. An engine's answers have to be
-those of requests alone, but for tokens that are as good as equal to the model. A row that isn't right is invalid:
-exit code 1.
+Requests come all at once with prompts of equal length, or one after the other (`arriving`) with prompts and answers of
+many lengths, to an engine that is already at work. Records go to serving.jsonl in --out. An engine's answers must equal
+those of single requests, except where two tokens are nearly equally likely; otherwise the row is invalid and the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Timed = tuple[list[list[int]], float]  # answers, seconds a token
 
 @dataclass(frozen=True)
 class Way:
-    """A row: what is run, and what it is compared with. extra: what the last run has left there."""
+    """What a row measures, and what its answers are compared with. extra: further figures of the last run."""
 
     name: str
     shape: dict[str, Any]
@@ -118,7 +118,7 @@ class Runs:
         return answers, seconds / (sum(map(len, answers)) - early)
 
     def arriving(self, count: int, longest: int) -> Way:
-        """Requests that come while others are answered; the time is that of everything, from the first one's coming."""
+        """Requests that arrive while others are answered. Timed from the arrival of the first one to the last token."""
         prompts = [self._draw(n) for n in self._lengths(count, longest)]
         tokens = self._lengths(count, self.tokens)
         engine = Engine(self.model, requests=count)

@@ -1,4 +1,4 @@
-"""What a case of an op is, and what has to be known of an op to measure it."""
+"""A case of an op, and what must be known of an op to measure it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Case:
         return DTYPES.get(self.format, torch.float16)
 
     def shape(self) -> dict[str, Any]:
-        """What tells it from other cases of the op."""
+        """What distinguishes it from other cases of the op."""
         fields = {"rows": self.rows, "n": self.n, "k": self.k, "heads": "/".join(map(str, self.heads))}
         shown = {name: value for name, value in fields.items() if value and value != "0/0/0"}
         return {"at": self.where, **shown, **({"in": self.layout} if self.layout != "2d" else {})}

@@ -1,4 +1,4 @@
-"""Generation with one model in one way: its times, its tokens, and whether these are right."""
+"""Generation with one model in one way: its times, its tokens, and whether they are right."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def generate(network: Network, ids: Tensor, new: int, **options: Any) -> Tensor:
 
 
 def time_generation(network: Network, way: Way, ids: Tensor, cell: Cell, iterations: int) -> Generated:
-    """Times of generate(), by the CPU's clock: it is what a user waits for.
+    """Times of generate() by the CPU's clock, as a user sees it.
 
-    An iteration generates one token, then all: the difference is that of decoding. Whether single steps may be believed
-    is looked at in a run of its own, as streaming makes every step wait.
+    An iteration generates one token, then all; the difference is the time of decoding. Single steps are examined in a
+    run of their own, because streaming makes every step wait.
     """
     device = ids.device
 
@@ -128,11 +128,12 @@ STRICT = "the greedy tokens of HF eager"
 
 @torch.no_grad()
 def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tensor | None) -> Parity:
-    """Whether `got` is right. `network` is the stock model; `expected` HF eager's tokens, or None (packed weights).
+    """Whether `got` is right. `network` is the stock model; `expected` are HF eager's tokens, or None for packed
+    weights.
 
-    The same tokens are. In float32 nothing else is. Otherwise rounding may decide between tokens: each one must lie, in
-    the stock model's logits for the very same sequence, within rounding of the largest; and no stage of a patched model
-    may be out of line (`torch_foundry.compare`), with the same packed weights on both sides.
+    Equal tokens are right; in float32 nothing else is. In other dtypes rounding may decide between tokens: each one
+    must lie, in the stock model's logits for the same sequence, within rounding of the largest; and no stage of a
+    patched model may be out of line (`torch_foundry.compare`, with the same packed weights on both sides).
     """
     dtype, expected = network.dtype, expected if way.rank == 1 else None
     if expected is not None and torch.equal(got, expected):

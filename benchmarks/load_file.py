@@ -1,4 +1,4 @@
-"""Large GGUF files of a Llama without meaning, to measure loading with."""
+"""Large GGUF files of a Llama with random weights, to measure loading with."""
 
 from __future__ import annotations
 

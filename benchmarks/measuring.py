@@ -1,4 +1,4 @@
-"""One case of one op: its result against float64, then its time beside stock torch's."""
+"""One case of one op: its result compared with float64, then its time beside that of stock torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COPIES = 512  # of a case's inputs, at most
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done for one figure. cache_bytes: of inputs that calls go through in turn."""
+    """How much is done for one figure. cache_bytes: size of the inputs that calls use in turn."""
 
     cache_bytes: int
     rounds: int = 20
@@ -76,7 +76,7 @@ def measure(case: Case, op: Op, device: torch.device, machine: Machine, effort: 
 
 
 def check(op: Op, case: Case, given: Given, meant: Given) -> tuple[tuple[Tensor, ...], Parity]:
-    """The op's result, and whether it is right: against float64 on the CPU or, as it has float64, on CUDA."""
+    """The op's result, and whether it is right: compared with float64 on the CPU, or on CUDA, which has float64."""
     got = _several(op.run(**_clone(given), format=case.format))
     device = got[0].device
     where = device if device.type == "cuda" else torch.device("cpu")
@@ -156,7 +156,7 @@ def _time_ours(
 
 
 def _time_stock(run: Callable[..., Any], given: Given, device: torch.device, effort: Effort) -> tuple[Times, str]:
-    """Times of stock torch's calls, and how: as a CUDA graph where it can be captured, so that neither pays Python."""
+    """Times of stock torch's calls: as a CUDA graph if it can be captured, so that neither side pays for Python."""
     turns = _turns(_copies(given, effort.cache_bytes))
 
     def calls() -> None:

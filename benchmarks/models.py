@@ -1,4 +1,4 @@
-"""The models whose shapes are measured: configurations as published, weights random."""
+"""The models whose shapes are measured: published configurations with random weights."""
 
 from __future__ import annotations
 
