@@ -113,6 +113,8 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
     left out silently.
     """
     tape = Tape()
+    if getattr(_recording, "tape", None) is None:
+        _recording.tape = tape  # before it starts: an interrupt may come right behind that
     tape._tape.start()
     _recording.tape = tape
     try:
@@ -120,7 +122,8 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
             torch._C._push_on_torch_dispatch_stack(_OnlyLaunches())
         yield tape
     finally:
-        abandon()
+        if _recording.tape is tape:  # else it was abandoned, and this comes with the garbage
+            abandon()
     for seen in _watching:
         seen.append(tape)
 
@@ -128,8 +131,9 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
 def abandon() -> None:
     """End the recording that this thread is in, if it is in one: an interrupt may have left it behind."""
     if (tape := getattr(_recording, "tape", None)) is not None:
+        with contextlib.suppress(RuntimeError):  # it has not begun, or has ended
+            tape._tape.stop()
         _recording.tape = None
-        tape._tape.stop()
     while (depth := torch._C._len_torch_dispatch_stack()) and isinstance(
         torch._C._get_dispatch_stack_at(depth - 1), _OnlyLaunches
     ):

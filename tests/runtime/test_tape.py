@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import torch_foundry
 from torch_foundry import ops, runtime
@@ -217,3 +218,42 @@ def test_recordings_are_seen(given: Given) -> None:
     with torch_foundry.record():
         block(*given)
     assert outer == inner == [tape]
+
+
+def test_a_recording_that_nobody_ended(given: Given) -> None:
+    """An interrupt came before its end could: it is ended by `abandon`, and not once more with the garbage."""
+    left = torch_foundry.record()
+    left.__enter__()
+    with pytest.raises(RuntimeError, match="already recording"), torch_foundry.record():
+        pass
+    tapes.abandon()
+    tapes.abandon()
+    assert torch.ones(2).sum() == 2, "ops of torch are refused no more"
+    with torch_foundry.record() as tape:
+        block(*given)
+        del left
+        gc.collect()
+        block(*given)
+    assert len(tape) == 4
+    assert torch.ones(2).sum() == 2
+
+
+def test_recording_in_two_threads_at_a_time(given: Given) -> None:
+    """The one that begins last ends last, and leaves no flag of torch's behind, which would be the whole process's."""
+    inside, over, lengths = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with torch_foundry.record() as tape:
+            block(*given)
+            inside.set()
+            over.wait(60)
+        lengths.append(len(tape))
+
+    thread = threading.Thread(target=other)
+    with torch_foundry.record() as tape:
+        thread.start()
+        inside.wait(60)
+        block(*given)
+    over.set()
+    thread.join()
+    assert lengths == [len(tape)] == [2] and not is_in_torch_dispatch_mode()
