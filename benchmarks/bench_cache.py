@@ -15,9 +15,9 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.chart import bars
 from torch_foundry.kvcache.adopt import expect, new_cache
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.quality.picture import bars
 
 # the shapes that matter of Llama 3.2 1B and Gemma 3 1B; four of five of Gemma's layers see 512 tokens
 MODELS = {

@@ -44,9 +44,10 @@ ALLOWED: dict[str, set[str]] = {
     "session": {"loaders"},
     "patch": MODELS | {"support"},
     "decode": MODELS | {"patch", "sampling", "tape"},
-    "profiling": MODELS | {"decode", "doctor", "patch", "sampling", "tape"},
+    "profiling": MODELS | {"chart", "decode", "doctor", "patch", "sampling", "tape"},
     "demo_model": set(),
-    "quality": set(),
+    "chart": set(),
+    "quality": {"chart"},
     "cli": MODELS
     | {
         "loading",
