@@ -15,10 +15,10 @@ Row = dict[str, Any]
 
 
 class Report:
-    """What doctor found. `data` is what the JSON file holds.
+    """What doctor found. `data` is the content of the JSON file.
 
-    The file is rewritten at each step, so that an interrupt, a crash of the driver or a power cut leaves what was found
-    until then, `complete: false`, and the step at which it ended.
+    The file is rewritten at each step, so after an interrupt, a crash of the driver or a power cut it has what was
+    found until then, `complete: false`, and the step that was running.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,12 +33,12 @@ class Report:
         }
 
     def step(self, name: str) -> None:
-        """Say what comes next, and save."""
+        """Note which step comes next, and save."""
         self.data["at"] = name
         self.save()
 
     def fail(self, what: str) -> None:
-        """Note something that is not as it must be."""
+        """Note something that is wrong."""
         self.failures.append(what)
 
     def finish(self) -> None:

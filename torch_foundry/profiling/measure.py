@@ -22,13 +22,15 @@ LAYER = re.compile(r"^layers\.\d+")
 
 @torch.no_grad()
 def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64) -> Profile:
-    """Where the time of a greedy token of `model` goes, with `context` tokens in the cache of each of `batch` rows.
+    """Where the time of a greedy token of `model` goes, with `context` tokens in the cache of each of `batch`
+    sequences.
 
-    model: patched, of a family whose decode steps are recorded; random ids are fed to it. tokens: how many are
-    generated for the time of generate(). Each group of launches (the same kernel in the same scope, in all layers) is
-    replayed by itself; weights of a small model may then come from a cache.
+    model: patched, of a family whose decode steps are recorded; it gets random ids. tokens: how many generate() is
+    timed with. Each group of launches (the same kernel in the same scope, in all layers) is also replayed alone; the
+    weights of a small model may then come from a cache.
 
-    ValueError for sizes below 1 or more than the model's positions; RuntimeError says why a step can't be recorded.
+    ValueError: sizes below 1, or beyond the model's positions. RuntimeError: a step can't be recorded; the message says
+    why.
     """
     config = model.config.get_text_config()
     if min(context, batch, tokens) < 1:

@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Profile:
-    """The time of one decoded token (of each row), in seconds, and what it is made of."""
+    """The time of one decoded token (of each sequence), in seconds, and its parts."""
 
     model: str
     device: str
@@ -50,7 +50,7 @@ class Profile:
 
     @property
     def gaps_s(self) -> float:
-        """What a replay takes beyond its kernels: starts, ends and dependencies. Negative where kernels overlap."""
+        """What a replay takes beyond its kernels: launches and dependencies. Negative if kernels overlap."""
         return self.replay_s - self.kernels_s
 
     @property

@@ -17,12 +17,12 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A model against a reference on the same tokens. The errors are standard errors.
+    """A model compared with a reference on the same tokens. Errors are standard errors.
 
-    perplexity: of the reference. ratio: of the perplexities, model to reference; its error is much smaller than those
-    of the two, since both see the same text. kl_mean, kl_99, kl_max: Kullback-Leibler divergence from the reference's
-    distribution of the next token to the model's, in nats: mean, 99th percentile and largest of all tokens. top1: share
-    of tokens for which both give the same token the highest score.
+    perplexity: of the reference. ratio: model's perplexity to reference's; its error is much smaller than those of the
+    two, because both see the same text. kl_mean, kl_99, kl_max: Kullback-Leibler divergence from the reference's
+    distribution of the next token to the model's, in nats: mean, 99th percentile and maximum over all tokens. top1:
+    fraction of tokens for which both give the same token the highest score.
     """
 
     perplexity: float

@@ -90,13 +90,13 @@ def within(value: Any, limit: int = WIDTH) -> int:
 
 
 def small(value: Any) -> None:
-    """Sums can still make long integers; what costs more than their length is done with short ones only."""
+    """Sums can still make long integers; operations that cost more than their length accept short ones only."""
     if isinstance(value, int) and value.bit_length() > INTEGER:
         raise OverBudget(f"an integer of more than {INTEGER} bits")
 
 
 def number(value: Any) -> None:
-    """Of operations that mean something else for text: % formats it, * repeats it."""
+    """The operand of an operation that means something else for text, as % formats it and * repeats it."""
     if not isinstance(value, (int, float)):
         raise SecurityError(f"arithmetic with a {type(value).__name__}")
     small(value)
@@ -117,7 +117,7 @@ def metered(values: Any) -> Any:
 
 
 def weigh(value: Any, depth: int = 0) -> int:
-    """Characters that a value comes to when it is printed, at most; each part counted, shared ones as often as met."""
+    """Characters that a value takes when it is printed, at most. Shared parts count as often as they occur."""
     if isinstance(value, str):
         return len(value)
     if value is None or isinstance(value, (bool, float, Undefined)):

@@ -1,8 +1,8 @@
-"""SentencePiece's compiled normalisation, checked: the library that applies it trusts every offset in it.
+"""Checks SentencePiece's compiled normalisation: the library that applies it trusts every offset in it.
 
-Layout: uint32 size of the trie in bytes; the trie, a double array of uint32; the replacements, each ended by NUL.
-A unit of the double array holds a label (bits 0 to 7), whether a leaf follows (bit 8), bits 9 and 10 to 31 an offset;
-a leaf holds a value (bits 0 to 30): where its replacement begins.
+Layout: uint32 size of the trie in bytes; the trie, a double array of uint32; the replacements, each ended by NUL. A
+unit of the double array holds a label (bits 0 to 7), whether a leaf follows (bit 8), and an offset (bits 9 and 10 to
+31); a leaf holds a value (bits 0 to 30): where its replacement begins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LARGEST_TRIE = 1 << 21  # bytes; that of NFKC with case folding has a quarter of
 
 
 def check_charsmap(data: bytes) -> tuple[str, str] | None:
-    """What is expected and what was found, of the first thing wrong; None if all that text can reach is sound."""
+    """(expected, found) of the first fault; None if everything that a text can reach is sound."""
     size = int.from_bytes(data[:4], "little")
     limit = min(max(len(data) - 4, 0), LARGEST_TRIE)
     if size == 0 or size % 1024 or size > limit:

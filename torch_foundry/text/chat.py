@@ -12,7 +12,7 @@ from transformers.utils import get_json_schema
 
 from .template import check_template, plain, render_spans
 
-# What transformers is given to render in a template's stead: text that has been rendered, in parts.
+# What transformers renders in place of the template: the text that has been rendered already, in parts.
 _PASS_ON = "{% for part in messages %}{{ part['content'] }}{% endfor %}"
 _PASS_ON_SPANS = (
     "{% for part in messages %}{% if part['role'] == 'assistant' %}"
@@ -25,7 +25,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thin
 
 
 def guard(tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike[str] = "chat template") -> Any:
-    """The same tokenizer, with `apply_chat_template` of the same arguments and results, rendered by `template.render`.
+    """The same tokenizer, whose `apply_chat_template` takes the same arguments, but renders by `template.render`.
 
     It stays an instance of its class, is saved under its class's name, and can be copied and pickled. path: what errors
     name as the template's file.
@@ -38,7 +38,7 @@ def guard(tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike[str] = "ch
 
 
 def adopt(tokenizer: Any, path: str | os.PathLike[str]) -> Any:
-    """A tokenizer that transformers has made of a folder: its templates checked (LoadError), then as `guard` does."""
+    """A tokenizer that transformers made from a folder: checks its templates (LoadError), then applies `guard`."""
     if tokenizer is None or isinstance(tokenizer, Guarded):
         return tokenizer
     templates = getattr(tokenizer, "chat_template", None) or {}
@@ -123,7 +123,7 @@ def _restored(make: Callable[..., Any], base: type, *arguments: Any) -> Any:
 
 
 def _messages(chat: Any) -> list[dict[str, Any]]:
-    """Plain messages: without keys that say None, reasoning under each of its names."""
+    """Plain messages: keys whose value is None are dropped, and reasoning is given under each of its names."""
     messages = []
     for message in plain(list(getattr(chat, "messages", chat))):
         if not isinstance(message, dict):
@@ -139,7 +139,7 @@ def _messages(chat: Any) -> list[dict[str, Any]]:
 
 
 def _parts(text: str, spans: list[tuple[int, int]]) -> list[dict[str, str]]:
-    """The text cut where the assistant speaks."""
+    """The text, cut where the assistant begins and ends to speak."""
     parts, at = [], 0
     for start, stop in spans:
         parts += [{"role": "text", "content": text[at:start]}, {"role": "assistant", "content": text[start:stop]}]
@@ -152,7 +152,7 @@ def _continued(
     field: bool | str,
     rendered: Callable[[list[dict[str, Any]]], tuple[str, list[tuple[int, int]]]],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The chat; if a field of the last message is to be continued, up to where that field ends."""
+    """The chat; if the last message is to be continued, up to the end of the field that continues."""
     if not field:
         return rendered(chat)
     name = field if isinstance(field, str) else "content"

@@ -24,7 +24,8 @@ class Refusal(TemplateError):
 
 
 def _filter(name: str, prepare: Function) -> Function:
-    """Jinja's filter. prepare: gets what it gets, pays for it, and returns the value to go on with."""
+    """Jinja's filter with a price. prepare: is called with the same arguments, pays for them, and returns the value to
+    use."""
     original = JINJA_FILTERS[name]
     passes = getattr(original, "jinja_pass_arg", None)  # the context or the like comes first
     at = 0 if passes is None else 1
@@ -44,7 +45,7 @@ def _free(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _through(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """It goes through the values."""
+    """For filters that iterate over the values once."""
     return metered(value)
 
 
@@ -55,7 +56,7 @@ def _copied(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compared(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """It compares the values with each other."""
+    """For filters that compare the values with each other."""
     if not isinstance(value, (str, dict)):
         value = list(metered(value))
     step(20 * sized(value))
@@ -63,7 +64,7 @@ def _compared(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _grows(factor: int) -> Function:
-    """Its result has at most so many times the characters of the value, and those of what else it is given."""
+    """For filters whose result has at most `factor` times the value's characters, plus those of other arguments."""
 
     def grows(value: Any, *args: Any, **kwargs: Any) -> Any:
         text(factor * weigh(value) + sum(map(weigh, (*args, *kwargs.values()))))
@@ -117,7 +118,7 @@ def _round(value: Any, precision: Any = 0, method: str = "common") -> Any:
 
 def _trim(value: Any, chars: Any = None) -> Any:
     text(weigh(value))
-    step(weigh(value) * weigh(chars) >> 6)  # each character is looked for among them
+    step(weigh(value) * weigh(chars) >> 6)  # strip looks for each character of the value among these
     return value
 
 

@@ -1,4 +1,4 @@
-"""Operators and methods of chat templates, each bounded before it is done."""
+"""Operators and methods of chat templates; each is limited before it runs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
 def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    """str.format with names and numbers alone: no attributes, items, conversions or nested fields."""
+    """str.format with names and numbers only: no attributes, items, conversions or nested fields."""
     total, count = len(value), 0
     for found in _FIELD.finditer(value):
         if found.group(2):

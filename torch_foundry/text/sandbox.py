@@ -39,7 +39,7 @@ PLAIN = (*SINGLE, list, tuple, dict, range)
 
 
 class Method:
-    """A method of a value, from the table of those that templates may call."""
+    """A method of a value, from the table of methods that templates may call."""
 
     __slots__ = ("function", "value")
 
@@ -51,7 +51,7 @@ class Method:
 
 
 class Generation(Extension):
-    """{% generation %}: where the output is the assistant's."""
+    """The {% generation %} tag, which marks the part of the output that is the assistant's."""
 
     tags = {"generation"}  # noqa: RUF012 - so declared by Jinja
 
@@ -150,7 +150,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @pass_context
 def printed(context: Context, value: Any) -> Any:
-    """What goes into the output, paid for. Escapes in what lists print as may take ten characters for one."""
+    """Pay for what goes into the output. Printing a list may escape a character by up to ten."""
     text(len(value) if isinstance(value, str) else 10 * weigh(value))
     return value
 
@@ -168,7 +168,7 @@ def _each(context: Context, values: Any, cost: int) -> Any:
 
 
 class Sized:
-    """An iterable that counts, and whose length is known: loops ask for it."""
+    """An iterable that counts its steps and knows its length, which loops ask for."""
 
     def __init__(self, values: Any, cost: int) -> None:
         self.values, self.cost = values, cost

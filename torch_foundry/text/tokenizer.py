@@ -26,7 +26,7 @@ from .vocabulary import (
     respelled,
 )
 
-# Phi-3's control tokens take the white space after them with them; only its name says so. Not these:
+# Phi-3's control tokens swallow the white space that follows, which only its name tells. These don't:
 PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -50,7 +50,7 @@ def tokenizer_from_gguf(
     try:
         backend = _BUILDERS[vocabulary.model](vocabulary, pre)
         _add_tokens(backend, vocabulary)
-    except BaseException as problem:  # what the Rust library can't take, it panics at; that is no Exception
+    except BaseException as problem:  # the Rust library panics on bad input, which is no Exception
         if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
             raise
         raise LoadError("TOKENIZER", path, "tokenizer.ggml", expected="a vocabulary", found=str(problem)) from problem
@@ -72,7 +72,7 @@ def tokenizer_from_gguf(
 
 
 class _Handed:
-    """Gives the backend itself where transformers would copy it, which takes a second for 256 k tokens."""
+    """Returns the backend itself where transformers would copy it, which takes a second for 256 k tokens."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
@@ -106,7 +106,7 @@ def _pre(vocabulary: Vocabulary, path: str | os.PathLike[str]) -> Pre:
 
 
 def _adds(vocabulary: Vocabulary, pre: Pre) -> dict[str, bool]:
-    """Whether begin and end are added to a text: the file's word, else the model's habit; never without the token."""
+    """Whether begin and end are added to a text: as the file says, else as the model does; never without the token."""
     bos, eos = vocabulary.add_bos, vocabulary.add_eos
     if vocabulary.model == "gemma4":
         bos = False  # the flag is set, but the model's tokenizer adds none: its template writes it
@@ -176,9 +176,10 @@ def _with_spaces(backend: Tokenizer, vocabulary: Vocabulary, prefix: bool, squee
 
 
 def derived_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece merges any two neighbours that make a piece, best score first: those pairs, in that order.
+    """SentencePiece's merges: any two neighbours that form a piece, best score first. Returns those pairs in that
+    order.
 
-    Files made from a tokenizer.json have one score for all pieces; then the pieces' own order is that of the merges.
+    Files made from a tokenizer.json have one score for all pieces; then the order of the pieces is that of the merges.
     """
     scores = vocabulary.scores
     assert scores is not None

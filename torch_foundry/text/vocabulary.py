@@ -15,7 +15,7 @@ from .charsmap import check_charsmap
 MODELS = ("gpt2", "llama", "t5", "gemma4")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Keys below tokenizer.ggml, and what a file of that model means by leaving them out (llama.cpp's defaults).
+# Keys below tokenizer.ggml, with llama.cpp's defaults for files of that model that lack them.
 SPECIAL = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -30,7 +30,7 @@ SPECIAL = {
 }
 DEFAULTS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "t5": {"eos": 1, "unk": 2, "pad": 0}}
 
-# Tokens that end a turn, for files that name one end only.
+# Tokens that end a turn, for files that name only one of them.
 ENDS = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -126,7 +126,7 @@ def check_vocabulary(
 
 
 class _Keys:
-    """Keys below `tokenizer.ggml`, each read in one way."""
+    """Access to the keys below `tokenizer.ggml`, each with its checks."""
 
     def __init__(self, metadata: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
         self.metadata, self.path = metadata, path
@@ -265,5 +265,5 @@ def _length(value: Any) -> int:
 
 
 def respelled(tokens: Sequence[str]) -> list[str]:
-    """Gemma's runs of spaces, which files spell as they are, the way that its merges spell them."""
+    """Gemma's runs of spaces, which files spell literally, in the spelling of its merges."""
     return ["▁" * len(t) if t.strip(" ") == "" else t for t in tokens]
