@@ -35,12 +35,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m torch_foundry.msl",
         description="Lists the kernels of Metal files, says which compile for the host, and checks MSL's own rules.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]")
-    parser.add_argument("-I", dest="include_dirs", action="append", default=[], metavar="DIR")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="Metal source")
+    parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="macro")
+    parser.add_argument("-I", dest="include_dirs", action="append", default=[], metavar="DIR", help="for #include")
     parser.add_argument("--metal-version", type=int, default=310, metavar="N", help="__METAL_VERSION__ (default 310)")
     parser.add_argument(
-        "--entry", action="append", default=[], metavar="ENTRY", help="also check or lint this instance"
+        "--entry",
+        action="append",
+        default=[],
+        metavar="ENTRY",
+        help="also check or lint this instance of a template, such as 'rms_norm<half, 4>'",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="kernels with their signatures (the default)")
