@@ -84,7 +84,7 @@ RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t token
   check_pages("v_cache", to.v_cache).disjoint("k_cache", to.k_cache);
   check_writable("k_cache", to.k_cache);
   check_writable("v_cache", to.v_cache);
-  TORCH_CHECK(to.start >= 0 && to.start + tokens <= capacity, "start: expected start + ", tokens,
+  TORCH_CHECK(to.start >= 0 && to.start <= capacity - tokens, "start: expected start + ", tokens,
               " tokens to fit into the capacity of ", capacity, ", got ", to.start);
   if (to.step) check("step", *to.step).device(like).dtype({at::kInt}).shape({2}).contiguous();
   if (to.positions) check("positions", *to.positions).device(like).dtype({at::kInt}).shape({B, L}).contiguous();

@@ -81,11 +81,14 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
     check("q_norm", *q_norm).like(q).shape({D}).contiguous();
     check("k_norm", *k_norm).like(q).shape({D}).contiguous();
     norm_kind = choose("kind", kind, {"llama", "olmo", "gemma"});
-    const int64_t most = norm_rope_max_head_dim;
-    TORCH_CHECK(std::max<int64_t>(head_dim, args.value_dim) <= most, "head_dim: expected at most ", most,
-                " with norms, got ", std::max<int64_t>(head_dim, args.value_dim));
     TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
     args.eps = static_cast<float>(eps);
+  }
+  const bool plain = plain_caches(q, to);
+  if (!plain || q_norm) { // a head lies in threadgroup memory
+    const int64_t most = norm_rope_max_head_dim, largest = std::max<int64_t>(head_dim, args.value_dim);
+    TORCH_CHECK(largest <= most, "head_dim: expected at most ", most, " with norms, pages, rows or caches of another ",
+                "kind, got ", largest);
   }
   at::Tensor q_out = at::empty({B, n_heads, L, head_dim}, q.options());
   if (q.numel() == 0 && k.numel() == 0 && v.numel() == 0) return q_out;
@@ -94,10 +97,7 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.k_batch = u32(k.stride(0)), args.k_token = u32(k.stride(1));
   args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
   const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
-  if (!plain_caches(q, to)) {
-    const int64_t most = norm_rope_max_head_dim;
-    TORCH_CHECK(std::max<int64_t>(head_dim, args.value_dim) <= most, "head_dim: expected at most ", most, ", got ",
-                std::max<int64_t>(head_dim, args.value_dim));
+  if (!plain) {
     Launch launch(store_pipeline(q, to, norm_kind));
     launch.in(q).in(k).in(v);
     to.bind(launch, q);

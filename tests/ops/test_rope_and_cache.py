@@ -233,7 +233,8 @@ def test_bad_inputs() -> None:
     refuse(r"head_dim: expected a positive even number, got 63", head_dim=63)
     refuse(r"k_cache: expected \[batch=2, kv_heads=2, capacity, head_dim=64\]", k_cache=given["k_cache"][..., :32])
     refuse(r"start: expected start \+ 3 tokens to fit into the capacity of 16, got 14", start=14)
-    refuse(r"start: expected", start=-1)
+    for start in (-1, 2**63 - 1):
+        refuse(r"start: expected", start=start)
     refuse(r"sin: expected both cos and sin", sin=None)
     refuse(r"cos: expected a batch of 2 or 1", cos=given["cos"].expand(2, 3, 64).repeat(2, 1, 1))
     refuse(r"sin: expected \[2, tokens=3, rotary_dim=64\]", sin=given["sin"][..., :32])
