@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_foundry
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "torch_foundry"
 
@@ -152,6 +154,11 @@ def test_files_are_short_enough_to_read_in_one_sitting() -> None:
     files = [(p, limit) for p, limit in files if "_built" not in p.parts and data not in p.parents]
     files += [(p, 450) for p in (ROOT / "tests").rglob("*.py")]
     assert not {str(p.relative_to(ROOT)): n for p, limit in files if (n := len(p.read_text().splitlines())) > limit}
+
+
+def test_public_names_are_listed_and_described() -> None:
+    assert sorted(torch_foundry.__all__) == sorted([*torch_foundry._HOMES, "__version__"])
+    assert [name for name in torch_foundry._HOMES if not getattr(torch_foundry, name).__doc__] == []
 
 
 def test_public_names_are_not_hidden_by_modules_of_their_name() -> None:
