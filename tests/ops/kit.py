@@ -92,12 +92,6 @@ def _poison(n: int, like: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- criteria
 
 
-def assert_agrees(module: Any, given: dict[str, Any]) -> None:
-    """The op of a test module meets all criteria of its test on `given`."""
-    with poisoned_outputs():
-        module.check(given)
-
-
 def in_every_lane_order(compute: Callable[[], Tensor]) -> None:
     """The result has the same bits in every order of lanes, or there is a race."""
     results = []
