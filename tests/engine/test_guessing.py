@@ -320,6 +320,29 @@ def test_how_guesses_are_asked_for() -> None:
         Engine(model, assistant_model=copy.deepcopy(shared("llama")))
 
 
+@pytest.mark.parametrize("more", [8, -8])
+def test_a_draft_whose_vocabulary_is_padded_otherwise(more: int) -> None:
+    """With tokenizers that are the same; where they differ, or nobody knows, it is refused."""
+    path, model, draft = demo_model_path(), patched(), build("llama", vocab_size=VOCAB + more, seed=1)
+    with torch.no_grad():
+        for name, weight in draft.state_dict().items():
+            same = model.state_dict()[name]
+            weight[: len(same)] = same[: len(weight)]
+        draft.lm_head.weight[VOCAB:] *= 100  # padding has the largest scores
+    torch_foundry.patch(draft)
+    tokenizer, other = (AutoTokenizer.from_pretrained(path) for _ in range(2))
+    run = Engine(model, tokenizer, requests=2, assistant_model=draft, assistant_tokenizer=other)
+    streams = [run.submit(prompt, GREEDY) for prompt in [*prompts(3), [VOCAB - 1, 5]]]
+    ended(run)
+    assert [s.tokens for s in streams] == answers(model, [(p, GREEDY) for p in [*prompts(3), [VOCAB - 1, 5]]])
+    assert run.guesses.accepted == run.guesses.guessed > 10, str(run.guesses)
+    other.add_tokens(["another"])
+    with pytest.raises(ValueError, match="assistant_tokenizer: expected the tokens of the engine's"):
+        Engine(model, tokenizer, assistant_model=draft, assistant_tokenizer=other)
+    with pytest.raises(ValueError, match="another tokenizer"):
+        Engine(model, tokenizer, assistant_model=draft)
+
+
 def test_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths by what steps of as many requests took; the first of each kind is not timed, as it may be recorded."""
     monkeypatch.undo()

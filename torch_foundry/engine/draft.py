@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from torch_foundry.decode.speculation import MOST
 from torch_foundry.decode.state import LONGEST_STEP
@@ -24,17 +26,32 @@ PIECE = 256  # tokens of a text that are read at a time
 class Draft:
     """A patched model with a paged cache of its own, as large as the engine's.
 
-    ValueError if it has another vocabulary than `model`, RuntimeError if it can't be run so.
+    ValueError if it has another vocabulary than `model`, RuntimeError if it can't be run so. tokenizers: the model's
+    and its own, which say whether the vocabularies are the same; without them their sizes have to be.
     """
 
-    def __init__(self, draft: Any, model: Any, blocks: int, block_size: int, *, requests: int, exact: bool) -> None:
+    def __init__(
+        self,
+        draft: Any,
+        model: Any,
+        tokenizers: tuple[Any, Any],
+        blocks: int,
+        block_size: int,
+        *,
+        requests: int,
+        exact: bool,
+    ) -> None:
         if not hasattr(draft, "generator_plan"):
             raise RuntimeError("assistant_model: an engine can't run it: it is not a patched model of a known family")
         config = draft.config.get_text_config()
         ours, theirs = model.config.get_text_config().vocab_size, config.vocab_size
-        if ours != theirs:  # what generate() asks as well
+        if None not in tokenizers:
+            if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+                raise ValueError("assistant_tokenizer: expected the tokens of the engine's, got another tokenizer")
+        elif ours != theirs:  # what generate() asks as well
             raise ValueError(
-                f"assistant_model: expected the model's vocabulary of {ours} tokens, got {theirs}: another tokenizer"
+                f"assistant_model: expected the model's vocabulary of {ours} tokens, got {theirs}: another tokenizer "
+                "(or padding of another length; tokenizer and assistant_tokenizer would tell)"
             )
         self.cache = PagedCache(config, blocks, block_size=block_size)
         try:
@@ -44,7 +61,7 @@ class Draft:
         if self._forward.plan.device != model.device:
             raise ValueError(f"assistant_model: expected it on {model.device}, got {self._forward.plan.device}")
         self.most: int = draft.generation_config.num_assistant_tokens or MOST
-        self._limit = int(config.max_position_embeddings)
+        self._limit, self._vocabulary = int(config.max_position_embeddings), int(draft.lm_head.out_features)
         self._fed: dict[int, list[int]] = {}  # tokens in the cache, by job
 
     def leave(self, name: int) -> None:
@@ -67,7 +84,7 @@ class Draft:
         active = [pair for pair in zip(jobs, rows, strict=True) if self._read(pair[0])]
         for _ in range(count):
             texts = [job.tokens + found[job.name] for job, _ in active]
-            ready = [self._reserve(job, len(text)) for (job, _), text in zip(active, texts, strict=True)]
+            ready = [self._reserve(job, text, len(text)) for (job, _), text in zip(active, texts, strict=True)]
             active = [pair for pair, room in zip(active, ready, strict=True) if room]
             texts = [text for text, room in zip(texts, ready, strict=True) if room]
             if not active:
@@ -78,6 +95,8 @@ class Draft:
             if len(logits) > len(parts):
                 last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
                 logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+            if more := slots.vocab_size - logits.shape[1]:  # the models' vocabularies are padded differently
+                logits = functional.pad(logits, (0, more), value=-math.inf)
             tokens, _ = slots.peek(logits, [row for _, row in active], [len(text) for text in texts])
             for (job, _), token in zip(active, tokens.tolist(), strict=True):
                 found[job.name].append(token)
@@ -95,19 +114,20 @@ class Draft:
         del fed[right:]
         while len(job.tokens) - len(fed) > PIECE:
             end = len(fed) + PIECE
-            if not self._reserve(job, end):
+            if not self._reserve(job, job.tokens, end):
                 return False
             part = self._part(job, job.tokens, end)
             self._forward([part])
             self._count([part])
         return True
 
-    def _reserve(self, job: Job, length: int) -> bool:
-        """Room for the first `length` tokens of a job's text."""
-        if length > self._limit:
+    def _reserve(self, job: Job, text: list[int], length: int) -> bool:
+        """Room for the first `length` tokens of a job's text; False if there is none, or tokens are not the draft's."""
+        fed = len(self._fed[job.name])
+        if length > self._limit or max(text[fed:length]) >= self._vocabulary:
             return False
         try:
-            self.cache.copy(self.cache.manager.reserve(job.name, length - len(self._fed[job.name])))
+            self.cache.copy(self.cache.manager.reserve(job.name, length - fed))
         except OutOfBlocks:
             return False
         return True

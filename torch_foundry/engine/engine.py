@@ -44,7 +44,7 @@ class Engine:
         another matrix product than few, so in float16 and bfloat16 a near-tie may go to another token.
     prompt_lookup_num_tokens: guesses per step for requests that don't set it. assistant_model: a smaller patched model
         with the same tokenizer, which guesses for the others. Guesses never change a token; their number adapts
-        (`guesses`).
+        (`guesses`). assistant_tokenizer: its own; for models of one tokenizer that pad their vocabularies differently.
     ahead: while all requests generate and nothing is guessed, this many steps are handed to the device before their
         tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
 
@@ -67,6 +67,7 @@ class Engine:
         invariant: bool = False,
         prompt_lookup_num_tokens: int | None = None,
         assistant_model: Any = None,
+        assistant_tokenizer: Any = None,
         ahead: int = 4,
     ) -> None:
         for name, value in (("requests", requests), ("budget", budget), ("queue", queue), ("ahead", ahead)):
@@ -94,7 +95,8 @@ class Engine:
             raise ValueError("prompt_lookup_num_tokens, assistant_model: expected one of them, got both")
         draft = None
         if assistant_model is not None:
-            draft = Draft(assistant_model, model, blocks, block_size, requests=requests, exact=invariant)
+            both = tokenizer, assistant_tokenizer
+            draft = Draft(assistant_model, model, both, blocks, block_size, requests=requests, exact=invariant)
         self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
         slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
         self._seats, self._chooser = Seats(slots), Chooser(slots)
@@ -294,6 +296,4 @@ def _part(chunk: Chunk) -> Part:
 
 
 def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
