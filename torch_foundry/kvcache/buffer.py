@@ -261,7 +261,7 @@ class GrowingBuffer:
         if data is None:
             return
         if not isinstance(indices, torch.Tensor) or indices.dtype == torch.bool:
-            indices = torch.arange(data.shape[0])[indices]
+            indices = torch.arange(data.shape[0], device=data.device)[indices]
         indices = indices.to(data.device)
         if indices.shape[0] == data.shape[0] and self._writable(self.first):
             stored = data.narrow(2, self.first, self.length)
