@@ -32,6 +32,7 @@ EXPERT_SHAPES = {
     "moe_down": ((2048, 768), (2048, 1408), (4096, 14336)),
 }
 EXPERTS, CHOSEN = 8, 4  # of a workload
+ROUND_S = 0.02  # seconds of a measurement
 LAUNCHES = 16  # in a tape, at least
 CACHE_BYTES = 128 << 20  # weights are used in turn, so that they come from memory as in a model
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
@@ -180,7 +181,7 @@ def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, i
                     yield {**current, "split": split, "simdgroups": simdgroups}
 
 
-def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning.Entry:
+def tune(key: tuning.Key, device: torch.device) -> tuning.Entry:
     """Move from the choice in use to a faster neighbour until there is none; the last one is then in use."""
     family, work = tuning.family(device), workload(key, device)
     first = tuning.choice(family, key)
@@ -189,7 +190,7 @@ def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning
     def measure(choice: dict[str, int]) -> float:
         at = tuple(choice.values())
         if at not in times:
-            times[at] = _time(key, family, device, work, choice, round_s)
+            times[at] = _time(key, family, device, work, choice)
         return times[at]
 
     best, default_us = first, measure(first)
@@ -202,9 +203,7 @@ def tune(key: tuning.Key, device: torch.device, round_s: float = 0.02) -> tuning
     return tuning.Entry(key, best, measure(best), default_us)
 
 
-def _time(
-    key: tuning.Key, family: str, device: torch.device, work: Workload, choice: dict[str, int], s: float
-) -> float:
+def _time(key: tuning.Key, family: str, device: torch.device, work: Workload, choice: dict[str, int]) -> float:
     """Microseconds of a call; infinite for a choice that breaks a limit, can't be launched or gives a wrong result."""
     try:
         tuning.use(family, key, choice)
@@ -213,4 +212,4 @@ def _time(
         return float("inf")
     with record() as tape:  # no Python between the launches
         results = [call() for call in work.calls * -(-LAUNCHES // len(work.calls))]
-    return 1e6 * timing.seconds(device, tape.replay, round_s=s) / len(results)
+    return 1e6 * timing.seconds(device, tape.replay, round_s=ROUND_S) / len(results)

@@ -172,8 +172,9 @@ def _greedy(dtype: torch.dtype, device: Device) -> None:
     assert_equal(got.cpu(), torch.tensor([[int((row == row.max()).nonzero()[0])] for row in logits]))
 
 
-def _draws(settings: Settings, device: Device, steps: int = 3, rows: int = 100, vocabulary: int = 1500) -> None:
+def _draws(settings: Settings, device: Device) -> None:
     """The oracle knows the random numbers, and so which token they choose."""
+    steps, rows, vocabulary = 3, 100, 1500
     g = generator("draws")
     logits = normal(g, rows, vocabulary, dtype=F32, scale=3.0)
     prompt = torch.randint(0, vocabulary, (rows, 4), generator=g)

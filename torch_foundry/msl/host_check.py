@@ -94,9 +94,9 @@ def check(translation: Translation, prelude: Path, flags: Sequence[str] = ()) ->
     return verdicts
 
 
-def check_text(translation: Translation, prelude: Path, flags: Sequence[str] = ()) -> list[str]:
+def check_text(translation: Translation, prelude: Path) -> list[str]:
     """Errors of the text itself, no kernel template instantiated."""
-    return [str(f) for f in _Compiler(translation, [*_includes(prelude), *flags]).run([])]
+    return [str(f) for f in _Compiler(translation, _includes(prelude)).run([])]
 
 
 class _Compiler:
