@@ -65,7 +65,7 @@ def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64)
 
 
 def _generate(model: Any, ids: torch.Tensor, tokens: int) -> float:
-    """Seconds of a token: generate() of `tokens` more than one, less generate() of one."""
+    """Seconds of a token: generate() of `tokens` + 1 tokens less generate() of one, the least of three each."""
     config = copy.deepcopy(model.generation_config)
     config.do_sample, config.eos_token_id, config.sync_every = False, None, tokens
     mask = torch.ones_like(ids)
@@ -77,7 +77,9 @@ def _generate(model: Any, ids: torch.Tensor, tokens: int) -> float:
         return time.perf_counter() - start
 
     timed(tokens + 1)
-    return min((timed(tokens + 1) - timed(1)) / tokens for _ in range(3))
+    # the least of each: a disturbance of the short call alone would make the difference too small, or negative
+    whole, first = (min(timed(count) for _ in range(3)) for count in (tokens + 1, 1))
+    return (whole - first) / tokens
 
 
 def _submit(device: torch.device, tape: Tape) -> float:
