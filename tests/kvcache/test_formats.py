@@ -95,9 +95,15 @@ def test_a_limit(kind: str | None) -> None:
         model(ids(1, 1), past_key_values=cache)
     cache.reset()
     options = {"max_new_tokens": 20, "do_sample": False}
-    out = model.generate(ids(1, 280), past_key_values=cache, **options)
-    assert torch.equal(out, model.generate(ids(1, 280), **options))
-    cache.reset()
+    for way in ({}, {"sync_every": 1}):
+        out = model.generate(ids(1, 281), past_key_values=cache, **options, **way)  # the last token is never stored
+        assert torch.equal(out, model.generate(ids(1, 281), **options))
+        cache.reset()
+    for prompt, new in ((13, 8), (22, 13), (34, 7)):  # wrong guesses take no room behind the end
+        way = {"max_new_tokens": new, "do_sample": False, "prompt_lookup_num_tokens": 7}
+        full = new_cache(model.config, kind, max_length=prompt + new - 1)
+        out = model.generate(ids(1, prompt), past_key_values=full, **way)
+        assert torch.equal(out, model.generate(ids(1, prompt), past_key_values=new_cache(model.config, kind), **way))
     with pytest.raises(RuntimeError, match="made for at most 300"):
         model.generate(ids(1, 282), past_key_values=cache, **options)
     sliding = new_cache(config("MistralConfig", sliding_window=12), kind, max_length=20)

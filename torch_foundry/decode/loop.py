@@ -80,7 +80,7 @@ class Loop:
         tokens = min(self.every, left)
         steps = tokens - fresh
         try:
-            if steps and not self.steps.submit(cache, steps, left):
+            if steps and not self.steps.submit(cache, steps, left - fresh):
                 return 0
         except Blocked as blocked:
             if fresh:

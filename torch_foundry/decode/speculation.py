@@ -244,7 +244,8 @@ class Guesser:
         request, verifier = self.request, self.verifier
         stops, plan, streamer = request.stops, request.steps.plan, request.streamer
         before, remaining = time.perf_counter(), stops.remaining
-        kind, proposed = self._guess(text, pace, remaining - 1)
+        # no more rows than there may be tokens: each is written to the cache, where there may be no room behind the end
+        kind, proposed = self._guess(text, pace, (1 << remaining.bit_length() - 1) - 1)
         guesses: list[int] = []
         if proposed is not None:
             guesses, chosen = verifier.choose(text[-1], proposed, len(text), remaining)
