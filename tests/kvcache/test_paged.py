@@ -225,6 +225,9 @@ def test_mistakes() -> None:
     cache.update(k, k, 0)
     with pytest.raises(RuntimeError, match="another shape, dtype or device"):
         cache.update(k.half(), k.half(), 0)
+    model = torch_foundry.patch(random_model(config("LlamaConfig", num_hidden_layers=3)))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="it was made for 2 layers, and the model has more"):
+        model(ids(1, 5), past_key_values=PagedCache(LLAMA, 4))
     with pytest.raises(RuntimeError, match="blocks of 16 tokens are too many"):
         pool = PagedCache(LLAMA, 2**24).slots[0]
         pool.update(k, k)

@@ -19,7 +19,11 @@ class ForeignCache(Exception):
 
 def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer | PagedLayer:
     """The layer `index` of `cache` to write to: a page's, or what `adopt` says."""
-    return cache.slots[index] if type(cache) is PagedCache else adopt(cache, index, formats)
+    if type(cache) is not PagedCache:
+        return adopt(cache, index, formats)
+    if index >= len(cache.slots):
+        raise RuntimeError(f"KV cache: it was made for {len(cache.slots)} layers, and the model has more")
+    return cache.slots[index]
 
 
 def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer:

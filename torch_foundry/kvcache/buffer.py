@@ -215,7 +215,10 @@ class GrowingBuffer:
     def _append_stored(self, states: torch.Tensor, recorded: bool) -> None:
         assert self.format is not None
         if recorded:
-            raise RuntimeError(f"KV cache: there are no gradients through what is stored as {self.format}")
+            raise RuntimeError(
+                f"KV cache: there are no gradients through what is stored as {self.format}; call the model under "
+                "torch.no_grad()"
+            )
         if self.data is not None and (self.dtype, self.data.device) != (states.dtype, states.device):
             was, now = (self.dtype, self.data.device), (states.dtype, states.device)
             raise RuntimeError(f"KV cache: expected {was[0]} on {was[1]} as before, got {now[0]} on {now[1]}")

@@ -91,7 +91,7 @@ class PagedLayer(DynamicLayer):
         """Append; returns all keys and values. This is how stock attention uses the layer."""
         batch, heads, tokens, head_dim = key_states.shape
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
-            raise RuntimeError("KV cache: there are no gradients through pages")
+            raise RuntimeError("KV cache: there are no gradients through pages; call the model under torch.no_grad()")
         dtype, device = key_states.dtype, key_states.device
         if not self.fits(batch, heads, head_dim, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
