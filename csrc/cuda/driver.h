@@ -22,10 +22,11 @@ namespace foundry::cuda {
   X(cuMemcpyDtoH)                                                                                                      \
   X(cuFuncGetAttribute)                                                                                                \
   X(cuFuncLoad)                                                                                                        \
-  X(cuLaunchKernel)                                                                                                    \
+  X(cuLaunchKernelEx)                                                                                                  \
   X(cuStreamIsCapturing)                                                                                               \
   X(cuGraphCreate)                                                                                                     \
   X(cuGraphAddKernelNode)                                                                                              \
+  X(cuGraphAddDependencies_v2)                                                                                         \
   X(cuGraphInstantiateWithFlags)                                                                                       \
   X(cuGraphLaunch)                                                                                                     \
   X(cuGraphDestroy)                                                                                                    \

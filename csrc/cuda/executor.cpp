@@ -48,10 +48,20 @@ bool is_capturing(CUstream stream) {
 
 void launch_prepared(const PreparedLaunch& prepared, CUstream stream, const std::string& kernel) {
   void* parameters[] = {prepared.parameter};
-  const uint32_t* groups = prepared.groups;
-  const CUresult result =
-      driver().cuLaunchKernel_(prepared.module->function, groups[0], groups[1], groups[2], prepared.threads, 1, 1,
-                               prepared.dynamic_memory, stream, parameters, nullptr);
+  CUlaunchAttribute early{};
+  early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  early.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = prepared.groups[0];
+  config.gridDimY = prepared.groups[1];
+  config.gridDimZ = prepared.groups[2];
+  config.blockDimX = prepared.threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = prepared.dynamic_memory;
+  config.hStream = stream;
+  config.attrs = &early;
+  config.numAttrs = prepared.module->starts_early ? 1 : 0;
+  const CUresult result = driver().cuLaunchKernelEx_(&config, prepared.module->function, parameters, nullptr);
   if (result != CUDA_SUCCESS) check(result, ("kernel " + kernel).c_str());
 }
 
@@ -152,6 +162,7 @@ private:
     const Driver& api = driver();
     check(api.cuGraphCreate_(&graph_, 0), "CUDA graph");
     CUgraphNode last = nullptr;
+    const PreparedLaunch* previous = nullptr;
     for (const PreparedLaunch& launch : launches_) {
       void* parameters[] = {launch.parameter};
       CUDA_KERNEL_NODE_PARAMS node{};
@@ -164,7 +175,16 @@ private:
       node.sharedMemBytes = launch.dynamic_memory;
       node.kernelParams = parameters;
       const CUgraphNode before = last;
-      check(api.cuGraphAddKernelNode_(&last, graph_, &before, before ? 1 : 0, &node), "CUDA graph node");
+      check(api.cuGraphAddKernelNode_(&last, graph_, nullptr, 0, &node), "CUDA graph node");
+      if (before) {
+        CUgraphEdgeData edge{}; // as launch_prepared's attribute
+        if (previous->module->starts_early && launch.module->starts_early) {
+          edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+          edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+        }
+        check(api.cuGraphAddDependencies_v2_(graph_, &before, &last, &edge, 1), "CUDA graph edge");
+      }
+      previous = &launch;
     }
     check(api.cuGraphInstantiateWithFlags_(&executable_, graph_, 0), "CUDA graph");
   }

@@ -151,11 +151,20 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
   __shared__ __align__(16) unsigned char name##_msl_bytes[sizeof(name##_msl_t)];                                       \
   name##_msl_t& name = *(name##_msl_t*)name##_msl_bytes
 
+// Launches overlap: the next kernel's threads may start as soon as all of this one's have, and wait here until the one
+// before has finished and what it wrote is seen. Nothing is read before.
+#if __CUDA_ARCH__ >= 900
+#define MSL_WAIT_FOR_KERNEL_BEFORE() asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory")
+#else
+#define MSL_WAIT_FOR_KERNEL_BEFORE()
+#endif
+
 #define MSL_KERNEL(name, arguments, ...)                                                                               \
   using msl_entry_kernel = msl::kernel<&__VA_ARGS__, arguments>;                                                       \
   extern "C" __device__ const msl::Description<msl_entry_kernel::count> msl_description =                              \
       msl_entry_kernel::description;                                                                                   \
   extern "C" __global__ void MSL_ENTRY_BOUNDS msl_entry(                                                               \
       const __grid_constant__ msl_entry_kernel::Parameter parameter) {                                                 \
+    MSL_WAIT_FOR_KERNEL_BEFORE();                                                                                      \
     msl_entry_kernel::run(parameter);                                                                                  \
   }
