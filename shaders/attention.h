@@ -18,7 +18,7 @@ namespace foundry {
 FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
 FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU,
 FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
-FOUNDRY_CONST uint32_t attention_merge_simdgroups = 8;    // they take the splits in turn
+FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;    // they take the splits in turn
 
 // Prefill: a threadgroup takes 8 query rows per simdgroup.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;
@@ -43,8 +43,10 @@ struct AttentionArgs {
   uint32_t has_rows;     // 0 or 1: the same for each sequence by itself, with the number of its queries
   uint32_t table_row;    // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
   uint32_t page_shift;   // log2 of the tokens of a page
+  uint32_t two_1024;     // two halves of 1024, which is what codes are unpacked with: known to the compiler, they would
+                         // cost an instruction beside each mask
 };
-static_assert(sizeof(AttentionArgs) == 28 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 29 * 4, "shared with the host");
 
 // Splits that `length` keys are in.
 inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {

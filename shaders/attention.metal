@@ -31,52 +31,42 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int threads = S * 32;
   constexpr int C = Columns<V, DV>::each;
-  constexpr int gathered_floats = S * R * DV;  // joined in at most 16 KiB, so many rows at a time:
-  constexpr int joined = gathered_floats <= 4096 ? R : gathered_floats <= 8192 ? R / 2 : R / 4;
-  constexpr int q_floats = R * D, p_floats = S * 2 * R * 32, merge_floats = S * joined * DV;
+  using Join = Joining<R, S, DV>;
+  constexpr int q_floats = R * D, p_floats = S * 2 * R * 32;
   // First the scaled queries and the softmax weights of each simdgroup, in the end what the simdgroups have gathered.
-  threadgroup float4 shared[(merge_floats > q_floats + p_floats ? merge_floats : q_floats + p_floats) / 4];
+  threadgroup float4 shared[(Join::floats > q_floats + p_floats ? Join::floats : q_floats + p_floats) / 4];
   threadgroup AttentionPartial gathered[S][R];
   threadgroup float* q_tile = (threadgroup float*)shared;
   threadgroup float* p_tile = q_tile + q_floats + simdgroup * (2 * R * 32);
 
-  // The last splits, the longest ones, come first: so there is something to do beside them until the end.
-  const uint batch = tgid.y / args.n_kv_heads, kv_head = tgid.y % args.n_kv_heads, split = args.splits - 1 - tgid.z;
-  const int n_rows = int(args.q_len * args.group), first_row = int(tgid.x) * R;
-  const Filled keys = filled(args, step, rows, batch);
-  const int start = args.has_kv_start ? kv_start[batch] : 0;
-  if (split >= max(used_splits(args, keys.length), 1u)) return;
+  const Place place = place_of<R>(args, tgid);
+  const Filled keys = filled(args, step, rows, place.batch);
+  const int start = args.has_kv_start ? kv_start[place.batch] : 0;
+  if (place.split >= max(used_splits(args, keys.length), 1u)) return;
 
   for (int i = int(tid); i < R * D / 4; i += threads) {
-    const int row = min(first_row + i / (D / 4), n_rows - 1), column = (i % (D / 4)) * 4;
-    const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
+    const int r = i / (D / 4), column = (i % (D / 4)) * 4;
     float v[4];
-    load_row(q + batch * args.q_batch + head * args.q_head + query * args.q_token + column, v);
-    shared[i / (D / 4) * (D / 4) + Scores<K, D, R, L>::place(i % (D / 4))] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+    load_row(q + place.query_row(args, r) + column, v);
+    shared[r * (D / 4) + Scores<K, D, R, L>::place(i % (D / 4))] = float4(v[0], v[1], v[2], v[3]) * args.scale;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   KeyRange range[R];
   device const M* mask_row[R];
-  KeyRange all = {keys.length, 0};  // what any row of this threadgroup sees
   for (int r = 0; r < R; ++r) {
-    const int row = min(first_row + r, n_rows - 1);
-    const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
-    range[r] = visible_keys(args, keys, int(query), start);
-    mask_row[r] =
-        has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token + keys.shift
-                 : nullptr;
-    all.begin = min(all.begin, range[r].begin);
-    all.end = max(all.end, range[r].end);
+    range[r] = visible_keys(args, keys, int(place.query(args, r)), start);
+    mask_row[r] = has_mask ? mask + place.mask_row(args, r) + keys.shift : nullptr;
   }
-  const KeyRange mine = split_keys(args, split);
+  KeyRange all = seen_by_any(args, keys, place.query(args, 0), place.query(args, R - 1), start);
+  const KeyRange mine = split_keys(args, place.split);
   all.begin = max(all.begin, mine.begin);
   all.end = min(all.end, mine.end);
 
   const KvRows<K> k_rows =
-      rows_of<K>(args, k_cache, table, batch, args.k_batch, kv_head * args.k_head, args.k_token);
+      rows_of<K>(args, k_cache, table, place.batch, args.k_batch, place.kv_head * args.k_head, args.k_token);
   const KvRows<V> v_rows =
-      rows_of<V>(args, v_cache, table, batch, args.v_batch, kv_head * args.v_head, args.v_token);
+      rows_of<V>(args, v_cache, table, place.batch, args.v_batch, place.kv_head * args.v_head, args.v_token);
   const uint own_column = (lane < uint(Columns<V, DV>::lanes) ? lane : 0) * C;
   float largest[R], sum[R], acc[R][C];
   for (int r = 0; r < R; ++r) {
@@ -91,21 +81,30 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
   for (int tile = own_tile * 32; tile < all.end; tile += 32 * S) {
     threadgroup float* weights = p_tile + (turn++ & 1) * (R * 32);  // two buffers: the one before may still be read
     const bool whole = tile >= all.begin && tile + 32 <= all.end;
-    float score[R], maxima[R];
+    float score[R];
     Scores<K, D, R, L>::dot(k_rows, tile, whole, all, shared, lane, weights, score);
+    bool above = false;
     for (int r = 0; r < R; ++r) {
       score[r] = finish_score(score[r], tile + int(lane), range[r], mask_row[r], args);
-      maxima[r] = score[r];
+      above = above || score[r] > largest[r] + headroom;
     }
-    simd_maxima(maxima);
+    if (simd_any(above)) {
+      float maxima[R];
+      for (int r = 0; r < R; ++r)
+        maxima[r] = score[r];
+      simd_maxima(maxima);
+      for (int r = 0; r < R; ++r) {
+        const float m = maxima[r] > largest[r] + headroom ? maxima[r] : largest[r], rescale = exp(largest[r] - m);
+        largest[r] = m;
+        sum[r] *= rescale;
+        for (int c = 0; c < C; ++c)
+          acc[r][c] *= rescale;
+      }
+    }
     for (int r = 0; r < R; ++r) {
-      const float m = max(largest[r], maxima[r]);
-      const float rescale = exp(largest[r] - m), p = weight_of(score[r], m);
-      largest[r] = m;
-      sum[r] = fma(sum[r], rescale, p);
+      const float p = weight_of(score[r], largest[r]);
+      sum[r] += p;
       weights[r * 32 + int(lane)] = p;
-      for (int c = 0; c < C; ++c)
-        acc[r][c] *= rescale;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (whole)
@@ -121,41 +120,14 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int R, 
       gathered[simdgroup][r].sum = sum[r];
     }
   }
-  for (int first = 0; first < R; first += joined) {
+  for (int first = 0; first < R; first += Join::rows) {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries and weights, or the rows before, are done with
-    for (int r = 0; r < joined && lane < uint(Columns<V, DV>::lanes); ++r) {
+    for (int r = 0; r < Join::rows && lane < uint(Columns<V, DV>::lanes); ++r) {
       for (int c = 0; c < C; ++c)
-        q_tile[(simdgroup * joined + r) * DV + lane * C + c] = acc[first + r][c];
+        q_tile[(simdgroup * Join::rows + r) * Join::stride + lane * C + c] = acc[first + r][c];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    for (int i = int(tid); i < joined * DV; i += threads) {
-      const int r = first + i / DV, column = i % DV, row = first_row + r;
-      float m = invisible, total = 0.0f, value = 0.0f;
-      for (int s = 0; s < S; ++s)
-        m = max(m, gathered[s][r].largest);
-      for (int s = 0; s < S; ++s) {
-        const float w = exp(gathered[s][r].largest - m);
-        total = fma(w, gathered[s][r].sum, total);
-        value = fma(w, q_tile[s * joined * DV + i], value);
-      }
-      if (row < n_rows) {
-        const uint query = uint(row) / args.group, head = kv_head * args.group + uint(row) % args.group;
-        const uint n_heads = args.n_kv_heads * args.group;
-        const uint out_row = (batch * args.q_len + query) * n_heads + head;
-        if (args.splits == 1) {
-          if (has_sinks)
-            add_sink(sinks, head, m, value, total);
-          y[out_row * DV + column] = T(total == 0.0f ? 0.0f : value / total);
-        } else {
-          partial_y[(out_row * args.splits + split) * DV + column] = value;
-          if (column == 0) {
-            partials[out_row * args.splits + split].largest = m;
-            partials[out_row * args.splits + split].sum = total;
-          }
-        }
-      }
-    }
+    Join::write(args, place, first, q_tile, gathered, sinks, y, partial_y, partials, int(tid));
   }
 }
 

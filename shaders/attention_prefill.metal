@@ -63,11 +63,8 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
   const int row = first_row + int(simdgroup) * 8 + fragment_row, safe_row = min(row, n_rows - 1);
   const uint query = uint(safe_row) / args.group, head = kv_head * args.group + uint(safe_row) % args.group;
   const KeyRange range = visible_keys(args, keys, int(query), start);
-  const int first_query = first_row / int(args.group);
-  const int last_query = (min(first_row + int(attention_prefill_rows), n_rows) - 1) / int(args.group);
-  KeyRange all;  // what any row of this threadgroup sees
-  all.begin = visible_keys(args, keys, first_query, start).begin;
-  all.end = visible_keys(args, keys, max(min(last_query, keys.queries - 1), first_query), start).end;
+  const int last_row = min(first_row + int(attention_prefill_rows), n_rows) - 1;
+  const KeyRange all = seen_by_any(args, keys, uint(first_row) / args.group, uint(last_row) / args.group, start);
   device const M* mask_row =
       has_mask ? mask + batch * args.mask_batch + head * args.mask_head + query * args.mask_token + keys.shift
                : nullptr;

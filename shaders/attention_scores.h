@@ -16,6 +16,9 @@ constant bool paged [[function_constant(FC_ATTENTION_PAGED)]];
 // Scores at or below this are invisible keys; finite, so that no difference of two of them is NaN.
 constant constexpr float invisible = -1.0e38f;
 
+// What weights are relative to is exceeded by scores up to this before it follows: it seldom has to after a first tile.
+constant constexpr float headroom = 8.0f;
+
 struct KeyRange {
   int begin, end;
 };
@@ -55,6 +58,12 @@ METAL_FUNC KeyRange visible_keys(constant AttentionArgs& args, Filled keys, int 
   return range;
 }
 
+// What any of some neighbouring queries sees.
+METAL_FUNC KeyRange seen_by_any(constant AttentionArgs& args, Filled keys, uint first, uint last, int kv_start) {
+  const int last_seeing = max(min(int(last), keys.queries - 1), int(first));
+  return {visible_keys(args, keys, int(first), kv_start).begin, visible_keys(args, keys, last_seeing, kv_start).end};
+}
+
 METAL_FUNC float apply_mask(float score, uchar keep) { return keep ? score : invisible; }
 // The least half stands for none, as Hugging Face's masks have it; the least of wider types is invisible by itself.
 METAL_FUNC float apply_mask(float score, half bias) { return bias > half(-65504.0f) ? score + float(bias) : invisible; }
@@ -86,6 +95,67 @@ METAL_FUNC void add_sink(device const T* sinks, uint head, float m, thread float
   value *= of_keys;
   total = fma(total, of_keys, exp(sink - top));
 }
+
+// What a threadgroup of a decode kernel works at. The last splits, the longest ones, come first: so there is something
+// to do beside them until the end.
+struct Place {
+  uint batch, kv_head, split;
+  int first_row, n_rows;
+
+  METAL_FUNC uint row(int r) const thread { return uint(min(first_row + r, n_rows - 1)); }
+  METAL_FUNC uint query(constant AttentionArgs& args, int r) const thread { return row(r) / args.group; }
+  METAL_FUNC uint head(constant AttentionArgs& args, int r) const thread {
+    return kv_head * args.group + row(r) % args.group;
+  }
+  METAL_FUNC uint query_row(constant AttentionArgs& args, int r) const thread { // where it begins, in elements
+    return batch * args.q_batch + head(args, r) * args.q_head + query(args, r) * args.q_token;
+  }
+  METAL_FUNC uint mask_row(constant AttentionArgs& args, int r) const thread {
+    return batch * args.mask_batch + head(args, r) * args.mask_head + query(args, r) * args.mask_token;
+  }
+};
+
+template <int R> METAL_FUNC Place place_of(constant AttentionArgs& args, uint3 tgid) {
+  return {tgid.y / args.n_kv_heads, tgid.y % args.n_kv_heads, args.splits - 1 - tgid.z, int(tgid.x) * R,
+          int(args.q_len * args.group)};
+}
+
+// Joins what S simdgroups have gathered of R query rows, in at most 16 KiB of threadgroup memory: `rows` at a time,
+// whose values of all simdgroups are in `values`.
+template <int R, int S, int DV> struct Joining {
+  FOUNDRY_CONST int rows = S * R * DV <= 4096 ? R : S * R * DV <= 8192 ? R / 2 : R / 4;
+  FOUNDRY_CONST int stride = DV + 4; // of a row in floats: rows begin in different banks
+  FOUNDRY_CONST int floats = S * rows * stride;
+
+  template <typename T>
+  static METAL_FUNC void write(constant AttentionArgs& args, Place place, int first, threadgroup const float* values,
+                               threadgroup const AttentionPartial (&gathered)[S][R], device const T* sinks, device T* y,
+                               device float* partial_y, device AttentionPartial* partials, int tid) {
+    const int used = min(rows, place.n_rows - place.first_row - first);
+    for (int i = tid; i < used * DV; i += S * 32) {
+      const int r = first + i / DV, column = i % DV;
+      float m = invisible, total = 0.0f, value = 0.0f;
+      for (int s = 0; s < S; ++s) m = max(m, gathered[s][r].largest);
+      for (int s = 0; s < S; ++s) {
+        const float w = exp(gathered[s][r].largest - m);
+        total = fma(w, gathered[s][r].sum, total);
+        value = fma(w, values[(s * rows + i / DV) * stride + column], value);
+      }
+      const uint query = place.query(args, r), head = place.head(args, r);
+      const uint out_row = (place.batch * args.q_len + query) * (args.n_kv_heads * args.group) + head;
+      if (args.splits == 1) {
+        if (has_sinks) add_sink(sinks, head, m, value, total);
+        y[out_row * DV + column] = T(total == 0.0f ? 0.0f : value / total);
+      } else {
+        partial_y[(out_row * args.splits + place.split) * DV + column] = value;
+        if (column == 0) {
+          partials[out_row * args.splits + place.split].largest = m;
+          partials[out_row * args.splits + place.split].sum = total;
+        }
+      }
+    }
+  }
+};
 
 // A raw dot product to the score that enters the softmax, or `invisible`. `mask` points at the row's first key.
 template <typename M>

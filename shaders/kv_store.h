@@ -39,6 +39,26 @@ template <typename E> struct DenseKv {
     load(row, column, wide, v);
     return 1.0f;
   }
+
+  // For products of matrices: the type of factors, and 2 * N elements as pairs, of which element e of pair f is number
+  // paired(f, e). `base`: two halves of 1024.
+  template <typename T> using factor = E;
+  static constexpr int paired(int f, int e) { return 2 * f + e; }
+  template <int N>
+  static METAL_FUNC void load_pairs(device const E* row, uint column, bool wide, uint,
+                                    thread metal::vec<E, 2> (&pairs)[N]) {
+    static_assert(N == 2 || N == 4, "8 or 16 bytes");
+    if (wide && N == 4) {
+      const metal::uint4 raw = *(device const metal::uint4*)(row + column);
+      for (int f = 0; f < 4; ++f) pairs[f % N] = as_type<metal::vec<E, 2>>(raw[f]);
+    } else if (wide) {
+      const metal::uint2 raw = *(device const metal::uint2*)(row + column);
+      for (int f = 0; f < 2; ++f) pairs[f] = as_type<metal::vec<E, 2>>(raw[f]);
+    } else {
+      for (int f = 0; f < N; ++f) pairs[f] = metal::vec<E, 2>(row[column + 2 * f], row[column + 2 * f + 1]);
+    }
+  }
+  template <int N> static METAL_FUNC void load_scales(device const E*, thread float (&)[N]) {}
 };
 
 // D columns of Bits each; N is 4 or 8.
@@ -46,7 +66,7 @@ template <int D, int Bits> struct PackedKv {
   using unit = uchar;
   FOUNDRY_CONST bool packed = true;
   FOUNDRY_CONST int code_bytes = D * Bits / 8;
-  FOUNDRY_CONST bool pairs = packed_row_bytes(D, Bits) % 8 == 0; // words may be read two at a time
+  FOUNDRY_CONST bool pairs_of_words = packed_row_bytes(D, Bits) % 8 == 0; // words may be read two at a time
 
   static METAL_FUNC void bytes4(uint q, thread float* v) {
     const uint high = q >> 16;
@@ -67,7 +87,7 @@ template <int D, int Bits> struct PackedKv {
     static_assert(N == 4 || N == 8, "codes are read in words");
     const float scale = float(((device const half*)(row + code_bytes))[column / kv_block]);
     device const uchar* codes = row + column * Bits / 8;
-    if (Bits == 8 && N == 8 && pairs) {
+    if (Bits == 8 && N == 8 && pairs_of_words) {
       const metal::uint2 q = *(device const metal::uint2*)codes;
       bytes4(q.x, v);
       bytes4(q.y, v + 4 % N);
@@ -81,6 +101,46 @@ template <int D, int Bits> struct PackedKv {
       nibbles4(*(device const ushort*)codes, v);
     }
     return scale;
+  }
+
+  // For products of matrices: codes, which are exact in 16 bits; and the scales of a row. Weights times scales may be
+  // smaller than any half. Codes become numbers in the mantissa of 1024 (of 128 in bfloat).
+  template <typename T> using factor = bfloat;
+  static constexpr int paired(int f, int e) { return Bits == 8 ? f / 2 * 4 + f % 2 + 2 * e : 2 * f + e; }
+  static METAL_FUNC void codes_of(uint two, uint base, thread metal::half2& pair) {
+    constexpr uint mask = Bits == 8 ? 0x00ff00ffu : 0x000f000fu;
+    pair = as_type<metal::half2>((two & mask) | base) - metal::half2(half(Bits == 8 ? 1152.0f : 1032.0f));
+  }
+  static METAL_FUNC void codes_of(uint two, uint base, thread metal::vec<bfloat, 2>& pair) {
+    typedef metal::vec<bfloat, 2> pair_type;
+    base -= 0x64006400u - 0x43004300u;
+    if (Bits == 8) // eight bits are one too many: the upper one is in what is taken off
+      pair = as_type<pair_type>((two & 0x007f007fu) | base) - as_type<pair_type>((~two & 0x00800080u) | base);
+    else
+      pair = as_type<pair_type>((two & 0x000f000fu) | base) - pair_type(bfloat(136.0f));
+  }
+  template <int Bytes> static METAL_FUNC metal::uint2 words(device const uchar* p) {
+    if (Bytes == 8 && pairs_of_words) return *(device const metal::uint2*)p;
+    if (Bytes == 2) return metal::uint2(*(device const ushort*)p, 0);
+    return metal::uint2(((device const uint*)p)[0], Bytes == 8 ? ((device const uint*)p)[1] : 0);
+  }
+  template <typename E, int N>
+  static METAL_FUNC void load_pairs(device const uchar* row, uint column, bool, uint base,
+                                    thread metal::vec<E, 2> (&pairs)[N]) {
+    const metal::uint2 q = words<2 * N * Bits / 8>(row + column * Bits / 8);
+    for (int f = 0; f < N; ++f) {
+      const uint four = q.x >> (f / 2 * 16) & 0xffffu; // nibbles
+      codes_of((Bits == 8 ? q[f / 2] : four | four << 12) >> (f % 2 * 8), base, pairs[f]);
+    }
+  }
+  template <int N> static METAL_FUNC void load_scales(device const uchar* row, thread float (&scales)[N]) {
+    device const uint* pairs = (device const uint*)(row + code_bytes); // a row has whole words
+    for (int i = 0; i < N; i += 2) {
+      const uint word = pairs[i / 2];
+      const metal::half2 two = as_type<metal::half2>(word);
+      scales[i] = float(two.x);
+      if (i + 1 < N) scales[i + 1] = float(two.y);
+    }
   }
 
   template <int N> static METAL_FUNC void load(device const uchar* row, uint column, bool wide, thread float (&v)[N]) {

@@ -43,7 +43,7 @@ const Space& space(Op op) {
       {"attention",
        {{"keys", {128, 256, 512, 1024}},
         {"simdgroups", {4, 8}},
-        {"lanes", {1, 8}},
+        {"lanes", {1, 8, 32}},
         {"far_keys", {128, 256, 512, 1024, 2048}},
         {"groups", {1, 64, 256, 1024}}}},
       {"norm_linear", linear_parameters()},

@@ -31,7 +31,7 @@ inline int layout_index(const LinearChoice& c) {
 struct AttentionChoice {
   uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys
   uint16_t simdgroups; // per threadgroup
-  uint16_t lanes;      // that read a key together: 1 or 8
+  uint16_t lanes;      // that read a key together: 1 or 8; 32: products of matrices, where there is such a kernel
   uint16_t far_keys;   // per split of the keys beyond
   uint16_t groups;     // threadgroups to aim at: rows share a reading of the keys as long as there are so many
 };

@@ -114,7 +114,7 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "q4_k", 1, kAny, kAny, {4, 1, 1, 2, 1}},
     {"sm_90", kNorm, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},
     {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256}},
-    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 8, 512, 256}},
+    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256}},
 
     // Any other GPU.
     {"", kLinear, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},

@@ -99,10 +99,10 @@ std::string first_errors(const std::string& log, int limit) {
 
 // The host's arithmetic is not contracted, so this is not either: results don't depend on the template instance. With a
 // number of registers to keep to, the compiler leaves loads that stand together together; without, it moves each to its
-// first use, and a thread waits for one at a time.
-std::vector<std::string> options(const Toolchain& toolchain, const std::string& arch) {
-  std::vector<std::string> all{"-arch=" + arch, "-std=c++17", "-default-device",    "-device-int128",
-                               "-fmad=false",   "-lineinfo",  "--maxrregcount=128", "-w"};
+// first use, and a thread waits for one at a time. `registers`: of which twelve or sixteen warps have as many.
+std::vector<std::string> options(const Toolchain& toolchain, const std::string& arch, int registers) {
+  std::vector<std::string> all{"-arch=" + arch, "-std=c++17", "-default-device", "-device-int128", "-fmad=false",
+                               "-lineinfo",     "-w",         "--maxrregcount=" + std::to_string(registers)};
   for (const char* directory : {"/prelude", "/cuda/prelude", "/cuda/prelude/std"})
     all.push_back("-I" + toolchain.root + directory);
   if (toolchain.checked) all.push_back("-DMSL_CHECKED");
@@ -175,7 +175,9 @@ std::string module_text(const Source& source, const Kernel& kernel, const Varian
 std::string compile_cubin(const Toolchain& toolchain, const std::string& label, const std::string& text,
                           const std::string& arch) {
   const Nvrtc& api = nvrtc(toolchain.nvrtc);
-  const std::vector<std::string> flags = options(toolchain, arch);
+  // What goes from memory into wide products has few instructions: more in flight matters more than more threads.
+  const bool wide = text.find("multiply_accumulate_2x2") != std::string::npos;
+  const std::vector<std::string> flags = options(toolchain, arch, wide ? 168 : 128);
   std::string key = api.identity + '\n' + toolchain.prelude_hash;
   for (const std::string& flag : flags)
     if (flag.rfind("-I", 0) != 0) key += '\n' + flag; // paths say nothing, the hash has what lies there

@@ -33,6 +33,14 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, int64_t kv_len) {
   TORCH_CHECK(mask.size(3) >= kv_len, "mask: expected at least kv_len=", kv_len, " columns, got ", mask.sizes());
 }
 
+// Whether attention_matrix.metal has a kernel for these: keys and values of q's own 16 bits, or packed.
+bool can_multiply_matrices(const at::Tensor& q, const KvStore& keys, const KvStore& values) {
+  const auto fits = [&](const KvStore& store) {
+    return store.columns % 32 == 0 && (store.packed() || store.kind == dtype_index(q.scalar_type()));
+  };
+  return q.scalar_type() != at::kFloat && fits(keys) && fits(values);
+}
+
 struct Variant {
   at::ScalarType dtype;
   KvStore keys, values;
@@ -55,14 +63,21 @@ struct Variant {
   Kernel kernel(bool decode) const {
     const char* type = metal_type(dtype);
     const char* element = mask == MaskKind::float_bias ? "float" : mask == MaskKind::same_bias ? type : "uchar";
+    const bool matrices = decode && choice.lanes == kSimdWidth;
     Kernel k{
-        decode ? "attention.metal" : "attention_prefill.metal",
-        decode ? "attention_decode" : "attention_prefill",
+        matrices ? "attention_matrix.metal"
+        : decode ? "attention.metal"
+                 : "attention_prefill.metal",
+        matrices ? "attention_decode_matrix"
+        : decode ? "attention_decode"
+                 : "attention_prefill",
         {type, element, keys.policy(), values.policy(), std::to_string(keys.columns), std::to_string(values.columns)},
         {},
         ""};
     if (decode) {
-      for (int n : {rows, int(choice.simdgroups), int(choice.lanes)}) k.arguments.push_back(std::to_string(n));
+      k.arguments.push_back(std::to_string(matrices ? rows / 8 : rows));
+      k.arguments.push_back(std::to_string(choice.simdgroups));
+      if (!matrices) k.arguments.push_back(std::to_string(choice.lanes));
     }
     k.constants = {{FC_ATTENTION_MASK, mask != MaskKind::none},
                    {FC_ATTENTION_SOFTCAP, softcap},
@@ -116,24 +131,31 @@ void prefill(const Call& call) {
                      call.heads()));
 }
 
+// Query rows of a threadgroup, which read the keys together: those of a group, unless that would leave most of the GPU
+// idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries
+// and weights.
+int rows_together(const Call& call) {
+  const AttentionChoice& choice = call.variant.choice;
+  const int64_t columns = call.variant.keys.columns, widest = std::max<int64_t>(columns, call.variant.values.columns);
+  if (choice.lanes == kSimdWidth) return call.args.group > 8 && widest <= 128 ? 16 : 8;
+  const auto fits = [&](int rows) {
+    const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
+    const int64_t floats = rows * (columns + choice.simdgroups * 2 * kSimdWidth);
+    return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
+  };
+  const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
+  int rows = 1;
+  while (rows < call.grouped_rows() && fits(rows * 2) && groups(rows * 2) >= choice.groups) rows *= 2;
+  return rows;
+}
+
 void decode(Call& call) {
   Variant& variant = call.variant;
   const int64_t columns = variant.values.columns;
   call.args.keys = variant.choice.keys;
   call.args.far_keys = variant.choice.far_keys;
   call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
-  // Rows that read the keys together: those of a group, unless that would leave most of the GPU idle. Registers: rows *
-  // columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries and weights.
-  const int64_t widest = std::max(columns, variant.keys.columns), simdgroups = variant.choice.simdgroups;
-  const auto fits = [&](int rows) {
-    const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
-    const int64_t floats = rows * (variant.keys.columns + simdgroups * 2 * kSimdWidth);
-    return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
-  };
-  const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
-  while (variant.rows < call.grouped_rows() && fits(variant.rows * 2) &&
-         groups(variant.rows * 2) >= variant.choice.groups)
-    variant.rows *= 2;
+  variant.rows = rows_together(call);
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns;
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split
@@ -227,12 +249,14 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   args.has_rows = rows.has_value();
   args.table_row = block_table ? u32(block_table->stride(0)) : 0;
   args.page_shift = u32(page_shift);
+  args.two_1024 = 0x64006400;
 
   const bool k_aligned = kv_aligned("k_cache", k_cache, keys), v_aligned = kv_aligned("v_cache", v_cache, values);
   const bool aligned = aligned_rows(q) && k_aligned && v_aligned;
   const int64_t row_bytes = k_cache.size(3) * k_cache.itemsize() + v_cache.size(3) * v_cache.itemsize();
   const int64_t moved = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
-  const AttentionChoice choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
+  AttentionChoice choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
+  if (choice.lanes == kSimdWidth && !can_multiply_matrices(q, keys, values)) choice.lanes = 8;
   const bool wide_sinks = sinks && sinks->scalar_type() == at::kFloat;
   const Variant variant{q.scalar_type(),
                         keys,

@@ -357,7 +357,8 @@ def test_an_engines_steps_are_what_the_ops_compute(family: str, requests: int) -
     """One tape of our own, or a graph of torch's with its products."""
     model = patch(zoo.build(family, dtype=torch.float16).cuda())
     steps, prompted = test_tapes.compared(Engine(model, requests=requests, budget=max(60, 2 * requests)), requests)
-    assert steps > 8 and prompted
+    experts = any(layer.experts is not None for layer in model.model.decoder_plan().layers)
+    assert steps > 8 and (prompted or experts)  # steps of more tokens than experts take one by one are not recorded
     assert report(model).recorded and not report(model).eager
 
 

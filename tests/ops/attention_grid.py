@@ -42,7 +42,7 @@ FEATURES: dict[str, list[Any]] = {
     "softcap": [0.0, 20.0],
     "sinks": ["", "float", "own"],
     "prefill": [False, True],
-    "lanes": [1, 8],  # that read a key together, of decode on the host: 8 is what GPUs have
+    "lanes": [1, 8],  # that read a key together, of decode on the host: 8 is what GPUs have; 32: by_matrices
 }
 
 
@@ -182,9 +182,20 @@ def check(kernel: Kernel, call: dict[str, Any]) -> None:
     assert_equal(in_pages, got)
 
 
+def by_matrices() -> list[Kernel]:
+    """Those of `kernels` that attention_matrix.metal can do too, done by it."""
+    found = []
+    for kernel in kernels():
+        own = {F16: "f16", BF16: "bf16"}.get(kernel["dtype"])
+        stores = {kernel["k"], kernel["v"]} <= {"own", own, "q8_0", "q4_0"}
+        if own and stores and not kernel["prefill"] and all(n % 32 == 0 for n in kernel["columns"]):
+            found.append({**kernel, "lanes": 32})
+    return found
+
+
 def main() -> None:
     count, each = (*sys.argv[1:], "all", "55")[:2]
-    chosen, done = kernels()[: None if count == "all" else int(count)], 0
+    chosen, done = (kernels() + by_matrices())[: None if count == "all" else int(count)], 0
     for kernel in chosen:
         for call in calls(kernel, int(each)):
             try:

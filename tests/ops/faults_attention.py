@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kit
 import test_attention as t
 import test_attention_features as f
 from kit import F16, F32, Fault
 
-KERNEL, PREFILL = "attention.metal", "attention_prefill.metal"
+KERNEL, PREFILL, MATRIX = "attention.metal", "attention_prefill.metal", "attention_matrix.metal"
 SCORES, STORE = "attention_scores.h", "kv_store.h"
 
 
@@ -88,7 +90,7 @@ FAULTS = [
         KERNEL,
         "acc[r][c] *= rescale;",
         "acc[r][c] *= 1.0f;",
-        lambda: t.test_accuracy(t.Case(kv_len=256, capacity=256), F32),
+        lambda: f.test_scores_that_grow_along_the_keys(1, F32),
     ),
     Fault(
         "attention-prefill-no-rescale",
@@ -114,8 +116,8 @@ FAULTS = [
     Fault(
         "attention-decode-wrong-kv-head",
         KERNEL,
-        "kv_head * args.v_head, args.v_token);",
-        "(args.n_kv_heads - 1 - kv_head) * args.v_head, args.v_token);",
+        "place.kv_head * args.v_head, args.v_token);",
+        "(args.n_kv_heads - 1 - place.kv_head) * args.v_head, args.v_token);",
         lambda: t.test_exact_retrieval(1, F32),
     ),
     Fault(
@@ -166,9 +168,10 @@ FAULTS = [
     Fault(
         "attention-mask-of-the-first-head",
         KERNEL,
-        "query * args.mask_token + keys.shift\n                 : nullptr;\n    all.begin",
-        "0 * args.mask_token + keys.shift\n                 : nullptr;\n    all.begin",
+        "+ query(args, r) * args.mask_token;",
+        "+ 0 * args.mask_token;",
         lambda: t.test_accuracy(t.Case(mask="float+heads+row", queries=2, batch=2), F16),
+        SCORES,
     ),
     Fault(
         "attention-prefill-unwritten-keys-staged",
@@ -288,4 +291,39 @@ FAULTS += [
         "stage_keys<V, VE, DV, BK, V_LD>(v_rows, max(tile - 1, 0), all, v_tile, tid);",
         lambda: f.agrees(v="q8_0", queries=20),
     ),
+]
+
+
+def _matrix(name: str, old: str, new: str, header: str | None = None, **call: Any) -> Fault:
+    """A mistake in attention by products of matrices."""
+
+    def check() -> None:
+        f.agrees(**{"dtype": F16, "lanes": 32, **call})
+
+    return Fault(f"attention-matrix-{name}", MATRIX, old, new, check, *([header] if header else []))
+
+
+def _growing() -> None:
+    f.test_scores_that_grow_along_the_keys(32, F16)
+
+
+FAULTS += [
+    Fault(
+        "attention-matrix-no-rescale",
+        MATRIX,
+        "thread_elements()[e] *= rescale;",
+        "thread_elements()[e] *= 1.0f;",
+        _growing,
+    ),
+    Fault("attention-matrix-sum-no-rescale", MATRIX, "sum[b][e] *= rescale;", "sum[b][e] *= 1.0f;", _growing),
+    _matrix("query-columns-swapped", "own.row % 2 == 0 ? x[even", "own.row % 2 == 1 ? x[even"),
+    _matrix("keys-of-the-first-half", "min(max(block + 8 * i + own.row", "min(max(block + own.row"),
+    _matrix("values-of-one-key", "key + own.column + e,", "key + own.column,"),
+    _matrix("half-a-weight", "values, rest);", "values, most);", k="q8_0", v="q8_0"),
+    _matrix("scale-of-the-first-block", "? scale[i][j] : 1", "? scale[i][0] : 1", v="q4_0"),
+    _matrix("columns-of-values-swapped", "V::paired(d % W / 2, d % 2)", "V::paired(d % W / 2, 1 - d % 2)"),
+    _matrix("blocks-left-out", "block + 32 * S - 16", "block + 32 * S", kv_len=700),
+    _matrix("upper-bit-of-bytes", "(~two & 0x00800080u)", "(two & 0x00800080u)", STORE, v="q8_0"),
+    _matrix("nibbles-of-one-byte", "four | four << 12", "four | four << 16", STORE, k="q4_0"),
+    _matrix("second-product-left-out", "for (int k = 0; k < 2; ++k)", "for (int k = 0; k < 1; ++k)", "matrix_pairs.h"),
 ]

@@ -208,18 +208,22 @@ def test_rows_do_not_depend_on_the_number_of_queries() -> None:
             kit.assert_equal(ops.attention(**alone), together[:, i : i + 1])
 
 
+@pytest.mark.parametrize("lanes", [1, 32])
 @pytest.mark.parametrize("group, head_dim", [(9, 64), (16, 128), (8, 256)])
-def test_a_group_reads_its_keys_once(group: int, head_dim: int, tmp_path: Path) -> None:
+def test_a_group_reads_its_keys_once(group: int, head_dim: int, lanes: int, tmp_path: Path) -> None:
     """One threadgroup has all heads of a KV head and a split: the kernel gives the same where no other one works."""
     case = Case(batch=43, heads=2 * group, kv_len=300, capacity=300, head_dim=head_dim)  # enough for any GPU
     given = inputs(case, F16)
-    expected = ops.attention(**given)
+    with kit.choice("attention", lanes=lanes):
+        expected = ops.attention(**given)
     source = Path(__file__).parents[2] / "shaders"
     shaders = shutil.copytree(source, tmp_path / "shaders", ignore=shutil.ignore_patterns("*.metal"))
-    text, all_work = (source / "attention.metal").read_text(), "if (split >= max("
-    assert text.count(all_work) == 1
-    (shaders / "attention.metal").write_text(text.replace(all_work, "if (tgid.x > 0 || split >= max("))
-    with runtime.use_shaders(shaders), truth.poisoned_outputs():
+    all_work = "if (place.split >= max("
+    for name in ("attention.metal", "attention_matrix.metal"):
+        text = (source / name).read_text()
+        assert text.count(all_work) == 1
+        (shaders / name).write_text(text.replace(all_work, all_work.replace("(", "(tgid.x > 0 || ", 1)))
+    with runtime.use_shaders(shaders), kit.choice("attention", lanes=lanes), truth.poisoned_outputs():
         kit.assert_equal(ops.attention(**given), expected)
 
 

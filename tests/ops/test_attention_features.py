@@ -61,6 +61,17 @@ def test_columns_of_any_number(columns: tuple[int, int], lanes: int) -> None:
     agrees(columns=columns, k="q4_0", v="q8_0", lanes=lanes)
 
 
+@pytest.mark.parametrize("lanes, dtype", [(1, F32), (8, F32), (32, F16)])
+def test_scores_that_grow_along_the_keys(lanes: int, dtype: torch.dtype) -> None:
+    """What came before weighs less and less: by more than the room that weights are given."""
+    given = given_for(dtype=dtype, kv_len=250)  # in one split, of which a simdgroup has two tiles
+    given["q"] = given["q"].abs()
+    ramp = torch.linspace(0, 20, given["k_cache"].shape[2], dtype=dtype)
+    given["k_cache"] = ramp[:, None].expand_as(given["k_cache"]).contiguous()
+    with kit.choice("attention", lanes=lanes):
+        opchecks.attention(given)
+
+
 def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
     """Bit for bit, whatever else is in the batch, and whatever lies behind what it has."""
     for queries, k in ((4, "own"), (4, "q8_0"), (20, "own")):
@@ -133,8 +144,8 @@ def test_the_least_number_in_a_mask_hides(queries: int, dtype: torch.dtype) -> N
 
 def test_pages_that_nobody_sees_are_not_looked_up() -> None:
     """Those behind the last key, and those that a window has left."""
-    for queries, lanes in ((1, 1), (1, 8), (20, 1)):
-        given = given_for(queries=queries, window=70, kv_len=300)
+    for queries, lanes, dtype in ((1, 1, F32), (1, 8, F32), (1, 32, F16), (20, 1, F32)):
+        given = given_for(dtype=dtype, queries=queries, window=70, kv_len=300)
         with kit.choice("attention", lanes=lanes):
             expected = ops.attention(**given)
             pages = grid.paged(given, 16, kit.generator())

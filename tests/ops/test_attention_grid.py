@@ -8,6 +8,7 @@ import attention_grid as grid
 import pytest
 
 KERNELS = grid.kernels()
+MATRICES = grid.by_matrices()
 IN_CI, CALLS = 8, 20
 
 
@@ -18,6 +19,12 @@ def test_a_part_of_the_grid(index: int) -> None:
     fitting = (c for c in grid.calls(kernel, 1000) if c["group"] * c["queries"] >= 8)
     for call in itertools.islice(fitting, CALLS):
         grid.check(kernel, call)
+
+
+@pytest.mark.parametrize("index", range(len(MATRICES)))
+def test_products_of_matrices(index: int) -> None:
+    for call in grid.calls(MATRICES[index], CALLS):
+        grid.check(MATRICES[index], call)
 
 
 def test_the_grid_meets_every_pair() -> None:

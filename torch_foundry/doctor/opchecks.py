@@ -161,7 +161,8 @@ def finite(given: Given) -> Given:
 
 
 def attention_bound(given: Given, truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """A score's rounding errors shift its weight by as much, relatively; then K sums of weight times value."""
+    """A score's rounding errors shift its weight by as much, relatively; then K sums of weight times value. Subnormal
+    numbers may be taken for zeros, as GPUs do."""
     sizes = {**given, "q": given["q"].abs(), "k_cache": given["k_cache"].abs(), "v_cache": given["v_cache"].abs()}
     group = sizes["q"].shape[1] // sizes["k_cache"].shape[1]
     k = sizes["k_cache"][:, :, : given["kv_len"]].repeat_interleave(group, 1)
@@ -170,7 +171,7 @@ def attention_bound(given: Given, truth: Tensor, dtype: torch.dtype) -> Tensor:
     score_error = U32 * (4 * sizes["q"].shape[-1] ** 0.5 + 8) * products.repeat_interleave(columns, -1)
     values = plain.attention(**{**given, "v_cache": sizes["v_cache"]})  # sum of p |v|
     sums = U32 * (16 + 4 * given["kv_len"] ** 0.5)
-    return UNIT[dtype] * truth.abs() + (2 * score_error + sums) * values
+    return UNIT[dtype] * truth.abs() + (2 * score_error + sums) * values + torch.finfo(torch.float32).tiny
 
 
 def attention(given: Given, device: Device = "cpu") -> None:

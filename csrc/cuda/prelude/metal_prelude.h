@@ -16,6 +16,7 @@
 #include "simdgroup_matrix.h"
 #include "traits.h"
 #include "vector.h"
+#include "wide_product.h"
 
 // In a shader Metal's functions hide CUDA's; both see what the shader adds.
 MSL_SHADER_SCOPE_BEGIN
