@@ -18,7 +18,7 @@ namespace foundry {
 FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
 FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU,
 FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
-FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;    // they take the splits in turn
+FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;   // they take the splits in turn
 
 // Prefill: a threadgroup takes 8 query rows per simdgroup.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;

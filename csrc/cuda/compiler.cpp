@@ -101,8 +101,14 @@ std::string first_errors(const std::string& log, int limit) {
 // number of registers to keep to, the compiler leaves loads that stand together together; without, it moves each to its
 // first use, and a thread waits for one at a time. `registers`: of which twelve or sixteen warps have as many.
 std::vector<std::string> options(const Toolchain& toolchain, const std::string& arch, int registers) {
-  std::vector<std::string> all{"-arch=" + arch, "-std=c++17", "-default-device", "-device-int128", "-fmad=false",
-                               "-lineinfo",     "-w",         "--maxrregcount=" + std::to_string(registers)};
+  std::vector<std::string> all{"-arch=" + arch,
+                               "-std=c++17",
+                               "-default-device",
+                               "-device-int128",
+                               "-fmad=false",
+                               "-lineinfo",
+                               "-w",
+                               "--maxrregcount=" + std::to_string(registers)};
   for (const char* directory : {"/prelude", "/cuda/prelude", "/cuda/prelude/std"})
     all.push_back("-I" + toolchain.root + directory);
   if (toolchain.checked) all.push_back("-DMSL_CHECKED");
