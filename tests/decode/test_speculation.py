@@ -106,6 +106,30 @@ def test_a_step_with_a_draft_waits_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert 15 < steps < 60 and reads[0] < steps + 12
 
 
+def test_what_a_draft_does_once_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the prompt and recording its steps: they would make guessing look slow."""
+    model, draft, slow = patched(), patched(), [0]
+    plan = draft.model.decoder_plan()
+
+    class Clock:
+        """A second a call; a hundred more where the draft has recorded a tape meanwhile, or gone layer by layer."""
+
+        now, before = 0.0, (0, 0)
+
+        def perf_counter(self) -> float:
+            done = plan.recorded, report(draft).eager.total()
+            slow[0] += done != self.before
+            self.now += 1 + 100 * (done != self.before)
+            self.before = done
+            return self.now
+
+    note, timed = Pace.note, []
+    monkeypatch.setattr(Pace, "note", lambda self, *given: timed.append(given[-1]) or note(self, *given))
+    monkeypatch.setattr(speculation, "time", Clock())
+    generate(model, assistant_model=draft)
+    assert slow[0] >= 2 and set(timed) == {None, 1.0}
+
+
 def test_drawn_tokens_have_the_distribution_of_single_steps() -> None:
     """Over many seeds, each text is the one without guesses: stronger than any statistic."""
     model = patched()

@@ -354,3 +354,15 @@ def test_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         plan.timed(3, length, 9, seconds)
     assert plan._times == {(4, 1): 1.0, (4, 8): 3.0, (4, 4): 1.2}
     assert (plan.totals.seconds, plan.totals.without) == (5.2, 9.0)
+
+
+def test_a_step_in_which_the_draft_recorded_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    draft = SimpleNamespace(recorded=0)
+    plan = Guessing(None, draft, 64)  # type: ignore[arg-type]
+    plan.timed(1, 1, 1, 1.0)
+    for recorded, seconds in ((0, 2.0), (3, 100.0), (3, 2.0)):
+        plan.guess([], None, [])
+        draft.recorded = recorded
+        plan.timed(1, 1, 1, seconds)
+    assert plan._times == {(1, 1): 2.0}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.steps import Steps
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.patch.state import Blocked
@@ -83,6 +84,7 @@ class DraftModel:
         self._steps.expect(self._cache, capacity - prompt.shape[1])
         self._fed: list[int] = []  # tokens in the cache, guesses among them
         self._known = 0  # of them, the first ones that are no guesses
+        self.usual = False  # whether the last `propose` neither read a prompt nor recorded a tape
 
     def begin(self, settings: Settings, seed: int) -> None:
         """Before the first guess: how, and with which random numbers, the other model chooses."""
@@ -100,7 +102,8 @@ class DraftModel:
 
         Waits for nothing; once they are known, `proposed` has to be told.
         """
-        right = self._known
+        plan = self.model.model.decoder_plan()
+        right, recorded = self._known, plan.recorded
         while right < min(len(self._fed), len(text)) and self._fed[right] == text[right]:
             right += 1
         self._steps.count(right - self._cache.get_seq_length())
@@ -111,6 +114,7 @@ class DraftModel:
         self._sampler.seek([len(text)], text[-1:])
         if not self._steps.submit(self._cache, most, most):
             raise Blocked("the draft's cache has to move")
+        self.usual = len(text) - 1 - right <= LONGEST_STEP and plan.recorded == recorded
         self._fed, self._known = list(text), len(text)
         return self._sampler.ids[0, len(text) : len(text) + most]
 

@@ -247,10 +247,12 @@ class Guesser:
         # no more rows than there may be tokens: each is written to the cache, where there may be no room behind the end
         kind, proposed = self._guess(text, pace, (1 << remaining.bit_length() - 1) - 1)
         guesses: list[int] = []
+        usual = True  # nothing was done that other steps don't have to do
         if proposed is not None:
             guesses, chosen = verifier.choose(text[-1], proposed, len(text), remaining)
             if isinstance(self.draft, DraftModel):
                 self.draft.proposed(guesses)
+                usual = self.draft.usual
             right = accepted(guesses, chosen)
         else:
             chosen = verifier.go_on(text[-1], len(text), min(pace.stretch(), remaining), remaining)
@@ -260,7 +262,7 @@ class Guesser:
         text += chosen[:kept]
         plan.tokens += kept
         plan.reads += 1
-        seconds = None if verifier.recorded else time.perf_counter() - before
+        seconds = time.perf_counter() - before if usual and not verifier.recorded else None
         if guesses:
             pace.note(kind, len(guesses), right, kept, seconds)
         else:

@@ -58,11 +58,17 @@ class Draft:
             self._forward = Forward(draft, self.cache, requests=requests, exact=exact)
         except Blocked as blocked:
             raise RuntimeError(f"assistant_model: an engine can't run it: {blocked}") from None
-        if self._forward.plan.device != model.device:
-            raise ValueError(f"assistant_model: expected it on {model.device}, got {self._forward.plan.device}")
+        self._plan = self._forward.plan
+        if self._plan.device != model.device:
+            raise ValueError(f"assistant_model: expected it on {model.device}, got {self._plan.device}")
         self.most: int = draft.generation_config.num_assistant_tokens or MOST
         self._limit, self._vocabulary = int(config.max_position_embeddings), int(draft.lm_head.out_features)
         self._fed: dict[int, list[int]] = {}  # tokens in the cache, by job
+
+    @property
+    def recorded(self) -> int:
+        """Steps that a tape was recorded of."""
+        return int(self._plan.recorded)
 
     def leave(self, name: int) -> None:
         """A job has lost its place."""

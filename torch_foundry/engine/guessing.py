@@ -53,6 +53,7 @@ class Guessing:
         self._times: dict[tuple[int, int], float] = {}
         self._met: set[tuple[int, int]] = set()
         self._used: set[tuple[int, int]] = set()
+        self._recorded = 0  # steps of the draft before this one that a tape was recorded of
         self._since = 0  # steps with guesses since one without was timed
 
     def begin(self, job: Job, params: Params, *, possible: bool) -> Guesses:
@@ -86,6 +87,7 @@ class Guessing:
 
     def guess(self, jobs: Sequence[Job], slots: Any, rows: Sequence[int]) -> None:
         """Give `jobs`, which generate, guesses for the next step. rows: theirs in `slots`, for draft models."""
+        self._recorded = 0 if self._draft is None else self._draft.recorded
         for job in jobs:
             job.guesses = []
         texts = {job.name: self._look(job, self._own[job.name]) for job in jobs if job.name in self._own}
@@ -130,7 +132,7 @@ class Guessing:
         key = power_of_two(requests), power_of_two(length)
         self._since += length > 1
         self._used.add(key)
-        if key in self._met:
+        if key in self._met and (self._draft is None or self._draft.recorded == self._recorded):
             known = self._times.get(key, seconds)
             self._times[key] = known + NEWEST * (seconds - known)
             if self._own and (plain := self._times.get((key[0], 1))) is not None:
