@@ -17,6 +17,8 @@ Driver load() {
   TORCH_CHECK(table.name##_, "torch_foundry: the NVIDIA driver is too old: it has no ", FOUNDRY_TEXT(name));
   FOUNDRY_DRIVER_FUNCTIONS(FOUNDRY_FIND)
 #undef FOUNDRY_FIND
+  table.cuGraphAddDependencies_v2_ =
+      reinterpret_cast<decltype(table.cuGraphAddDependencies_v2_)>(dlsym(library, "cuGraphAddDependencies_v2"));
   const CUresult result = table.cuInit_(0);
   TORCH_CHECK(result == CUDA_SUCCESS, "torch_foundry: the NVIDIA driver does not start: error ",
               static_cast<int>(result));

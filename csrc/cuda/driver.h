@@ -26,7 +26,6 @@ namespace foundry::cuda {
   X(cuStreamIsCapturing)                                                                                               \
   X(cuGraphCreate)                                                                                                     \
   X(cuGraphAddKernelNode)                                                                                              \
-  X(cuGraphAddDependencies_v2)                                                                                         \
   X(cuGraphInstantiateWithFlags)                                                                                       \
   X(cuGraphLaunch)                                                                                                     \
   X(cuGraphDestroy)                                                                                                    \
@@ -37,6 +36,7 @@ struct Driver {
 #define FOUNDRY_DECLARE(name) decltype(&::name) name##_;
   FOUNDRY_DRIVER_FUNCTIONS(FOUNDRY_DECLARE)
 #undef FOUNDRY_DECLARE
+  decltype(&::cuGraphAddDependencies_v2) cuGraphAddDependencies_v2_; // null in drivers before CUDA 12.3
 };
 
 const Driver& driver(); // throws where there is none

@@ -175,13 +175,12 @@ private:
       node.sharedMemBytes = launch.dynamic_memory;
       node.kernelParams = parameters;
       const CUgraphNode before = last;
-      check(api.cuGraphAddKernelNode_(&last, graph_, nullptr, 0, &node), "CUDA graph node");
-      if (before) {
-        CUgraphEdgeData edge{}; // as launch_prepared's attribute
-        if (previous->module->starts_early && launch.module->starts_early) {
-          edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
-          edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-        }
+      const bool early = before && previous->module->starts_early && launch.module->starts_early; // as on a stream
+      check(api.cuGraphAddKernelNode_(&last, graph_, &before, before && !early ? 1 : 0, &node), "CUDA graph node");
+      if (early) {
+        CUgraphEdgeData edge{};
+        edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+        edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
         check(api.cuGraphAddDependencies_v2_(graph_, &before, &last, &edge, 1), "CUDA graph edge");
       }
       previous = &launch;

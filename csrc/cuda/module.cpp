@@ -115,7 +115,7 @@ Module load_module(const std::string& label, const std::string& cubin, CUcontext
   };
   module.static_memory = attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
   module.max_threads = attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-  module.starts_early = attribute(CU_FUNC_ATTRIBUTE_BINARY_VERSION) >= 90;
+  module.starts_early = attribute(CU_FUNC_ATTRIBUTE_BINARY_VERSION) >= 90 && api.cuGraphAddDependencies_v2_;
 
   CUdeviceptr description = 0;
   size_t bytes = 0;
