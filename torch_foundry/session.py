@@ -52,6 +52,7 @@ class Session:
         self.cache: Any = DynamicCache(config=self.model.config)
         self.tokens: list[int] = []
         self._mask: list[int] = []
+        self._torn = False  # a turn has begun and not come to its end
 
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
@@ -91,7 +92,7 @@ class Session:
         """As `model.generate(input_ids, attention_mask=...)`, reading only what the cache doesn't hold.
 
         input_ids: int64 [1, n], the whole text so far. attention_mask: [1, n], zeros where it is padded on the left.
-        Returns int64 [1, n + new tokens].
+        Returns int64 [1, n + new tokens]. After an interrupt the next turn reads everything again.
         """
         if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
             raise ValueError(f"input_ids: expected [1, n] with n > 0, got {list(input_ids.shape)}")
@@ -103,7 +104,9 @@ class Session:
         settings |= {"return_dict_in_generate": False, "use_cache": True}
         if max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
             self.reset()  # generate() does not repeat the rows of a cache that it is given
-        self._forget_unknown()
+        if self._torn:
+            self.reset()
+        self._torn = True
         self._go_back(text, mask)
         if any(layer.is_sliding for layer in self.cache.layers):
             self.cache.activate_past_recording()
@@ -118,12 +121,17 @@ class Session:
             ids: torch.Tensor = self.model.generate(
                 input_ids, attention_mask=given, past_key_values=self.cache, **settings
             )
-        except BaseException:
+        except Exception:
             self._forget_unknown()
+            self._torn = False
+            raise
+        except BaseException:  # an interrupt, which may have come anywhere
+            self.reset()
             raise
         self.tokens = ids[0].tolist()
         self._mask += [1] * (len(self.tokens) - len(text))
         self._trim()
+        self._torn = False
         return ids
 
     def _trim(self) -> None:
@@ -134,9 +142,7 @@ class Session:
         self.tokens, self._mask = self.tokens[:length], self._mask[:length]
 
     def _forget_unknown(self) -> None:
-        """A turn failed, at whatever line: tokens that were generated are in the cache, but nobody knows which."""
-        if len({layer.get_seq_length() for layer in self.cache.layers}) > 1:
-            return self.reset()
+        """A turn failed: tokens that were generated are in the cache, but nobody knows which."""
         surplus = self.cache.get_seq_length() - len(self.tokens)
         if surplus > 0:
             self._crop(surplus, len(self.tokens))
@@ -163,6 +169,8 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write messages, tokens, keys and values to a safetensors file, in place of what is there once it is whole."""
+        if self._torn:
+            self.reset()
         tensors: dict[str, torch.Tensor] = {"tokens": torch.tensor(self.tokens), "mask": torch.tensor(self._mask)}
         seen = []
         for i, layer in enumerate(self.cache.layers):
