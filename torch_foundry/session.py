@@ -111,7 +111,7 @@ class Session:
         if any(layer.is_sliding for layer in self.cache.layers):
             self.cache.activate_past_recording()
             if self.tokens:
-                self.cache.crop(0)  # windows let go of what they kept for the turn before
+                self._crop(0, len(self.tokens))  # windows let go of what they kept for the turn before
         self.reused = len(self.tokens)
         given = None if attention_mask is None else attention_mask.to(self.model.device)
         if given is None:  # without one, generate() guesses from padding tokens
@@ -161,7 +161,11 @@ class Session:
         """Drop the newest `surplus` tokens, so that `keep` are left; all, if a sliding window would miss some then."""
         windows = [layer for layer in self.cache.layers if layer.is_sliding and layer.is_initialized]
         if keep and all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows):
-            self.cache.crop(-surplus)
+            try:
+                self.cache.crop(-surplus)
+            except BaseException:  # an interrupt: some layers are cropped, some not, or half
+                self.reset()
+                raise
         else:
             self.reset()
 

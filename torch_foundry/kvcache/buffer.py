@@ -38,7 +38,7 @@ class GrowingBuffer:
     and what comes from outside are copies of that, in the dtype that `reserve`, `append` or `set` saw last.
     """
 
-    __slots__ = ("appended", "data", "dtype", "first", "format", "length", "limit", "own", "shown", "spare")
+    __slots__ = ("before", "data", "dtype", "first", "format", "length", "limit", "own", "shown", "spare")
 
     def __init__(self, format: str | None = None) -> None:
         self.format = format
@@ -46,7 +46,7 @@ class GrowingBuffer:
         self.data: torch.Tensor | None = None
         self.first = 0
         self.length = 0
-        self.appended = 0  # tokens, ever
+        self.before = 0  # tokens that came before the first of `data`, ever
         self.spare = 0  # tokens that are likely to come after those that room is made for
         self.limit: int | None = None  # tokens that there may ever be
         self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
@@ -92,7 +92,8 @@ class GrowingBuffer:
         elif (first := self._offset_of(tensor)) is not None:
             self.first, self.length = first, tensor.shape[2]
         else:
-            self.data, self.first, self.length, self.own = tensor, 0, tensor.shape[2], False
+            before, length = self.before + self.first, tensor.shape[2]
+            self.data, self.before, self.first, self.length, self.own = tensor, before, 0, length, False
 
     def _offset_of(self, tensor: torch.Tensor) -> int | None:
         """Where `tensor` starts within the stored tokens' buffer if it is a slice of it along the tokens."""
@@ -143,7 +144,8 @@ class GrowingBuffer:
 
     def _own(self, data: torch.Tensor) -> None:
         """Go on with `data`, of which nobody else has a view; what is stored begins at its front."""
-        self.data, self.first, self.own, self.shown = data, 0, True, 0
+        before = self.before + self.first
+        self.data, self.before, self.first, self.own, self.shown = data, before, 0, True, 0
 
     def move(self, capacity: int) -> None:
         """Take what is stored to the front of new memory."""
@@ -174,7 +176,7 @@ class GrowingBuffer:
             stored = data.narrow(2, self.first, self.length)
             if self._writable(0):
                 data.narrow(2, 0, self.length).copy_(stored if self.first >= self.length else stored.clone())
-                self.first = 0
+                self.before, self.first = self.before + self.first, 0
             else:
                 self.move(data.shape[2])
 
@@ -201,11 +203,9 @@ class GrowingBuffer:
             before = self.view()
             assert before is not None
             self.set(torch.cat([before, states], dim=2))
-            self.appended += states.shape[2]
             return
         if recorded:
             self.set(states)
-            self.appended += states.shape[2]
             return
         self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)
         assert self.data is not None
@@ -232,25 +232,27 @@ class GrowingBuffer:
     def extend(self, tokens: int) -> None:
         """Count `tokens` that were written behind what is there."""
         self.length += tokens
-        self.appended += tokens
 
-    def rewind(self, appended: int, length: int) -> None:
-        """Back to what was stored when `appended` and `length` were these; valid while nothing else was assigned.
+    def mark(self) -> tuple[int, int]:
+        """What `rewind` needs: how many tokens there were, ever, and how many are stored."""
+        return self.before + self.first + self.length, self.length
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Back to what was stored at `mark()`; valid while nothing else was assigned.
 
         Appending never writes over what is stored, and forgetting only moves the window: the tokens are still there.
+        Whatever changes the window is one assignment, so an interrupt may come at any line before.
         """
+        end, length = mark
         if length == 0:
             self.set(None)
         elif self.data is not None:
-            self.first = self.first + self.length - (self.appended - appended) - length
-            self.length = length
-        self.appended = appended
+            self.first, self.length = end - length - self.before, length
 
     def keep_last(self, tokens: int) -> None:
         """Forget all but the last `tokens`."""
         if self.length > tokens:
-            self.first += self.length - tokens
-            self.length = tokens
+            self.first, self.length = self.first + self.length - tokens, tokens
 
     def drop_last(self, tokens: int) -> None:
         """Forget the last `tokens`."""

@@ -178,15 +178,13 @@ class Buffered(DynamicLayer):
 
     def mark(self) -> tuple[int, ...]:
         """What `rewind` needs to undo whatever is appended from now on."""
-        keys, values = self._keys, self._values
-        return self.is_initialized, keys.appended, keys.length, values.appended, values.length
+        return self.is_initialized, *self._keys.mark(), *self._values.mark()
 
     def rewind(self, mark: tuple[int, ...]) -> None:
         """Back to what was stored at `mark()`."""
-        initialized, keys_appended, keys, values_appended, values = mark
-        self._keys.rewind(keys_appended, keys)
-        self._values.rewind(values_appended, values)
-        self.is_initialized = bool(initialized)
+        self.is_initialized = bool(mark[0])
+        self._keys.rewind(mark[1:3])  # type: ignore[arg-type]
+        self._values.rewind(mark[3:5])  # type: ignore[arg-type]
 
     def get_seq_length(self) -> int:
         """Number of tokens seen."""
