@@ -115,29 +115,36 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
     tape = Tape()
     if getattr(_recording, "tape", None) is None:
         _recording.tape = tape  # before it starts: an interrupt may come right behind that
-    tape._tape.start()
-    _recording.tape = tape
     try:
-        if checked:  # `with` would set process-wide flags, and other threads may be recording
+        tape._tape.start()
+        _recording.tape = tape
+        if checked:  # not by `with`, which sets flags of the whole process: other threads may be recording
             torch._C._push_on_torch_dispatch_stack(_OnlyLaunches())
         yield tape
     finally:
-        if _recording.tape is tape:  # else it was abandoned, and this comes with the garbage
-            abandon()
+        try:
+            _end(tape)
+        finally:
+            _end(tape)  # nothing is left to do, unless an interrupt came in the middle of it
     for seen in _watching:
         seen.append(tape)
 
 
+def _end(tape: Tape) -> None:
+    if _recording.tape is tape:  # else it was abandoned, and this comes with the garbage
+        abandon()
+
+
 def abandon() -> None:
     """End the recording that this thread is in, if it is in one: an interrupt may have left it behind."""
-    if (tape := getattr(_recording, "tape", None)) is not None:
-        with contextlib.suppress(RuntimeError):  # it has not begun, or has ended
-            tape._tape.stop()
-        _recording.tape = None
     while (depth := torch._C._len_torch_dispatch_stack()) and isinstance(
         torch._C._get_dispatch_stack_at(depth - 1), _OnlyLaunches
     ):
         torch._C._pop_torch_dispatch_stack(None)
+    if (tape := getattr(_recording, "tape", None)) is not None:
+        with contextlib.suppress(RuntimeError):  # it has not begun, or has ended
+            tape._tape.stop()
+        _recording.tape = None
 
 
 _recording = threading.local()  # tape: what this thread is recording
