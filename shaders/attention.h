@@ -43,8 +43,7 @@ struct AttentionArgs {
   uint32_t has_rows;     // 0 or 1: the same for each sequence by itself, with the number of its queries
   uint32_t table_row;    // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
   uint32_t page_shift;   // log2 of the tokens of a page
-  uint32_t two_1024;     // two halves of 1024, which is what codes are unpacked with: known to the compiler, they would
-                         // cost an instruction beside each mask
+  uint32_t two_1024;     // kv_two_1024: a constant that the compiler knows would cost an instruction beside each mask
 };
 static_assert(sizeof(AttentionArgs) == 29 * 4, "shared with the host");
 

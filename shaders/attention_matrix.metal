@@ -9,11 +9,6 @@
 #include "attention_scores.h"
 #include "matrix_pairs.h"
 
-// A lane's place in an 8x8 matrix: a row, and a column with the next.
-struct Fragment {
-  int row, column;
-};
-
 // Sixteen keys: a lane has eight columns of each 32 of the rows `own.row` and `own.row + 8`.
 template <typename T, typename K, int D> struct KeyBlock {
   vec<T, 2> pairs[2][D / 32][4];
@@ -157,7 +152,7 @@ template <typename T, typename M, typename K, typename V, int D, int DV, int B, 
       rows_of<K>(args, k_cache, table, place.batch, args.k_batch, place.kv_head * args.k_head, args.k_token);
   const KvRows<V> v_rows =
       rows_of<V>(args, v_cache, table, place.batch, args.v_batch, place.kv_head * args.v_head, args.v_token);
-  const Fragment own = {int((lane / 4 & 4) + lane / 2 % 4), int((lane / 4 & 2) * 2 + lane % 2 * 2)};
+  const Fragment own = fragment_of(lane);
   const int first_tile = all.begin / 32, own_tile = first_tile + (int(simdgroup) - first_tile % S + S) % S;
   int block = own_tile * 32;
   // Dense keys are on their way while the block before is finished. Packed ones, which have to be unpacked, come with

@@ -57,10 +57,9 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
   const int n_rows = int(args.q_len * args.group), first_row = int(tgid.x * attention_prefill_rows);
   const Filled keys = filled(args, step, rows, batch);
   const int start = args.has_kv_start ? kv_start[batch] : 0;
-  const uint quad = lane / 4;
-  const int fragment_row = int((quad & 4) + (lane / 2) % 4), fragment_column = int((quad & 2) * 2 + (lane % 2) * 2);
+  const Fragment own = fragment_of(lane);
 
-  const int row = first_row + int(simdgroup) * 8 + fragment_row, safe_row = min(row, n_rows - 1);
+  const int row = first_row + int(simdgroup) * 8 + own.row, safe_row = min(row, n_rows - 1);
   const uint query = uint(safe_row) / args.group, head = kv_head * args.group + uint(safe_row) % args.group;
   const KeyRange range = visible_keys(args, keys, int(query), start);
   const int last_row = min(first_row + int(attention_prefill_rows), n_rows) - 1;
@@ -73,8 +72,8 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
   simdgroup_matrix<T, 8, 8> q_fragment[D / 8];
   simdgroup_matrix<float, 8, 8> acc[DV / 8];
   for (int d = 0; d < D / 8; ++d) {
-    q_fragment[d].thread_elements()[0] = q_row[8 * d + fragment_column];
-    q_fragment[d].thread_elements()[1] = q_row[8 * d + fragment_column + 1];
+    q_fragment[d].thread_elements()[0] = q_row[8 * d + own.column];
+    q_fragment[d].thread_elements()[1] = q_row[8 * d + own.column + 1];
   }
   for (int d = 0; d < DV / 8; ++d)
     acc[d] = simdgroup_matrix<float, 8, 8>(0.0f);
@@ -108,7 +107,7 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
     float m = largest;
     for (int n = 0; n < BK / 8; ++n) {
       for (int e = 0; e < 2; ++e) {
-        const int key = tile + 8 * n + fragment_column + e;
+        const int key = tile + 8 * n + own.column + e;
         const float s = finish_score(score[n].thread_elements()[e] * args.scale, key, range, mask_row, args);
         score[n].thread_elements()[e] = s;
         m = max(m, s);
@@ -147,7 +146,7 @@ template <typename T, typename M, typename K, typename V, int D, int DV>
   sum += simd_shuffle_xor(sum, 8);
   if (row < n_rows) {
     const uint n_heads = args.n_kv_heads * args.group;
-    device T* y_row = y + ((batch * args.q_len + query) * n_heads + head) * DV + fragment_column;
+    device T* y_row = y + ((batch * args.q_len + query) * n_heads + head) * DV + own.column;
     float of_keys = 1.0f;  // what a sink leaves of the weights
     if (has_sinks)
       add_sink(sinks, head, largest, of_keys, sum);

@@ -9,8 +9,9 @@
 
 namespace foundry {
 
-FOUNDRY_CONST int kv_block = 32;      // columns of a scale
-FOUNDRY_CONST int kv_page_least = 16; // tokens of a page are a power of two from here
+FOUNDRY_CONST int kv_block = 32;                 // columns of a scale
+FOUNDRY_CONST uint32_t kv_two_1024 = 0x64006400; // two halves of 1024, with which matrix products unpack codes
+FOUNDRY_CONST int kv_page_least = 16;            // tokens of a page are a power of two from here
 
 inline constexpr uint32_t packed_row_bytes(uint32_t columns, uint32_t bits) {
   return (columns * bits / 8 + (columns + kv_block - 1) / kv_block * 2 + 3) / 4 * 4;
@@ -41,7 +42,7 @@ template <typename E> struct DenseKv {
   }
 
   // For products of matrices: the type of factors, and 2 * N elements as pairs, of which element e of pair f is number
-  // paired(f, e). `base`: two halves of 1024.
+  // paired(f, e). `base`: kv_two_1024.
   template <typename T> using factor = E;
   static constexpr int paired(int f, int e) { return 2 * f + e; }
   template <int N>
@@ -113,7 +114,7 @@ template <int D, int Bits> struct PackedKv {
   }
   static METAL_FUNC void codes_of(uint two, uint base, thread metal::vec<bfloat, 2>& pair) {
     typedef metal::vec<bfloat, 2> pair_type;
-    base -= 0x64006400u - 0x43004300u;
+    base -= kv_two_1024 - 0x43004300u;
     if (Bits == 8) // eight bits are one too many: the upper one is in what is taken off
       pair = as_type<pair_type>((two & 0x007f007fu) | base) - as_type<pair_type>((~two & 0x00800080u) | base);
     else

@@ -5,6 +5,7 @@
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "core/tuning.h"
+#include "kv_store.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
 
@@ -249,7 +250,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   args.has_rows = rows.has_value();
   args.table_row = block_table ? u32(block_table->stride(0)) : 0;
   args.page_shift = u32(page_shift);
-  args.two_1024 = 0x64006400;
+  args.two_1024 = kv_two_1024;
 
   const bool k_aligned = kv_aligned("k_cache", k_cache, keys), v_aligned = kv_aligned("v_cache", v_cache, values);
   const bool aligned = aligned_rows(q) && k_aligned && v_aligned;
