@@ -259,6 +259,10 @@ def test_limits_of_model_and_cache() -> None:
         ([[3, 4]], "a text or token ids"),
         (torch.ones(3), "a text or token ids"),
         (torch.ones(2, 3, dtype=torch.int64), r"one text, got a tensor of shape \[2, 3\]"),
+        (b"ab", "a text or token ids, got b'ab'"),
+        (bytearray(b"ab"), "a text or token ids"),
+        ([5, True], r"a text or token ids, got \[5, True\]"),
+        (torch.ones(3, dtype=torch.bool), "a text or token ids"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.submit(prompt)
@@ -284,8 +288,9 @@ def test_limits_of_model_and_cache() -> None:
         {"presence_penalty": float("nan")}, {"presence_penalty": 1e300}, {"frequency_penalty": -1e300},
         {"repetition_penalty": 1e300}, {"temperature": 1e300}, {"top_k": 1.5}, {"temperature": None}, {"top_p": "x"},
         {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": (5.5,)}, {"stop": (5,)},
+        {"stop_token_ids": (True,)}, {"stop": ["x"] * 65}, {"stop": ("x" * 1025,)},
     ],
-    ids=str,
+    ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
 def test_wrong_parameters(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

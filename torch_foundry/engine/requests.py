@@ -15,6 +15,7 @@ from torch_foundry.sampling import Settings
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of 32-bit floats, which kernels get
 LONGEST = 2**31 - 1  # tokens of a text
+MOST_STOPS, LONGEST_STOP = 64, 1024  # stop texts, and characters of one: each new token looks for all of them
 
 
 class QueueFull(RuntimeError):
@@ -28,7 +29,7 @@ class Params:
     max_tokens: new tokens at most.
     temperature: 0 is greedy, whatever the other sampling settings are. top_k, top_p, min_p: None: off.
     seed: 64 bits. The same seed draws the same tokens, whatever else runs; None: a random one.
-    stop: texts that end the answer and are not part of it (needs a tokenizer).
+    stop: texts that end the answer and are not part of it (needs a tokenizer); up to 64, of up to 1024 characters.
     stop_token_ids: in addition to the model's own end-of-text tokens, which `ignore_eos` disables.
     min_tokens: the answer doesn't end before (except by `stop`).
     repetition_penalty, presence_penalty, frequency_penalty: as in `torch_foundry.sampling.Settings`.
@@ -69,11 +70,14 @@ class Params:
             raise ValueError(f"seed: expected a number of 64 bits, got {self.seed!r}")
         for name, kind in (("stop", str), ("stop_token_ids", int)):
             value = getattr(self, name)
-            if not isinstance(value, tuple | list) or not all(isinstance(each, kind) and each != "" for each in value):
-                raise ValueError(
-                    f"{name}: expected a tuple of {'texts' if kind is str else 'token ids'}, got {value!r}"
-                )
+            if not isinstance(value, tuple | list) or any(type(each) is not kind or each == "" for each in value):
+                texts = "texts that are not empty" if kind is str else "token ids"
+                raise ValueError(f"{name}: expected a tuple of {texts}, got {value!r:.60}")
             object.__setattr__(self, name, tuple(value))
+        if len(self.stop) > MOST_STOPS:
+            raise ValueError(f"stop: expected up to {MOST_STOPS} texts, got {len(self.stop)}")
+        if (longest := max(map(len, self.stop), default=0)) > LONGEST_STOP:
+            raise ValueError(f"stop: expected texts of up to {LONGEST_STOP} characters, got one of {longest}")
         self.settings(0, ())
         check_lookup(self.prompt_lookup_num_tokens)
 
@@ -96,6 +100,11 @@ class Params:
         )
 
 
+def is_fault(error: BaseException) -> bool:
+    """Whether something has failed, and nobody interrupted it: a panic of the tokenizers library is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def check_lookup(value: int | None) -> None:
     """ValueError unless it is a number of tokens to guess, or None."""
     if value is not None and (type(value) is not int or value < 0):
@@ -114,12 +123,20 @@ def prompt_ids(prompt: str | Iterable[int] | Tensor, tokenizer: Any) -> list[int
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("prompt: a text needs an engine with a tokenizer; token ids do not")
-        found = tokenizer(prompt)["input_ids"]
+        try:
+            found = tokenizer(prompt)["input_ids"]
+        except BaseException as fault:
+            if not is_fault(fault):
+                raise
+            raise ValueError(f"prompt: the tokenizer failed: {type(fault).__name__}: {fault}") from fault
     elif isinstance(prompt, Tensor):
         if prompt.numel() != prompt.shape[-1:].numel():
             raise ValueError(f"prompt: expected one text, got a tensor of shape {list(prompt.shape)}")
         found = prompt.flatten().tolist()
     try:
+        found = list(found)
+        if isinstance(prompt, bytes | bytearray | memoryview) or any(isinstance(i, bool) for i in found):
+            raise TypeError  # numbers to Python, but not tokens
         ids = [operator.index(i) for i in found]
     except TypeError:
         raise ValueError(f"prompt: expected a text or token ids, got {prompt!r:.60}") from None
