@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,19 @@ def test_overloads_by_address_space_collapse():
 def test_overloads_that_differ_stay():
     text = body("float f(device float* a) { return *a; }\nfloat f(device int* a) { return *a; }\n")
     assert text.count("float f(") == 2
+
+
+def test_methods_of_two_classes_stay():
+    source = (
+        "struct Up { int step(int x) thread; };\nstruct Down { int step(int x) thread; };\n"
+        "template <typename T> struct Far { T step(T x) thread; };\n"
+        "int Up::step(int x) thread { return x + 1; }\nint Down::step(int x) thread { return x - 1; }\n"
+        "int Up::step(int x) device { return x + 1; }\n"
+        "template <typename T> T Far<T>::step(T x) thread { return x + 9; }\n"
+    )
+    text = body(source)
+    for definition in ("Up::step(int x) {", "Down::step(int x) {", "Far<T>::step(T x) {"):
+        assert text.count(definition) == 1
 
 
 def test_kernels_of_one_name_get_aliases_of_their_own():
@@ -179,6 +193,28 @@ def test_an_error_is_blamed_on_its_kernel():
     assert {name for name, v in verdicts.items() if v.compiles} == {"good_i", "fine"}
     assert verdicts["wrong"].errors[0].startswith("blame.metal:9: ")
     assert verdicts["worse_i"].errors[0].startswith("blame.metal:1: ")
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("helper", ["", "template <typename T> "])
+def test_an_error_in_a_helper_is_blamed_on_those_who_call_it(monkeypatch, compiler, helper):
+    if not shutil.which(compiler):
+        pytest.skip(f"needs a {compiler}")
+    monkeypatch.setenv("CXX", compiler)
+    prelude = find_prelude()
+    assert prelude is not None
+    type_ = "T" if helper else "int"
+    ready = translate(
+        "kernel void first(device int* x) { x[0] = 1; }\n"
+        f"{helper}{type_} inner({type_} v) {{ return missing(v); }}\n"
+        f"{helper}{type_} outer({type_} v) {{ return inner(v) + 1; }}\n"
+        "kernel void faulty(device int* x) {\n  x[0] = outer(x[0]);\n}\n"
+        "kernel void last(device int* x) { x[0] = 2; }\n",
+        name="helper.metal",
+    )
+    verdicts = {v.kernel.name: v.errors for v in check(ready, prelude)}
+    assert verdicts["first"] == verdicts["last"] == []
+    assert verdicts["faulty"][0].startswith("helper.metal:2: ")
 
 
 def test_work_is_linear_in_the_size_of_the_file():

@@ -1,8 +1,9 @@
 """Whether each kernel of a translation compiles for the host, and if not, with which errors.
 
 All kernels are compiled at once, syntax and template instantiation only. An error belongs to the kernel on whose line
-the compiler was working ("required from here"), or in whose text it lies. A function template is instantiated for the
-first kernel that needs it and blamed on that one alone, so what is left is compiled again until nothing fails.
+the compiler was working ("required from here"), or in whose text it lies, or else to those that use the function in
+whose text it lies. A function template is instantiated for the first kernel that needs it and blamed on that one alone,
+so what is left is compiled again until nothing fails.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from .errors import MslError
 from .model import Kernel, Translation
 from .preprocess import find_compiler
+from .usage import users
 
 _PLACE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:\d+:)? *(?P<rest>.*)$")
 _ERROR = re.compile(r"^(?:fatal )?error: (.*)$")
@@ -42,7 +44,7 @@ class _Failure:
     file: str
     line: int
     message: str
-    request: int | None = None  # index of the kernel on whose behalf the compiler was working
+    context: tuple[str, int] | None = None  # the line on whose behalf the compiler was working
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.message}"
@@ -137,25 +139,26 @@ def _failures(stderr: str) -> Iterator[_Failure]:
 
     g++ prints the context before the error and leaves it out where it stays the same; clang prints it after.
     """
-    context: int | None = None
+    context: tuple[str, int] | None = None
     last: _Failure | None = None
     for row in stderr.splitlines():
         m = _PLACE.match(row)
         if not m:
+            if "In instantiation of" not in row and "required" not in row:
+                context = None  # "In function f:", and no instantiation on the way to it
             continue
+        place = m["file"], int(m["line"])
         error = _ERROR.match(m["rest"])
-        at_request = m["file"] == _REQUEST
         if error:
             if last:
                 yield last
-            last = _Failure(m["file"], int(m["line"]), error[1], int(m["line"]) - 1 if at_request else context)
-        elif at_request and m["rest"].startswith("note:"):
-            if last and last.request is None and "instantiation" in m["rest"]:
-                last.request = int(m["line"]) - 1
-        elif at_request:
-            context = int(m["line"]) - 1
-        elif m["rest"].startswith(("In function", "At global", "In member")) and "[with" not in m["rest"]:
-            context = None
+            last = _Failure(*place, error[1], place if place[0] == _REQUEST else context)
+        elif m["rest"].startswith("note:"):
+            asks = "instantiation" in m["rest"] or (place[0] == _REQUEST and "expansion of macro" in m["rest"])
+            if last and asks and (last.context is None or last.context[0] != _REQUEST):
+                last.context = place  # the outermost comes last
+        elif "required from" in m["rest"]:
+            context = place
     if last:
         yield last
 
@@ -163,8 +166,8 @@ def _failures(stderr: str) -> Iterator[_Failure]:
 def _inherit(failures: list[_Failure]) -> None:
     """clang leaves the context out where it stays the same; it instantiates after it has read the whole text."""
     for earlier, later in itertools.pairwise(failures):
-        if later.request is None:
-            later.request = earlier.request
+        if later.context is None:
+            later.context = earlier.context
 
 
 def _blame(
@@ -174,26 +177,35 @@ def _blame(
     blamed: dict[int, list[str]] = {}
     common: list[str] = []
     for failure in failures:
-        if failure.request is not None:
-            guilty = [failure.request]
-        else:
-            signature = _enclosing(failure, translation)
-            if signature is None:
-                common.append(str(failure))
-                continue
-            guilty = [k for k in chosen if translation.kernels[k].signature == signature]
-        for k in guilty:
+        guilty = _guilty(failure, translation)
+        if guilty is None:
+            common.append(str(failure))
+            continue
+        for k in guilty & set(chosen):
             errors = blamed.setdefault(k, [])
             if str(failure) not in errors:
                 errors.append(str(failure))
     return blamed, common
 
 
-def _enclosing(failure: _Failure, translation: Translation) -> str | None:
-    """The signature of the kernel function whose text holds the error."""
+def _guilty(failure: _Failure, translation: Translation) -> set[int] | None:
+    """Indices of the kernels that an error belongs to; None if it belongs to all or to none."""
+    if failure.context is not None and failure.context[0] == _REQUEST:
+        return {failure.context[1] - 1}
+    places = [place for place in (failure.context, (failure.file, failure.line)) if place is not None]
+    signatures = next((found for place in places if (found := _enclosing(place, translation))), None)
+    if signatures is None:
+        signatures = next((found for place in places if (found := users(translation, *place))), None)
+    if signatures is None:
+        return None
+    return {k for k, kernel in enumerate(translation.kernels) if kernel.signature in signatures}
+
+
+def _enclosing(place: tuple[str, int], translation: Translation) -> set[str] | None:
+    """The signature of the kernel function in whose text a line lies."""
     for kernel in (*translation.kernels, *translation.templates):
-        if kernel.file == failure.file and kernel.line <= failure.line <= kernel.end_line:
-            return kernel.signature
+        if kernel.file == place[0] and kernel.line <= place[1] <= kernel.end_line:
+            return {kernel.signature}
     return None
 
 

@@ -97,8 +97,16 @@ def is_constructor(tokens: Tokens, declaration: Declaration) -> bool:
 def _name_start(tokens: Tokens, declaration: Declaration) -> int:
     for i in range(declaration.params - 1, declaration.head - 1, -1):
         if tokens.text[i] == "operator":
-            return i
-    return declaration.name_at(tokens)
+            return _qualified_start(tokens, i)
+    return _qualified_start(tokens, declaration.name_at(tokens))
+
+
+def _qualified_start(tokens: Tokens, name: int) -> int:
+    """Where the qualifiers of the name at `name` begin: the classes of `A::f` and `B<int>::f` tell them apart."""
+    while tokens.at(name - 1) == "::":
+        before = name - 2
+        name = tokens.angle_back(before) - 1 if tokens.at(before) == ">" else before
+    return name
 
 
 def _template_names(tokens: Tokens, declaration: Declaration) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which function constants a kernel reads, by name, directly or through what it calls."""
+"""What a kernel uses of its file, by name, directly or through what it calls: function constants, a line of text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ def constants_used(translation: Translation, kernel: Kernel) -> list[FunctionCon
     As Metal asks a value only for those that a pipeline's function uses. Names are followed without regard to scopes
     and overloads, so the answer may hold one too many, never one too few.
     """
+    reached = _reached(translation, kernel)
+    return [constant for constant in translation.function_constants if constant.name in reached]
+
+
+def users(translation: Translation, file: str, line: int) -> set[str]:
+    """Signatures of the kernels that use what is declared at a line of the source, followed as above."""
+    declared: set[str] = set()
+    for names, first, last in _places(translation.source):
+        if first[0] == last[0] == file and first[1] <= line <= last[1]:
+            declared |= names
+    return {kernel.signature for kernel in translation.kernels if declared & _reached(translation, kernel)}
+
+
+def _reached(translation: Translation, kernel: Kernel) -> set[str]:
     references = _references(translation.source)
     reached: set[str] = set()
     open_names = [kernel.entry.partition("<")[0].rpartition("::")[2], kernel.signature.rpartition("::")[2]]
@@ -25,7 +39,7 @@ def constants_used(translation: Translation, kernel: Kernel) -> list[FunctionCon
         if name not in reached:
             reached.add(name)
             open_names += references.get(name, ())
-    return [constant for constant in translation.function_constants if constant.name in reached]
+    return reached
 
 
 @lru_cache(maxsize=8)
@@ -38,6 +52,13 @@ def _references(source: str) -> dict[str, set[str]]:
         for name in declared:
             references.setdefault(name, set()).update(names)
     return references
+
+
+@lru_cache(maxsize=8)
+def _places(source: str) -> list[tuple[set[str], tuple[str, int], tuple[str, int]]]:
+    """The names of each declaration at namespace scope, and where it begins and ends."""
+    tokens = Tokens(source)
+    return [(names, tokens.where(lo), tokens.where(hi - 1)) for names, lo, hi in _declarations(tokens)]
 
 
 def _declarations(tokens: Tokens) -> Iterator[tuple[set[str], int, int]]:
