@@ -146,6 +146,18 @@ def test_metal_stays_in_its_folder() -> None:
     assert private <= {"stream.mm"}
 
 
+C_HEADERS = """assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg
+stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string strings tgmath threads time uchar wchar wctype"""
+
+
+def test_no_header_of_ours_hides_one_of_the_c_library() -> None:
+    """libc++ stops in <cmath> if <math.h> is not its own, and these folders are looked at first."""
+    folders = [ROOT / "csrc", ROOT / "shaders", ROOT / "csrc" / "prelude"]
+    folders += [ROOT / "csrc" / executor / "prelude" for executor in ("host", "cuda")]
+    reserved = {f"{name}.h" for name in C_HEADERS.split()}
+    assert not [str(p.relative_to(ROOT)) for f in folders for p in f.iterdir() if p.name.lower() in reserved]
+
+
 def test_files_are_short_enough_to_read_in_one_sitting() -> None:
     limits = {".py": 300, ".cpp": 400, ".h": 400, ".metal": 400, ".mm": 400}
     roots = [PACKAGE, ROOT / "csrc", ROOT / "shaders"]

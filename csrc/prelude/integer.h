@@ -1,6 +1,6 @@
 // <metal_integer>, scalar and vector.
 #pragma once
-#include "math.h"
+#include "float_math.h"
 
 namespace metal {
 

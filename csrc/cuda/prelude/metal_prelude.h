@@ -7,7 +7,7 @@
 #include "geometric.h"
 #include "integer.h"
 #include "internals.h"
-#include "math.h"
+#include "float_math.h"
 #include "math_names.h"
 #include "packed.h"
 #include "matrix.h"

@@ -10,7 +10,7 @@
 #include "geometric.h"
 #include "integer.h"
 #include "internals.h"
-#include "math.h"
+#include "float_math.h"
 #include "matrix.h"
 #include "scalar.h"
 #include "simd.h"
