@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "nvrtc": set(),
     "support": set(),
     "_ext": {"nvrtc", "sources", "support"},
-    "runtime": {"_ext"},
+    "runtime": {"_ext", "support"},
     "tape": {"_ext"},
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},
@@ -171,6 +171,12 @@ def test_files_are_short_enough_to_read_in_one_sitting() -> None:
 def test_public_names_are_listed_and_described() -> None:
     assert sorted(torch_foundry.__all__) == sorted([*torch_foundry._HOMES, "__version__"])
     assert [name for name in torch_foundry._HOMES if not getattr(torch_foundry, name).__doc__] == []
+
+
+def test_completion_offers_the_public_names() -> None:
+    import torch_foundry
+
+    assert dir(torch_foundry) == sorted(torch_foundry.__all__)
 
 
 def test_public_names_are_not_hidden_by_modules_of_their_name() -> None:

@@ -84,6 +84,10 @@ __all__ = [
 registration.install()
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'torch_foundry' has no attribute {name!r}")

@@ -36,7 +36,7 @@ def load(
     path: a GGUF file (any part of a split one), or a folder with safetensors or with one GGUF. Packed weights stay
     packed, each in its own format, and are read once, directly to where they stay.
 
-    device: default "mps" if there is one, else "cpu".
+    device: default "mps" if kernels can run there, else "cuda", else "cpu".
     dtype: of activations, norms and whatever else isn't packed. Default: float32 on the CPU. Elsewhere the 16-bit dtype
         of the file's dense matrices, or bfloat16 if they have none, because no model overflows in it.
     patch: False returns the model unpatched.
@@ -59,9 +59,14 @@ def load(
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     finite = not mmap if check_finite is None else check_finite
     if device is None:
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        from torch_foundry.runtime import default_device
+
+        device = default_device()
     device = torch.device(device)
-    found = _describe(Path(path), gguf_file, mmap, finite, allow)
+    path = Path(path)
+    if not os.path.lexists(path):
+        raise LoadError("ABSENT", path, expected=f"a file or folder; {how_to_get(path)}", found="no such file")
+    found = _describe(path, gguf_file, mmap, finite, allow)
     try:
         from torch_foundry.loaders.assemble import assemble
         from torch_foundry.text import adopt
@@ -90,6 +95,14 @@ def load(
 
         patch_model(model)
     return model, tokenizer
+
+
+def how_to_get(path: Path) -> str:
+    """A hint for whoever gave the name of a model in place of a path."""
+    name = path.as_posix()
+    is_name = not path.is_absolute() and name.count("/") == 1 and path.suffix != ".gguf"
+    name = name if is_name else "OWNER/NAME"
+    return f"to fetch a model from the Hub: hf download {name} --local-dir {name.split('/')[1]}"
 
 
 def _dtype(found: Described, device: torch.device) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_foundry import _ext
+from torch_foundry import _ext, support
 
 LANE_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 
@@ -70,6 +70,15 @@ def has_executor(kind: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def default_device() -> torch.device:
+    """The device of whoever names none: MPS, else CUDA, else the CPU, as far as kernels can run there."""
+    known = support.facts()
+    for kind, there in (("mps", known.mps_available), ("cuda", known.cuda_available)):
+        if there and support.device_problem(kind, has_executor(kind), known) is None:
+            return torch.device(kind)
+    return torch.device("cpu")
 
 
 def commit_every(launches: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,26 +44,38 @@ def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> 
     """What to tune: one key per bucket. Keys of one row come first, because the other rows take their order of sums
     from it.
 
-    Shapes whose rows are not whole blocks of a format are left out.
+    Each format leaves out the shapes whose rows are not whole blocks of it: `left_out`.
     """
     found: dict[tuple[object, ...], tuning.Key] = {}
     for name in formats:
-        for op, of_op in (("linear", shapes), ("norm_linear", NORM_SHAPES if shapes == list(SHAPES) else shapes)):
-            for n, k in (shape for shape in of_op if shape[1] % quant.get_format(name).block_size == 0):
-                for m in sorted({1, *rows}):
+        for op, of_op in _shapes(shapes).items():
+            for n, k in (shape for shape in of_op if _fits(name, shape)):
+                for m in [1] if op in EXPERT_SHAPES else sorted({1, *rows}):
                     key = tuning.Key(op, name, m, n, k)
                     found.setdefault((op, name, m, *tuning.bucket(key)), key)
-        for op, of_experts in EXPERT_SHAPES.items():
-            for n, k in (
-                s for s in of_experts if shapes == list(SHAPES) and s[1] % quant.get_format(name).block_size == 0
-            ):
-                key = tuning.Key(op, name, 1, n, k)
-                found.setdefault((op, name, 1, *tuning.bucket(key)), key)
     for name in formats:
         if name in DTYPES:
             for d in HEAD_DIMS:
                 found[(name, d)] = tuning.Key("attention", name, 1, d, 1)
     return list(found.values())
+
+
+def left_out(formats: list[str], shapes: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+    """Of each format, the shapes that `keys` leaves out; formats without any are not in it."""
+    every = list(dict.fromkeys(shape for of_op in _shapes(shapes).values() for shape in of_op))
+    found = {name: [shape for shape in every if not _fits(name, shape)] for name in formats}
+    return {name: left for name, left in found.items() if left}
+
+
+def _shapes(shapes: list[tuple[int, int]]) -> dict[str, Sequence[tuple[int, int]]]:
+    """The shapes of each op: `shapes`, or where these are the usual ones, the op's own."""
+    if shapes != list(SHAPES):
+        return {"linear": shapes, "norm_linear": shapes}
+    return {"linear": shapes, "norm_linear": NORM_SHAPES, **EXPERT_SHAPES}
+
+
+def _fits(name: str, shape: tuple[int, int]) -> bool:
+    return shape[1] % quant.get_format(name).block_size == 0
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from torch_foundry import quant, runtime
+from torch_foundry import quant
 from torch_foundry.cli.loading import UserError, find_device
 
 OUT = Path("build/bench")
@@ -61,12 +61,7 @@ def pair(text: str, option: str) -> tuple[int, int]:
 
 def device(args: argparse.Namespace) -> torch.device:
     """The device to measure; UserError if there are no kernels for it."""
-    found = [
-        name
-        for name, available in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()))
-        if available and runtime.has_executor(name)
-    ]
-    chosen: torch.device = find_device(args.device or next(iter(found), "cpu"))
+    chosen: torch.device = find_device(args.device)
     if chosen.type == "cpu":
         print("the CPU plays a GPU here: right results mean something, times of the kernels don't", file=sys.stderr)
         if args.quick:

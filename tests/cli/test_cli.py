@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import torch_foundry
+from torch_foundry import LoadError, runtime
 from torch_foundry.cli import main
 
 
@@ -115,6 +118,10 @@ def test_broken_directories_get_one_line_and_exit_code_2(
         (["--device", "abacus"], "--device abacus"),
         (["--device", "meta"], "--device meta"),
         (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "inf"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--seed", "99999999999999999999999"], "--seed 99999999999999999999999: expected 0 to 18446744073709551615"),
+        (["--seed", "-1"], "--seed -1"),
         (["--prompt", ""], "the prompt has no tokens"),
     ],
 )
@@ -123,6 +130,38 @@ def test_requests_that_cannot_be_met(
 ) -> None:
     assert generate(tiny_model, *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_largest_seed(tiny_model: Path) -> None:
+    assert generate(tiny_model, "--seed", str(2**64 - 1), "--temperature", "1", "--no-compare") == 0
+
+
+def test_the_name_of_a_model_is_no_path(capsys: pytest.CaptureFixture) -> None:
+    name = "Somebody/Some-Model"
+    assert generate(Path(name)) == 2
+    assert f"hf download {name} --local-dir Some-Model" in capsys.readouterr().err
+    with pytest.raises(LoadError, match=r"hf download Somebody/Some-Model --local-dir Some-Model.*\[ABSENT\]"):
+        torch_foundry.load(name)
+    with pytest.raises(LoadError, match=r"no such file \[ABSENT\]"):
+        torch_foundry.load("absent.gguf")
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "perplexity", "profile", "tune", "doctor"])
+def test_one_default_device(command: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command, and load(), asks the one place that knows."""
+
+    class Asked(Exception):
+        pass
+
+    def default_device() -> torch.device:
+        raise Asked
+
+    monkeypatch.setattr(runtime, "default_device", default_device)
+    model = [] if command in ("tune", "doctor") else ["--model", str(tiny_model)]
+    with pytest.raises(Asked):
+        main([command, *model])
+    with pytest.raises(Asked):
+        torch_foundry.load(tiny_model)
 
 
 def test_unknown_options_are_refused_by_argparse(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:

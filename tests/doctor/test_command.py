@@ -190,4 +190,4 @@ def test_the_device_that_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = "cuda"
     if runtime.has_executor("mps") and torch.backends.mps.is_available():
         expected = "mps"
-    assert examine.pick_device().type == expected
+    assert runtime.default_device().type == expected

@@ -102,7 +102,7 @@ def test_a_device_that_a_mac_should_have(changes: Any, words: str, monkeypatch: 
     monkeypatch.setattr(support, "facts", lambda: facts)
     monkeypatch.setattr(runtime, "has_executor", lambda kind: True)
     assert words in examine.unusable()["mps"]
-    assert examine.pick_device().type == "cpu"
+    assert runtime.default_device().type == "cpu"
 
 
 def test_directory_size(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import test_linear
 import torch
 
 from torch_foundry import quant, tuner, tuning
-from torch_foundry.cli import main
+from torch_foundry.cli import main, tune
 from torch_foundry.doctor import timing, truth
 
 KEY = tuning.Key("linear", "q8_0", 1, 4864, 896)
@@ -147,6 +147,38 @@ def test_command(
     kept.unlink()
     assert main(["tune", "--device", "cpu", "--import", str(exported)]) == 0
     assert kept.read_text() == before
+
+
+def test_a_format_drops_its_own_shapes_only(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says so: rows of 320 are whole blocks of q8_0, not of q4_k."""
+    shapes = ["--shapes", "40x320,40x256", "--rows", "1"]
+    assert main(["tune", "--device", "cpu", "--formats", "q8_0,q4_k", *shapes]) == 0
+    said = capsys.readouterr()
+    lines = [line.split()[:6] for line in said.out.splitlines() if " -> " in line]
+    expected = {("q8_0", "320"), ("q4_k", "256")}  # for q8_0 the two are one bucket
+    for op in ("linear", "norm_linear"):
+        assert {(f, k) for o, f, _, _, k, _ in lines if o == op} == expected, said.out
+    assert said.err == "q4_k: not for 40x320, whose rows are not whole blocks of 256\n"
+    assert main(["tune", "--device", "cpu", "--formats", "q4_k", "--shapes", "40x320"]) == 2
+    assert "nothing to tune" in capsys.readouterr().err
+
+
+def test_a_k_quant_costs_other_formats_no_default_shape() -> None:
+    shapes = list(tuner.SHAPES)
+    alone, beside = (tuner.keys(formats, shapes, [1]) for formats in (["f16"], ["f16", "q4_k"]))
+    assert [key for key in beside if key.format == "f16"] == alone
+    assert any(k.k == 896 for k in alone) and {k.op for k in alone} == set(tuning.OPS)
+    left = tuner.left_out(["f16", "q4_k"], shapes)
+    assert set(left) == {"q4_k"} and (128, 896) in left["q4_k"] and (1152, 896) in left["q4_k"]
+
+
+def test_the_table_says_what_its_shapes_are() -> None:
+    lines = tune.describe(
+        table()
+        .with_entry(tuning.Entry(tuning.Key("norm_linear", "f16", 1, 6144, 4096), {}, 1.0, 2.0))
+        .with_entry(tuning.Entry(tuning.Key("attention", "f16", 1, 128, 1), {}, 1.0, 2.0))
+    ).splitlines()
+    assert "1 x 4096 -> 6144" in lines[2] and "head_dim 128" in lines[3] and "head_dim" not in lines[2]
 
 
 def test_command_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

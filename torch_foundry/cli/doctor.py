@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, find_device, first_line
+from torch_foundry.cli.loading import UserError, add_device_option, find_device, first_line
 
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("doctor", help="check this machine and write a report", description=__doc__)
-    parser.add_argument("--device", help="torch device (default: mps, else cuda, else cpu)")
+    add_device_option(parser)
     parser.add_argument("--quick", action="store_true", help="fewer checks and shapes")
     parser.add_argument(
         "--json", metavar="PATH", type=Path, help="where to write the report (default: a new file in this directory)"
@@ -41,9 +41,9 @@ def _examine(args: argparse.Namespace, report: Any) -> int:
     from torch_foundry.doctor.privacy import scrub
 
     try:
-        from torch_foundry.doctor.examine import examine, pick_device
+        from torch_foundry.doctor.examine import examine
 
-        device = find_device(args.device) if args.device else pick_device()
+        device = find_device(args.device)
         examine(device, report, args.quick)
     except (UserError, ImportError) as error:
         report.fail(f"cannot run: {scrub(first_line(error))}")

@@ -51,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: expected at least 1")
     if args.sync_every < 0:
         raise UserError(f"--sync-every {args.sync_every}: expected a number of tokens, or 0")
-    if args.temperature < 0 or args.top_k < 0 or not 0 < args.top_p <= 1:
-        raise UserError("expected --temperature >= 0, --top-k >= 0 and 0 < --top-p <= 1")
+    if not 0 <= args.temperature < float("inf") or args.top_k < 0 or not 0 < args.top_p <= 1:
+        raise UserError("expected a finite --temperature >= 0, --top-k >= 0 and 0 < --top-p <= 1")
+    if not 0 <= args.seed < 1 << 64:
+        raise UserError(f"--seed {args.seed}: expected 0 to {(1 << 64) - 1}")
     _check_format(args.quantize)
     model, tokenizer = load(args)
     inputs = encode(args, tokenizer)

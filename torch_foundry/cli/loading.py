@@ -21,7 +21,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="PATH", type=Path, help="GGUF file, or Hugging Face directory (default: the demo model)"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
-    parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
+    add_device_option(parser)
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """The device of every subcommand, which `find_device` reads."""
+    parser.add_argument("--device", help="torch device (default: mps, else cuda, else cpu)")
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +47,19 @@ def _picture(name: str) -> Path:
     return Path(name)
 
 
+def check_outputs(args: argparse.Namespace) -> None:
+    """UserError if figures or picture can't be written to where `args` say: before the work, not after it."""
+    for path in (args.json, args.picture):
+        if path is not None:
+            try:
+                absent = not path.exists()
+                path.open("ab").close()
+                if absent:
+                    path.unlink()
+            except OSError as error:
+                raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
 def write_outputs(args: argparse.Namespace, figures: Any, picture: str) -> None:
     """Write figures (JSON) and picture (SVG) to where `args` say. UserError for a file that can't be written."""
     for path, text in ((args.json, json.dumps(figures, indent=1) + "\n"), (args.picture, picture)):
@@ -55,6 +73,7 @@ def write_outputs(args: argparse.Namespace, figures: Any, picture: str) -> None:
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Model (in eval mode, on the device) and tokenizer of `args.model`. Raises UserError for what can't be loaded."""
     from torch_foundry.demo_model import demo_model_path
+    from torch_foundry.loading import load as load_model
 
     path = args.model or demo_model_path()
     if path.suffix != ".gguf":
@@ -63,9 +82,8 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    from torch_foundry.loading import load as load_model
-
     device = find_device(args.device)
+    args.device = str(device)  # for those who print it
     transformers.logging.set_verbosity_error()
     if args.model is None:
         transformers.utils.logging.disable_progress_bar()  # a blink
@@ -90,8 +108,10 @@ def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path) -> None:
+    from torch_foundry.loading import how_to_get
+
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such model directory")
+        raise UserError(f"{directory}: no such model directory; {how_to_get(directory)}")
     if any(directory.glob("*.gguf")):
         return
     config = directory / "config.json"
@@ -107,12 +127,14 @@ def _check_directory(directory: Path) -> None:
         raise UserError(f"{directory}: no weights in it (*.safetensors)")
 
 
-def find_device(name: str) -> Any:
-    """The torch device called `name`, on which kernels can run; UserError otherwise."""
+def find_device(name: str | None) -> Any:
+    """The torch device called `name` (None: the default one), on which kernels can run; UserError otherwise."""
     import torch
 
     from torch_foundry import runtime, support
 
+    if name is None:
+        return runtime.default_device()
     try:
         device = torch.device(name)
         support.require_device(device, runtime.has_executor(device.type))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, add_output_options, load, write_outputs
+from torch_foundry.cli.loading import (
+    UserError,
+    add_model_options,
+    add_output_options,
+    check_outputs,
+    load,
+    write_outputs,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -22,6 +29,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the profile."""
+    check_outputs(args)
     model, _ = load(args)
     import torch_foundry
     from torch_foundry.profiling import picture, profile

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_foundry.cli.loading import UserError, find_device
+from torch_foundry.cli.loading import UserError, add_device_option, find_device
 
 if TYPE_CHECKING:
     from torch_foundry import tuning
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("tune", help="find the fastest kernel variants on this machine", description=__doc__)
-    parser.add_argument("--device", help="torch device (default: mps, else cuda, else cpu)")
+    add_device_option(parser)
     parser.add_argument(
         "--formats", default="f16,q8_0,q4_0", metavar="A,B", help="weight formats (default: %(default)s)"
     )
@@ -36,9 +36,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: done, 2: can't be done."""
     from torch_foundry import tuning
-    from torch_foundry.doctor.examine import pick_device
 
-    device = find_device(args.device) if args.device else pick_device()
+    device = find_device(args.device)
     try:
         family = tuning.family(device)
         if args.take:
@@ -90,9 +89,9 @@ def describe(table: tuning.Table) -> str:
     lines = [f"{table.family}, {table.device}, shaders {table.shaders}, torch {table.torch}"]
     for e in table.entries:
         k = e.key
-        shape = f"{k.rows} x {k.k} -> {k.n}" if k.op == "linear" else f"head_dim {k.n}"
+        shape = f"head_dim {k.n}" if k.op == "attention" else f"{k.rows} x {k.k} -> {k.n}"
         chosen = " ".join(f"{name}={value}" for name, value in e.choice.items())
-        lines.append(f"{k.op:9} {k.format:5} {shape:22} {e.us:9.1f} us (before {e.default_us:9.1f})  {chosen}")
+        lines.append(f"{k.op:11} {k.format:5} {shape:22} {e.us:9.1f} us (before {e.default_us:9.1f})  {chosen}")
     return "\n".join(lines)
 
 
@@ -122,9 +121,13 @@ def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
         if any(len(pair) != 2 for pair in pairs):
             raise UserError(f"--shapes: expected NxK, got {args.shapes!r}")
         shapes = [(n, k) for n, k in pairs]
-    for name in formats:
-        shapes = [(n, k) for n, k in shapes if k % quant.get_format(name).block_size == 0]
-    return tuner.keys(formats, shapes, rows)
+    for name, left in tuner.left_out(formats, shapes).items():
+        text = ", ".join(f"{n}x{k}" for n, k in left)
+        size = quant.get_format(name).block_size
+        print(f"{name}: not for {text}, whose rows are not whole blocks of {size}", file=sys.stderr)
+    if not (keys := tuner.keys(formats, shapes, rows)):
+        raise UserError("--shapes: nothing to tune, as no row is a whole number of blocks of its format")
+    return keys
 
 
 def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:

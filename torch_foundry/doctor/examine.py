@@ -20,15 +20,6 @@ from torch_foundry.doctor.truth import Disagreement, poisoned_outputs
 Item = TypeVar("Item")
 
 
-def pick_device() -> torch.device:
-    """The device that a user would want: MPS, else CUDA, else the CPU."""
-    known = support.facts()
-    for kind, there in (("mps", known.mps_available), ("cuda", known.cuda_available)):
-        if there and support.device_problem(kind, runtime.has_executor(kind), known) is None:
-            return torch.device(kind)
-    return torch.device("cpu")
-
-
 def unusable() -> dict[str, str]:
     """Devices that this machine has, or should have, and why they can't be used."""
     known = support.facts()
