@@ -33,8 +33,9 @@ def test_formats_against_the_dense_model(
     files = ["--json", str(report), "--picture", str(picture)]
     assert main([*command, "--quantize", "q8_0", "Q4_0", *files]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("reference: perplexity ") and "windows of 32" in lines[0]
-    assert [line.split()[:2] for line in lines[1:]] == [["weights", "bits"], ["q8_0", "8.50"], ["q4_0", "4.50"]]
+    assert lines[0] == "cpu, float32, a dense KV cache"
+    assert lines[1].startswith("reference: perplexity ") and "windows of 32" in lines[1]
+    assert [line.split()[:2] for line in lines[2:]] == [["weights", "bits"], ["q8_0", "8.50"], ["q4_0", "4.50"]]
     found = json.loads(report.read_text())
     assert list(found) == ["q8_0", "q4_0"]
     assert 0 < found["q8_0"]["against"]["kl_mean"] < found["q4_0"]["against"]["kl_mean"]
@@ -46,6 +47,21 @@ def test_formats_against_the_dense_model(
     expected = perplexity(dense, tokenizer(TEXT, return_tensors="pt").input_ids[0], context=32)
     assert found["q4_0"]["against"]["perplexity"] == pytest.approx(expected.perplexity, rel=1e-6)
     assert found["q4_0"]["tokens"] == expected.tokens == len(TEXT) - 1
+
+
+def test_a_packed_cache_against_the_dense_one(
+    tiny_model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["perplexity", "--model", str(tiny_model), "--text", str(text), "--json", str(tmp_path / "q.json")]
+    errors = []
+    for kinds in ("q8_0", "q8_0,q4_0", "Q4_0"):
+        assert main([*command, "--kv-cache", kinds]) == 0
+        errors.append(json.loads((tmp_path / "q.json").read_text())["as it is"]["against"]["kl_mean"])
+    assert "keys q4_0, values q4_0" in capsys.readouterr().out
+    assert 1e-9 < errors[0] < errors[1] < errors[2]
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--kv-cache", "q5_0"])
+    assert "expected one of f32, f16, bf16, q8_0, q4_0, or two" in capsys.readouterr().err
 
 
 def test_a_model_alone_and_against_another(
@@ -81,7 +97,14 @@ def test_requests_that_cannot_be_met(
         main([*command, "--picture", "q.png"])
     assert "ends in .svg" in capsys.readouterr().err
     assert "context: expected 2 to 2048 tokens, got 1" in refused("--text", str(text), "--context", "1")
-    assert "cannot be written" in refused("--text", str(text), "--json", str(tmp_path / "absent" / "q.json"))
+    for option, file in (("--json", "absent/q.json"), ("--picture", "absent/q.svg")):
+        where = ["--text", str(tmp_path / "no text"), option, str(tmp_path / file)]
+        assert f"{file}: cannot be written" in refused(*where), "it is found before anything else"
+    kept, new = tmp_path / "kept.json", tmp_path / "new.json"
+    kept.write_text("kept")
+    refused("--text", str(tmp_path / "no text"), "--json", str(kept))
+    refused("--text", str(tmp_path / "no text"), "--json", str(new))
+    assert kept.read_text() == "kept" and not new.exists()
 
     renamed = tmp_path / "renamed"
     shutil.copytree(tiny_model, renamed)

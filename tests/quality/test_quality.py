@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import torch_foundry
+from tests.patch.zoo import build
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.demo_model.evaluate import held_out_sample
 from torch_foundry.demo_model.evaluate import perplexity as plain_perplexity
@@ -122,8 +123,22 @@ def test_against_itself(model: Any, texts: list[Tensor]) -> None:
 
 def test_a_single_token(model: Any) -> None:
     got = perplexity(model, torch.tensor([3, 5]))
-    assert got.tokens == 1 and got.perplexity_error == 0.0
+    assert got.tokens == 1 and math.isnan(got.perplexity_error)
     assert got.perplexity == pytest.approx(float((-logs(model, [torch.tensor([3, 5])], 9)[0][0, 5]).exp()), rel=1e-5)
+    assert "±" not in str(got) and got.to_json()["perplexity_error"] is None
+
+
+@pytest.mark.parametrize("rows", [1000, 16])
+def test_a_packed_cache_counts(texts: list[Tensor], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many forward passes a window takes: its keys are read back from where they were packed."""
+    model = build("llama", vocab_size=VOCABULARY)
+    monkeypatch.setattr(measure, "LOGITS", rows * VOCABULARY)
+    found = {}
+    for kv_cache in (None, "q8_0", "q4_0"):
+        with torch_foundry.patched(copy.deepcopy(model), kv_cache=kv_cache) as each:
+            found[kv_cache] = perplexity(each, texts, against=model).against
+    dense, *packed = (each.kl_mean for each in found.values() if each is not None)
+    assert dense < 1e-9 and 100 * dense < packed[0] < packed[1]
 
 
 def test_training_mode_comes_back(model: Any, texts: list[Tensor]) -> None:

@@ -7,7 +7,15 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, add_output_options, first_line, load, write_outputs
+from torch_foundry.cli.loading import (
+    UserError,
+    add_model_options,
+    add_output_options,
+    check_outputs,
+    first_line,
+    load,
+    write_outputs,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -16,10 +24,21 @@ def add_parser(commands: Any) -> None:
     add_model_options(parser)
     parser.add_argument("--against", metavar="PATH", type=Path, help="the reference, which runs unpatched")
     parser.add_argument("--quantize", metavar="FORMAT", nargs="+", help="pack the model: q8_0, q4_K, ...; each in turn")
+    kinds = "keys and values: q8_0, q4_0, f16, ..., or K,V for one each; the reference's stay dense"
+    parser.add_argument("--kv-cache", metavar="FORMAT", type=_kv_cache, help=kinds)
     parser.add_argument("--text", metavar="FILE", type=Path, help="UTF-8 (default: text that the demo model never saw)")
     parser.add_argument("--context", type=int, help="tokens of a window (default: 512, or what the model can take)")
     add_output_options(parser)
     parser.set_defaults(run=run)
+
+
+def _kv_cache(text: str) -> dict[str, str]:
+    from torch_foundry.kvcache.formats import NAMES
+
+    names = text.lower().split(",")
+    if not 1 <= len(names) <= 2 or not set(names) <= set(NAMES):
+        raise argparse.ArgumentTypeError(f"{text}: expected one of {', '.join(NAMES)}, or two with a comma between")
+    return {"k": names[0], "v": names[-1]}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for name in args.quantize or ():
         if name.lower() not in quant.PACKABLE:
             raise UserError(f"--quantize {name}: expected some of {quant.listing(quant.PACKABLE)}")
+    check_outputs(args)
     model, tokenizer = load(args)
     tokens = _tokens(args, tokenizer)
     reference = None
@@ -39,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         reference, other = load(argparse.Namespace(**{**vars(args), "model": args.against}))
         if any(a.tolist() != b.tolist() for a, b in zip(tokens, _tokens(args, other), strict=True)):
             raise UserError(f"--against {args.against}: its tokenizer gives other tokens than the model's")
+    stored = f"keys {args.kv_cache['k']}, values {args.kv_cache['v']}" if args.kv_cache else "a dense KV cache"
+    print(f"{args.device}, {args.dtype}, {stored}")
     found = {}
     transformers.utils.logging.enable_progress_bar()  # minutes, even for the demo model
     try:
@@ -47,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             print(_line(name, found[name], heading=len(found) == 1), flush=True)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(first_line(error)) from error
-    title = f"{args.model.name if args.model else 'demo model'}, {args.dtype}, {args.device}"
+    title = f"{args.model.name if args.model else 'demo model'}, {args.dtype}, {stored}, {args.device}"
     write_outputs(args, {name: quality.to_json() for name, quality in found.items()}, svg(title, found))
     return 0
 
@@ -56,14 +78,16 @@ def _variants(args: argparse.Namespace, model: Any, reference: Any) -> Any:
     """(name, patched model, reference) for each line; one more model than that is in memory at a time."""
     from torch_foundry import patch, quant
 
-    if not args.quantize:
+    if not args.quantize and not args.kv_cache:
         yield "as it is", patch(model), reference
         return
-    for i, name in enumerate(args.quantize):
+    formats = args.quantize or [None]
+    for i, name in enumerate(formats):
         dense = model if reference is None else reference
-        last = i == len(args.quantize) - 1 and reference is not None
+        last = i == len(formats) - 1 and reference is not None
         packed = model if last else copy.deepcopy(model)
-        yield quant.get_format(name).name, patch(packed, quantize=name), dense
+        title = quant.get_format(name).name if name else "as it is"
+        yield title, patch(packed, quantize=name, kv_cache=args.kv_cache), dense
 
 
 def _measure(model: Any, tokens: Any, reference: Any, context: int | None) -> Any:
@@ -108,5 +132,6 @@ def _line(name: str, quality: Any, heading: bool) -> str:
 
 
 def _with_error(value: float, error: float, digits: int) -> str:
-    digits = digits if value < 100 else 1
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    from torch_foundry.quality.result import with_error
+
+    return with_error(value, error, digits if value < 100 else 1)

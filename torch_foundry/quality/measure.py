@@ -38,10 +38,10 @@ def perplexity(
     """Perplexity of a causal language model on `tokens`: int64 [n], or several such texts, each starting anew.
 
     A text is cut into windows of `context` tokens (default: 512, or the model's limit). Neighbouring windows share one
-    token, so every token but a text's first is predicted once, from the tokens before it in its window. against: a
-    reference model, on any device; then the result has `against`. Both models run in their own dtype; statistics are
-    float64 (float32 on MPS). Memory beside the models: their KV caches, LOGITS scores of each, and four numbers per
-    token.
+    token, so every token but a text's first is predicted once, from the tokens before it in its window. Keys and values
+    go through each model's own cache, so `patch(kv_cache=...)` counts. against: a reference model, on any device; then
+    the result has `against`. Both models run in their own dtype; statistics are float64 (float32 on MPS). Memory beside
+    the models: their KV caches, LOGITS scores of each, and four numbers per token.
 
     ValueError: no text has two tokens, ids outside the vocabulary, a vocabulary other than the reference's, a context
     that a model can't take, or scores that are NaN.
@@ -99,15 +99,12 @@ def _context(models: Sequence[Any], context: int | None) -> int:
 
 
 def _scores(model: Any, ids: Tensor, rows: int) -> Iterator[Tensor]:
-    """Scores [up to rows, vocabulary] of the tokens after each of `ids`. Long windows take several forward passes on
-    one cache, because all scores at once would be gigabytes for a large vocabulary.
+    """Scores [up to rows, vocabulary] of the tokens after each of `ids`, through the model's own KV cache, which may be
+    packed. Long windows take several forward passes, because all scores at once would be gigabytes for a large
+    vocabulary.
     """
-    ids = ids.to(model.device)[None]
-    if ids.shape[1] <= rows:
-        yield model(input_ids=ids, use_cache=False).logits[0]
-        return
     cache = None
-    for piece in ids.split(rows, dim=1):
+    for piece in ids.to(model.device)[None].split(rows, dim=1):
         out = model(input_ids=piece, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         yield out.logits[0]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from torch_foundry.chart import bars
-from torch_foundry.quality.result import Quality
+from torch_foundry.quality.result import Quality, with_error
 
 
 def svg(title: str, found: Mapping[str, Quality]) -> str:
@@ -14,7 +14,7 @@ def svg(title: str, found: Mapping[str, Quality]) -> str:
     values = []
     for name, quality in found.items():
         d = quality.against
-        perplexity = f"perplexity {quality.perplexity:.4f} ± {quality.perplexity_error:.4f}"
+        perplexity = f"perplexity {with_error(quality.perplexity, quality.perplexity_error, 4)}"
         if d is None:
             values.append((name, quality.perplexity, perplexity))
         else:

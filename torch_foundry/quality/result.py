@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,9 +11,14 @@ from torch import Tensor
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
-    """Mean and its standard error, as if tokens were independent; 0 for a single one."""
+    """Mean and its standard error, as if tokens were independent; a single one says nothing of its error: NaN."""
     n = values.numel()
-    return float(values.mean()), float(values.std()) / n**0.5 if n > 1 else 0.0
+    return float(values.mean()), float(values.std()) / n**0.5 if n > 1 else math.nan
+
+
+def with_error(value: float, error: float, digits: int) -> str:
+    """`1.2 ± 0.1`; the value alone where nothing is known of its error."""
+    return f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -74,18 +80,26 @@ class Quality:
         return cls(nll.numel(), context, *_perplexity(nll), divergence)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain numbers."""
-        return asdict(self)
+        """All of it as plain numbers; None for an unknown error, as JSON has no NaN."""
+        return _without_nan(asdict(self))
 
     def __str__(self) -> str:
-        text = f"perplexity {self.perplexity:.5f} ± {self.perplexity_error:.5f} ({self.tokens} tokens)"
+        text = f"perplexity {with_error(self.perplexity, self.perplexity_error, 5)} ({self.tokens} tokens)"
         if self.against is None:
             return text
         d = self.against
         return (
-            f"{text}, reference {d.perplexity:.5f}, ratio {d.ratio:.5f} ± {d.ratio_error:.5f}, KL {d.kl_mean:.6f} ± "
-            f"{d.kl_error:.6f} (99 %: {d.kl_99:.6f}), same top-1 {100 * d.top1:.2f} ± {100 * d.top1_error:.2f} %"
+            f"{text}, reference {d.perplexity:.5f}, ratio {with_error(d.ratio, d.ratio_error, 5)}, KL "
+            f"{with_error(d.kl_mean, d.kl_error, 6)} (99 %: {d.kl_99:.6f}), same top-1 "
+            f"{with_error(100 * d.top1, 100 * d.top1_error, 2)} %"
         )
+
+
+def _without_nan(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
+        for name, value in figures.items()
+    }
 
 
 def _exp(value: float) -> float:
