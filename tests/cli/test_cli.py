@@ -147,8 +147,9 @@ def test_the_name_of_a_model_is_no_path(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "perplexity", "profile", "tune", "doctor"])
-def test_one_default_device(command: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_default_device(command: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command, and load(), asks the one place that knows."""
+    monkeypatch.chdir(tmp_path)  # doctor begins with a report
 
     class Asked(Exception):
         pass
