@@ -15,7 +15,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.chart import bars
+from torch_foundry.chart import Bar, bars
 from torch_foundry.kvcache.adopt import expect, new_cache
 from torch_foundry.kvcache.paged import PagedCache
 
@@ -99,11 +99,11 @@ def table(found: dict[str, dict[str, list[float]]]) -> str:
 def picture(found: dict[str, dict[str, list[float]]]) -> str:
     """An SVG document: a bar for each model and kind, at the last of CONTEXTS."""
     most = max(figures[-1] for kinds in found.values() for figures in kinds.values())
-    rows = []
-    for model, kinds in found.items():
-        for name, figures in kinds.items():
-            rows.append((name, figures[-1] / most, f"{figures[-1]:.2f} KiB: {model}"))
-    return bars("Memory of a token by kind of KV cache", rows, f"KiB a token, of all layers, {CONTEXTS[-1]:,} tokens")
+    groups = {
+        model: [Bar(name, figures[-1] / most, f"{figures[-1]:.2f}") for name, figures in kinds.items()]
+        for model, kinds in found.items()
+    }
+    return bars("Memory of a token by kind of KV cache", groups, [f"KiB a token, all layers, {CONTEXTS[-1]:,} tokens"])
 
 
 def main() -> None:

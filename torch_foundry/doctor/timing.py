@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -19,8 +19,15 @@ def synchronize(device: torch.device) -> None:
         torch.zeros(1, device=device).cpu()  # a stand-in: reading waits
 
 
-def seconds(device: torch.device, call: Callable[[], object], *, round_s: float = 0.02, rounds: int = 5) -> float:
-    """Median time of one `call` on an otherwise idle device, in seconds.
+def seconds(
+    device: torch.device,
+    call: Callable[[], object],
+    *,
+    round_s: float = 0.02,
+    rounds: int = 5,
+    of_rounds: Callable[[Iterable[float]], float] = statistics.median,
+) -> float:
+    """Time of one `call` on an otherwise idle device, in seconds: the median of the rounds, or `of_rounds` of them.
 
     Calls are launched back to back for about `round_s` seconds, then waited for; so the time is that of the device
     where it is the slower one, and that of launching where Python is.
@@ -29,7 +36,7 @@ def seconds(device: torch.device, call: Callable[[], object], *, round_s: float 
     synchronize(device)
     once = _round(device, call, 1)
     calls = max(1, min(1000, int(round_s / max(once, 1e-9))))
-    return statistics.median(_round(device, call, calls) for _ in range(rounds)) / calls
+    return of_rounds(_round(device, call, calls) for _ in range(rounds)) / calls
 
 
 def _round(device: torch.device, call: Callable[[], object], calls: int) -> float:

@@ -13,6 +13,8 @@ from torch_foundry import runtime
 from torch_foundry.doctor.measure import Scale, bandwidth
 from torch_foundry.doctor.timing import seconds, synchronize
 from torch_foundry.patch import report
+from torch_foundry.patch.model import forget
+from torch_foundry.patch.packing import packed_formats
 from torch_foundry.patch.swap import is_swapped
 from torch_foundry.profiling.result import Line, Profile
 from torch_foundry.tape import Tape, recordings
@@ -41,26 +43,30 @@ def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64)
     device = model.device
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.vocab_size, (batch, context), generator=generator).to(device)
+    forget(model)  # a tape that an earlier generate() has left would be used again, and nothing recorded
     with recordings() as tapes:
         generate_s = _generate(model, ids, tokens)
     if not tapes:
         reasons = ", ".join(report(model).eager) if is_swapped(model) else "the model is not patched"
         raise RuntimeError(f"{type(model).__name__} can't be profiled, as no step of it was recorded: {reasons}")
-    tape = tapes[-1]
+    tape, dtype = tapes[-1], str(model.dtype).removeprefix("torch.")
     submit_s = _submit(device, tape)
     emulated = runtime.executor(device) == "host"
+    replay_s, lines = _seconds(device, tape), _lines(device, tape)
     return Profile(
         model=type(model).__name__,
         device=str(device),
         executor=runtime.executor(device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype,
+        weights=packed_formats(model) or dtype,
         batch=batch,
         context=context,
         read_gb_s=bandwidth(device, Scale.of(device, emulated, quick=True))["read_gb_s"],
         generate_s=generate_s,
         submit_s=submit_s,
-        replay_s=seconds(device, tape.replay),
-        lines=_lines(device, tape),
+        replay_s=replay_s,
+        replay_again_s=_seconds(device, tape),
+        lines=lines,
     )
 
 
@@ -71,8 +77,9 @@ def _generate(model: Any, ids: torch.Tensor, tokens: int) -> float:
     mask = torch.ones_like(ids)
 
     def timed(count: int) -> float:
+        config.max_new_tokens = count
         start = time.perf_counter()
-        model.generate(ids, attention_mask=mask, generation_config=config, max_new_tokens=count)
+        model.generate(ids, attention_mask=mask, generation_config=config)
         synchronize(ids.device)
         return time.perf_counter() - start
 
@@ -94,12 +101,17 @@ def _submit(device: torch.device, tape: Tape) -> float:
     return min(times)
 
 
+def _seconds(device: torch.device, tape: Tape) -> float:
+    """Of a replay: the least of several rounds, as of everything here, because others can only make it longer."""
+    return seconds(device, tape.replay, of_rounds=min)
+
+
 def _lines(device: torch.device, tape: Tape) -> list[Line]:
     groups: dict[tuple[str, str], list[int]] = {}
     recorded = tape.launches()
     for i, launch in enumerate(recorded):
         groups.setdefault((LAYER.sub("layers.*", launch.scope), launch.kernel), []).append(i)
     return [
-        Line(scope, kernel, len(found), sum(recorded[i].bytes for i in found), seconds(device, tape.part(found).replay))
+        Line(scope, kernel, len(found), sum(recorded[i].bytes for i in found), _seconds(device, tape.part(found)))
         for (scope, kernel), found in groups.items()
     ]

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from torch_foundry.chart import bars
-from torch_foundry.profiling.result import ATTRIBUTION, Profile
+from torch_foundry.chart import Bar, bars
+from torch_foundry.profiling.result import ATTRIBUTION, Profile, duration
 
-COLOURS = {"layers.*.attention": "#3465a4", "layers.*.mlp": "#4e9a06"}
-OTHER, BETWEEN, REST = "#c4a000", "#a40000", "#888a85"
+ATTENTION, MLP, OTHER = "attention", "MLP", "outside the layers"
+BETWEEN, REST = "between kernels", "generate() beyond replays"
+COLOURS = {ATTENTION: "#3465a4", MLP: "#4e9a06", OTHER: "#c4a000", BETWEEN: "#a40000", REST: "#888a85"}
+KINDS = {"layers.*.attention": ATTENTION, "layers.*.mlp": MLP}
 
 
 def svg(profile: Profile) -> str:
     """An SVG document."""
     parts = [
-        (f"{line.scope} {line.kernel} x{line.launches}", line.seconds, COLOURS.get(line.scope, OTHER))
+        (f"{line.scope} {line.kernel} x{line.launches}", line.seconds, KINDS.get(line.scope, OTHER))
         for line in sorted(profile.lines, key=lambda line: -line.seconds)
     ]
-    parts.append(("between kernels", profile.gaps_s, BETWEEN))
-    parts.append(("generate() beyond replays", profile.rest_s, REST))
+    parts += [(BETWEEN, profile.gaps_s, BETWEEN), (REST, profile.rest_s, REST)]
     most = max(seconds for _, seconds, _ in parts)
-    rows = []
-    for name, seconds, _ in parts:
-        share = f"{seconds * 1e6:.1f} us, {100 * seconds / profile.generate_s:.1f} %"
-        rows.append((name if len(name) <= 60 else name[:59] + "…", max(seconds, 0.0) / most, share))
-    title = f"{profile.model}, {profile.dtype}, {profile.device}: {profile.generate_s * 1e6:.0f} us a token"
-    return bars(title, rows, ATTRIBUTION, left=380, right=110, colours=[colour for _, _, colour in parts])
+    rows = [
+        Bar(
+            name if len(name) <= 60 else name[:59] + "…",
+            max(seconds, 0.0) / most,
+            f"{duration(seconds)}, {100 * seconds / profile.generate_s:.1f} %",
+            kind,
+        )
+        for name, seconds, kind in parts
+    ]
+    title = f"{profile.model}, {profile.kinds} on {profile.device}: {duration(profile.generate_s)} a token"
+    return bars(title, {"": rows}, [ATTRIBUTION, *profile.doubts], COLOURS)

@@ -11,6 +11,16 @@ ATTRIBUTION = (
 )
 
 
+STEADY = 0.15  # two measurements of the same may differ by so much, relatively
+OVERLAP = 0.1  # of a replay: what its kernels, timed apart, may take beyond it
+
+
+def duration(seconds: float) -> str:
+    """For the eye: 12.3 us, 1.23 ms."""
+    us = seconds * 1e6
+    return f"{us:.1f} us" if abs(us) < 1e3 else f"{us / 1e3:.2f} ms" if abs(us) < 1e6 else f"{us / 1e6:.2f} s"
+
+
 @dataclass(frozen=True)
 class Line:
     """The launches of one kernel in one scope; layers count together as `layers.*`."""
@@ -34,13 +44,15 @@ class Profile:
     model: str
     device: str
     executor: str
-    dtype: str
+    dtype: str  # of activations
+    weights: str  # format of the packed weights, else their dtype
     batch: int
     context: int  # tokens in the cache
     read_gb_s: float  # measured beside it
     generate_s: float  # a token of generate(), read in blocks
     submit_s: float  # of which on the host, to hand a token over; on the host executor that includes running it
     replay_s: float  # a token's tape, replayed back to back
+    replay_again_s: float  # the same, after the kernels were timed
     lines: list[Line]
 
     @property
@@ -59,6 +71,32 @@ class Profile:
         return self.generate_s - self.replay_s
 
     @property
+    def kinds(self) -> str:
+        """Of weights and activations."""
+        return self.dtype if self.weights == self.dtype else f"weights {self.weights}, activations {self.dtype}"
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the parts should not be believed: sentences, none if all is well."""
+        found = []
+        if abs(self.replay_again_s / self.replay_s - 1) > STEADY:
+            found.append(
+                f"Unsteady: a replay took {duration(self.replay_s)} before its kernels were timed and "
+                f"{duration(self.replay_again_s)} after. Was the machine busy? Measure again."
+            )
+        if self.gaps_s < -OVERLAP * self.replay_s:
+            found.append(
+                f"Timed apart, the kernels take {100 * self.kernels_s / self.replay_s:.0f} % of a replay: they overlap "
+                "in it, or the machine was busy."
+            )
+        if self.rest_s < -STEADY * self.generate_s:
+            found.append(
+                f"A replay took {duration(self.replay_s)} and a token of generate(), which has one, "
+                f"{duration(self.generate_s)}: the machine was busy. Measure again."
+            )
+        return found
+
+    @property
     def launches(self) -> int:
         """On the tape of a token."""
         return sum(line.launches for line in self.lines)
@@ -70,7 +108,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """All figures, with those that follow from others."""
-        derived = ("kernels_s", "gaps_s", "rest_s", "launches", "bytes")
+        derived = ("kernels_s", "gaps_s", "rest_s", "launches", "bytes", "doubts")
         return {
             "attribution_only": ATTRIBUTION,
             **dataclasses.asdict(self),
@@ -79,7 +117,7 @@ class Profile:
 
     def __str__(self) -> str:
         head = (
-            f"{self.model}, {self.dtype} on {self.device} ({self.executor}), batch {self.batch}, {self.context} tokens"
+            f"{self.model}, {self.kinds} on {self.device} ({self.executor}), batch {self.batch}, {self.context} tokens"
         )
         rows = [("scope", "kernel", "launches", "us", "GB/s", "% read", "% token")]
         for line in sorted(self.lines, key=lambda line: -line.seconds):
@@ -97,7 +135,7 @@ class Profile:
             f"{1 / self.generate_s:.1f} tokens/s a row; {self.launches} launches, {self.bytes / 1e6:.1f} MB a token, "
         )
         last += f"{self.submit_s * 1e6:.1f} us to hand one over; memory reads at {self.read_gb_s:.1f} GB/s"
-        return "\n".join([head, *texts, last, ATTRIBUTION])
+        return "\n".join([head, *texts, last, ATTRIBUTION, *self.doubts])
 
     def _share(self, seconds: float) -> str:
         return f"{100 * seconds / self.generate_s:.1f}"

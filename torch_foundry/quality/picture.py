@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torch_foundry.chart import bars
+from torch_foundry.chart import Bar, bars
 from torch_foundry.quality.result import Quality, with_error
 
 
@@ -21,8 +21,8 @@ def svg(title: str, found: Mapping[str, Quality]) -> str:
             values.append((name, d.kl_mean, f"KL {d.kl_mean:.2g}, top-1 {100 * d.top1:.2f} %, {perplexity}"))
     lengths = _lengths([value for _, value, _ in values])
     what = "Logarithm of the mean KL divergence from the reference" if any(q.against for q in found.values()) else ""
-    rows = [(name, length, label) for (name, _, label), length in zip(values, lengths, strict=True)]
-    return bars(title, rows, what or "Logarithm of the perplexity")
+    rows = [Bar(name, length, label) for (name, _, label), length in zip(values, lengths, strict=True)]
+    return bars(title, {"": rows}, [what or "Logarithm of the perplexity"])
 
 
 def _lengths(values: list[float]) -> list[float]:
