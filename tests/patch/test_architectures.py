@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import nn
 
-from tests.patch.zoo import assert_close, build, classes, config, ids, random_model, shared
+from tests.exact import assert_as_exact
+from tests.patch.zoo import build, classes, config, ids, random_model, shared
 from torch_foundry.patch import patch, report
 from torch_foundry.patch.families import NORMS, SCALED_EMBEDDINGS, class_key
 from torch_foundry.patch.spec import Unsupported, build_spec
@@ -26,7 +27,7 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
 def report_of_equal_results(stock: Any) -> Any:
     """The report of a patched copy, whose logits and greedy tokens are those of `stock`."""
     model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
+    assert_as_exact(logits, model, stock)
     model.generation_config.eos_token_id = stock.generation_config.eos_token_id = None
     tokens = [m.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist() for m in (model, stock)]
     assert tokens[0] == tokens[1]
@@ -62,7 +63,7 @@ def test_gpt2_has_nothing_like_a_decoder_layer() -> None:
     settings = transformers.GPT2Config(n_embd=64, n_head=2, n_layer=2, vocab_size=120, bos_token_id=1, eos_token_id=2)
     stock = random_model(settings)
     model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
+    assert_as_exact(logits, model, stock)
     assert set(report(model).swapped.values()) <= {"GPT2LMHeadModel", "GPT2Model", "Embedding", "Linear"}
 
 
@@ -75,7 +76,7 @@ def test_some_layers_understood_some_not() -> None:
     odd = Adapter(64, 96, bias=False)
     stock.model.layers[0].mlp.gate_proj = odd
     model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
+    assert_as_exact(logits, model, stock)
     assert report(model).layers == 1
     assert report(model).left == {"model.layers.0": "gate_proj is a Adapter"}
 
@@ -90,7 +91,7 @@ def test_subclasses_are_not_their_base() -> None:
     stock = copy.deepcopy(shared("llama"))
     stock.model.layers[1].__class__ = Custom
     model = patch(copy.deepcopy(stock))
-    assert_close(logits(model), logits(stock))
+    assert_as_exact(logits, model, stock)
     assert list(report(model).left) == ["model.layers.1"]
 
 
@@ -98,8 +99,8 @@ def test_plain_modules() -> None:
     model = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 33), nn.GELU(), nn.Linear(33, 7), nn.LayerNorm(7))
     x = torch.randint(50, (3, 5))
     with torch.no_grad():
-        expected = model(x)
-        assert_close(patch(model)(x), expected)
+        assert_as_exact(lambda each: each(x), patch(copy.deepcopy(model)), model)
+        patch(model)(x)
     assert report(model).fused_leaves == 3
     limited = nn.Sequential(nn.Embedding(50, 40, max_norm=1.0))
     assert not report(patch(limited)).swapped, "renormalises its weight"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.patch.zoo import assert_close, config, ids, random_model, shared
+from tests.exact import assert_as_exact, assert_found_as_exact
+from tests.patch.zoo import config, ids, random_model, shared
 from torch_foundry.patch import patch, report
 from torch_foundry.patch.state import FallbackWarning
 
@@ -69,15 +70,14 @@ def test_one_changed_layer_runs_stock(change: Callable[[Any], None], reason: str
     change(model)
     with pytest.warns(FallbackWarning, match=reason):
         ours = logits(model)
-    assert_close(ours, logits(stock))
+    assert_found_as_exact(ours, logits, stock)
     assert report(model).fallbacks == {reason: 1} and report(model).fused == 1
 
 
 def test_unknown_arguments_reach_stock_code() -> None:
     model = patch(copy.deepcopy(shared("llama")))
     with pytest.warns(FallbackWarning, match="argument is_causal"):
-        found = logits(model, is_causal=False, use_cache=False)
-    assert_close(found, logits(shared("llama"), is_causal=False, use_cache=False))
+        assert_as_exact(lambda each: logits(each, is_causal=False, use_cache=False), model, shared("llama"))
     assert report(model).fallbacks == {"argument is_causal": 2}
     logits(model, is_causal=True)
     assert report(model).fused == 2
@@ -88,7 +88,7 @@ def test_a_config_that_is_not_causal_any_more() -> None:
     for each in (model, stock):
         each.config.is_causal = False
     with pytest.warns(FallbackWarning, match="causal"):
-        assert_close(logits(model, use_cache=False), logits(stock, use_cache=False))
+        assert_as_exact(lambda each: logits(each, use_cache=False), model, stock)
 
 
 def test_other_attention_implementations() -> None:
@@ -140,8 +140,9 @@ def test_prefix_tuning() -> None:
     peft = pytest.importorskip("peft")
     settings = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     stock, model = copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))
-    tokens, gradients = [], []
-    for base in (stock, model):
+    tokens = []
+
+    def gradients(base: Any) -> list[torch.Tensor]:
         torch.manual_seed(1)
         tuned = peft.get_peft_model(base, settings)
         with torch.no_grad():
@@ -150,10 +151,10 @@ def test_prefix_tuning() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tuned(PROMPT, labels=PROMPT).loss.backward()
-        gradients.append([p.grad for p in tuned.parameters() if p.requires_grad])
+        return [p.grad for p in tuned.parameters() if p.requires_grad]
+
+    assert_as_exact(gradients, model, stock)
     assert tokens[0] == tokens[1]
-    for ours, theirs in zip(*gradients, strict=True):
-        assert_close(ours, theirs)
 
 
 def test_report_reads_well() -> None:

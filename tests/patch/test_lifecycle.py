@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tests.exact import assert_as_exact
 from tests.patch.zoo import PROMPT, assert_equal, classes, fused_all, ids, shared, tokens
 from torch_foundry.patch import patch, patched, report, unpatch
 
@@ -205,15 +206,16 @@ def test_frozen_model_is_fused_with_grad_enabled(pair: Any) -> None:
 
 def test_gradient_on_top_of_a_cache(pair: Any) -> None:
     """Prefill fused, then differentiate through a step on that cache."""
-    found = []
-    for model in pair:
+
+    def of_a_step(model: Any) -> list[Any]:
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model(PROMPT, past_key_values=cache)
         model(ids(1, 4, seed=2), past_key_values=cache).logits.sum().backward()
-        found.append([p.grad for p in model.parameters()])
-    for ours, stock in zip(*found, strict=True):
-        torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-4)
+        return [p.grad for p in model.parameters()]
+
+    stock, model = pair
+    assert_as_exact(of_a_step, model, stock)
 
 
 def test_lora(pair: Any) -> None:

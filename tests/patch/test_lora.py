@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import torch_foundry
+from tests.exact import assert_found_as_exact
 from tests.patch.zoo import ids, shared
 from torch_foundry import quant
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
@@ -67,7 +68,7 @@ def test_training_on_packed_weights(formats: str, patched: bool) -> None:
 def test_merged(formats: str | None, patched: bool, tmp_path: Path) -> None:
     base = packed()
     model = with_adapters(torch_foundry.patch(base) if patched else base)
-    expected = logits(model)
+    expected, adapted = logits(model), copy.deepcopy(model)
     layer = base.model.layers[1].mlp.down_proj
     dense = layer.base_layer.dequantized(torch.float32) + layer.get_delta_weight("default").detach()
 
@@ -78,7 +79,7 @@ def test_merged(formats: str | None, patched: bool, tmp_path: Path) -> None:
     if fmt is None:
         assert not isinstance(layer, FoundryLinear)
         assert torch.equal(layer.weight, dense)
-        torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-4)
+        assert_found_as_exact(logits(merged), logits, adapted)
     else:
         assert isinstance(layer, FoundryLinear) and layer.format == fmt
         assert torch.equal(layer.weight, quant.quantize(dense, fmt))
@@ -89,16 +90,16 @@ def test_merged(formats: str | None, patched: bool, tmp_path: Path) -> None:
         assert report.fused and not any("replaced" in reason for reason in report.fallbacks), str(report)
     merged.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(logits(again), logits(merged), rtol=1e-4, atol=1e-4)
+    assert_found_as_exact(logits(merged), logits, again.eval())
 
 
 def test_adapters_on_the_embedding_and_the_output_layer() -> None:
     model = with_adapters(packed().bfloat16(), ["embed_tokens", "lm_head"])
-    expected = logits(model)
+    adapted = copy.deepcopy(model)
     merged = torch_foundry.merge_adapters(model, None)
     assert type(merged.lm_head) is nn.Linear and type(merged.model.embed_tokens) is nn.Embedding
     assert merged.lm_head.weight.dtype == merged.model.embed_tokens.weight.dtype == torch.bfloat16
-    torch.testing.assert_close(logits(merged), expected, rtol=0.1, atol=0.1)
+    assert_found_as_exact(logits(merged), logits, adapted)
     model = with_adapters(packed().bfloat16(), ["embed_tokens", "lm_head"])
     merged = torch_foundry.merge_adapters(model)
     assert isinstance(merged.model.embed_tokens, FoundryEmbedding) and merged.dtype == torch.bfloat16
@@ -114,8 +115,8 @@ def test_columns_in_an_order_of_their_own() -> None:
         dense.in_features, dense.out_features, weight, "q8_0", None, order
     )
     model = with_adapters(base)
-    expected = logits(model)
-    torch.testing.assert_close(logits(torch_foundry.merge_adapters(model, None)), expected, rtol=1e-4, atol=1e-4)
+    adapted = copy.deepcopy(model)
+    assert_found_as_exact(logits(torch_foundry.merge_adapters(model, None)), logits, adapted)
 
 
 def test_what_is_refused_changes_nothing() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from tests.patch.zoo import PROMPT, assert_close, build, config, fused_all, ids, shared, tokens
+from tests.exact import assert_as_exact, assert_found_as_exact
+from tests.patch.zoo import PROMPT, build, config, fused_all, ids, shared, tokens
 from torch_foundry import quant
 from torch_foundry.nn import FoundryExperts, FoundryLinear, experts
 from torch_foundry.patch import patch, report, unpatch
@@ -40,6 +41,11 @@ def routed(tokens: int = T, hidden: int = 64, dtype: torch.dtype = torch.float32
     return x, chosen, torch.rand(tokens, K, generator=generator).to(dtype)
 
 
+def called(experts: Any, *given: Tensor) -> Tensor:
+    found: Tensor = experts(*given)
+    return found
+
+
 def dequantized(stock: Any, fmt: str) -> Any:
     """A stock copy with the values that packing leaves."""
     copied = copy.deepcopy(stock)
@@ -54,10 +60,8 @@ def dequantized(stock: Any, fmt: str) -> Any:
 @pytest.mark.parametrize("tokens", [1, T, 70])
 def test_packed_experts_alone(tokens: int, dtype: torch.dtype) -> None:
     stock = stock_experts(dtype=dtype)
-    expected = dequantized(stock, "q8_0")(*routed(tokens, dtype=dtype))
-    packed = FoundryExperts.from_experts(stock, "q8_0")
-    close = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
-    torch.testing.assert_close(packed(*routed(tokens, dtype=dtype)), expected, rtol=close, atol=close)
+    packed = FoundryExperts.from_experts(copy.deepcopy(stock), "q8_0")
+    assert_as_exact(called, packed, dequantized(stock, "q8_0"), *routed(tokens, dtype=dtype))
     assert not list(packed.parameters()) and packed.formats == ("q8_0",) * 3
 
 
@@ -79,7 +83,7 @@ def test_each_weight_has_a_format_of_its_own() -> None:
         stock.gate_up_proj.copy_(torch.cat(exact[:2], dim=1))
         stock.down_proj.copy_(exact[2])
     for given in (routed(2), routed(70)):
-        torch.testing.assert_close(packed(*given), stock(*given), rtol=1e-5, atol=1e-5)
+        assert_as_exact(called, packed, stock, *given)
     assert packed.to(torch.bfloat16).formats == ("q4_0", "q8_0", "bf16")
 
 
@@ -93,13 +97,13 @@ def test_gradients_reach_the_input_and_the_routing_weights() -> None:
     stock = stock_experts()
     exact = dequantized(stock, "q8_0")
     packed = FoundryExperts.from_experts(stock, "q8_0")
-    gradients = []
-    for module in (exact, packed):
-        x, chosen, weights = routed()
+
+    def gradients(module: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> list[Any]:
         x.requires_grad_(), weights.requires_grad_()
         module(x, chosen, weights).square().sum().backward()
-        gradients.append((x.grad, weights.grad))
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+        return [x.grad, weights.grad]
+
+    assert_as_exact(gradients, packed, exact, *routed())
 
 
 def test_ids_outside_of_the_experts_add_nothing() -> None:
@@ -108,7 +112,7 @@ def test_ids_outside_of_the_experts_add_nothing() -> None:
     expected = packed(x, chosen[:, :1].contiguous(), weights[:, :1].contiguous())
     for missing in (E, -1):
         chosen[:, 1] = missing
-        torch.testing.assert_close(packed(x, chosen, weights), expected)
+        assert torch.equal(packed(x, chosen, weights), expected)
 
 
 def test_a_module_like_any_other() -> None:
@@ -164,7 +168,7 @@ def test_prompts_short_and_long(family: str, quantize: str | None, monkeypatch: 
     layers = sum("experts" in layer.mlp._modules for layer in model.model.layers)
     for length, expected in ((9, "of_few"), (40, "of_many" if quantize else None), (300, None)):
         del ways[:]
-        assert_close(logits(model, ids(1, length)), logits(stock, ids(1, length)))
+        assert_found_as_exact(logits(model, ids(1, length)), logits, stock, ids(1, length))
         assert ways == [expected] * layers * (expected is not None)
     assert not report(model).fallbacks
 
@@ -202,10 +206,10 @@ def test_every_packed_part(fmt: str) -> None:
         if own != "f32":
             kind: Any = FoundryExperts.from_experts if name == "experts" else FoundryLinear.from_linear
             setattr(parent, name, kind(getattr(parent, name), own))
-    expected = [logits(model, ids(1, length)) for length in (7, 40)]
+    stock = copy.deepcopy(model)
     patch(model)
-    for length, truth in zip((7, 40), expected, strict=True):
-        assert_close(logits(model, ids(1, length)), truth)
+    for length in (7, 40):
+        assert_as_exact(logits, model, stock, ids(1, length))
     assert not report(model).fallbacks and report(model).packed["model.layers.0.mlp.experts.down_proj"] == fmt
 
 
@@ -260,9 +264,10 @@ def test_router_logits_are_those_of_stock(family: str) -> None:
             for mine, theirs in zip(got.router_logits, expected.router_logits, strict=True):
                 assert torch.equal(mine, theirs)
             assert torch.equal(got.aux_loss, expected.aux_loss)
-            assert_close(got.logits, expected.logits)
+            assert_found_as_exact(got.logits, logits, stock, PROMPT)
             before = report(model).fused
-            assert_close(logits(model, PROMPT, output_router_logits=False), expected.logits)
+            found = logits(model, PROMPT, output_router_logits=False)
+            assert_found_as_exact(found, logits, stock, PROMPT)
             assert report(model).fused == before + len(model.model.layers)
     model.config.output_router_logits = True
     cache = model(PROMPT).past_key_values
@@ -276,7 +281,7 @@ def test_a_hook_on_an_expert_runs_stock_code(quiet: None) -> None:
     model = patch(copy.deepcopy(stock))
     seen: list[Any] = []
     model.model.layers[1].mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output))
-    assert_close(logits(model, PROMPT), logits(stock, PROMPT))
+    assert_as_exact(logits, model, stock, PROMPT)
     assert len(seen) == 1 and dict(report(model).fallbacks) == {"forward hook on mlp.gate": 1}
 
 

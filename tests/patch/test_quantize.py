@@ -13,8 +13,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.exact import assert_as_exact, assert_found_as_exact
 from tests.patch.zoo import FAMILIES, classes, ids, shared
 from torch_foundry import quant
+from torch_foundry.doctor.truth import assert_norm, double
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.nn.linear import linear_of_many
 from torch_foundry.patch import dequantize, patch, patched, quantize, report, unpatch
@@ -63,7 +65,8 @@ def test_many_rows_go_through_torchs_product_on_unpacked_weights(fmt: str, monke
     x = torch.randn(2, 9, 64)
     assert torch.equal(linear_of_many(x, weight, fmt, bias), nn.functional.linear(x, dense, bias))
     monkeypatch.setattr("torch_foundry.nn.linear.AT_ONCE", 33 * 64)
-    torch.testing.assert_close(linear_of_many(x, weight, fmt, bias), nn.functional.linear(x, dense, bias))
+    exact = nn.functional.linear(*double((x, dense, bias)))
+    assert_norm(linear_of_many(x, weight, fmt, bias), exact, nn.functional.linear(x, dense, bias))
 
     stock, model = rounded(shared("llama"), fmt), patch(copy.deepcopy(shared("llama")), quantize=fmt)
     prompt = ids(2, 40)
@@ -72,7 +75,8 @@ def test_many_rows_go_through_torchs_product_on_unpacked_weights(fmt: str, monke
         spy = lambda *given: calls.append(given) or linear_of_many(*given)  # noqa: E731
         monkeypatch.setattr(f"torch_foundry.{caller}.linear_of_many", spy)
     with torch.no_grad():
-        torch.testing.assert_close(model(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
+        found = model(prompt).logits
+        assert_found_as_exact(found, lambda each: each(prompt).logits, stock)
     assert len(calls) == sum(isinstance(module, FoundryLinear) for module in model.modules())
 
 
@@ -194,31 +198,32 @@ def test_packing_a_patched_model() -> None:
 def test_gradients_reach_inputs_and_biases() -> None:
     dense = rounded(shared("llama-biased"))
     model = patch(copy.deepcopy(shared("llama-biased")), quantize="q8_0")
-    found = []
-    for each in (dense, model):
-        embeddings = dense.get_input_embeddings()(PROMPT).detach().requires_grad_()
+
+    def gradients(each: Any, embeddings: torch.Tensor) -> list[Any]:
+        embeddings.requires_grad_()
         each(inputs_embeds=embeddings).logits.sum().backward()
-        found.append([embeddings.grad, each.model.layers[0].self_attn.q_proj.bias.grad])
-    for ours, theirs in zip(*reversed(found), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        return [embeddings.grad, each.model.layers[0].self_attn.q_proj.bias.grad]
+
+    assert_as_exact(gradients, model, dense, dense.get_input_embeddings()(PROMPT).detach())
 
 
 def test_lora_on_packed_weights() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    losses, gradients = [], []
-    for base in (rounded(shared("llama")), patch(copy.deepcopy(shared("llama")), quantize="q8_0")):
+    tuned: Any = None
+
+    def loss_and_gradients(base: Any) -> list[torch.Tensor]:
+        nonlocal tuned
         torch.manual_seed(3)
-        model = peft.get_peft_model(base, config).train()
-        loss = model(PROMPT, labels=PROMPT).loss
+        tuned = peft.get_peft_model(base, config).train()
+        loss = tuned(PROMPT, labels=PROMPT).loss
         loss.backward()
-        losses.append(loss.detach())
-        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+        return [loss.detach(), *(p.grad for p in tuned.parameters() if p.requires_grad)]
+
+    found = loss_and_gradients(patch(copy.deepcopy(shared("llama")), quantize="q8_0"))
     with pytest.raises(RuntimeError, match="must match the size"):
-        model.merge_and_unload()
-    torch.testing.assert_close(losses[1], losses[0])
-    for ours, theirs in zip(*reversed(gradients), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        tuned.merge_and_unload()
+    assert_found_as_exact(found, loss_and_gradients, rounded(shared("llama")))
 
 
 def test_stock_fallbacks_of_the_leaves() -> None:

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
 import torch_foundry
+from tests.exact import assert_as_exact, assert_found_as_exact
 from tests.patch.zoo import DEVICE, PROMPT, assert_equal, build, classes, fused_all, ids, padded, shared, tokens
 from torch_foundry.patch import patch, report, unpatch
 
@@ -24,10 +25,9 @@ pytestmark = pytest.mark.usefixtures("quiet")
 def test_hidden_states_are_recorded_without_a_fallback(pair: Any) -> None:
     stock, model = pair
     with torch.no_grad():
-        ours, theirs = (each(PROMPT, output_hidden_states=True).hidden_states for each in (model, stock))
-    assert len(ours) == len(theirs) == 3
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        ours = model(PROMPT, output_hidden_states=True).hidden_states
+        assert len(ours) == 3
+        assert_found_as_exact(ours, lambda each: each(PROMPT, output_hidden_states=True).hidden_states, stock)
     assert tokens(model) == tokens(stock), "the recorders stay installed"
     assert fused_all(model)
 
@@ -70,8 +70,8 @@ def test_compile(pair: Any) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        ours, theirs = compiled(PROMPT, use_cache=False).logits, stock(PROMPT, use_cache=False).logits
-    torch.testing.assert_close(ours, theirs)
+        ours = compiled(PROMPT, use_cache=False).logits
+        assert_found_as_exact(ours, lambda each: each(PROMPT, use_cache=False).logits, stock)
 
 
 def test_autocast(pair: Any) -> None:
@@ -118,32 +118,34 @@ def test_a_quantized_cache_of_transformers(pair: Any) -> None:
     assert report(pair[1]).fallbacks["cache is Cache"] and not report(pair[1]).fused
 
 
-def test_a_cache_moves_between_stock_and_patched(pair: Any) -> None:
-    for family in ("llama", "mistral"):
-        stock = copy.deepcopy(shared(family))
-        model = patch(copy.deepcopy(stock))
-        logits = []
-        for order in ([stock, stock, stock], [stock, model, stock], [model, stock, model]):
-            cache = DynamicCache(config=stock.config)
-            with torch.no_grad():
-                for seed, each in enumerate(order):
-                    output = each(ids(2, 9, seed), past_key_values=cache).logits
-            logits.append(output)
-        for other in logits[1:]:
-            torch.testing.assert_close(other, logits[0], rtol=1e-4, atol=1e-4)
-        assert fused_all(model)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_cache_moves_between_stock_and_patched(family: str) -> None:
+    stock = copy.deepcopy(shared(family))
+    model = patch(copy.deepcopy(stock))
+
+    @torch.no_grad()
+    def in_turn(*order: Any) -> torch.Tensor:
+        cache = DynamicCache(config=stock.config)
+        for seed, each in enumerate(order):
+            output = each(ids(2, 9, seed), past_key_values=cache).logits
+        return output
+
+    for order in ([stock, model, stock], [model, stock, model]):
+        assert_found_as_exact(in_turn(*order), lambda each: in_turn(each, each, each), stock)
+    assert fused_all(model)
 
 
 def test_inference_mode_cache_is_usable_outside(pair: Any) -> None:
-    logits = []
-    for each in pair:
+    def outside(each: Any) -> torch.Tensor:
         cache = DynamicCache(config=each.config)
         with torch.inference_mode():
             each(PROMPT, past_key_values=cache)
         with torch.no_grad():
-            logits.append(each(ids(1, 3), past_key_values=cache).logits)
-    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
-    assert fused_all(pair[1])
+            return each(ids(1, 3), past_key_values=cache).logits
+
+    stock, model = pair
+    assert_as_exact(outside, model, stock)
+    assert fused_all(model)
 
 
 def test_packed_sequences_and_custom_masks(pair: Any) -> None:
@@ -152,11 +154,11 @@ def test_packed_sequences_and_custom_masks(pair: Any) -> None:
     blocks[..., :5, :5] = torch.ones(5, 5).tril().bool()
     blocks[..., 5:, 5:] = True
     blocks = blocks.to(DEVICE)
+    stock, model = pair
     with torch.no_grad():
         for inputs in ({"position_ids": positions}, {"attention_mask": blocks}):
-            ours, theirs = (model(PROMPT, use_cache=False, **inputs).logits for model in pair)
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert fused_all(pair[1])
+            assert_as_exact(lambda each, given: each(PROMPT, use_cache=False, **given).logits, model, stock, inputs)
+    assert fused_all(model)
 
 
 def test_generation_extras(pair: Any) -> None:
@@ -195,8 +197,7 @@ def test_head_less_model_and_classifier() -> None:
         stock = getattr(transformers, attribute).from_config(shared("llama").config).eval().to(DEVICE)
         model = patch(copy.deepcopy(stock))
         with torch.no_grad():
-            ours, theirs = (each(PROMPT)[0] for each in (model, stock))
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            assert_as_exact(lambda each: each(PROMPT)[0], model, stock)
         assert fused_all(model)
         assert classes(unpatch(model)) == classes(stock)
 
@@ -205,8 +206,8 @@ def test_functional_call_uses_the_given_weights(pair: Any) -> None:
     stock, model = pair
     weights = {name: 1.2 * value for name, value in stock.state_dict().items()}
     with torch.no_grad():
-        ours, theirs = (torch.func.functional_call(each, weights, (PROMPT,)).logits for each in (model, stock))
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        call = lambda each, given: torch.func.functional_call(each, given, (PROMPT,)).logits  # noqa: E731
+        assert_as_exact(call, model, stock, weights)
 
 
 def test_the_package_is_callable_like_its_function() -> None:

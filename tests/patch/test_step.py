@@ -10,7 +10,9 @@ import torch
 from transformers import DynamicCache
 
 import torch_foundry
+from tests.exact import InFloat64, doubled
 from tests.patch.zoo import FAMILIES, build, ids, padded, shared
+from torch_foundry.doctor.truth import assert_norm
 from torch_foundry.patch.layer import LayerPlan
 from torch_foundry.patch.step import Step, decode
 
@@ -33,11 +35,17 @@ def launches_of(family: str, layer: Any) -> int:
     return LAUNCHES[without if without in LAUNCHES and "experts" not in layer.mlp._modules else family]
 
 
-def record_layers(model: Any, **inputs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Input and output of every layer in a forward pass."""
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hooks = [layer.register_forward_hook(lambda _, i, o: seen.append((i[0], o))) for layer in model.model.layers]
-    model(**inputs)
+def record_layers(model: Any, **inputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Input, output, and output in float64 for the same input, of every layer in a forward pass."""
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def look(layer: Any, args: Any, given: Any, output: torch.Tensor) -> None:
+        with InFloat64():
+            exact = doubled(layer).forward(*doubled(args), **doubled(given))
+        seen.append((args[0], output, exact))
+
+    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in model.model.layers]
+    model(**inputs, use_cache=False)
     for hook in hooks:
         hook.remove()
     return seen
@@ -85,13 +93,12 @@ def check_steps(
     )
     real = mask[:, length - new :].bool()
     for i, (layer, slot) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
-        x, y = (t[:, length - new :].contiguous() for t in expected[i])
+        x, y, exact = (t[:, length - new :].contiguous() for t in expected[i])
         torch_foundry.reset_counters()
         got = decode(LayerPlan(layer, layer._foundry.state), x, step, slot._keys.data, slot._values.data)
         made = torch_foundry.counters().launches
         assert made == (launches or launches_of(family, layer)), f"layer {i}: {made} launches"
-        close = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
-        torch.testing.assert_close(got[real], y[real], rtol=close, atol=close)
+        assert_norm(got[real], exact[real], y[real])
 
 
 @pytest.mark.parametrize("new", [1, 4])
