@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import torch_foundry
-from tests.patch.zoo import assert_close, build, ids, shared
+from tests.exact import assert_found_as_exact
+from tests.patch.zoo import build, ids, shared
 from torch_foundry import runtime
 from torch_foundry.patch import report, unpatch
 from torch_foundry.patch.state import Blocked
@@ -96,7 +97,7 @@ def test_what_makes_tapes_anew(change: Change) -> None:
     assert report(model).recorded == 3 and not report(model).eager  # one for the copy of the cache
     stock = copy.deepcopy(shared("llama"))
     change(stock)
-    assert_close(found, step(stock, copied, 9))
+    assert_found_as_exact(found, step, stock, copied, 9)
     assert not torch.allclose(found, unlike, atol=1e-3)
     step(model, cache, 10)
     assert report(model).recorded == 3
@@ -111,7 +112,7 @@ def test_values_that_change_in_place(family: str) -> None:
         with torch.no_grad():
             for parameter in each.parameters():
                 parameter.mul_(1.1)
-    assert_close(step(model, cache, 9), step(stock, copied, 9))
+    assert_found_as_exact(step(model, cache, 9), step, stock, copied, 9)
     assert report(model).recorded == 1
 
 
@@ -120,7 +121,7 @@ def test_the_factor_on_gemmas_embedding() -> None:
     stock, copied = copy.deepcopy(shared("gemma")), copy.deepcopy(cache)
     for each in (model, stock):
         each.model.embed_tokens.embed_scale.mul_(1.5)
-    assert_close(step(model, cache, 9), step(stock, copied, 9))
+    assert_found_as_exact(step(model, cache, 9), step, stock, copied, 9)
 
 
 def hook_on_layer(model: Any) -> Any:
@@ -160,9 +161,14 @@ def test_hooks_run(hook: Change) -> None:
     handle.remove()
     assert report(model).steps == 3 and sum(report(model).eager.values()) == 1
     stock = copy.deepcopy(shared("llama"))
-    handle = hook(stock)
-    assert_close(found, step(stock, copied, 9))
-    handle.remove()
+
+    def hooked(each: Any, kept: DynamicCache) -> torch.Tensor:
+        handle = hook(each)
+        logits = step(each, kept, 9)
+        handle.remove()
+        return logits
+
+    assert_found_as_exact(found, hooked, stock, copied)
     step(model, cache, 10)
     assert report(model).steps == 4, "tapes again once the hook is gone"
 
@@ -311,16 +317,14 @@ def test_lora() -> None:
     peft = pytest.importorskip("peft")
     model, cache = started()
     stock, copied = copy.deepcopy(shared("llama")), copy.deepcopy(cache)
-    found = []
-    for base, kept in ((stock, copied), (model, cache)):
+
+    def adapted_and_merged(base: Any, kept: DynamicCache) -> list[torch.Tensor]:
         settings = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
         torch.manual_seed(3)
         tuned = peft.get_peft_model(base, settings).eval()
-        adapted = step(tuned, kept, 9)
-        merged = tuned.merge_and_unload()
-        found.append((adapted, step(merged, kept, 10)))
-    for ours, theirs in zip(*found, strict=True):
-        assert_close(ours, theirs)
+        return [step(tuned, kept, 9), step(tuned.merge_and_unload(), kept, 10)]
+
+    assert_found_as_exact(adapted_and_merged(model, cache), adapted_and_merged, stock, copied)
     assert report(model).steps == 4, str(report(model))
 
 
@@ -328,8 +332,7 @@ def test_copies_and_pickles_make_their_own() -> None:
     model, cache = started()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         kept = copy.deepcopy(cache)
-        reference = step(shared("llama"), copy.deepcopy(cache), 9)
-        assert_close(step(other, kept, 9), reference)
+        assert_found_as_exact(step(other, kept, 9), step, shared("llama"), cache, 9)
         assert report(other).steps == 1
     assert report(model).steps == 3
 
@@ -358,19 +361,17 @@ def test_other_shaders(tmp_path: Path) -> None:
 def test_packed_weights(family: str) -> None:
     stock = build(family, layers=2)
     model = torch_foundry.patch(stock, quantize="q8_0")
-    caches = []
-    for taped in (True, False):
-        cache = DynamicCache(config=model.config)
-        found = []
-        with torch.no_grad():
-            model(ids(2, 9), past_key_values=cache)
-            for seed in range(4):
-                tokens = ids(2, 1, seed=seed)
-                hidden = {} if taped else {"output_hidden_states": True}  # layer by layer
-                found.append(model(input_ids=tokens, past_key_values=cache, **hidden).logits)
-        caches.append(found)
-    for a, b in zip(*caches, strict=True):
-        assert_close(a, b)
+    stock = unpatch(copy.deepcopy(model), dequantize=True)
+
+    @torch.no_grad()
+    def steps(each: Any, **options: Any) -> list[torch.Tensor]:
+        cache = DynamicCache(config=each.config)
+        each(ids(2, 9), past_key_values=cache)
+        given = [ids(2, 1, seed=seed) for seed in range(4)]
+        return [each(input_ids=tokens, past_key_values=cache, **options).logits for tokens in given]
+
+    assert_found_as_exact(steps(model), steps, stock)
+    assert_found_as_exact(steps(model, output_hidden_states=True), steps, stock)  # layer by layer
     assert report(model).steps == 4
     model.to(torch.bfloat16)
     with torch.no_grad():

@@ -6,11 +6,14 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from tests.decode.generation import Collect, generate, patched, reference
-from tests.patch.zoo import VOCAB, assert_close, padded, shared
+from tests.exact import InFloat64, doubled
+from tests.patch.zoo import VOCAB, padded, shared
+from torch_foundry.doctor.truth import assert_norm
 from torch_foundry.patch import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -22,7 +25,7 @@ EVERY = (1, 3, 16, 64)
 def test_end_of_text(family: str, every: int) -> None:
     """At every place of a block, and the cache holds no more than stock's."""
     plain = reference(family)[0, 9:].tolist()
-    stock, model = copy.deepcopy(shared(family)), patched(family)
+    stock, model, exact = copy.deepcopy(shared(family)), patched(family), doubled(shared(family))
     for place in (0, 1, 2, 5, 15, 16, 17, 29):
         eos = plain[place]
         caches = [DynamicCache(config=model.config) for _ in range(2)]
@@ -32,9 +35,12 @@ def test_end_of_text(family: str, every: int) -> None:
         )
         assert ours.tolist() == theirs.tolist()
         assert [x.get_seq_length() for x in caches[1].layers] == [x.get_seq_length() for x in caches[0].layers]
-        for mine, yours in zip(caches[1].layers, caches[0].layers, strict=True):
-            assert_close(mine.keys, yours.keys)
-            assert_close(mine.values, yours.values)
+        held = DynamicCache(config=model.config)
+        with torch.no_grad(), InFloat64():
+            exact(ours[:, : caches[0].get_seq_length()], past_key_values=held)
+        for mine, yours, truth in zip(caches[1].layers, caches[0].layers, held.layers, strict=True):
+            assert_norm(mine.keys, truth.keys, yours.keys)
+            assert_norm(mine.values, truth.values, yours.values)
     assert not report(model).eager
 
 

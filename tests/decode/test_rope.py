@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
+from tests.exact import assert_as_exact
 from tests.patch.zoo import COMMON, config, ids, padded, random_model
 from torch_foundry.patch import report
 
@@ -82,11 +83,6 @@ def by_hand(model: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Up to the rounding of float32: the weights are large."""
-    assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
-
-
 PROMPTS = {"short": {"input_ids": ids(1, 9)}, "long": {"input_ids": ids(1, 40)}, "padded": padded([30, 11])}
 
 
@@ -97,7 +93,7 @@ def test_static_ropes(name: str, rope: str) -> None:
     for prompt in PROMPTS.values():
         assert generate(model, prompt, 40) == generate(stock, prompt, 40)
     text = ids(2, 60)
-    assert_close(by_hand(model, text, 11), by_hand(stock, text, 11))
+    assert_as_exact(lambda each: by_hand(each, text, 11), model, stock)
     seen = report(model)
     assert not seen.fallbacks and seen.tokens and seen.steps, str(seen)
 
@@ -121,9 +117,8 @@ def test_phi4_minis_logits(prompt: int) -> None:
     """Also where a cache with short factors goes on with long ones, which generate() avoids."""
     stock, model = both(phi4_mini())
     text = ids(2, 50)
-    assert_close(by_hand(model, text, prompt), by_hand(stock, text, prompt))
-    with torch.no_grad():  # and back: the same model at a short text
-        assert_close(model(text[:, :9]).logits, stock(text[:, :9]).logits)
+    assert_as_exact(lambda each: by_hand(each, text, prompt), model, stock)
+    assert_as_exact(lambda each: by_hand(each, text[:, :9], 9), model, stock)  # and back: a short text
     assert not report(model).fallbacks
 
 

@@ -11,8 +11,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import torch_foundry
+from tests.exact import assert_as_exact
 from tests.patch.test_step import launches_of
-from tests.patch.zoo import FAMILIES, assert_close, build, ids, padded, shared
+from tests.patch.zoo import FAMILIES, build, ids, padded, shared
 from torch_foundry import counters
 from torch_foundry.patch import report
 
@@ -80,13 +81,12 @@ def test_positions_from_the_host_or_from_the_device(family: str) -> None:
 
 
 def test_positions_and_masks_mean_what_they_mean_to_stock(pair: Any) -> None:
-    caches = [filled(m, ids(2, 9)) for m in pair]
+    stock, model = pair
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, 2:5] = mask[1, 10] = 0
     inputs = {"attention_mask": mask, "position_ids": torch.tensor([[40, 7, 100], [3, 4, 900]])}
-    ours, theirs = (logits(m, c, ids(2, 3, seed=4), **inputs) for m, c in zip(pair[::-1], caches[::-1], strict=True))
-    assert_close(ours, theirs)
-    assert report(pair[1]).steps == 1
+    assert_as_exact(lambda each: logits(each, filled(each, ids(2, 9)), ids(2, 3, seed=4), **inputs), model, stock)
+    assert report(model).steps == 1
 
 
 def test_logits_are_the_callers_to_keep() -> None:
@@ -133,50 +133,50 @@ def test_caches_have_their_own_tapes() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_cache_grows_under_its_tapes(family: str) -> None:
-    stock, model = shared(family), patched(family)
-    caches = [filled(m, ids(2, 120)) for m in (stock, model)]
-    for step in range(150):
-        tokens = ids(2, 1, seed=step)
-        theirs, ours = (logits(m, c, tokens) for m, c in zip((stock, model), caches, strict=True))
-        if step % 10 == 0:
-            assert_close(ours, theirs)
-    assert_close(ours, theirs)
-    assert [layer.get_seq_length() for layer in caches[1].layers] == [270, 270]
+    model = patched(family)
+
+    def every_tenth(each: Any) -> list[torch.Tensor]:
+        cache = filled(each, ids(2, 120))
+        found = [logits(each, cache, ids(2, 1, seed=step)) for step in range(150)]
+        assert [layer.get_seq_length() for layer in cache.layers] == [270, 270]
+        return [*found[::10], found[-1]]
+
+    assert_as_exact(every_tenth, model, shared(family))
     assert report(model).recorded <= 3
 
 
-def change_by_crop(cache: DynamicCache) -> None:
+def change_by_crop(cache: DynamicCache, stock: Any) -> None:
     cache.crop(-2)
 
 
-def change_by_reorder(cache: DynamicCache) -> None:
+def change_by_reorder(cache: DynamicCache, stock: Any) -> None:
     cache.reorder_cache(torch.tensor([1, 0]))
 
 
-def change_by_assignment(cache: DynamicCache) -> None:
+def change_by_assignment(cache: DynamicCache, stock: Any) -> None:
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
 
 
-def change_by_slices(cache: DynamicCache) -> None:
+def change_by_slices(cache: DynamicCache, stock: Any) -> None:
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, 2:], layer.values[:, :, 2:]
 
 
-def change_by_stock_layers(cache: DynamicCache) -> None:
-    fresh = DynamicCache(config=shared("llama").config)
+def change_by_stock_layers(cache: DynamicCache, stock: Any) -> None:
+    fresh = DynamicCache(config=stock.config)
     for index, layer in enumerate(cache.layers):
         fresh.update(layer.keys.clone(), layer.values.clone(), index)
     cache.layers[:] = fresh.layers
 
 
-def change_by_reset(cache: DynamicCache) -> None:
+def change_by_reset(cache: DynamicCache, stock: Any) -> None:
     if type(cache.layers[0]) is DynamicLayer:  # whose reset kept the length in earlier versions
-        cache.layers[:] = DynamicCache(config=shared("llama").config).layers
+        cache.layers[:] = DynamicCache(config=stock.config).layers
     else:
         cache.reset()
     with torch.no_grad():
-        shared("llama")(ids(2, 5, seed=3), past_key_values=cache)
+        stock(ids(2, 5, seed=3), past_key_values=cache)
 
 
 CHANGES = [
@@ -192,36 +192,43 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 def test_a_cache_changed_from_outside(change: Any) -> None:
     stock, model = shared("llama"), patched()
-    caches = [filled(m, ids(2, 9)) for m in (stock, model)]
-    for step in range(6):
-        tokens = ids(2, 1, seed=step)
-        theirs, ours = (logits(m, c, tokens) for m, c in zip((stock, model), caches, strict=True))
-        assert_close(ours, theirs)
-        if step in (1, 3):
-            for cache in caches:
-                change(cache)
+
+    def steps(each: Any) -> list[torch.Tensor]:
+        cache, found = filled(each, ids(2, 9)), []
+        for step in range(6):
+            found.append(logits(each, cache, ids(2, 1, seed=step)))
+            if step in (1, 3):
+                change(cache, stock if each is model else each)
+        return found
+
+    assert_as_exact(steps, model, stock)
     assert report(model).steps == 6, str(report(model))
 
 
-def test_stock_code_and_tapes_share_a_cache() -> None:
-    for family in ("llama", "mistral"):
-        stock, model = shared(family), patched(family)
-        caches = [filled(m, ids(1, 9)) for m in (stock, model)]
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_stock_code_and_tapes_share_a_cache(family: str) -> None:
+    stock, model, lengths = shared(family), patched(family), []
+
+    def steps(each: Any) -> list[torch.Tensor]:
+        cache, found = filled(each, ids(1, 9)), []
         for step in range(30):
-            tokens = ids(1, 1 + step % 3, seed=step)
-            theirs = logits(stock, caches[0], tokens)
-            assert_close(logits(stock if step % 5 == 4 else model, caches[1], tokens), theirs)
-        assert [layer.get_seq_length() for layer in caches[1].layers] == [c.get_seq_length() for c in caches[0].layers]
+            one = stock if each is model and step % 5 == 4 else each
+            found.append(logits(one, cache, ids(1, 1 + step % 3, seed=step)))
+        lengths.append([layer.get_seq_length() for layer in cache.layers])
+        return found
+
+    assert_as_exact(steps, model, stock)
+    assert lengths[0] == lengths[1]
 
 
 def test_a_cache_without_a_config_and_windows() -> None:
-    stock, model = shared("mistral"), patched("mistral")
-    caches = [DynamicCache(), DynamicCache()]
-    for m, cache in zip((stock, model), caches, strict=True):
-        logits(m, cache, ids(1, 9))
-    for step in range(30):
-        theirs, ours = (logits(m, c, ids(1, 1, seed=step)) for m, c in zip((stock, model), caches, strict=True))
-        assert_close(ours, theirs)
+    def steps(each: Any) -> list[torch.Tensor]:
+        cache = DynamicCache()
+        logits(each, cache, ids(1, 9))
+        return [logits(each, cache, ids(1, 1, seed=step)) for step in range(30)]
+
+    model = patched("mistral")
+    assert_as_exact(steps, model, shared("mistral"))
     assert report(model).steps == 30
 
 
@@ -230,21 +237,22 @@ def test_attention_in_both_directions() -> None:
     stock = copy.deepcopy(shared("gemma3"))
     stock.config.use_bidirectional_attention = True
     model = torch_foundry.patch(copy.deepcopy(stock))
-    caches = [filled(m, ids(1, 9)) for m in (stock, model)]
-    theirs, ours = (logits(m, c, ids(1, 3, seed=1)) for m, c in zip((stock, model), caches, strict=True))
-    assert_close(ours, theirs)
+    assert_as_exact(lambda each: logits(each, filled(each, ids(1, 9)), ids(1, 3, seed=1)), model, stock)
     assert report(model).eager == {"attention is not causal": 1}
     found = [m.generate(ids(1, 9), max_new_tokens=9, do_sample=False).tolist() for m in (stock, model)]
     assert found[0] == found[1] and report(model).tokens == 0
 
 
 def test_inference_mode_and_back() -> None:
-    stock, model = shared("llama"), patched()
-    caches = [filled(m, ids(1, 9)) for m in (stock, model)]
-    for step in range(6):
-        with torch.inference_mode(step in (1, 2, 4)):
-            theirs, ours = (logits(m, c, ids(1, 1, seed=step)) for m, c in zip((stock, model), caches, strict=True))
-        assert_close(ours, theirs)
+    def steps(each: Any) -> list[torch.Tensor]:
+        cache, found = filled(each, ids(1, 9)), []
+        for step in range(6):
+            with torch.inference_mode(step in (1, 2, 4)):
+                found.append(logits(each, cache, ids(1, 1, seed=step)))
+        return found
+
+    model = patched()
+    assert_as_exact(steps, model, shared("llama"))
     with torch.inference_mode():
         inside = DynamicCache(config=model.config)
         logits(model, inside, ids(1, 9))
