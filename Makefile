@@ -66,11 +66,12 @@ fuzz: $(VENV)/.built $(VENV)/.dev  ## hostile files through the loaders (FUZZ=20
 	done; else echo "no atheris for this interpreter: mutants alone"; fi
 
 # Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each) to
-# build/macos: `make check-macos TORCH="2.11 2.15"`, by default all that are supported. Then the tests that it can fail.
+# build/macos: `make check-macos TORCH="2.11 2.15"`, by default all that are supported; the host executor's runtime and
+# kernels too. Then the tests that it can fail.
 check-macos: $(VENV)/.dev  ## compile and link for macOS, on Linux (TORCH="2.11 2.15")
 	.ci/system-packages clang++-19=clang-19 ld64.lld-19=lld-19 llvm-nm-19=llvm-19 libcxx=libc++-19-dev
 	$(PY) tests/metal/macos/check.py $(TORCH)
-	$(PY) -m pytest -q tests/metal/test_macos_check.py
+	$(PY) -m pytest -q tests/metal/test_macos_check.py tests/metal/test_macos_host.py
 
 # Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
 bench: $(VENV)/.built $(VENV)/.dev  ## each op beside stock torch, on the CPU

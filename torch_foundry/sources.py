@@ -74,14 +74,13 @@ class HostTree:
         *preludes, root = self.include_dirs()
         return tree_digest(*preludes, *sorted(root.glob("*.h")), *sorted(root.glob("*.cpp")))
 
-    def flags(self, kind: str) -> list[str]:
+    def flags(self, kind: str, system: str = platform.system(), machine: str = platform.machine()) -> list[str]:
         """Compiler flags of one kind: the lines `kind:`, `kind-<system>:` and `kind-<machine>:` of flags.txt."""
         lines = dict(line.split(":", 1) for line in (self.root / "flags.txt").read_text().splitlines() if ":" in line)
         if kind not in lines:
             raise ValueError(f"{self.root / 'flags.txt'}: no line for {kind!r}")
-        system = lines.get(f"{kind}-{platform.system()}", "")
-        machine = lines.get(f"{kind}-{platform.machine()}", "") if _has_avx2() else ""
-        return f"{lines[kind]} {system} {machine}".split()
+        of_machine = lines.get(f"{kind}-{machine}", "") if _has_avx2() else ""
+        return f"{lines[kind]} {lines.get(f'{kind}-{system}', '')} {of_machine}".split()
 
 
 def _has_avx2() -> bool:

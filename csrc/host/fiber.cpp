@@ -149,14 +149,14 @@ void msl_rt_switch_context(Context* from, Context* to) {
 
 #if defined(MSL_ASAN)
 void msl_rt_switch(Thread* from, Thread* to) {
-  current = to;
+  current() = to;
   announce(&from->sanitizer_fiber, to);
   switch_context(&from->context, &to->context);
   __sanitizer_finish_switch_fiber(from->sanitizer_fiber, nullptr, nullptr);
 }
 #elif defined(MSL_TSAN)
 void msl_rt_switch(Thread* from, Thread* to) {
-  current = to;
+  current() = to;
   __tsan_switch_to_fiber(to->sanitizer_fiber, kNoSync);
   switch_context(&from->context, &to->context);
 }

@@ -32,7 +32,7 @@ struct Context {
 } // namespace msl
 
 extern "C" {
-// First code of every fiber; runs the kernel for msl::current. Never returns.
+// First code of every fiber; runs the kernel for msl::current(). Never returns.
 __attribute__((visibility("default"), noreturn)) void msl_rt_fiber_entry(void);
 #if defined(MSL_FIBER_UCONTEXT)
 __attribute__((visibility("default"))) void msl_rt_switch_context(msl::Context* from, msl::Context* to);

@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
-#include <sched.h>
 #include <thread>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace msl {
 
@@ -29,9 +31,12 @@ struct Config {
 
 uint32_t processors() {
   static const uint32_t count = [] {
-    cpu_set_t set; // what this process may use, not what the machine has
-    const int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-    return n > 0 ? static_cast<uint32_t>(n) : std::max(1u, std::thread::hardware_concurrency());
+#if defined(__linux__) // what this process may use, not what the machine has; macOS binds no process to processors
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+      return static_cast<uint32_t>(CPU_COUNT(&set));
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
   }();
   return count;
 }

@@ -98,8 +98,8 @@ void report_misaligned(const TypeMismatch* data, uintptr_t address) {
   const std::string what =
       msl::format("%s:%u: misaligned access: address %p, the type needs %u bytes of alignment", data->location.file,
                   data->location.line, reinterpret_cast<void*>(address), 1u << data->log_alignment);
-  if (msl::current != nullptr) {
-    msl::LaunchState* state = msl::current->simdgroup->group->launch;
+  if (const msl::Thread* thread = msl::current(); thread != nullptr) {
+    msl::LaunchState* state = thread->simdgroup->group->launch;
     state->fail(msl::format("kernel %s: %s", state->launch->kernel->name, what.c_str()));
   } else {
     std::fprintf(stderr, "torch_foundry: %s\n", what.c_str());

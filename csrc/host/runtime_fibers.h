@@ -54,7 +54,7 @@ inline void sanitizer_leave(Thread*) {}
 // Switches away from a fiber that has finished: nothing of it is kept. Inlined, as is all between a fiber's first code
 // and the kernel: a call without its return would put the processor's prediction of returns out of step.
 [[noreturn]] MSL_INLINE void leave(Thread* to) {
-  current = to;
+  current() = to;
   sanitizer_leave(to);
 #if defined(MSL_FIBER_UCONTEXT)
   jump(&to->context);

@@ -11,7 +11,11 @@
 
 namespace msl {
 
-__thread Thread* current;
+#if defined(MSL_CURRENT_BY_CALL)
+static __thread Thread* running;
+#else
+__thread Thread* running;
+#endif
 
 namespace {
 
@@ -351,19 +355,19 @@ void Runner::free_locals() {
 
 MSL_INLINE void Runner::fiber_main() {
   for (;;) {
-    Thread* thread = current;
+    Thread* thread = current();
     sanitizer_entered(thread);
     happens_after(&start_token_);
     kernel(this, thread); // may run further lanes on this stack
     happens_before(&end_token_);
-    thread = current;
+    thread = current();
     if (!is_fresh(thread->context)) {
       const StackBlock& stacks = *stacks_[thread->index / kLanes];
       prepare(&thread->context, stacks.bottom(thread->lane), stacks.top(thread->lane, thread->index));
     }
     Thread* successor = thread->next != nullptr ? thread->next : next(thread->simdgroup);
     if (kSanitized || !is_fresh(successor->context)) leave(successor);
-    current = successor; // it has not started: it may as well start here
+    current() = successor; // it has not started: it may as well start here
   }
 }
 
@@ -371,10 +375,14 @@ MSL_INLINE void Runner::fiber_main() {
 
 using namespace msl;
 
+#if defined(MSL_CURRENT_BY_CALL)
+Thread** msl_rt_current() { return &running; }
+#endif
+
 Thread* msl_rt_next(Simdgroup* simdgroup) { return runner_of(simdgroup).next(simdgroup); }
 
 void* msl_rt_threadgroup_local(Group* group, unsigned char* key, uint64_t bytes) {
   return static_cast<Runner*>(group)->allocate_local(key, bytes);
 }
 
-void msl_rt_fiber_entry() { runner_of(current->simdgroup).fiber_main(); }
+void msl_rt_fiber_entry() { runner_of(current()->simdgroup).fiber_main(); }

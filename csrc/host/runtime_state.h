@@ -91,8 +91,15 @@ struct Group {
   LaunchState* launch;
 };
 
-// The GPU thread that this OS thread executes now.
-extern MSL_EXPORT __thread Thread* current __attribute__((tls_model("initial-exec")));
+// The GPU thread that this OS thread executes now. On macOS a library that looks its symbols up when it is loaded, as
+// kernels do, can't have a thread-local of another one: there the runtime says by a call where its own is.
+#if defined(__APPLE__)
+#define MSL_CURRENT_BY_CALL 1
+#endif
+#if !defined(MSL_CURRENT_BY_CALL)
+extern MSL_EXPORT __thread Thread* running __attribute__((tls_model("initial-exec")));
+MSL_INLINE Thread*& current() { return running; }
+#endif
 
 } // namespace msl
 
@@ -100,6 +107,9 @@ extern "C" {
 // The thread to run next, after the chain of this simdgroup has ended.
 MSL_EXPORT msl::Thread* msl_rt_next(msl::Simdgroup* simdgroup);
 MSL_EXPORT void* msl_rt_threadgroup_local(msl::Group* group, unsigned char* key, uint64_t bytes);
+#if defined(MSL_CURRENT_BY_CALL)
+MSL_EXPORT msl::Thread** msl_rt_current();
+#endif
 #if defined(MSL_ASAN) || defined(MSL_TSAN)
 MSL_EXPORT void msl_rt_switch(msl::Thread* from, msl::Thread* to);
 MSL_EXPORT void msl_rt_release(void* address);
@@ -109,11 +119,15 @@ MSL_EXPORT void msl_rt_acquire(void* address);
 
 namespace msl {
 
+#if defined(MSL_CURRENT_BY_CALL)
+MSL_INLINE Thread*& current() { return *msl_rt_current(); }
+#endif
+
 MSL_INLINE void switch_thread(Thread* from, Thread* to) {
 #if defined(MSL_ASAN) || defined(MSL_TSAN)
   msl_rt_switch(from, to);
 #else
-  current = to;
+  current() = to;
   switch_context(&from->context, &to->context);
 #endif
 }
@@ -134,7 +148,7 @@ MSL_LANE_CODE Thread* finish(Thread* me) {
 #else
   Thread* next = me->next;
   if (next == nullptr || !is_fresh(next->context)) return nullptr;
-  current = next;
+  current() = next;
   return next;
 #endif
 }

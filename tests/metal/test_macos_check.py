@@ -11,6 +11,7 @@ import pytest
 MACOS = Path(__file__).parent / "macos"
 sys.path.insert(0, str(MACOS))
 import check  # noqa: E402
+import llvm  # noqa: E402
 import wheels  # noqa: E402
 
 PINNED, NEWEST = "2.13", "2.15"
@@ -19,7 +20,7 @@ STUB = Path(__file__).parent / "include" / "Metal" / "Metal.h"
 
 @pytest.fixture(autouse=True)
 def _possible() -> None:
-    reason = check.unavailable()
+    reason = llvm.unavailable()
     if not reason and not (wheels.there(PINNED) and wheels.there(NEWEST)):
         reason = f"torch {PINNED} and {NEWEST} for macOS have not been downloaded"
     if reason:

@@ -249,8 +249,9 @@ def _run_driver(cxx: str, flags: list[str], emulator: list[str]) -> str:
     return subprocess.run([*emulator, program], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
-def test_portable_switch() -> None:
-    assert "3 orders passed" in _run_driver(host_kit.compiler(), ["-DMSL_FIBER_UCONTEXT"], [])
+@pytest.mark.parametrize("option", ["-DMSL_FIBER_UCONTEXT", "-DMSL_CURRENT_BY_CALL"], ids=["ucontext", "as on macOS"])
+def test_portable_switch(option: str) -> None:
+    assert "3 orders passed" in _run_driver(host_kit.compiler(), [option], [])
 
 
 @pytest.mark.parametrize("switch", [[], ["-DMSL_FIBER_UCONTEXT"]], ids=["native", "ucontext"])

@@ -69,7 +69,7 @@ struct Registry {
   static char name##_msl_key;                                                                                          \
   name##_msl_t& name = msl::threadgroup_local<name##_msl_t>(&name##_msl_key)
 template <class T> MSL_LANE_CODE T& threadgroup_local(char* key) {
-  Group* group = current->simdgroup->group;
+  Group* group = current()->simdgroup->group;
   const ThreadgroupLocal& known = group->locals[__atomic_load_n((unsigned char*)key, __ATOMIC_RELAXED)];
   if (__builtin_expect(known.key == key, 1)) return *(T*)known.address;
   return *(T*)msl_rt_threadgroup_local(group, (unsigned char*)key, sizeof(T));

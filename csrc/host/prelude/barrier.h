@@ -17,7 +17,7 @@ constexpr uint32_t site(Operation operation, int line) { return static_cast<uint
 
 // To ThreadSanitizer a barrier orders what was before it, in all who arrive, before what comes after it.
 template <bool Order> MSL_LANE_CODE void wait_at_barrier(int line, const char* file) {
-  Thread* me = current;
+  Thread* me = current();
   Simdgroup* simdgroup = me->simdgroup;
   simdgroup->file[me->lane] = file;
 #if defined(MSL_TSAN)
@@ -30,7 +30,7 @@ template <bool Order> MSL_LANE_CODE void wait_at_barrier(int line, const char* f
 }
 
 template <bool Order> MSL_LANE_CODE void wait_at_simd_barrier(int line) {
-  Thread* me = current;
+  Thread* me = current();
   Simdgroup* simdgroup = me->simdgroup;
 #if defined(MSL_TSAN)
   if (Order) msl_rt_release(simdgroup);

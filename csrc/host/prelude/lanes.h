@@ -19,7 +19,7 @@ template <class T> MSL_INLINE T* slot(const Slots* slots, uint32_t lane) {
 
 // Publishes `value`, waits, and returns where the values of all lanes lie.
 template <class T> MSL_LANE_CODE Simdgroup* exchange(const T& value, uint32_t at) {
-  Thread* me = current;
+  Thread* me = current();
   Simdgroup* simdgroup = me->simdgroup;
   __builtin_memcpy((void*)slot<T>(simdgroup->in, me->lane), &value, sizeof value);
   wait_at(me, simdgroup, at);
@@ -30,7 +30,7 @@ template <class T> MSL_LANE_CODE T peek(const Simdgroup* simdgroup, uint32_t lan
   __builtin_memcpy((void*)&value, slot<T>(simdgroup->out, lane % kLanes), sizeof value);
   return value;
 }
-MSL_LANE_CODE uint32_t own_lane() { return current->lane; }
+MSL_LANE_CODE uint32_t own_lane() { return current()->lane; }
 
 template <class Op, int Width, class T> MSL_INLINE T fold(T* values) {
   if constexpr (Width == 0) {

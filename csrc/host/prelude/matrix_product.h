@@ -21,7 +21,7 @@ MSL_INLINE void multiply_8x8(float* d, const float* operands) {
 }
 
 MSL_LANE_CODE Pair multiply_accumulate(Pair a, Pair b, Pair c, int line) {
-  Thread* me = current;
+  Thread* me = current();
   Simdgroup* simdgroup = me->simdgroup;
   const uint offset = matrix_row(me->lane) * 8 + matrix_column(me->lane);
   float* to = simdgroup->in->matrices + offset;

@@ -5,7 +5,7 @@
 Headers of the system come from PyPI (ziglang), those of Foundation and Metal are the stubs beside this file and in
 ../include, C++'s are libc++'s; flags are setup.py's and stricter ones. Fails on any warning of our own files, a
 selector that no stub declares, an API newer than macOS 14 without @available, a symbol of torch that the wheel does
-not export, and a name in the stub of Metal that PyObjC does not know.
+not export, and a name in the stub of Metal that PyObjC does not know. Then the host executor for macOS: host.py.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import argparse
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+import host  # noqa: E402
+import llvm  # noqa: E402
 import stub_names  # noqa: E402
 import wheels  # noqa: E402
+from llvm import messages_of, tool  # noqa: E402
 from wheels import Failure  # noqa: E402
 
 ROOT = HERE.parents[2]
-TARGET = "arm64-apple-macosx14.0"
-PACKAGES = "clang-19 lld-19 llvm-19 libc++-19-dev"
 # A function, or a table of a class, in a namespace of ours or of torch's, as the linker knows it.
 OURS = re.compile(r"__Z(?:T[VTIS]|GV|Th\w+?_)?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2|7foundry)")
 SOURCES = (
@@ -41,32 +40,6 @@ SOURCES = (
 STRICTER = "-Wall -Wextra -Werror -Werror=undeclared-selector -Wno-unused-parameter -Wno-missing-field-initializers"
 # What nearly every file of C++ includes, compiled once. csrc/metal goes without: there it would hide a missing include.
 PREFIX = "#include <ATen/ATen.h>\n#include <torch/library.h>\n"
-
-
-def tool(name: str) -> str:
-    """A program of LLVM, the newest that is installed."""
-    names = [name, *(f"{name}-{version}" for version in range(17, 31))]
-    found = next((n for n in reversed(names) if shutil.which(n)), None)
-    if found is None:
-        raise Failure(f"{name} is missing (Debian: apt-get install {PACKAGES})")
-    return found
-
-
-def libcxx() -> Path:
-    """libc++'s headers."""
-    found = sorted(Path("/usr/lib").glob("llvm-*/include/c++/v1"))
-    if not found:
-        raise Failure(f"libc++'s headers are missing (Debian: apt-get install {PACKAGES})")
-    return found[-1]
-
-
-def unavailable() -> str | None:
-    """Why the check can't run here; None if it can (it may still have to download)."""
-    try:
-        tool("clang++"), tool("ld64.lld"), tool("llvm-nm"), tool("llvm-cxxfilt"), libcxx()
-    except Failure as failure:
-        return str(failure)
-    return None
 
 
 def setup_flags() -> list[str]:
@@ -82,29 +55,15 @@ def setup_flags() -> list[str]:
     return found
 
 
-@cache
-def resources() -> Path:
-    """clang's own headers."""
-    asked = subprocess.run([tool("clang++"), "-print-resource-dir"], capture_output=True, text=True, check=True)
-    return Path(asked.stdout.strip()) / "include"
-
-
 def compiler(language: str, torch_root: Path, csrc: Path) -> list[str]:
     """The command without its file."""
-    includes = [libcxx(), resources(), HERE, wheels.system(), HERE.parent / "include"]
-    includes += [torch_root / "include", torch_root / "include/torch/csrc/api/include"]
-    flags = ["-target", TARGET, "-nostdinc", "-nostdinc++", *(f"-isystem{path}" for path in includes)]
+    includes = [HERE.parent / "include", torch_root / "include", torch_root / "include/torch/csrc/api/include"]
+    flags = [f"-isystem{path}" for path in includes]
     # headers of a newer system than this clang knows leave these two to it
     flags += ["-DINFINITY=__builtin_inff()", '-DNAN=__builtin_nanf("")', f"-I{csrc}", f"-I{ROOT / 'shaders'}"]
     # as torch's build helper has it
     flags += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DPy_LIMITED_API=0x030A0000"]
-    return [tool("clang++"), "-x", language, *setup_flags(), "-O1", *STRICTER.split(), *flags]
-
-
-def messages_of(command: Sequence[str]) -> str:
-    """The compiler's messages; empty if there are none."""
-    result = subprocess.run(command, capture_output=True, text=True)
-    return result.stderr or ("" if result.returncode == 0 else f"{command[0]} failed ({result.returncode})")
+    return [*llvm.compiler(HERE), "-x", language, *setup_flags(), "-O1", *STRICTER.split(), *flags]
 
 
 def precompiled(torch_root: Path, csrc: Path, place: Path) -> list[str]:
@@ -124,11 +83,8 @@ def link(objects: Sequence[Path], bundle: Path, torch_root: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise Failure(f"linking failed: {result.stderr[-2000:]}")
-    nm = subprocess.run([tool("llvm-nm"), "-m", "-u", str(bundle)], capture_output=True, text=True, check=True).stdout
-    looked_up = [line.split()[-4] for line in nm.splitlines() if "dynamically looked up" in line]
-    if missing := [name for name in looked_up if OURS.match(name)]:
-        shown = subprocess.run([tool("llvm-cxxfilt"), "-_", *missing], capture_output=True, text=True, check=True)
-        raise Failure(f"not in this torch:\n{shown.stdout}")
+    if missing := [name for name in llvm.looked_up(bundle) if OURS.match(name)]:
+        raise Failure(f"not in this torch:\n{llvm.demangled(missing)}")
 
 
 def check(minor: str, csrc: Path = ROOT / "csrc", place: Path | None = None, jobs: int | None = None) -> int:
@@ -181,17 +137,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--csrc", type=Path, default=ROOT / "csrc", help="sources of the extension")
     options = parser.parse_args()
-    if reason := unavailable():
+    if reason := llvm.unavailable():
         print(reason, file=sys.stderr)
         return 3
 
     def compiled(minor: str) -> str:
         count = check(minor, options.csrc.resolve(), jobs=options.jobs)
         objective = len(list(options.csrc.glob("metal/*.mm")))
-        return f"{count} files ({objective} of Objective-C++) compile and link for {TARGET}"
+        return f"{count} files ({objective} of Objective-C++) compile and link for {llvm.TARGET}"
+
+    def host_executor() -> str:
+        return f"runtime and {host.check(wheels.CACHE / 'host', jobs=options.jobs)} kernels compile and link"
 
     good = [report(f"torch {minor}", lambda minor=minor: compiled(minor)) for minor in options.versions]
-    return int(not all([*good, report("names", check_names)]))
+    good += [report("names", check_names), report("host executor", host_executor)]
+    return int(not all(good))
 
 
 if __name__ == "__main__":

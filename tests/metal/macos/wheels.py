@@ -40,19 +40,31 @@ def _unpacked(name: str, version: str, platforms: Sequence[str], wanted: Sequenc
     place = CACHE / f"{name}-{version}"
     with open(CACHE / "lock", "w") as lock:  # tests and make may both come first
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "done").exists():
+        done = place / "done"
+        if not done.exists() or done.read_text() != "\n".join(wanted):
             archive = _downloaded(name, version, platforms)
             with zipfile.ZipFile(archive) as z:
                 z.extractall(place, [n for n in z.namelist() if n.startswith(tuple(wanted))])
-            (place / "done").touch()
+            done.write_text("\n".join(wanted))
             archive.unlink()
     return place
 
 
+def _libc() -> Path:
+    folder = "ziglang/lib/libc"
+    return _unpacked("ziglang", ZIG, (), [f"{folder}/include/any-darwin-any/", f"{folder}/darwin/"]) / folder
+
+
 def system() -> Path:
     """Headers of macOS's C library."""
-    wanted = "ziglang/lib/libc/include/any-darwin-any/"
-    return _unpacked("ziglang", ZIG, (), [wanted]) / wanted
+    return _libc() / "include" / "any-darwin-any"
+
+
+def symbols() -> str:
+    """What macOS's C library exports, as the text of a libSystem.tbd."""
+    text = (_libc() / "darwin" / "libSystem.tbd").read_text()
+    # it has no arm64, and an architecture that no released linker knows
+    return text.replace("arm64e.x1-", "arm64-")
 
 
 def torch(minor: str) -> Path:
@@ -69,7 +81,12 @@ def pyobjc() -> str:
     return (place / "Metal" / "_metadata.py").read_text()
 
 
+def system_there() -> bool:
+    """Whether macOS's C library has been downloaded."""
+    return (CACHE / f"ziglang-{ZIG}" / "done").exists()
+
+
 def there(minor: str) -> bool:
     """Whether all that a check against this torch needs has been downloaded."""
-    names = [f"torch-{TORCH[minor]}", f"ziglang-{ZIG}", f"pyobjc-framework-metal-{PYOBJC}"]
-    return all((CACHE / name / "done").exists() for name in names)
+    names = [f"torch-{TORCH[minor]}", f"pyobjc-framework-metal-{PYOBJC}"]
+    return system_there() and all((CACHE / name / "done").exists() for name in names)
