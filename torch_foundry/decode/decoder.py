@@ -8,11 +8,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.plan import DecoderPlan
-from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.tape import StepTape
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.model import ModelMixin
-from torch_foundry.patch.state import Blocked
+from torch_foundry.patch.state import Blocked, ModelState
 
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
@@ -24,33 +23,32 @@ MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 class DecoderMixin(ModelMixin):
     """A model of `models.DECODERS`."""
 
-    # not `forward`, whose signature transformers reads
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock; up to eight tokens on a filled `DynamicCache` by a tape."""
+    def _by_a_tape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Up to eight tokens on a filled `DynamicCache`."""
         cache = kwargs.get("past_key_values")
-        if type(cache) is not DynamicCache or torch.compiler.is_compiling() or not self._foundry.state.enabled:
-            return super().__call__(*args, **kwargs)
-        if len(args) == 1 and "input_ids" not in kwargs:
-            kwargs["input_ids"], args = args[0], ()
-        ids, seen = kwargs.get("input_ids"), cache.get_seq_length()
-        if args or type(ids) is not torch.Tensor or ids.dim() != 2 or not 0 < ids.shape[1] <= LONGEST_STEP or not seen:
-            return super().__call__(*args, **kwargs)
+        if type(cache) is not DynamicCache:
+            raise Blocked("no cache that is known" if cache is None else f"cache is {type(cache).__name__}")
+        given = kwargs if not args else {"input_ids": args[0], **kwargs}
+        if len(args) > 1 or (args and "input_ids" in kwargs):
+            raise Blocked("positional arguments")
+        ids = given.get("input_ids")
+        if ids is None:
+            raise Blocked("the caller embeds the tokens (inputs_embeds)")
+        if type(ids) is not torch.Tensor or ids.dim() != 2:
+            raise Blocked("ids are not a tensor of [batch, tokens]")
         plan = self.decoder_plan()
-        try:
-            check_arguments(self, kwargs)
-            hidden = step(plan, cache, ids, kwargs.get("attention_mask"), kwargs.get("position_ids"), seen)
-        except Blocked as blocked:
-            plan.eager[str(blocked)] += 1
-            return super().__call__(*args, **kwargs)
+        check_arguments(self, given)
+        seen = cache.get_seq_length()
+        hidden = step(plan, cache, ids, given.get("attention_mask"), given.get("position_ids"), seen)
         # the tape's own memory has the next token's values before long
         return plan.decoder.output(last_hidden_state=hidden.clone(), past_key_values=cache)
 
+    def _make_plan(self, state: ModelState) -> DecoderPlan:
+        return DecoderPlan(self, state)
+
     def decoder_plan(self) -> DecoderPlan:
         """The plan; a copy of a model makes its own."""
-        plan = self._foundry
-        if plan.__class__ is not DecoderPlan:
-            plan = self.__dict__["_foundry"] = DecoderPlan(self, plan.state)
-        return plan
+        return self.model_plan()  # type: ignore[return-value]
 
 
 def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:

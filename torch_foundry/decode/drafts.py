@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.steps import Steps
 from torch_foundry.kvcache.undo import Undo
+from torch_foundry.patch.calls import LONGEST_STEP
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 

@@ -16,6 +16,7 @@ from torch_foundry.decode.loop import Loop
 from torch_foundry.decode.pace import Guesses
 from torch_foundry.decode.request import Request, chosen_by_call, without_usual_positions
 from torch_foundry.decode.speculation import Guesser
+from torch_foundry.patch.calls import generated, generation
 from torch_foundry.patch.model import ModelMixin
 from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
 
@@ -47,21 +48,38 @@ def take(kept: deque[Any]) -> Any:
     return None
 
 
-class GeneratorMixin(ModelMixin):
+class CountingMixin(ModelMixin):
+    """A model with a generate() that our own loop is not known to do."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock, and counted: a loop of ours, of a model inside, says so; otherwise Hugging Face's ran."""
+        if not self._foundry.state.enabled:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        with generation(self.model_plan(), f"generate: {self._unknown()}"):
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def _unknown(self) -> str:
+        return f"{self._foundry_base.__name__} is not a model that our loop is known for"
+
+
+class GeneratorMixin(CountingMixin):
     """A model of `models.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
+
+    def _make_plan(self, state: ModelState) -> GeneratorPlan:
+        return GeneratorPlan(state)
 
     def generator_plan(self) -> GeneratorPlan:
         """The plan; a copy of a model makes its own."""
-        plan = self._foundry
-        if plan.__class__ is not GeneratorPlan:
-            plan = self.__dict__["_foundry"] = GeneratorPlan(plan.state)
-        return plan
+        return self.model_plan()  # type: ignore[return-value]
+
+    def _unknown(self) -> str:
+        return "a way of decoding that our loop is not known for"
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
         chosen, alone = chosen_by_call.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
         try:
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+            return super().generate(*args, **kwargs)
         finally:
             chosen_by_call.reset(chosen)
             _alone.reset(alone)
@@ -81,6 +99,7 @@ class GeneratorMixin(ModelMixin):
         Draws are the sampler's own (see `torch_foundry.sampling`): the same for the same seed, but not torch's.
         """
         plan = self.generator_plan()
+        generated()
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         try:
             request = Request(self, plan, input_ids, *given, model_kwargs)
@@ -121,6 +140,7 @@ class GeneratorMixin(ModelMixin):
         The tokens are those of `generate()` without guesses, drawn ones too.
         """
         plan = self.generator_plan()
+        generated()
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         try:
             if assistant_tokenizer is not None:
@@ -153,5 +173,9 @@ class GeneratorMixin(ModelMixin):
     # generate() looks at the signatures
     @functools.wraps(GenerationMixin._beam_search)
     def _beam_search(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        plan = self.generator_plan()
+        generated()
+        if plan.state.enabled:
+            plan.eager["generate: beams"] += 1
         kwargs = without_usual_positions(input_ids, kwargs.get("generation_config"), kwargs)
         return super()._beam_search(input_ids, *args, **kwargs)  # type: ignore[misc]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torch import nn
+from transformers.generation.utils import GenerationMixin
 
 from torch_foundry.decode.decoder import DecoderMixin
-from torch_foundry.decode.generator import GeneratorMixin
+from torch_foundry.decode.generator import CountingMixin, GeneratorMixin
 from torch_foundry.decode.models import decoder_of, head_of
 from torch_foundry.patch.model import ModelMixin
 
@@ -14,4 +15,6 @@ def mixin_of(model: nn.Module) -> type[ModelMixin] | None:
     """The mixin for `model`; None if nothing more is known of it."""
     if decoder_of(model) is not None:
         return DecoderMixin
-    return GeneratorMixin if head_of(model) is not None else None
+    if head_of(model) is not None:
+        return GeneratorMixin
+    return CountingMixin if isinstance(model, GenerationMixin) else None

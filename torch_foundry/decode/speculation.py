@@ -19,10 +19,10 @@ from torch_foundry.decode.kept import KeptGuesses
 from torch_foundry.decode.pace import Guesses, Pace, rows_of
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.request import Request
-from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.decode.steps import EXPECTED, ROOM, Steps
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.undo import Undo
+from torch_foundry.patch.calls import LONGEST_STEP
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 from torch_foundry.sampling.sampler import check_errors

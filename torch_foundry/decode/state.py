@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-LONGEST_STEP = 8  # tokens of a row in a recorded step: as many rows as kernels read weights for at once
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
 

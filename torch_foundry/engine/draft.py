@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 
 from torch_foundry.decode.speculation import MOST
-from torch_foundry.decode.state import LONGEST_STEP
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
 from torch_foundry.engine.requests import Job
 from torch_foundry.kvcache.blocks import OutOfBlocks
 from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.patch.calls import LONGEST_STEP
 from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
 

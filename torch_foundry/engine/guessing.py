@@ -13,10 +13,11 @@ from typing import Any
 from torch_foundry.decode.drafts import LONGEST, PromptLookup
 from torch_foundry.decode.pace import GAIN, NEWEST, PLAIN_EVERY, Guesses, Rates
 from torch_foundry.decode.speculation import MOST
-from torch_foundry.decode.state import LONGEST_STEP, power_of_two
+from torch_foundry.decode.state import power_of_two
 from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.requests import Job, Params
 from torch_foundry.engine.scheduler import Chunk
+from torch_foundry.patch.calls import LONGEST_STEP
 from torch_foundry.patch.state import Blocked
 
 # rows of each request in a step: its newest token and guesses

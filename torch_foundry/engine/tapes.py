@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_foundry.decode.state import LONGEST_STEP, power_of_two
+from torch_foundry.decode.state import power_of_two
 from torch_foundry.engine.groups import Inputs, Part, Sizes
 from torch_foundry.engine.script import Script
 from torch_foundry.nn.linear import AT_ONCE, FEW
+from torch_foundry.patch.calls import LONGEST_STEP
 from torch_foundry.patch.state import Blocked
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from torch_foundry.patch.adapters import SAME, merge
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
+from torch_foundry.patch.left import left_alone
 from torch_foundry.patch.model import forget, model_mixin
 from torch_foundry.patch.packing import Formats, dequantize_model, pack_model, packed_formats, plan_formats
 from torch_foundry.patch.quantizer import attach
@@ -74,6 +75,9 @@ def patch(
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
     models = [(m, model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
+
+    replaced = {id(module) for module, _ in plans} | {id(module) for module, _, _ in leaves}
+    left = left_alone(model, replaced, left, {id(module): mixin for module, mixin in models})
 
     # from here on nothing can fail
     state.left = left

@@ -13,19 +13,49 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.patch.calls import forward_pass, is_step, replayed
 from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
-from torch_foundry.patch.state import ModelPlan
+from torch_foundry.patch.state import Blocked, ModelPlan, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
 
 
 class ModelMixin(FoundryModule):
     """Methods of a swapped `PreTrainedModel`, usually an `...ForCausalLM`."""
 
+    def model_plan(self) -> ModelPlan:
+        """The plan; a copy of a model makes its own."""
+        plan: ModelPlan = self._foundry
+        if plan.__class__ is Plan:
+            plan = self.__dict__["_foundry"] = self._make_plan(plan.state)
+        return plan
+
+    def _make_plan(self, state: ModelState) -> ModelPlan:
+        return ModelPlan(state)
+
     # not `forward`, whose signature transformers reads
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock; but a call that fails half way leaves a cache that was passed in as it was."""
+        """As stock; but a call that fails half way leaves a cache that was passed in as it was. Each is counted."""
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if not self._foundry.state.enabled:
+            return self._by_layers(args, kwargs)
+        plan, why = self.model_plan(), None
+        if is_step(args, kwargs):
+            try:
+                result = self._by_a_tape(args, kwargs)
+            except Blocked as blocked:
+                why = str(blocked)
+            else:
+                replayed()
+                return result
+        with forward_pass(plan, why):
+            return self._by_layers(args, kwargs)
+
+    def _by_a_tape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a step. Raises Blocked."""
+        raise Blocked(f"{self._foundry_base.__name__} is not a decoder that tapes are known for")
+
+    def _by_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
         undo = Undo(cache) if type(cache) is DynamicCache or type(cache) is PagedCache else None
         try:

@@ -29,7 +29,8 @@ class Report:
     layers: int = 0  # fused decoder layers
     steps: int = 0  # forward passes of a few tokens that were one tape
     recorded: int = 0  # of these, the ones in which the tape was recorded
-    eager: Counter[str] = field(default_factory=Counter)  # why others, or generations, were not -> how often
+    prompts: int = 0  # forward passes that were no step: many tokens, or no cache that holds any
+    eager: Counter[str] = field(default_factory=Counter)  # why other steps, or generations, were not -> how often
     tokens: int = 0  # that our own loop generated, per row
     reads: int = 0  # how often it waited for the device to read them
     guesses: Any = None  # decode.pace.Guesses: what came of prompt lookup and draft models
@@ -46,6 +47,8 @@ class Report:
         lines.append(f"fused:    {self.fused} decoder layer calls, {self.fused_leaves} other calls")
         if self.steps:
             lines.append(f"tapes:    {self.steps} forward passes, {self.recorded} of them recorded")
+        if self.prompts:
+            lines.append(f"prompts:  {self.prompts} forward passes of many tokens, or without a filled cache")
         if self.reads:
             lines.append(f"loop:     {self.tokens} tokens, read {self.reads} times")
         if self.guesses:
@@ -53,7 +56,7 @@ class Report:
         lines += [f"no tape:  {calls} times: {reason}" for reason, calls in self.eager.most_common()]
         if self.fallbacks:
             lines += [f"fallback: {calls} calls: {reason}" for reason, calls in self.fallbacks.most_common()]
-        else:
+        elif not self.eager:
             lines.append("fallback: none")
         return "\n".join(lines)
 
@@ -66,6 +69,7 @@ def _by_value(names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _some(names: list[str]) -> str:
+    names = [name or "the model" for name in names]
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)} modules)"
 
 
@@ -110,6 +114,7 @@ def build_report(model: nn.Module) -> Report:
         layers,
         steps=sum(plan.steps for plan in taped),
         recorded=sum(plan.recorded for plan in taped),
+        prompts=sum(plan.prompts for plan in taped),
         eager=sum((plan.eager for plan in taped), Counter()),
         tokens=sum(plan.tokens for plan in taped),
         reads=sum(plan.reads for plan in taped),
