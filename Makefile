@@ -29,9 +29,9 @@ test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minut
 	$(PY) tests/ops/attention_grid.py all 55
 
 # On a machine with an NVIDIA GPU, CUDA's toolkit and a torch that has CUDA, whose interpreter is PYTHON: builds in place,
-# then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network.
-test-gpu:  ## tests on an NVIDIA GPU, with compute-sanitizer
-	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh
+# then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network. PARTS="gpu models" runs some.
+test-gpu:  ## tests on an NVIDIA GPU, with compute-sanitizer (PARTS=)
+	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh $(PARTS)
 
 # The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.
 lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders

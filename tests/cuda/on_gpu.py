@@ -19,6 +19,7 @@ from torch import Tensor
 
 import torch_foundry
 from tests.engine import test_tapes
+from tests.exact import assert_as_exact
 from tests.msl import test_stdlib
 from tests.patch import zoo
 from torch_foundry import ops, runtime, tuning
@@ -348,7 +349,7 @@ def test_patched_models_give_stocks_tokens(family: str) -> None:
     runtime.reset_counters()
     prompt = zoo.ids(2, 40).cuda()
     with torch.no_grad():
-        torch.testing.assert_close(ours(prompt).logits, stock(prompt).logits, rtol=1e-4, atol=1e-5)
+        assert_as_exact(lambda model: model(prompt).logits, ours, stock)
     assert runtime.counters().launches > 8
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The GPU's part of the tests, for a bare machine with torch, its CUDA toolkit and an NVIDIA GPU; no network is needed.
-#   tests/cuda/run_gpu.sh [build] [tests] [sanitizers]      all three by default
-# PYTHON names the interpreter that has torch, OUT a folder for the logs.
+#   tests/cuda/run_gpu.sh [PART ...]      build, gpu, models, ops, others, sanitizers; all of them by default
+# Each part can run by itself, after build; memcheck, racecheck, initcheck and synccheck are those of sanitizers.
+# PYTHON names the interpreter that has torch, OUT a folder for the logs, SANITIZER_CASES how many cases of an op.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
@@ -17,6 +18,7 @@ step() { # name, then a command whose output goes to a log; its last lines are s
   log=$OUT/${name//[ \/]/_}.log
   if "$@" >"$log" 2>&1; then
     echo "ok    $name: $(grep -E '(passed|cases|ERROR SUMMARY)' "$log" | tail -2 | tr '\n' ' ' | cut -c1-160)"
+    grep -E '^SKIPPED' "$log" | cut -c1-160
   else
     failed+=("$name")
     echo "FAIL  $name"
@@ -26,33 +28,57 @@ step() { # name, then a command whose output goes to a log; its last lines are s
 
 wanted() { [[ ${#parts[@]} -eq 0 || " ${parts[*]} " == *" $1 "* ]]; }
 parts=("$@")
+for part in "${parts[@]}"; do
+  case $part in
+    build | gpu | models | ops | others | sanitizers | memcheck | racecheck | initcheck | synccheck) ;;
+    *) echo "no part is called $part: see the top of $0" && exit 2 ;;
+  esac
+done
 
 if wanted build; then
   step build "$PYTHON" setup.py -q build_ext --inplace
   [[ ${#failed[@]} -eq 0 ]] || exit 1
 fi
 
-if wanted tests; then
-  pytest=("$PYTHON" -m pytest -q --tb=short -p no:cacheprovider)
-  if "$PYTHON" -c "import xdist" 2>/dev/null; then # the GPU waits for Python: a process a core, each with one thread
-    pytest+=(-n "$(nproc)")
-    export OMP_NUM_THREADS=1
-  fi
+missing=$("$PYTHON" - <<'END'
+from importlib.util import find_spec
+print(*[name for name in ("pytest", "transformers", "numpy", "gguf", "accelerate") if find_spec(name) is None])
+END
+)
+[[ -z $missing ]] || echo "not installed: $missing (what needs them is skipped, or fails)"
+
+pytest=("$PYTHON" -m pytest -q --tb=short -p no:cacheprovider)
+if "$PYTHON" -c "import xdist" 2>/dev/null; then # the GPU waits for Python: a process a core, each with one thread
+  pytest+=(-n "$(nproc)")
+  export OMP_NUM_THREADS=1
+fi
+
+if wanted gpu; then
   step gpu "${pytest[@]}" -s tests/cuda/on_gpu.py
-  for suite in tests/patch/test_families.py tests/patch/test_running.py; do # models that live on the GPU
-    # Not here: assisted decoding of Gemma 2, with which stock transformers 5.17 fails on torch 2.11.
-    TORCH_FOUNDRY_TEST_DEVICE=cuda step "$suite" "${pytest[@]}" "$suite" -k "not gemma2-assisted"
-  done
-  # Ops on copies of what CPU tensors hold, at several times a launch: not for whole models.
-  suites=(tests/ops tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/kvcache)
-  for suite in "${suites[@]}"; do
+fi
+
+if wanted models; then # models that live on the GPU
+  export TORCH_FOUNDRY_TEST_DEVICE=cuda
+  # Not here: assisted decoding of Gemma 2, with which stock transformers 5.17 fails on torch 2.11.
+  step tests/patch/test_families.py "${pytest[@]}" tests/patch/test_families.py -k "not gemma2-assisted"
+  step tests/patch/test_running.py "${pytest[@]}" tests/patch/test_running.py
+  step "guesses at the end of a cache" "${pytest[@]}" tests/kvcache/test_formats.py -k wrong_guesses
+  unset TORCH_FOUNDRY_TEST_DEVICE
+fi
+
+# Ops on copies of what CPU tensors hold, at several times a launch: not for whole models.
+on_copies() { # suites
+  local suite
+  for suite; do
     # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime
-    # (barrier divergence, ids out of range).
+    # (barrier divergence, ids out of range); guesses behind a cache's limit, which are a tape's (see models).
     step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore-glob="*/test_faults.py" \
       --deselect tests/ops/test_embedding.py::test_bad_inputs \
-      -k "not opcheck and not divergence and not compile_errors"
+      -k "not opcheck and not divergence and not compile_errors and not wrong_guesses"
   done
-fi
+}
+if wanted ops; then on_copies tests/ops; fi
+if wanted others; then on_copies tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/kvcache; fi
 
 # compute-sanitizer over the kernel tests, all tools side by side; only our kernels are looked at. To synccheck threads
 # that have returned are no fault: barriers that not all threads reach are found by the checked build (on_gpu.py).
@@ -67,17 +93,25 @@ sanitize() { # tool, case, pattern that must be found (empty: nothing may be)
   fi
 }
 
-if wanted sanitizers; then
+tools=()
+for tool in memcheck racecheck initcheck synccheck; do
+  if wanted sanitizers || wanted $tool; then tools+=($tool); fi
+done
+if [[ ${#tools[@]} -gt 0 ]]; then
   if ! command -v compute-sanitizer >/dev/null; then
     echo "FAIL  sanitizers: compute-sanitizer is not on the PATH"
     failed+=(sanitizers)
   else
     declare -A jobs
     run() { sanitize "$@" & jobs["$1 $2"]=$!; }
-    for tool in memcheck racecheck initcheck synccheck; do run $tool "ops ${SANITIZER_CASES:-1000}" ""; done
-    run memcheck outside 'Invalid __global__ write of size 4'
-    run racecheck race 'Race reported|[Hh]azard'
-    run initcheck unwritten 'Uninitialized __global__ memory read'
+    for tool in "${tools[@]}"; do
+      run $tool "ops ${SANITIZER_CASES:-1000}" ""
+      case $tool in # a fault that the tool must find
+        memcheck) run $tool outside 'Invalid __global__ write of size 4' ;;
+        racecheck) run $tool race 'Race reported|[Hh]azard' ;;
+        initcheck) run $tool unwritten 'Uninitialized __global__ memory read' ;;
+      esac
+    done
     for name in "${!jobs[@]}"; do
       if wait "${jobs[$name]}"; then
         echo "ok    $name"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import gguf
 import kit
 import pytest
 import torch
@@ -70,12 +69,14 @@ def test_equals_the_table(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
-KNOWN_TO_GGUF = [name for name in PACKED if quant.FORMATS[name].gguf_type in gguf.quants._type_traits]
+# Q1_0 is a size in gguf and no more.
+KNOWN_TO_GGUF = [name for name in PACKED if quant.FORMATS[name].gguf_type is not None and name != "q1_0"]
 
 
 @pytest.mark.parametrize("name", KNOWN_TO_GGUF)
 def test_close_to_the_truth(name: str) -> None:
     """Against float64 as well, since the reference above shares the unpacking."""
+    gguf = pytest.importorskip("gguf")
     given = inputs(Case(hidden=quant.FORMATS[name].block_size, format=name, scale=3.0), F16)
     kind = gguf.GGMLQuantizationType(quant.FORMATS[name].gguf_type)
     table = torch.from_numpy(gguf.dequantize(given["weight"].numpy(), kind)).double()

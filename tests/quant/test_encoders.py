@@ -7,11 +7,9 @@ llama-cpp-python 0.3.36's source distribution contains, compiled by gcc -O3 for 
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from torch_foundry import quant
@@ -48,7 +46,8 @@ def weights(kind: str) -> Tensor:
 
 
 def decoded(blocks: Tensor, name: str) -> Tensor:
-    kind = GGMLQuantizationType(quant.get_format(name).gguf_type)
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType(quant.get_format(name).gguf_type)
     return torch.from_numpy(gguf.dequantize(blocks.numpy(), kind))
 
 
