@@ -143,10 +143,12 @@ def _refuse(path: Path, names: list[str]) -> None:
 
 
 def _describe_gguf(path: Path, options: dict[str, Any]) -> Described:
+    from torch_foundry.loaders.gguf import open_gguf
     from torch_foundry.loaders.gguf.describe import describe_gguf
     from torch_foundry.loaders.opening import open_container
 
-    container = open_container(path, check_finite=options["check_finite"])
+    opener = open_container if path.is_dir() else open_gguf
+    container = opener(path, check_finite=options["check_finite"])
     try:
         has_none = not any(key.startswith("tokenizer.") for key in container.metadata)
         without = has_none and Allow(options["allow"])("VOCAB_MISSING", container.path.name)

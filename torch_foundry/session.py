@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.loaders import LoadError, open_safetensors
+from torch_foundry.loaders.safetensors import write_tensors
+from torch_foundry.loaders.whole import replacing
 
 FORMAT = "torch_foundry.session/1"
 
@@ -57,8 +58,8 @@ class Session:
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
 
-        An answer that nobody gave a length to ends where the model ends it, or its context does. After an exception the
-        messages are as before. ValueError: the conversation fills the model's context.
+        An answer ends where the model ends it, at the length that somebody gave, or where the context ends. After an
+        exception the messages are as before. ValueError: the conversation fills the model's context.
         """
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise ValueError("tokenizer: expected one with a chat template; without one, use Session.generate")
@@ -67,19 +68,25 @@ class Session:
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **self.template
         )
         prompt = inputs["input_ids"].to(self.model.device)
-        ids = self.generate(prompt, **{**self._length(prompt.shape[1], options), **options})
+        ids = self.generate(prompt, **{**options, **self._length(prompt.shape[1], options)})
         answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
 
     def _length(self, prompt: int, options: dict[str, Any]) -> dict[str, int]:
-        """The model's context, where nobody says how long texts may be: generate() would stop after 20 tokens."""
-        if any(self._setting(name, options) for name in ("max_new_tokens", "max_length")):
+        """How long the text may become: as somebody says, and at most the model's context, for which caches are made.
+
+        Where nobody says, all of it: generate() would stop after 20 tokens.
+        """
+        new, whole = (self._setting(name, options) for name in ("max_new_tokens", "max_length"))
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if context is None:
             return {}
-        context = self.model.config.get_text_config().max_position_embeddings
         if prompt >= context:
             raise ValueError(f"the conversation has {prompt} tokens, and the model's context {context}")
-        return {"max_length": context}
+        if new:
+            return {"max_new_tokens": min(new, context - prompt)}
+        return {"max_length": min(whole or context, context)}
 
     def _setting(self, name: str, options: dict[str, Any]) -> Any:
         """What generate() takes for `name`."""
@@ -182,13 +189,8 @@ class Session:
                 tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
             seen.append(layer.get_seq_length() if layer.is_initialized else 0)
         about = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            save_file(tensors, part, metadata={"format": FORMAT, "session": json.dumps(about)})
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as file:
+            write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(about)})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], model: Any, tokenizer: Any = None, **options: Any) -> Session:
@@ -220,10 +222,13 @@ class Session:
     def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
         layer: Any = self.cache.layers[index]
         stored = min(seen, keys.shape[-2]) if keys.dim() == 4 and layer.is_sliding else seen
-        fits = keys.dim() == 4 and keys.shape[::2] == (1, stored) and keys.shape[:-1] == values.shape[:-1]
+        known = _heads(self.model.config.get_text_config())
+        expected = [tuple((1, heads, stored, size) for heads, size in pair) for pair in known]
+        fits = (tuple(keys.shape), tuple(values.shape)) in expected
         if not fits or not keys.is_floating_point() or keys.dtype != values.dtype:
+            wanted = f"floats of {stored} tokens: {' or '.join(map(str, expected))}"
             shapes = f"{list(keys.shape)} and {list(values.shape)}"
-            raise LoadError("SESSION", path, f"{index}.keys", expected=f"floats of {stored} tokens", found=shapes)
+            raise LoadError("SESSION", path, f"{index}.keys", expected=wanted, found=shapes)
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         if layer.is_sliding:
@@ -241,6 +246,27 @@ def _stored(layer: Any) -> tuple[int, int]:
     return layer.stored if hasattr(layer, "stored") else (layer.keys.shape[0], layer.keys.shape[2])
 
 
+def _heads(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Heads and their sizes, of keys and of values, that a layer may have."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    key, value = (getattr(config, name, None) or size for name in ("qk_head_dim", "v_head_dim"))
+    found = [((heads, key), (heads, value))]
+    if (wide := getattr(config, "global_head_dim", None)) is not None:  # of the layers without a window
+        few = getattr(config, "num_global_key_value_heads", None) or heads
+        found.append(((few, wide), (few, wide)))
+    return found
+
+
+def _is_message(message: Any) -> bool:
+    """As `apply_chat_template` takes them: a role, and text or a list of parts."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return isinstance(content, str | list | None) and all(isinstance(part, dict) for part in parts)
+
+
 def _about(path: Path, metadata: Any) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         found = repr(metadata.get("format"))
@@ -250,6 +276,7 @@ def _about(path: Path, metadata: Any) -> dict[str, Any]:
         lists = [about["messages"], about["seen"]]
         good = all(isinstance(each, list) for each in lists)
         good = good and all(isinstance(seen, int) and seen >= 0 for seen in about["seen"]) and "model" in about
+        good = good and all(map(_is_message, about["messages"]))
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False
     if not good:

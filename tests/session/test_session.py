@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import sys
 from pathlib import Path
@@ -216,7 +217,11 @@ def test_what_turns_are_told(demo: tuple[Any, Any]) -> None:
     del plain.options["max_new_tokens"]
     with pytest.raises(ValueError, match=r"the conversation has \d{5} tokens, and the model's context 1024"):
         plain.send("Tell me a story. " * 2000)
+    with pytest.raises(ValueError, match="the model's context 1024"):
+        plain.send("Hello! " * 9000, max_new_tokens=3)
     assert plain.messages == before and plain.send("Hello!", max_new_tokens=3)
+    plain.send("Hello!", max_new_tokens=10**12)  # what can't be used isn't asked for
+    assert len(plain.tokens) < 1024
 
 
 def test_a_system_message(demo: tuple[Any, Any]) -> None:
@@ -239,6 +244,11 @@ def test_saved_and_restored(model: Any, tmp_path: Path) -> None:
     for each in (other, session):
         assert each.generate(text).tolist() == again(model, text) and each.reused == 39
     assert [entry.name for entry in tmp_path.iterdir()] == ["session.safetensors"]
+    with safe_open(path, "pt") as file:  # as the format's own library reads it
+        assert (
+            torch.equal(file.get_tensor("0.keys"), load_file(path)["0.keys"])
+            and "messages" in file.metadata()["session"]
+        )
     empty = Session(model)
     empty.save(path)
     assert Session.restore(path, model).tokens == []
@@ -258,6 +268,12 @@ def test_what_is_no_session_of_the_model(model: Any, tmp_path: Path) -> None:
     with safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = load_file(path)
+    kept = [name for name in tensors if name[0].isdigit()]
+
+    def half_as_large(heads: torch.Tensor) -> torch.Tensor:
+        """Twice the heads of half the size."""
+        return torch.cat(heads.chunk(2, dim=3), dim=1)
+
     changes: list[tuple[dict[str, Any], dict[str, str], str]] = [
         ({"1.keys": None}, {}, "1.keys': expected a tensor"),
         ({"mask": None}, {}, "mask': expected a tensor"),
@@ -272,7 +288,16 @@ def test_what_is_no_session_of_the_model(model: Any, tmp_path: Path) -> None:
         ({}, {"session": about["session"].replace('"seen": [', '"seen": [21, ')}, "for each of 2 layers"),
         ({}, {"session": about["session"].replace('"seen": [21, 21]', '"seen": [21, 0]')}, "for each of 2 layers"),
         ({"0.keys": tensors["0.keys"] * float("nan")}, {}, "NONFINITE"),
-    ]
+        ({name: half_as_large(tensors[name]) for name in kept}, {}, "floats of 21 tokens"),
+        ({name: tensors[name][..., :8].clone() for name in kept}, {}, "floats of 21 tokens"),
+        ({name: tensors[name].reshape(1, -1, 21 * 16) for name in kept}, {}, "floats of 21 tokens"),
+        *(
+            ({}, {"session": about["session"].replace('"messages": []', f'"messages": {json.dumps(messages)}')},
+             "a session's description")
+            for messages in ([1], ["a"], [None], [{"content": "a"}], [{"role": 1, "content": "a"}],
+                             [{"role": "user", "content": 7}], [{"role": "user", "content": [1]}], {"role": "user"})
+        ),
+    ]  # fmt: skip
     for changed, words, message in changes:
         new = {name: value for name, value in {**tensors, **changed}.items() if value is not None}
         save_file(new, path, metadata={**about, **words})
@@ -290,11 +315,11 @@ def test_saving_that_fails_leaves_the_old_file(model: Any, tmp_path: Path, monke
     session.save(path)
     old = path.read_bytes()
 
-    def full(_: Any, part: Path, metadata: Any) -> None:
-        part.write_bytes(b"half")
+    def full(file: Any, *_: Any) -> None:
+        file.write(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("torch_foundry.session.save_file", full)
+    monkeypatch.setattr("torch_foundry.session.write_tensors", full)
     with pytest.raises(OSError, match="no space left"):
         session.save(path)
     assert path.read_bytes() == old and len(list(tmp_path.iterdir())) == 1

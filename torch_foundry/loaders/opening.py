@@ -9,6 +9,7 @@ from torch_foundry.loaders.container import FileContainer
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File, is_folder, names_in
 from torch_foundry.loaders.folder import INDEX, open_safetensors
+from torch_foundry.loaders.foreign import LOOK, is_safetensors
 from torch_foundry.loaders.gguf import open_gguf
 
 
@@ -30,8 +31,9 @@ def open_container(path: str | os.PathLike[str], *, check_finite: bool = True) -
         return open_safetensors(path, check_finite=check_finite)
     file = File(path)
     try:
-        first = bytes(file.read(min(4, file.size), 0, "magic"))
+        first = bytes(file.read(min(LOOK, file.size), 0, "magic"))
     finally:
         file.close()
-    opener = open_gguf if first == b"GGUF" else open_safetensors
+    named = path.suffix == ".gguf" and not is_safetensors(first)  # the error is about what the name says
+    opener = open_gguf if first[:4] == b"GGUF" or named else open_safetensors
     return opener(path, check_finite=check_finite)

@@ -7,20 +7,21 @@ elements smaller than a byte that aren't whole bytes, even where the whole tenso
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from torch_foundry import _ext  # noqa: F401  (loads the class)
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
+from torch_foundry.loaders.foreign import LOOK, foreign
 from torch_foundry.loaders.tensors import TensorInfo
 from torch_foundry.loaders.types import SAFETENSORS
 
 _LONGEST = 100_000_000  # bytes of a header, by the format
 _WINDOW = 1 << 18  # bytes of it that are read at a time
-_FOREIGN = {b"GGUF": "a GGUF file", b"PK\x03\x04": "a ZIP archive, as torch.save makes"}
 _DTYPES = [(name, storage.block, storage.nbytes) for name, storage in SAFETENSORS.items()]
 
 
@@ -46,12 +47,12 @@ class Tensors(Mapping[str, TensorInfo]):
 
 def read_header(file: File) -> tuple[dict[str, str], Tensors]:
     """Metadata and tensors of `file`, all of it checked; LoadError otherwise."""
+    begin = bytes(file.read(min(LOOK, file.size), 0, "header"))
     if file.size < 8:
         raise LoadError("ST_SHORT", file.path, "header", expected="at least 8 bytes", found=f"{file.size}", offset=0)
-    first = bytes(file.read(8, 0, "header"))
-    length, most = int.from_bytes(first, "little"), min(_LONGEST, file.size - 8)
+    length, most = int.from_bytes(begin[:8], "little"), min(_LONGEST, file.size - 8)
     if length > most:
-        if what := _foreign(first):
+        if (what := foreign(begin)) is not None:
             raise LoadError("MAGIC", file.path, expected="a safetensors file", found=what, offset=0)
         expected = f"a header of at most {most} bytes"
         raise LoadError("ST_HLEN", file.path, "header", expected=expected, found=f"{length}", offset=0)
@@ -65,14 +66,23 @@ def read_header(file: File) -> tuple[dict[str, str], Tensors]:
     return header.metadata(), Tensors(header, file, 8 + length)
 
 
-def _foreign(first: bytes) -> str | None:
-    """What kind of file begins with these bytes, if it is another one that people take for safetensors."""
-    if first[0] == 0x80 and first[1] in range(2, 6):
-        return "a pickle"
-    return next((what for magic, what in _FOREIGN.items() if first.startswith(magic)), None)
-
-
 def _raise(fault: tuple[str, str, str, str, int] | None, file: File) -> None:
     if fault:
         code, field, expected, found, offset = fault
         raise LoadError(code, file.path, field, expected=expected, found=found, offset=None if offset < 0 else offset)
+
+
+def write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file, tensor by tensor, into a file that the caller has opened (and locked)."""
+    names = {storage.dtype: name for name, storage in reversed(SAFETENSORS.items()) if storage.block == 1}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    ordered = sorted(tensors.items(), key=lambda each: -each[1].itemsize)  # so that all of them are aligned
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from torch_foundry import quant
+from torch_foundry.loaders.whole import replacing
 
 ALIGNMENT = 32
 NUMBERS = {
@@ -46,18 +44,8 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
     metadata: bool, int (u32, i32 or u64 by its value), float (f32), str, or a sequence of one of these. tensors: read
     and written one by one.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(temporary, "xb") as file:
-            _write(file, metadata, tensors)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    with replacing(path) as file:
+        _write(file, metadata, tensors)
 
 
 def _write(file: BinaryIO, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_foundry.loaders.files import File
+from torch_foundry.loaders.foreign import LOOK, foreign, is_safetensors
 from torch_foundry.loaders.gguf.cursor import Cursor
 from torch_foundry.loaders.gguf.values import read_value, type_name
 from torch_foundry.loaders.tensors import TensorInfo
@@ -61,7 +62,9 @@ def read_header(file: File) -> Header:
     cursor = Cursor(file)
     cursor.field = "magic"
     if (magic := bytes(cursor.take(min(4, file.size)))) != _MAGIC[: len(magic)]:
-        cursor.fail("MAGIC", repr(_MAGIC.decode()), repr(magic), 0)
+        begin = bytes(file.read(min(LOOK, file.size), 0, "magic"))
+        what = "a safetensors file" if is_safetensors(begin) else foreign(begin)
+        cursor.fail("MAGIC", "a GGUF file", what or repr(magic), 0)
     cursor.take(4 - len(magic))
     cursor.field = "version"
     version = cursor.u32()
