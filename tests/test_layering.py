@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
         "shader",
         "tape",
     },
-    "compare": MODELS | {"patch"},
+    "compare": MODELS | {"decode", "patch"},
     "doctor": MODELS | {"__init__", "demo_model", "patch", "prebuild", "sampling", "shader", "support", "tape"},
 }
 

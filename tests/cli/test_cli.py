@@ -61,6 +61,16 @@ def test_compare_prints_the_drift_table(tiny_model: Path, capsys: pytest.Capture
     assert "model.layers.1" in out and "no stage is out of line" in out
 
 
+def test_compare_looks_at_decode_steps(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A fault in a kernel that no prompt goes through is named, and the exit code says so."""
+    shaders = shutil.copytree(Path(__file__).parents[2] / "shaders", tmp_path / "shaders")
+    text = (shaders / "decode.metal").read_text()
+    (shaders / "decode.metal").write_text(text.replace("activate(args.activation, value) * up", "value * up"))
+    with runtime.use_shaders(shaders):
+        assert main(["compare", "--model", str(tiny_model), "--prompt", "abcdef"]) == 1
+    assert "first out of line: model.layers.0 of the decode step, by norm_glu" in capsys.readouterr().out
+
+
 def _remove(name: str) -> Callable[[Path], None]:
     return lambda directory: (directory / name).unlink()
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.exact import InFloat64, doubled
-from tests.patch.zoo import FAMILIES, build, classes, ids, padded, shared
-from torch_foundry import ops
+from tests.patch.zoo import FAMILIES, build, classes, config, ids, padded, random_model, shared
+from torch_foundry import ops, runtime
 from torch_foundry.compare import compare
+from torch_foundry.compare.result import PROMPT as PROMPT_PATH
+from torch_foundry.compare.result import REPLAY, STEP, TOKEN
+from torch_foundry.decode.tape import StepTape
 from torch_foundry.doctor.truth import FLOOR, relative_error
 from torch_foundry.patch import patch, report
 
 PROMPT = ids(2, 17)
+SHADERS = Path(__file__).parents[2] / "shaders"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,8 +36,14 @@ def test_no_family_is_out_of_line(family: str) -> None:
         exact = doubled(model)(PROMPT).logits
     with torch.no_grad():
         error = relative_error(model(PROMPT).logits, exact)
-    assert drift.logits <= 3 * error + FLOOR[torch.float32], f"stock's error {error:.1e}"  # ours: at most twice that
+    assert drift.paths[0].logits <= 3 * error + FLOOR[torch.float32], (
+        f"stock's error {error:.1e}"
+    )  # ours: at most twice that
     assert drift.top1 == 1.0
+    assert [path.name for path in drift.paths] == [PROMPT_PATH, TOKEN, STEP, REPLAY] and drift.left_out is None
+    steps = drift.paths[2]
+    assert [stage.name for stage in steps.stages] == [stage.name for stage in drift.stages]
+    assert [stage.name for stage in drift.paths[3].stages] == ["recorded", "replay 1", "replay 2"]
     assert [stage.name for stage in drift.stages] == [
         "model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"
     ]  # fmt: skip
@@ -59,6 +73,68 @@ def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch
     right = ops.glu
     monkeypatch.setattr(ops, "glu", lambda *args: 1.001 * right(*args))
     assert compare(model, PROMPT).first_bad == "model.layers.0"
+
+
+# of decode.metal, which no prompt goes through
+FAULTS = {
+    "norm_glu": ("llama", "activate(args.activation, value) * up", "activate(args.activation, up) * value"),
+    "norm_qkv": ("llama", "is_first ? -other : other", "is_first ? other : -other"),
+    "norm_linear": ("qwen3", "= T(product + bias_of", "= T(1.1f * product + bias_of"),
+}
+
+
+@pytest.fixture
+def shaders(tmp_path: Path) -> Callable[[str, str, str], Any]:
+    def edited(file: str, old: str, new: str) -> Any:
+        folder = shutil.copytree(SHADERS, tmp_path / "shaders")
+        text = (folder / file).read_text()
+        assert text.count(old) == 1
+        (folder / file).write_text(text.replace(old, new))
+        return runtime.use_shaders(folder)
+
+    return edited
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+@pytest.mark.parametrize("op", FAULTS)
+def test_a_faulty_kernel_of_decode_steps_is_named(op: str, quantize: str | None, shaders: Any) -> None:
+    family, *change = FAULTS[op]
+    model = patch(build(family), quantize=quantize)
+    assert compare(model, PROMPT).first_bad is None
+    with shaders("decode.metal", *change):
+        drift = compare(model, PROMPT)
+    assert drift.bad_path is drift.paths[2] and drift.first_bad == "model.layers.0", str(drift)
+    assert drift.bad_path.kernels == [op]
+    assert drift.logits > 0.01 and drift.paths[0].logits < 1e-5
+    assert f"first out of line: model.layers.0 of the decode step, by {op}" in str(drift)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "CohereConfig"])
+def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
+    """In a model of which nothing is known but its linear layers and embeddings, too."""
+    model = patch(random_model(config(name)))
+    with shaders("linear.metal", "store_output(total,", "store_output(1.1f * total,"):
+        drift = compare(model, PROMPT)
+    assert drift.bad_path is drift.paths[1] and drift.bad_path.kernels == ["linear"], str(drift)
+    assert (drift.left_out is None) == (name == "LlamaConfig")
+    assert name == "LlamaConfig" or "decode steps were not compared: CohereForCausalLM is no known" in str(drift)
+
+
+def test_a_tape_that_differs_from_its_kernels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StepTape.run
+
+    def stale(self: StepTape) -> torch.Tensor:
+        """The first step again and again."""
+        if self.recorded:
+            assert self._result is not None
+            self._counted()
+            return self._result
+        return right(self)
+
+    monkeypatch.setattr(StepTape, "run", stale)
+    drift = compare(build("llama"), PROMPT)
+    assert drift.bad_path is drift.paths[3] and drift.first_bad == "replay 1", str(drift)
+    assert "launched one by one" in str(drift)
 
 
 def test_nan_is_out_of_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`torch-foundry compare`: where a patched model drifts from the stock one, layer by layer."""
+"""`torch-foundry compare`: where a patched model drifts from the stock one, layer by layer, in prompts and in steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the drift table; 1 if a layer is out of line."""
+    """Print the drift table; 1 if a stage is out of line."""
     model, tokenizer = load(args)
     inputs = encode(args, tokenizer)
     import torch_foundry

@@ -85,7 +85,11 @@ def is_plain(head: Head, config: Any) -> bool:
 
 def logits_of(model: Any, head: Head, hidden: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of the last norm's result, rounded as the stock model rounds."""
-    logits: torch.Tensor = model.lm_head(hidden)
+    return finished(model, head, model.lm_head(hidden))
+
+
+def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [..., V] of what `lm_head` gives."""
     if head.softcap is not None and (cap := getattr(model.config, head.softcap)) is not None:
         logits = torch.tanh(logits / cap) * cap
     if head.divisor is not None:

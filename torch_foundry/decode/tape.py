@@ -148,10 +148,13 @@ class StepTape:
         assert self._result is not None
         return self._result
 
+    def reads(self) -> Step:
+        """What its layers read from device memory."""
+        state, formats = self.state, [slot.formats for slot in self.layers.slots]
+        return Step(state.positions, self.rope.tables, state.start, state.mask, formats)
+
     def _record(self) -> torch.Tensor:
-        state = self.state
-        formats = [slot.formats for slot in self.layers.slots]
-        step = Step(state.positions, self.rope.tables, state.start, state.mask, formats)
+        step = self.reads()
         kind = (*self.ids.shape, self.masked, self.given, self.tail is None)
         proven = self.plan.proven
         try:
