@@ -83,6 +83,17 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     manager.check()
 
 
+def test_a_fork_shares_no_room_that_is_empty() -> None:
+    """Both would write their next tokens there."""
+    manager = BlockManager(8, 4)
+    manager.add("a", [1, 2, 3, 4, 5])
+    manager.reserve("a", 12)
+    manager.commit("a", [1, 2, 3, 4, 5])
+    manager.fork("a", "b")
+    manager.check()
+    assert manager.table("a")[:2] == manager.table("b") and len(manager.table("a")) == 3
+
+
 def test_a_full_block_that_is_written_again_is_not_found_any_more() -> None:
     manager = BlockManager(4, 2)
     filled(manager, "a", [1, 2, 3, 4])

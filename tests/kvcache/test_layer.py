@@ -226,6 +226,34 @@ def test_adoption_keeps_the_contents(window: int | None, tokens: int) -> None:
     assert torch.equal(write(ours, k, v)[0], theirs.update(k, v)[0])
 
 
+@pytest.mark.parametrize("window", [None, 5, 130])
+@pytest.mark.parametrize("then", ["reorder", "select", "crop", "append"])
+def test_adopted_tensors_stay_the_callers(window: int | None, then: str) -> None:
+    """Whoever made a cache may hold on to its tensors, as transformers' own layers never write to them."""
+    generator = torch.Generator().manual_seed(0)
+    stock, _ = layers(window)
+    stock.update(*states(generator, 2, 3))
+    held = [stock.keys, stock.values]
+    before = [x.clone() for x in held]
+    cache = DynamicCache()
+    cache.layers.append(stock)
+    ours: Any = adopt(cache, 0)
+    if then == "reorder":
+        ours.reorder_cache(torch.tensor([1, 0]))
+    elif then == "select":
+        ours.batch_select_indices(torch.tensor([1, 1]))
+    elif then == "crop":
+        ours.crop(-1)
+        write(ours, *states(generator, 2, 1))
+    else:
+        start, _ = ours.place(1)
+        for buffer, new in zip(ours.buffers, states(generator, 2, 1), strict=True):
+            buffer[:, :, start : start + 1] = new
+        ours.count(1)
+    assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+    assert all(x.data_ptr() not in [b.data_ptr() for b in held] for x in ours.buffers)
+
+
 def test_what_is_not_adopted() -> None:
     class Custom(DynamicCache):
         """Anything may be different in it."""
@@ -243,7 +271,13 @@ def test_what_is_not_adopted() -> None:
     prefix.update(k.requires_grad_(), v, 0)
     with pytest.raises(ForeignCache, match="DynamicLayer"):
         adopt(prefix, 0)
+    window = DynamicCache()
+    window.layers = [DynamicSlidingWindowLayer(sliding_window=9)]
+    window.update(k, v, 0)
+    with pytest.raises(ForeignCache, match="DynamicSlidingWindowLayer"):
+        adopt(window, 0)
     with torch.no_grad():  # nobody will differentiate
         write(adopt(prefix, 0), k, v)
+        write(adopt(window, 0), k, v)
     assert not prefix.layers[0].keys.requires_grad
     assert adopt(DynamicCache(), 3).get_seq_length() == 0, "layers are made as they are asked for"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
@@ -77,6 +80,42 @@ def test_nothing_older_is_seen_after_a_crop() -> None:
     full.keys, full.values = full.keys[:, :, 4:], full.values[:, :, 4:]
     assert full.place(1) == (6, 0)
     assert torch.equal(full.buffers[0][:, :, :6], tokens(4, 6))
+
+
+class NoOverlap(TorchDispatchMode):
+    """A copy may not read memory that it writes to elsewhere: on a GPU nobody knows which comes first."""
+
+    copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.copies += 1
+            to, source = args[:2]
+            if to.untyped_storage().data_ptr() == source.untyped_storage().data_ptr():
+                written = {x for row in addresses(to) for x in row}
+                assert not written & {x for row in addresses(source) for x in row}
+        return func(*args, **(kwargs or {}))
+
+
+def addresses(x: torch.Tensor) -> list[list[int]]:
+    """Where each element lies, in elements."""
+    index = torch.arange(x.untyped_storage().nbytes() // x.itemsize)
+    return index.as_strided(x.shape, x.stride(), x.storage_offset()).flatten(1).tolist()
+
+
+@pytest.mark.parametrize("gap", [1, 3, 6])
+def test_moving_to_the_front_copies_nothing_onto_itself(gap: int) -> None:
+    for kind in ("sliding", "full"):
+        made = layer(kind, 10)
+        for buffer in (made._keys, made._values):
+            buffer.first, buffer.length = gap, 10 - gap  # as a crop leaves it, and nobody has looked
+        made.cumulative_length = 10 - gap
+        with NoOverlap() as seen:
+            for buffer in (made._keys, made._values):
+                buffer.shown = 0
+                buffer.to_front()
+        assert seen.copies >= 2
+        assert made._keys.first == 0 and torch.equal(made._keys.last(10 - gap), tokens(gap, 10 - gap))
 
 
 def test_assigned_tensors_are_never_written_to() -> None:

@@ -110,6 +110,38 @@ def test_copies_go_their_own_ways(window: int | None) -> None:
     assert_same(copies[1], copies[0])
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("first", ["copy", "original"])
+def test_copies_whose_memory_nobody_has_seen(window: int | None, first: str) -> None:
+    """Whichever changes first, the other has what was stored."""
+    generator = torch.Generator().manual_seed(0)
+    _, original = layers(window)
+    k, v = states(generator, 2, 6)
+    keys, values, start = original.reserve(2, *k.shape[1::2], 6, k.dtype, k.device)
+    keys[:, :, start : start + 6], values[:, :, start : start + 6] = k, v
+    original.advance(6)
+    other = copy.copy(original)
+    before = [original._keys.last(6).clone(), original._values.last(6).clone()]
+    changed, kept = (other, original) if first == "copy" else (original, other)
+    changed.reorder_cache(torch.tensor([1, 0]))
+    assert torch.equal(kept.keys, before[0]) and torch.equal(kept.values, before[1])
+    assert torch.equal(changed.keys, before[0].flip(0))
+
+
+def test_a_crop_to_less_than_a_window() -> None:
+    """Where all tokens are still stored."""
+    generator = torch.Generator().manual_seed(0)
+    both = layers(5)
+    k, v = states(generator, 2, 8)
+    for layer in both:
+        layer.update(k[:, :, :3], v[:, :, :3])
+        layer.activate_past_recording()
+        layer.update(k[:, :, 3:], v[:, :, 3:])
+        layer.crop(-6)
+    assert_same(both[1], both[0])
+    assert both[1].get_seq_length() == 2
+
+
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
     "rows", [torch.tensor([False, True, False, False]), torch.tensor([True, False, True, True]), [2, 0], slice(1, 3)]

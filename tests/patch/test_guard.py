@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from tests.exact import assert_as_exact, assert_found_as_exact
 from tests.patch.zoo import config, ids, random_model, shared
 from torch_foundry.patch import patch, report
+from torch_foundry.patch.guard import mask_reason
 from torch_foundry.patch.state import FallbackWarning
 
 PROMPT = ids(2, 10)
@@ -74,6 +76,73 @@ def test_one_changed_layer_runs_stock(change: Callable[[Any], None], reason: str
     assert report(model).fallbacks == {reason: 1} and report(model).fused == 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((1, 1, 3, 9), torch.bool, None),
+        ((2, 4, 3, 9), torch.float32, None),
+        ((1, 1, 3, 8), torch.bool, "mask of another shape"),
+        ((1, 1, 3, 10), torch.bool, "mask of another shape"),
+        ((1, 1, 2, 9), torch.bool, "mask of another shape"),
+        ((3, 1, 3, 9), torch.bool, "mask of another shape"),
+        ((2, 2, 3, 9), torch.bool, "mask of another shape"),
+        ((2, 9), torch.bool, "mask is not a 4D tensor"),
+        ((1, 1, 3, 9), torch.float16, "mask of float16"),
+        ((1, 1, 3, 9), torch.int64, "mask of int64"),
+    ],
+    ids=str,
+)
+def test_masks_that_kernels_take(shape: tuple[int, ...], dtype: torch.dtype, reason: str | None) -> None:
+    """For 2 rows of 3 queries and 9 keys, with 4 heads, in float32."""
+    assert mask_reason(torch.zeros(shape, dtype=dtype), torch.float32, 2, 4, 3, 9) == reason
+
+
+@pytest.mark.parametrize("keys", [9, 11])
+def test_a_mask_of_another_length_than_the_keys(keys: int) -> None:
+    """Stock code raises; a kernel would read what lies behind it, or another query's."""
+    mask, errors = torch.zeros(1, 1, 10, keys), []
+    for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
+        with warnings.catch_warnings(), pytest.raises(RuntimeError) as caught:
+            warnings.simplefilter("ignore")
+            logits(model, attention_mask=mask, use_cache=False)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1] and "mask of another shape" in report(model).fallbacks
+
+
+def test_a_mask_that_is_learned() -> None:
+    """Nothing else requires gradients."""
+    grads = []
+    for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
+        model.requires_grad_(False)
+        mask = torch.eye(10)[None, None].clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(PROMPT, attention_mask=mask, use_cache=False).logits.square().sum().backward()
+        grads.append(mask.grad)
+    assert grads[0].abs().sum() > 0
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4 * float(grads[0].abs().max()))
+    assert report(model).fused == 0 and list(report(model).fallbacks) == ["gradients are needed"]
+
+
+def test_keys_that_are_learned() -> None:
+    """Stored in a cache of ours, which a kernel would read without autograd; nothing else requires gradients."""
+    grads = []
+    for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
+        model.requires_grad_(False)
+        cache = DynamicCache(config=model.config)
+        logits(model, past_key_values=cache)
+        learned = []
+        for layer in cache.layers:
+            learned.append(layer.keys.clone().requires_grad_())
+            layer.keys = learned[-1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(PROMPT, past_key_values=cache).logits.square().sum().backward()
+        grads.append([keys.grad for keys in learned])
+    for ours, theirs in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
 def test_unknown_arguments_reach_stock_code() -> None:
     model = patch(copy.deepcopy(shared("llama")))
     with pytest.warns(FallbackWarning, match="argument is_causal"):
@@ -117,8 +186,6 @@ def test_warns_once_per_model_and_reason() -> None:
 
 
 def test_cache_of_another_batch_raises_as_stock_does() -> None:
-    from transformers import DynamicCache
-
     errors = []
     for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
         cache = DynamicCache(config=model.config)

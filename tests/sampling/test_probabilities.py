@@ -154,6 +154,23 @@ def check_ties(name: str) -> None:
     check(name, torch.zeros(4, V), ids_of())
 
 
+def check_exact_ties(vocabulary: int, top_p: float) -> None:
+    """Where the tokens above one have exactly top_p together, that one is out: all numbers here are exact."""
+    logits = torch.zeros(2, vocabulary)
+    expected = hf.TopPLogitsWarper(top_p)(None, logits.clone()).softmax(-1)
+    assert ((expected > 0).sum(-1) == int(vocabulary * top_p)).all()
+    ids = torch.zeros(2, 1, dtype=torch.int64)
+    got = sampler_of(Settings(do_sample=True, top_p=top_p), ids, vocabulary, 1, "exact").probabilities(logits)
+    assert torch.equal(got > 0, expected > 0)
+
+
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("vocabulary", [4, 256, 1024, 4096], ids=str)
+def test_top_p_at_an_exact_tie(vocabulary: int, top_p: float) -> None:
+    """Candidates that fit into threadgroup memory, and the slow path."""
+    check_exact_ties(vocabulary, top_p)
+
+
 @pytest.mark.parametrize("name", ["top-k-50", "top-p-0.9", "min-p-0.05", "top-p-min-p", "all-warpers"], ids=str)
 @pytest.mark.parametrize("vocabulary", [1, 2, 31, 32, 33, 255, 256, 257, 1024, 1025, 2049, 9000], ids=str)
 def test_sizes(name: str, vocabulary: int) -> None:
