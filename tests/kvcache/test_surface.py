@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 import torch_foundry
+from tests.exact import assert_found_as_exact
 from tests.kvcache.test_formats import rounding_cache
 from tests.patch.zoo import config, ids, random_model
 from torch_foundry.kvcache.adopt import new_cache
@@ -118,9 +119,9 @@ def test_a_step_too_many_is_taken_back(kind: str) -> None:
     at the end one token fewer; then the conversation goes on."""
     stock = random_model(GEMMA if kind == "sliding" else LLAMA)
     model = torch_foundry.patch(copy.deepcopy(stock))
-    tokens, results = ids(1, 40), []
-    for each, make in zip((model, stock), KINDS[kind], strict=True):
-        cache: Any = make()
+    tokens, (make, make_stock) = ids(1, 40), KINDS[kind]
+
+    def last(each: Any, cache: Any) -> torch.Tensor:
         each(tokens[:, :20], past_key_values=cache)
         cache.activate_past_recording()
         for i in range(20, 30):
@@ -128,7 +129,12 @@ def test_a_step_too_many_is_taken_back(kind: str) -> None:
             each(tokens[:, i : i + 1], past_key_values=cache)
         cache.crop(-1)
         assert cache.get_seq_length() == 29
-        results.append(each(tokens[:, 29:], past_key_values=cache).logits)
-    close = 2e-2 if "packed" in kind else 1e-4
-    torch.testing.assert_close(*results, rtol=close, atol=close)
+        return each(tokens[:, 29:], past_key_values=cache).logits
+
+    found = last(model, make())
+    if "packed" in kind:  # a code on the edge may fall to the other side: little next to what all the rounding does
+        theirs, dense = last(stock, make_stock()), last(stock, DynamicCache(config=stock.config))
+        assert float((found - theirs).norm()) <= 0.15 * float((dense - theirs).norm())
+    else:
+        assert_found_as_exact(found, lambda each: last(each, make_stock()), stock)
     assert not torch_foundry.report(model).fallbacks

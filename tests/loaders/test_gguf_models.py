@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torch_foundry
+from tests.exact import assert_found_as_exact
 from tests.loaders.gguf_models import CASES, contents, converted, make, mixed, write, write_file
 from tests.patch import zoo
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -76,12 +77,12 @@ def test_the_model_is_the_one_that_the_file_was_made_from(name: str, tmp_path: P
     assert packed_bytes(model, name) == {key: value.tobytes() for key, value in unswapped(name, stored).items()}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     model.generation_config.eos_token_id = None
-    zoo.assert_close(logits(model), logits(twin))
+    assert_found_as_exact(logits(model), logits, twin)
     assert zoo.tokens(model) == zoo.tokens(twin)
     plain, _ = torch_foundry.load(path, device="cpu", progress=False, patch=False, mmap=True)
     plain.set_attn_implementation("eager")
     twin.set_attn_implementation("eager")
-    zoo.assert_close(logits(plain), logits(twin))
+    assert_found_as_exact(logits(plain), logits, twin)
 
 
 def test_parts_of_a_model(tmp_path: Path) -> None:
@@ -139,4 +140,4 @@ def test_transformers_own_loader_agrees_where_it_is_right(tmp_path: Path) -> Non
     write(tmp_path / "model.gguf", "llama", stock("llama"), mixed)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
     ours, _ = torch_foundry.load(tmp_path, device="cpu", progress=False)
-    zoo.assert_close(logits(ours), logits(theirs))
+    assert_found_as_exact(logits(ours), logits, theirs)

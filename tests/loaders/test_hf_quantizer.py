@@ -16,8 +16,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import torch_foundry
+from tests.exact import assert_found_as_exact
 from tests.patch.zoo import config, ids, shared
 from torch_foundry import FoundryConfig, quant
+from torch_foundry.doctor.truth import assert_norm, relative_error
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.patch import quantizer
 
@@ -43,7 +45,7 @@ def test_packed_while_loading_saved_and_loaded_again(family: str, tmp_path: Path
     expected = torch_foundry.quantize(copy.deepcopy(shared(family)), "q8_0")
     model = load(tmp_path / "dense", quantization_config=FoundryConfig("q8_0"))
     assert not any(type(module) is nn.Linear for module in model.modules())
-    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-5, atol=1e-5)  # another attention
+    assert_found_as_exact(logits(model), logits, expected)  # another attention
 
     torch_foundry.patch(model)
     model.save_pretrained(tmp_path / "packed")
@@ -53,16 +55,16 @@ def test_packed_while_loading_saved_and_loaded_again(family: str, tmp_path: Path
     assert {name for name, tensor in written.items() if tensor.dtype == torch.uint8} == set(formats)
 
     again = load(tmp_path / "packed")
-    torch.testing.assert_close(logits(again), logits(expected), rtol=1e-5, atol=1e-5)
+    assert_found_as_exact(logits(again), logits, expected)
     if expected.config.tie_word_embeddings:
         assert again.lm_head.weight is again.model.embed_tokens.weight and "lm_head.weight" not in written
-    torch.testing.assert_close(logits(torch_foundry.patch(again)), logits(model), rtol=1e-5, atol=1e-5)
+    assert_found_as_exact(logits(torch_foundry.patch(again)), logits, expected)
 
     torch_foundry.dequantize(again).save_pretrained(tmp_path / "dense again")
     assert "quantization_config" not in json.loads((tmp_path / "dense again" / "config.json").read_text())
     stock = load(tmp_path / "dense again")
     assert not any(isinstance(m, FoundryLinear | FoundryEmbedding | FoundryExperts) for m in stock.modules())
-    torch.testing.assert_close(logits(stock), logits(expected), rtol=1e-4, atol=1e-4)
+    assert_found_as_exact(logits(expected), logits, stock)
 
 
 def test_tied_weights_that_came_apart(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_tied_weights_that_came_apart(tmp_path: Path) -> None:
     model.lm_head._buffers["weight"] = model.lm_head.weight.clone()
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
-    torch.testing.assert_close(logits(again), logits(model), rtol=1e-5, atol=1e-5)
+    assert_found_as_exact(logits(again), logits, model)
     assert isinstance(again.lm_head, FoundryLinear)
     formats = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["formats"]
     assert set(formats) <= set(load_file(tmp_path / "model.safetensors"))
@@ -85,11 +87,11 @@ def test_experts(tmp_path: Path) -> None:
     expected = torch_foundry.quantize(copy.deepcopy(stock), {"*": "q8_0"})
     model = load(tmp_path / "dense", quantization_config=FoundryConfig({"*": "q8_0"}))
     assert sum(isinstance(m, FoundryExperts) for m in model.modules()) == settings.num_hidden_layers
-    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-5, atol=1e-5)
+    assert_found_as_exact(logits(model), logits, expected)
     model.save_pretrained(tmp_path / "packed")
     again = load(tmp_path / "packed")
     assert sum(isinstance(m, FoundryExperts) for m in again.modules()) == settings.num_hidden_layers
-    torch.testing.assert_close(logits(again), logits(expected), rtol=1e-5, atol=1e-5)
+    assert_found_as_exact(logits(again), logits, expected)
 
 
 def test_patterns(tmp_path: Path) -> None:
@@ -133,20 +135,22 @@ def test_columns_in_an_order_of_their_own(tmp_path: Path) -> None:
     model.model.layers[0].mlp.down_proj = ordered
     x = torch.randn(3, 5, dense.in_features)
     with torch.no_grad():
-        expected = nn.functional.linear(x, ordered.dequantized(torch.float32), dense.bias)
-        torch.testing.assert_close(ordered(x), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ordered(x[:1, :1]), expected[:1, :1], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ordered.double()(x.double()), expected.double(), rtol=1e-4, atol=1e-5)
+        weight = ordered.dequantized(torch.float32)
+        exact, plain = nn.functional.linear(x.double(), weight.double()), nn.functional.linear(x, weight)
+        assert_norm(ordered(x), exact, plain)
+        assert_norm(ordered(x[:1, :1]), exact[:1, :1], plain[:1, :1])
+        assert relative_error(ordered.double()(x.double()), exact) <= 1e-14
     ordered.float()
     grown = x.clone().requires_grad_()
     ordered(grown).sum().backward()
-    torch.testing.assert_close(grown.grad[0, 0], ordered.dequantized(torch.float32).sum(0), rtol=1e-4, atol=1e-4)
+    assert grown.grad is not None
+    assert_norm(grown.grad[0, 0], weight.double().sum(0), weight.sum(0))
 
-    stock = logits(torch_foundry.dequantize(copy.deepcopy(model)))
-    torch.testing.assert_close(logits(model), stock, rtol=1e-4, atol=1e-4)
+    stock = torch_foundry.dequantize(copy.deepcopy(model))
+    assert_found_as_exact(logits(model), logits, stock)
     torch_foundry.patch(model)
     assert not torch_foundry.report(model).left
-    torch.testing.assert_close(logits(model), stock, rtol=1e-4, atol=1e-4)
+    assert_found_as_exact(logits(model), logits, stock)
     generated = model.generate(PROMPT, max_new_tokens=6, do_sample=False)
     assert torch_foundry.report(model).steps and not torch_foundry.report(model).fallbacks
     torch_foundry.unpatch(model)

@@ -214,7 +214,7 @@ def test_every_packed_part(fmt: str) -> None:
 
 
 def test_gate_and_up_of_two_formats() -> None:
-    model = build("mixtral")
+    model = build("mixtral", seed=4)  # with seed 0 two tokens are as good as each other up to rounding
     stock = copy.deepcopy(model)
     for layer, other in zip(model.model.layers, stock.model.layers, strict=True):
         parts = [*layer.mlp.experts.gate_up_proj.detach().chunk(2, dim=1), layer.mlp.experts.down_proj.detach()]

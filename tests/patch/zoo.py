@@ -164,8 +164,3 @@ def random_model(settings: Any, seed: int = 0) -> PreTrainedModel:
     """A model with the weights that transformers starts from."""
     torch.manual_seed(seed)
     return transformers.AutoModelForCausalLM.from_config(settings).eval().to(DEVICE)
-
-
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Up to the rounding of float32."""
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
