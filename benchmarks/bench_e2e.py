@@ -3,7 +3,7 @@
 python -m benchmarks.bench_e2e --device cuda --models llama-3-8b --formats f16,q8_0 --prompts 128 --batches 1,8
 
 Records go to e2e.jsonl in --out. Times are those of generate(), from Python. A row is invalid unless its tokens are
-right (`generating.parity`); no speed-up is computed for it, and the exit code is 1. With --profile each row is run once
+right (`parity.parity`); no speed-up is computed for it, and the exit code is 1. With --profile each row is run once
 more under torch's profiler: tables in profiles/, records in profiles.jsonl, for attribution only.
 """
 
@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.generating import Cell, Generated, generate, parity, profiled, time_generation
+from benchmarks.generating import Cell, Generated, generate, profiled, time_generation
 from benchmarks.harness import machine, options, plots, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import Parity, Record
 from benchmarks.harness.table import generation_table
 from benchmarks.models import DTYPES, MODELS, REAL, build, kv_bytes, weight_bytes
+from benchmarks.parity import parity
 from benchmarks.ways import BASELINE, WAYS, Network
 from torch_foundry import quant
 

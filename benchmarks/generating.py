@@ -1,4 +1,4 @@
-"""Generation with one model in one way: its times, its tokens, and whether they are right."""
+"""Generation with one model in one way: its times and its tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.harness import clock
 from benchmarks.harness.clock import Times
-from benchmarks.harness.record import Parity
 from benchmarks.ways import Network, Way
-from torch_foundry import compare, report, runtime
-from torch_foundry.compare import LIMIT
+from torch_foundry import report, runtime
 from torch_foundry.doctor.timing import synchronize
-
-SIGMAS = 8  # how many times the logits' error a chosen token may lie below the largest logit
-COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
 
 
 @dataclass(frozen=True)
@@ -119,58 +114,6 @@ class Stamps(BaseStreamer):
     def steps(self) -> list[float]:
         """Seconds of each decoding step; the prompt's are not among them."""
         return [b - a for a, b in itertools.pairwise(self.times[1:])]
-
-
-# --------------------------------------------------------------------------------------------------------------- parity
-
-STRICT = "the greedy tokens of HF eager"
-
-
-@torch.no_grad()
-def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tensor | None) -> Parity:
-    """Whether `got` is right. `network` is the stock model; `expected` are HF eager's tokens, or None for packed
-    weights.
-
-    Equal tokens are right; in float32 nothing else is. In other dtypes rounding may decide between tokens: each one
-    must lie, in the stock model's logits for the same sequence, within rounding of the largest; and no stage of a
-    patched model may be out of line (`torch_foundry.compare`, with the same packed weights on both sides).
-    """
-    dtype, expected = network.dtype, expected if way.rank == 1 else None
-    if expected is not None and torch.equal(got, expected):
-        return Parity(True, STRICT, 0.0)
-    if dtype == torch.float32 and expected is not None:
-        return Parity(False, STRICT, None, f"tokens differ from step {_first_difference(got, expected)} on")
-    drift, detail = LIMIT[dtype], ""
-    if way.ours:
-        found = compare(network, ids[:1, :COMPARED])
-        if found.first_bad is not None:
-            return Parity(False, "compare: no stage out of line", found.logits, f"{found.first_bad} is out of line")
-        drift = max(drift, found.logits)
-    if expected is not None:
-        detail = f"tokens differ from step {_first_difference(got, expected)} on"
-    of = "largest logit" if way.rank == 1 else f"{way.rank} largest logits"
-    criterion = f"each token within {SIGMAS} x {drift:.1e} of stock's {of}" + ", compare" * way.ours
-    regret = worst_regret(network, ids, got, way.rank)
-    return Parity(regret <= SIGMAS * drift, criterion, regret, detail)
-
-
-@torch.no_grad()
-def worst_regret(network: Network, ids: Tensor, got: Tensor, rank: int = 1) -> float:
-    """How far below the `rank` largest logits the chosen tokens lie at most, in standard deviations of those logits.
-
-    The logits come from one pass over prompt and tokens, which decodes nothing: `got` is [batch, n].
-    """
-    worst = 0.0
-    for prompt, chosen in zip(ids, got, strict=True):  # one by one: logits are large
-        whole = torch.cat((prompt, chosen[:-1]))[None]
-        logits = network(whole, use_cache=False, logits_to_keep=len(chosen)).logits[0].float()
-        gap = logits.topk(rank).values[:, -1] - logits.gather(-1, chosen[:, None])[:, 0]
-        worst = max(worst, float((gap / logits.std(-1)).nan_to_num(torch.inf).max()))
-    return worst
-
-
-def _first_difference(a: Tensor, b: Tensor) -> int:
-    return int((a != b).any(0).nonzero()[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- profile

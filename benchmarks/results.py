@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.generating import STRICT
 from benchmarks.harness import record
+from benchmarks.parity import STRICT
 
 Row = dict[str, Any]
 Cells = tuple[object, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import sys
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+import torch_foundry
 from benchmarks import bench_e2e, bench_guesses, bench_ops, bench_peers, bench_serving, generating, measuring, results
 from benchmarks.cases import QUICK, Case
-from benchmarks.generating import Cell, parity, worst_regret
+from benchmarks.generating import Cell
 from benchmarks.harness import clock, options, record
 from benchmarks.harness.machine import Machine
 from benchmarks.models import MODELS, REAL, build, config, weight_bytes
 from benchmarks.ops import OPS, cases
+from benchmarks.parity import judge, parity
 from benchmarks.peers import PEERS
 from benchmarks.ways import WAYS
 from torch_foundry import ops
@@ -198,14 +201,37 @@ def test_regret_is_zero_for_greedy_tokens_and_large_for_others() -> None:
     cell = Cell(2, 6, 4)
     ids = cell.ids(320, CPU, seed=3)
     tokens = generating.generate(network, ids, 5)
-    assert worst_regret(network, ids, tokens) < 1e-5
+    assert judge(network, ids, tokens).error < 1e-5
     other = tokens.clone()
     other[1, 2] = (other[1, 2] + 1) % 320
-    assert worst_regret(network, ids, other) > 0.1
-    assert worst_regret(network, ids, other, rank=320) == 0 < worst_regret(network, ids, other, rank=2)
+    assert judge(network, ids, other).error > 0.1
+    assert judge(network, ids, other, rank=320).error == 0 < judge(network, ids, other, rank=2).error
     half = network.half()
     assert parity(half, WAYS["compiled"], ids, other, None).ok is False
     assert parity(half, WAYS["compiled"], ids, tokens, None).ok
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "q8_0"])
+def test_a_wrong_model_is_not_excused_by_its_own_error(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are far from stock's, and so are its logits: that must not widen what is allowed.
+
+    The fault is one that `compare` doesn't see, as if it had not looked: tokens alone must tell.
+    """
+    network = build(MODELS["tiny"], fmt, CPU)
+    ids = Cell(2, 12, 24).ids(320, CPU, seed=3)
+    with torch_foundry.patched(network):
+        right = generating.generate(network, ids, 25)
+        glu = ops.norm_glu
+        monkeypatch.setattr(ops, "norm_glu", lambda x, gain, eps, *rest, **more: glu(x, gain, eps + 0.3, *rest, **more))
+        wrong = generating.generate(copy.deepcopy(network), ids, 25)
+    seen = torch_foundry.compare(network, ids)
+    blind = dataclasses.replace(seen, paths=[dataclasses.replace(seen.paths[0], logits=seen.logits)])
+    assert blind.first_bad is None and blind.logits > 0.01
+    monkeypatch.setattr(torch_foundry, "compare", lambda *_: blind)
+    way = WAYS["patched"]
+    assert parity(network, way, ids, right, None).ok
+    found = parity(network, way, ids, wrong, None)
+    assert not found.ok and found.error > 0.1, found
 
 
 def test_a_step_that_swallows_the_run_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:

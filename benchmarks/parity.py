@@ -1,0 +1,85 @@
+"""Whether generated tokens are right, by a criterion that nothing of what is measured can widen."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_foundry
+from benchmarks.harness.record import Parity
+from benchmarks.ways import Network, Way
+
+COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
+TIMES = 4  # twice stock's error, as of an op, of each of two logits
+STRICT = "the greedy tokens of HF eager"
+
+
+@torch.no_grad()
+def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tensor | None) -> Parity:
+    """Whether `got` is right. `network` is the stock model; `expected` are HF eager's tokens, or None for packed
+    weights.
+
+    Equal tokens are right; in float32 nothing else is. Elsewhere rounding may decide between tokens: see `judge`; and
+    no stage of a patched model may be out of line (`torch_foundry.compare`).
+    """
+    expected, detail = expected if way.rank == 1 else None, ""
+    if expected is not None:
+        if torch.equal(got, expected):
+            return Parity(True, STRICT, 0.0)
+        detail = f"tokens differ from step {_first_difference(got, expected)} on"
+        if network.dtype == torch.float32:
+            return Parity(False, STRICT, None, detail)
+    if way.ours:
+        found = torch_foundry.compare(network, ids[:1, :COMPARED])
+        if found.first_bad is not None:
+            return Parity(False, "compare: no stage out of line", found.logits, str(found).splitlines()[-1])
+    found_parity = judge(network, ids, got, way.rank)
+    criterion = found_parity.criterion + ", compare" * way.ours
+    return Parity(found_parity.ok, criterion, found_parity.error, detail)
+
+
+@torch.no_grad()
+def judge(network: Network, ids: Tensor, got: Tensor, rank: int = 1) -> Parity:
+    """Whether each token's logit in a wider model is as near to the `rank` largest as stock's own rounding explains.
+
+    The wider model is stock code with the same weights, unpacked, in float32 (in float64 for float32). Stock's own
+    error is how far a logit of plain torch in the network's dtype, with unpacked weights, is from it at most: no kernel
+    of ours has a part in it. All in standard deviations of the logits. ids: [batch, L]; got: [batch, n].
+    """
+    dtype = network.dtype
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    exact = _logits(_plain(network, wide), ids, got)
+    stock = _logits(_plain(network, dtype), ids, got)
+    worst = own = 0.0
+    for chosen, right, rounded in zip(got, exact, stock, strict=True):
+        deviation = right.std(-1)
+        gap = right.topk(rank).values[:, -1] - right.gather(-1, chosen.to(right.device)[:, None])[:, 0]
+        worst = max(worst, float((gap / deviation).nan_to_num(torch.inf).max()))
+        own = max(own, float(((rounded.to(right.dtype) - right).abs().amax(-1) / deviation).max()))
+    of = "largest logit" if rank == 1 else f"{rank} largest logits"
+    return Parity(worst <= TIMES * own, f"each token within {TIMES} x {own:.1e} (stock's error) of the {of}", worst)
+
+
+def _plain(network: Network, dtype: torch.dtype) -> Network:
+    """A copy in torch's own code alone, with the weights' values in `dtype`."""
+    plain: Any = copy.deepcopy(network)
+    torch_foundry.unpatch(plain.to(dtype), dequantize=True)
+    if dtype == torch.float64 and plain.device.type == "mps":
+        plain = plain.cpu()
+    return plain
+
+
+def _logits(model: Network, ids: Tensor, got: Tensor) -> list[Tensor]:
+    """Of each row, for each token that was generated, [n, V], from one pass over all before it: nothing is decoded."""
+    found = []
+    for prompt, chosen in zip(ids, got, strict=True):  # one by one: logits are large
+        whole = torch.cat((prompt, chosen[:-1].to(prompt.device)))[None].to(model.device)
+        found.append(model(whole, use_cache=False, logits_to_keep=len(chosen)).logits[0])
+    return found
+
+
+def _first_difference(a: Tensor, b: Tensor) -> int:
+    return int((a != b).any(0).nonzero()[0])
