@@ -169,7 +169,8 @@ template <typename T, int DV>
       m = max(m, of[u].largest);
     }
     const float rescale = exp(own.largest - m);
-    own = {m, own.sum * rescale};
+    own.largest = m;
+    own.sum *= rescale;
     value *= rescale;
     for (int u = 0; u < U; ++u) {
       const float w = weight_of(of[u].largest, m);

@@ -65,7 +65,10 @@ template <typename Q, typename T, int V> struct Tile {
     constexpr bool in_runs = metal::is_same_v<S, float>;
     metal::simdgroup_matrix<float, 8, 8> sum[BM / 16][BN / 16], run[BM / 16][BN / 16];
     for (int i = 0; i < BM / 16; ++i)
-      for (int j = 0; j < BN / 16; ++j) sum[i][j] = run[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int j = 0; j < BN / 16; ++j) {
+        sum[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        run[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      }
 
     const uint r = row(tid), c = tid % row_chunks * chunk;
     for (uint k0 = 0; k0 < end; k0 += BK) {

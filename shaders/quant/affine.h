@@ -32,15 +32,22 @@ template <int Bits> METAL_FUNC float code_at(uint32_t bits, int shift, uint32_t 
   return as_type<float>((bits & mask) | (one - (uint32_t(shift) << 23))) - float(1 << (23 - shift));
 }
 
-// 32 codes of such a stream on their way from memory.
-template <int Bits> struct StreamCodes {
+// 32 codes of such a stream on their way from memory, of blocks of `Size`, and the numbers of their group.
+template <int Bits, int Size, typename Numbers> struct StreamCodes {
   FOUNDRY_CONST int chunks = 4, groups = 1;
   FOUNDRY_CONST bool has_offset = true;
   Bytes<Bits, 4> q;
+  Numbers numbers;
 
   static METAL_FUNC uint first(uint i) { return i * 32; }
   static METAL_FUNC constexpr uint at(int c) { return c * 8; }
   static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
+  template <typename Block> METAL_FUNC void read(device const Block& b, uint k) thread {
+    q.read(b.qs + k % Size / 32 * Bits);
+    numbers.read(b);
+  }
+  METAL_FUNC float scale(uint, int) const thread { return numbers.scale(); }
+  METAL_FUNC float offset(uint, int) const thread { return numbers.offset(); }
   METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
     const uint32_t one = base ^ (0x64006400u ^ 0x4b000000u);
     for (short j = 0; j < chunk; ++j) {
@@ -84,16 +91,16 @@ template <int Bits, int Size, typename T> struct Affine {
   }
 
 #ifdef __METAL_VERSION__
-  template <bool> struct Codes : StreamCodes<Bits> {
+  struct Numbers {
     T d, m;
-    METAL_FUNC void read(device const block& b, uint k) thread {
-      this->q.read(b.qs + k % Size / 32 * Bits);
+    METAL_FUNC void read(device const block& b) thread {
       d = b.scale;
       m = b.bias;
     }
-    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
-    METAL_FUNC float offset(uint, int) const thread { return widen(m); }
+    METAL_FUNC float scale() const thread { return widen(d); }
+    METAL_FUNC float offset() const thread { return widen(m); }
   };
+  template <bool> using Codes = StreamCodes<Bits, Size, Numbers>;
 #else
   // The end of the range that is farther from zero is met exactly, by a scale that may be negative, and so is zero.
   static void pack(const float* w, block& b) {

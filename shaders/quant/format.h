@@ -14,8 +14,7 @@
 //     // Kernels only: a lane's share of a row between memory and its products. Such a unit begins at element k of an
 //     // even block and the next, has `chunks` chunks in `groups` equal groups, and a weight of chunk c, of group g, is
 //     // scale(k, g) * ratio(c) * w[j] + offset(k, g). All units of a lane have one k. Nothing is computed in `read`,
-//     so
-//     // that loads are in flight together; b is the block that k lies in.
+//     // so that loads are in flight together; b is the block that k lies in.
 //     template <bool Words> struct Codes {
 //       FOUNDRY_CONST int chunks = ..., groups = ...;
 //       FOUNDRY_CONST bool has_offset = ...;

@@ -27,17 +27,17 @@ template <int Bits, int Size> struct Int {
   }
 
 #ifdef __METAL_VERSION__
-  template <bool> struct Codes : StreamCodes<Bits> {
+  struct Numbers {
     foundry_half d;
     uint16_t zero;
-    METAL_FUNC void read(device const block& b, uint k) thread {
-      this->q.read(b.qs + k % Size / 32 * Bits);
+    METAL_FUNC void read(device const block& b) thread {
       d = b.scale;
       zero = b.zero;
     }
-    METAL_FUNC float scale(uint, int) const thread { return widen(d); }
-    METAL_FUNC float offset(uint, int) const thread { return -widen(d) * float(zero); }
+    METAL_FUNC float scale() const thread { return widen(d); }
+    METAL_FUNC float offset() const thread { return -widen(d) * float(zero); }
   };
+  template <bool> using Codes = StreamCodes<Bits, Size, Numbers>;
 #else
   static void pack(const float* w, block& b) {
     float least = 0.0f, largest = 0.0f;

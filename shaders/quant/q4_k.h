@@ -49,9 +49,9 @@ template <typename Best, typename Block> void pack_scales(const Best& best, Bloc
 template <bool Words> struct ScalesOfK {
   Bytes<4, Words ? 16 : 2> head;
 
+  template <typename Block> METAL_FUNC void read(device const Block& b) thread { head.read(&b); }
   static METAL_FUNC uint first(uint i) { return i / 2 * 64 + i % 2 * 16; }
   static METAL_FUNC constexpr uint at(int c) { return c / 2 * 32 + c % 2 * 8; }
-  static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
   // Scales and offsets of both groups, a byte each: of the first four sub-blocks, or of the others, whose bits lie
   // apart.
   METAL_FUNC uint32_t both(uint k) const thread {
@@ -84,21 +84,25 @@ struct Q4_K {
   }
 
 #ifdef __METAL_VERSION__
-  template <bool Words> struct Codes : ScalesOfK<Words> {
+  template <bool Words> struct Codes {
+    using Scales = ScalesOfK<Words>;
     FOUNDRY_CONST int chunks = 4, groups = 2;
     FOUNDRY_CONST bool has_offset = true;
+    Scales scales;
     Bytes<4, Words ? 16 : 2> q;
 
+    static METAL_FUNC uint first(uint i) { return Scales::first(i); }
+    static METAL_FUNC constexpr uint at(int c) { return Scales::at(c); }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
     METAL_FUNC void read(device const block& b, uint k) thread {
-      this->head.read(&b);
+      scales.read(b);
       q.read(b.qs + k % 256 / 64 * 16 + k % 64 / 2);
     }
     METAL_FUNC void codes(uint, int c, uint base, thread float (&w)[chunk]) const thread {
       for (short j = 0; j < 2; ++j) split_nibbles(q.word(c % 2 * 2 + j), c / 2 != 0, base, 0, w + 4 * j);
     }
-    METAL_FUNC float scale(uint k, int g) const thread {
-      return ScalesOfK<Words>::scale(k, g) * (g == 0 ? 1.0f : 0.0625f);
-    }
+    METAL_FUNC float scale(uint k, int g) const thread { return scales.scale(k, g) * (g == 0 ? 1.0f : 0.0625f); }
+    METAL_FUNC float offset(uint k, int g) const thread { return scales.offset(k, g); }
   };
 #else
   static void pack(const float* w, block& b) {

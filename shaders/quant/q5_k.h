@@ -31,13 +31,18 @@ struct Q5_K {
   }
 
 #ifdef __METAL_VERSION__
-  template <bool Words> struct Codes : ScalesOfK<Words> {
+  template <bool Words> struct Codes {
+    using Scales = ScalesOfK<Words>;
     FOUNDRY_CONST int chunks = 4, groups = 2;
     FOUNDRY_CONST bool has_offset = true;
+    Scales scales;
     Bytes<4, Words ? 16 : 2> high, q;
 
+    static METAL_FUNC uint first(uint i) { return Scales::first(i); }
+    static METAL_FUNC constexpr uint at(int c) { return Scales::at(c); }
+    static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
     METAL_FUNC void read(device const block& b, uint k) thread {
-      this->head.read(&b);
+      scales.read(b);
       high.read(b.qh + k % 64 / 2);
       q.read(b.qs + k % 256 / 64 * 16 + k % 64 / 2);
     }
@@ -48,6 +53,8 @@ struct Q5_K {
         split_codes((q.word(at) >> c / 2 * 4 & 0x0f0f0f0fu) | fifth << 4, 0x00ff00ffu, base, 0.0h, w + 4 * j);
       }
     }
+    METAL_FUNC float scale(uint k, int g) const thread { return scales.scale(k, g); }
+    METAL_FUNC float offset(uint k, int g) const thread { return scales.offset(k, g); }
   };
 #else
   static void pack(const float* w, block& b) {

@@ -125,6 +125,163 @@ RULES = [
         "kernel void f(uint2 i [[thread_position_in_grid]],\n  uint t [[thread_index_in_threadgroup]]) {}",
     ),
     ("kernel-parameter", "kernel void f(uint i) {} //!", "kernel void f(uint i [[thread_position_in_grid]]) {}"),
+    (
+        "derived-class",
+        "struct A { int x; };\nstruct B : A { int y; }; //!",
+        "struct A { int x; };\nstruct B { A a; int y; };\nenum class E : uint { x };",
+    ),
+    (
+        "derived-class",
+        "struct A { int x; };\ntemplate <bool X> struct B : public A {}; //!\nkernel void f(constant B<true>& b) {}",
+        "struct A { int x; };\ntemplate <bool X> using B = A;\nkernel void f(constant B<true>& b) {}",
+    ),
+    (
+        "threadgroup-memory",
+        "kernel void f() { //!\n  threadgroup float x[8192];\n  threadgroup int n;\n}",
+        "constant constexpr int n = 1024;\nkernel void f() {\n  threadgroup float4 x[2 * n];\n}",
+    ),
+    (
+        "too-many-threads",
+        "[[kernel, max_total_threads_per_threadgroup(2048)]] void f() {} //!",
+        "[[kernel, max_total_threads_per_threadgroup(1024)]] void f() {}",
+    ),
+    (
+        "simd-type",
+        "kernel void f(device ulong* x [[buffer(0)]]) {\n  const ulong v = x[0];\n  x[0] = simd_sum(v); //!\n}",
+        "kernel void f(device ulong* x [[buffer(0)]]) {\n  const uint v = uint(x[0]);\n  x[0] = simd_sum(v);\n}",
+    ),
+    (
+        "simd-type",
+        "kernel void f(device long* x [[buffer(0)]]) {\n  x[0] = simd_shuffle(x[1], 3); //!\n}",
+        "kernel void f(device long* x [[buffer(0)]]) {\n  x[0] = simd_shuffle(int(x[1]), 3);\n}",
+    ),
+    (
+        "simd-type",
+        "kernel void f(device int* x [[buffer(0)]]) {\n  x[0] = simd_broadcast(bool(x[1]), 0); //!\n}",
+        "kernel void f(device int* x [[buffer(0)]]) {\n  bool b = x[1];\n  x[0] = simd_any(b) || simd_all(b);\n}",
+    ),
+    (
+        "wide-atomic",
+        "kernel void f(device atomic_ulong* x [[buffer(0)]]) {\n"
+        "  atomic_fetch_add_explicit(x, 1ul, memory_order_relaxed); //!\n}",
+        "kernel void f(device atomic_ulong* x [[buffer(0)]], device atomic_uint* y [[buffer(1)]]) {\n"
+        "  atomic_max_explicit(x, 1ul, memory_order_relaxed);\n"
+        "  atomic_fetch_add_explicit(y, 1u, memory_order_relaxed);\n}",
+    ),
+    (
+        "wide-atomic",
+        "kernel void f(device atomic<long>* x [[buffer(0)]]) {\n"
+        "  atomic_store_explicit(&x[1], 1l, memory_order_relaxed); //!\n}",
+        "kernel void f(device atomic<int>* x [[buffer(0)]]) {\n"
+        "  atomic_store_explicit(&x[1], 1, memory_order_relaxed);\n}",
+    ),
+    (
+        "threadgroup-atomic",
+        "kernel void f() {\n  threadgroup atomic_float x; //!\n}",
+        "kernel void f(device atomic_float* y [[buffer(0)]]) {\n  threadgroup atomic_int x;\n}",
+    ),
+    (
+        "threadgroup-atomic",
+        "void f(threadgroup atomic<float>* x) {} //!",
+        "void f(device atomic<float>* x, threadgroup atomic<int>* y) {}",
+    ),
+    (
+        "memory-order",
+        "void f(device atomic_int* x) {\n  atomic_store_explicit(x, 1, memory_order_seq_cst); //!\n}",
+        "void f(device atomic_int* x) {\n  atomic_store_explicit(x, 1, memory_order_relaxed);\n}",
+    ),
+    (
+        "memory-order",
+        "void f() {\n  atomic_thread_fence(mem_flags::mem_device); //!\n}",
+        "void f() {\n  threadgroup_barrier(mem_flags::mem_device);\n}",
+    ),
+    (
+        "implicit-conversion",
+        "void f(device const bfloat* x) {\n  bfloat a = x[0];\n  bfloat b = fma(a, a, a); //!\n}",
+        "void f(device const bfloat* x) {\n  bfloat a = x[0];\n  bfloat b = bfloat(fma(float(a), float(a), 1.0f));\n}",
+    ),
+    (
+        "implicit-conversion",
+        "void f(bfloat a) {\n  half b = a; //!\n}",
+        "void f(bfloat a) {\n  half b = half(a);\n  float c = a;\n}",
+    ),
+    (
+        "implicit-conversion",
+        "void f(half a) {\n  bfloat b = a; //!\n}",
+        "void f(half a) {\n  bfloat b = bfloat(a);\n}",
+    ),
+    (
+        "simdgroup-matrix",
+        "void f() {\n  simdgroup_matrix<int, 8, 8> x; //!\n}",
+        "template <typename T> void f() {\n  simdgroup_matrix<T, 8, 8> x;\n  simdgroup_matrix<bfloat, 8, 8> y;\n}",
+    ),
+    (
+        "simdgroup-matrix",
+        "void f() {\n  simdgroup_matrix<float, 4, 4> x; //!\n}",
+        "void f() {\n  simdgroup_matrix<float, 8, 8> x;\n}",
+    ),
+    (
+        "recursion",
+        "int f(int n) { return n > 0 ? f(n - 1) : 0; } //!",
+        "int f(int n, int m) { return n + m; }\nint f(int n) { return f(n, 1); }\n"
+        "template <int N> int g(int n) { return g<N - 1>(n); }",
+    ),
+    (
+        "local-static",
+        "int f() {\n  static constexpr int x = 1; //!\n  return x;\n}",
+        "int f() {\n  static constant constexpr int x = 1;\n  return x;\n}",
+    ),
+    (
+        "static-assert",
+        "template <int N> int f() {\n  static_assert(N > 1); //!\n  return N;\n}",
+        'template <int N> int f() {\n  static_assert(N > 1, "more than one");\n  return N;\n}',
+    ),
+    (
+        "deduced-class",
+        "template <typename T> struct P { T a; };\nvoid f() {\n  P p{1}; //!\n}",
+        "template <typename T> struct P { T a; thread P& self() thread { return *this; } };\n"
+        "void f() {\n  P<int> p{1};\n}",
+    ),
+    (
+        "template-auto",
+        "template <auto N> int f() { return N; } //!",
+        "template <int N> int f() { auto n = N; return n; }",
+    ),
+    ("absent-feature", "int f() noexcept { return 1; } //!", "int f() { return 1; }"),
+    ("double", "float f() {\n  return float(long double(1)); //!\n}", "float f() {\n  return float(long(1));\n}"),
+    (
+        "kernel-overload",
+        "kernel void f(device int* x [[buffer(0)]]) {}\nkernel void f(device half* x [[buffer(0)]]) {} //!",
+        "namespace a { kernel void f(device int* x [[buffer(0)]]) {} }\n"
+        "namespace b { kernel void f(device half* x [[buffer(0)]]) {} }",
+    ),
+    (
+        "pointer-to-pointer",
+        "kernel void f(device int* device* x [[buffer(0)]]) {} //!",
+        "kernel void f(device int* x [[buffer(0)]]) {}\nvoid g(device int* thread* x) {}",
+    ),
+    (
+        "threadgroup-variable",
+        "struct S { int x; S() : x(1) {} };\nkernel void f() {\n  threadgroup S s; //!\n}",
+        "struct S { int x; S() = default; };\nkernel void f() {\n  threadgroup S s;\n}",
+    ),
+    (
+        "reserved-name",
+        "int f() {\n  int fragment = 1; return 2; //!\n}",
+        "int f() {\n  int fragment_ = 1;\n  return fragment_;\n}",
+    ),
+    ("reserved-name", "int f(int vertex) { return 1; } //!", "int f(int vertices) { return 1; }"),
+    (
+        "absent-function",
+        "float f(float x) { return erf(x); } //!",
+        "float erf(float x);\nfloat f(float x) { return erf(x); }",
+    ),
+    ("absent-function", "float f(float x) { return expm1(x); } //!", "float f(float x) { return exp(x) - 1.0f; }"),
+    (
+        "absent-function",
+        "float f(float x) { return std::exp(x); } //!",
+        "float f(float x) { return metal::exp(x); }",
+    ),
 ]
 
 HEAD = """#include <metal_stdlib>

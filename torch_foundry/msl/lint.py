@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import lint_declarations, lint_tokens, uniformity
+from . import lint_declarations, lint_language, lint_tokens, lint_types, uniformity
 from .declarations import parse
 from .directives import Comments
 from .lexer import Tokens
@@ -48,7 +48,8 @@ def lint(
     tokens = Tokens(ready.text, ready.name)
     unit = SourceUnit(tokens, parse(tokens), metal_version)
     found: list[Finding] = []
-    for rule in (*lint_tokens.RULES, *lint_declarations.RULES, _control_flow):
+    rules = lint_tokens, lint_language, lint_declarations, lint_types
+    for rule in (*(rule for module in rules for rule in module.RULES), _control_flow):
         for violation in rule(unit):
             file, line = tokens.where(violation.at)
             found.append(Finding(file, line, violation.rule, violation.message))
