@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 
-from torch_foundry.msl import MslError
-from torch_foundry.msl.preprocess import preprocess
+from torch_foundry.msl import MslError, translate
+from torch_foundry.msl.preprocess import HEAD, preprocess
 
 
 def flat(text: str) -> str:
@@ -64,6 +67,25 @@ def test_source_text_has_a_name():
 def test_errors_name_file_and_line(source, message):
     with pytest.raises(MslError, match=message):
         preprocess(source)
+
+
+def test_every_text_for_apples_compiler_begins_without_contraction(tmp_path):
+    """a * b + c is rounded twice there, as on the other executors; lines keep their numbers."""
+    file = tmp_path / "a.metal"
+    file.write_text("float f(float a) { return a * a + a; }\n")
+    for source, name in ((file, str(file)), (file.read_text(), "x.metal")):
+        text = translate(source, defines={"N": 3}, name=name).msl
+        off = "#pragma STDC FP_CONTRACT OFF\n#pragma METAL fp contract(off)\n"
+        assert text == f'{off}#define N 3\n#line 1 "{name}"\n{file.read_text()}'
+
+
+@pytest.mark.skipif(not shutil.which("clang"), reason="needs a clang")
+def test_clang_takes_the_pragma_at_its_word():
+    for text, fused in (("", True), (HEAD, False)):
+        text += "float f(float a, float b, float c) { return a * b + c; }\n"
+        command = ["clang", "-x", "c++", "-std=c++14", "-O2", "-ffp-contract=on", "-S", "-emit-llvm", "-o", "-", "-"]
+        found = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+        assert ("llvm.fmuladd" in found.stdout) == fused
 
 
 def test_a_missing_file(tmp_path):
