@@ -47,7 +47,7 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         "moe_route", "moe_glu", "moe_down", "moe_choose", "moe_linear",
     }  # fmt: skip
     assert report["bandwidth"]["read_gb_s"] > 0 and report["dispatch"]["one_by_one_us"] > 0
-    assert report["dispatch"]["replayed_us"] > 0 and report["dispatch"]["indirect_us"] is None
+    assert report["dispatch"]["replayed_us"] > 0 and report["indirect"]["indirect_us"] is None
     assert all(row["valid"] and row["gb_s"] > 0 for row in report["gemv"])
     assert {row["format"] for row in report["gemv"]} == set(measure.QUICK_FORMATS)
     out = capsys.readouterr().out

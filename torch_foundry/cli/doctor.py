@@ -14,6 +14,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check this machine and write a report", description=__doc__)
     add_device_option(parser)
     parser.add_argument("--quick", action="store_true", help="fewer checks and shapes")
+    parser.add_argument("--icb", action="store_true", help="measure Metal's indirect command buffers, too")
     parser.add_argument(
         "--json", metavar="PATH", type=Path, help="where to write the report (default: a new file in this directory)"
     )
@@ -44,7 +45,7 @@ def _examine(args: argparse.Namespace, report: Any) -> int:
         from torch_foundry.doctor.examine import examine
 
         device = find_device(args.device)
-        examine(device, report, args.quick)
+        examine(device, report, args.quick, args.icb)
     except (UserError, ImportError) as error:
         report.fail(f"cannot run: {scrub(first_line(error))}")
         report.save()

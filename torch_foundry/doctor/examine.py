@@ -28,8 +28,11 @@ def unusable() -> dict[str, str]:
     return {kind: problem for kind, problem in found.items() if problem}
 
 
-def examine(device: torch.device, report: Report, quick: bool) -> None:
-    """Fill `report`. A section that raises is noted as a failure of its own; the others still run."""
+def examine(device: torch.device, report: Report, quick: bool, icb: bool = False) -> None:
+    """Fill `report`. A section that raises is noted as a failure of its own; the others still run.
+
+    icb: measure indirect command buffers too, when all else is done.
+    """
     data = report.data
     data["emulated"] = emulated = machine.emulated(device)
     data["device"] = describe_device(device)
@@ -45,6 +48,11 @@ def examine(device: torch.device, report: Report, quick: bool) -> None:
         except Exception as error:  # of a compiler, a driver, an allocator
             report.fail(f"{name}: {describe(error)}")
     _gemv(device, report, quick, scale)
+    report.step("indirect command buffers")
+    try:
+        data["indirect"] = measure.indirect(device, scale, icb)
+    except Exception as error:
+        report.fail(f"indirect command buffers: {describe(error)}")
     data["advice"] = advice(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -85,24 +86,15 @@ def bandwidth(device: torch.device, scale: Scale) -> Row:
 
 # ------------------------------------------------------------------------------------------------------------- dispatch
 
-NO_INDIRECT = "this executor has no indirect command buffers"
-
 
 def dispatch(device: torch.device, scale: Scale) -> Row:
     """Microseconds for a launch that does nothing; each launch depends on the one before.
 
     one_by_one_us: launch and wait (a command buffer each). from_python_us: launch many, then wait. encode_us: the part
     of that spent below Python (on the host executor this includes the kernel). replayed_us: many, from a tape that is
-    encoded again. indirect_us: from a tape as an indirect command buffer; None, with the reason, if there is none.
+    encoded again.
     """
-    x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
-
-    def chain(n: int) -> Tensor:
-        y = x
-        for _ in range(n):
-            y = ops.rms_norm(y, weight, 0.0)
-        return y
-
+    x, chain = _chain(device)
     n = scale.launches
 
     def alone() -> None:
@@ -115,32 +107,60 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     truth.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
 
-    def replayed() -> float:
-        with record() as tape:
-            last = chain(n)
-        last.zero_()
-        once = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / n
-        truth.assert_equal(last.cpu(), x.cpu())
-        return once * 1e6
-
     with _indirect(False):
-        encoded = replayed()
-    indirect, why_not = None, NO_INDIRECT
-    if device.type == "mps" and hasattr(torch.ops.torch_foundry, "_metal_icb"):
-        with _indirect(True), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            indirect = replayed()
-        if refused := [str(w.message) for w in said if "tapes are encoded again" in str(w.message)]:
-            indirect, why_not = None, scrub(refused[0])
+        encoded = _replayed(device, scale)
     return {
         "launches": n,
         "one_by_one_us": one * 1e6,
         "from_python_us": many * 1e6,
         "encode_us": counts.host_ns / counts.launches / 1e3,
         "replayed_us": encoded,
-        "indirect_us": indirect,
-        "no_indirect": None if indirect is not None else why_not,
     }
+
+
+def indirect(device: torch.device, scale: Scale, asked: bool) -> Row:
+    """indirect_us: microseconds for a launch from a tape as an indirect command buffer; None, with the reason, if there
+    is none or nobody has asked: a GPU that fails on one runs nothing more in this process.
+    """
+    if not _has_indirect(device):
+        return {"indirect_us": None, "no_indirect": "this executor has no indirect command buffers"}
+    if os.environ.get("TORCH_FOUNDRY_ICB") == "0":
+        return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: TORCH_FOUNDRY_ICB=0"}
+    if not asked:
+        return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: --icb does so, last"}
+    with _indirect(True), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        measured = _replayed(device, scale)
+    if refused := [str(w.message) for w in said if "tapes are encoded again" in str(w.message)]:
+        return {"indirect_us": None, "no_indirect": scrub(refused[0])}
+    return {"indirect_us": measured, "no_indirect": None}
+
+
+def _chain(device: torch.device) -> tuple[Tensor, Callable[[int], Tensor]]:
+    """A tensor, and what makes `n` launches of it, each of what the one before wrote; the values stay."""
+    x, weight = torch.ones(1, 64, device=device), torch.ones(64, device=device)
+
+    def chain(n: int) -> Tensor:
+        y = x
+        for _ in range(n):
+            y = ops.rms_norm(y, weight, 0.0)
+        return y
+
+    return x, chain
+
+
+def _replayed(device: torch.device, scale: Scale) -> float:
+    x, chain = _chain(device)
+    with record() as tape:
+        last = chain(scale.launches)
+    last.zero_()
+    once = seconds(device, tape.replay, round_s=0.0, rounds=scale.rounds) / scale.launches
+    truth.assert_equal(last.cpu(), x.cpu())
+    return once * 1e6
+
+
+def _has_indirect(device: torch.device) -> bool:
+    return device.type == "mps" and hasattr(torch.ops.torch_foundry, "_metal_icb")
 
 
 @contextlib.contextmanager

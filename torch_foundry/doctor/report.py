@@ -69,7 +69,8 @@ def default_path() -> Path:
 def table(data: Row) -> str:
     """The report for a terminal: whatever of it there is."""
     lines = _header(data)
-    for name, show in (("kernels", _kernels), ("checks", _checks), ("bandwidth", _bandwidth), ("dispatch", _dispatch)):
+    sections = {"kernels": _kernels, "checks": _checks, "bandwidth": _bandwidth, "dispatch": _dispatch}
+    for name, show in (sections | {"indirect": _indirect}).items():
         if name in data:
             lines += show(data[name])
     if data.get("gemv"):
@@ -137,11 +138,11 @@ def _bandwidth(row: Row) -> list[str]:
 
 def _dispatch(row: Row) -> list[str]:
     many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}, {row['replayed_us']:.1f} us replayed"
-    indirect = row["no_indirect"] or f"{row['indirect_us']:.1f} us as an indirect command buffer"
-    return [
-        _line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode"),
-        _line("", indirect),
-    ]
+    return [_line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode")]
+
+
+def _indirect(row: Row) -> list[str]:
+    return [_line("", row["no_indirect"] or f"{row['indirect_us']:.1f} us as an indirect command buffer")]
 
 
 def _gemv(rows: list[Row], read_gb_s: float | None) -> list[str]:

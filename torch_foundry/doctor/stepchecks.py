@@ -50,7 +50,9 @@ def steps(quick: bool) -> Named:
     for dtype in dtypes:
         yield f"sample: the largest of 9000 {_short(dtype)}, the lowest of equals", partial(_greedy, dtype)
     for name, settings in SETTINGS.items():
-        yield f"sample: {name}, token for token", partial(_draws, settings)
+        yield f"sample: {name}, token for token", partial(_draws, settings, 100, 1500, 3)
+    # a vocabulary of today's models, for which a draw has its largest threadgroup
+    yield "sample: top-k, top-p of 151936, token for token", partial(_draws, TRUNCATED, 2, 151936, 1)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -159,6 +161,9 @@ SETTINGS = {
 }
 
 
+TRUNCATED = Settings(do_sample=True, top_k=50, top_p=0.9)
+
+
 def _sampler(settings: Settings, ids: Tensor, vocabulary: int, steps: int, device: Device) -> Sampler:
     capacity = ids.shape[1] + steps
     return Sampler(settings, ids.to(device), vocab_size=vocabulary, capacity=capacity, seed=11)
@@ -172,9 +177,8 @@ def _greedy(dtype: torch.dtype, device: Device) -> None:
     assert_equal(got.cpu(), torch.tensor([[int((row == row.max()).nonzero()[0])] for row in logits]))
 
 
-def _draws(settings: Settings, device: Device) -> None:
+def _draws(settings: Settings, rows: int, vocabulary: int, steps: int, device: Device) -> None:
     """The oracle knows the random numbers, and so which token they choose."""
-    steps, rows, vocabulary = 3, 100, 1500
     g = generator("draws")
     logits = normal(g, rows, vocabulary, dtype=F32, scale=3.0)
     prompt = torch.randint(0, vocabulary, (rows, 4), generator=g)
