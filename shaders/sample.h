@@ -14,6 +14,9 @@ namespace foundry {
 // a draw ends there. 152k tokens make 594 tiles.
 FOUNDRY_CONST uint32_t sample_tile = 256;
 FOUNDRY_CONST uint32_t sample_tiles_per_group = 8;
+// Simdgroups of a row's draw, at most: threadgroups of 1024 threads of so long a kernel don't run on M1 and M2 unless
+// its registers are spilled.
+FOUNDRY_CONST uint32_t sample_draw_simdgroups = 16;
 // Candidates that truncation compares with each other in threadgroup memory, 24 bytes each; more take the slow path.
 FOUNDRY_CONST uint32_t sample_candidates = 1024;
 // Masses are integers, exp(score - largest) * 2^40, so sums are exact in any order; 2^20 tokens can't overflow them.

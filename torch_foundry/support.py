@@ -35,6 +35,7 @@ class Facts:
     mps_available: bool
     cuda_built: bool
     cuda_available: bool
+    gpu_problem: str = ""  # why the Metal executor can't use the GPU; empty: it can, or isn't loaded
 
 
 def sysctl(name: str) -> str:
@@ -66,7 +67,17 @@ def facts() -> Facts:
         mps_available=torch.backends.mps.is_available(),
         cuda_built=torch.version.cuda is not None,
         cuda_available=torch.cuda.is_available(),
+        gpu_problem=_gpu_problem(),
     )
+
+
+def _gpu_problem() -> str:
+    import torch
+
+    try:
+        return str(dict(torch.ops.torch_foundry._metal_info())["problem"])
+    except (AttributeError, RuntimeError):  # no executor, or no device: there are sentences for both
+        return ""
 
 
 def version_pair(version: str) -> tuple[int, int]:
@@ -183,7 +194,7 @@ def _mps_problem(has_executor: bool, known: Facts) -> str | None:
             )
     if has_executor:
         if known.system != "Darwin" or known.mps_available:  # elsewhere mps is a mock of Metal
-            return None
+            return known.gpu_problem or None
         return (
             "torch sees no MPS device (torch.backends.mps.is_available() is False), as in a virtual machine or a "
             f"sandbox without a GPU: {instead}"

@@ -28,6 +28,25 @@ private:
   EncodedLaunches launches_;
 };
 
+// Why the kernels can't run on this GPU; empty if they can. A virtual machine's says that it has no family, and may
+// run them all the same.
+std::string gpu_problem() {
+  if (family_number() > 0 || is_paravirtual()) return "";
+  @autoreleasepool {
+    return "torch_foundry's Metal kernels need the GPU of an M1 or later (Metal's family Apple7), and this one, " +
+           text([device() name]) + ", is none: use device \"cpu\"";
+  }
+}
+
+void check_gpu() {
+  static const std::string problem = gpu_problem();
+  TORCH_CHECK(problem.empty(), problem);
+  if (is_paravirtual())
+    TORCH_WARN_ONCE("torch_foundry: this is the GPU of a virtual machine, on which kernels may fail or be wrong: "
+                    "`torch-foundry doctor` says whether they are right");
+  check_storage();
+}
+
 // Whether tapes become indirect command buffers. Off by default: no measurement says that it is faster.
 std::atomic<bool> indirect{false};
 
@@ -43,17 +62,18 @@ public:
   const std::string& family() const override { return metal::family(); }
 
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
+    check_gpu();
     uint32_t buffers = 0;
     auto state = make_pipeline(source, kernel, buffers);
     return std::make_unique<MetalPipeline>(*this, kernel, std::move(state), buffers);
   }
 
   void launch(Pipeline& pipeline, const LaunchRecord& record) override {
-    const MetalPipeline& own = metal(pipeline);
+    MetalPipeline& own = metal(pipeline);
     check(own, record);
     const LongBytes bytes = long_bytes(own, record);
-    encode_on_stream([&](id<MTLComputeCommandEncoder> encoder) { encode(encoder, own, record, bytes); }, 1,
-                     own.state.get(), own.name.c_str());
+    encode_on_stream([&](id<MTLComputeCommandEncoder> encoder) { encode(encoder, own, record, bytes); }, 1, &own,
+                     own.name.c_str());
   }
 
   std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {
@@ -84,6 +104,7 @@ c10::Dict<std::string, std::string> info() {
     out.insert("working_set_bytes", std::to_string([device() recommendedMaxWorkingSetSize]));
     out.insert("max_buffer_bytes", std::to_string([device() maxBufferLength]));
     out.insert("unified_memory", [device() hasUnifiedMemory] ? "true" : "false");
+    out.insert("problem", gpu_problem());
     out.insert("icb", indirect ? "on" : "off");
   }
   return out;

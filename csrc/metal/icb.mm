@@ -1,6 +1,7 @@
 // Launches of a tape as indirect commands: recorded once, replayed by a few calls.
 
 #include <cstring>
+#include <mutex>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -109,8 +110,9 @@ void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& const
   }
   stretches.back().range.length++;
   id<MTLIndirectComputeCommand> command = [commands.buffer.get() indirectComputeCommandAtIndex:commands.count++];
-  [command setComputePipelineState:pipeline.indirect()];
-  pipelines.push_back(pipeline.indirect());
+  id<MTLComputePipelineState> state = pipeline.state(threads_of(launch.grid), true);
+  [command setComputePipelineState:state];
+  pipelines.push_back(state);
   Buffers read, written;
   for (size_t i = 0; i < launch.bindings.size(); i++) {
     const Binding& b = launch.bindings[i];
@@ -191,14 +193,15 @@ class IndirectReplayer : public Replayer {
 public:
   IndirectReplayer(std::shared_ptr<Plan> plan, c10::ArrayRef<RecordedLaunch> launches)
       : plan_(std::move(plan)), launches_(launches) {}
-  ~IndirectReplayer() override {
-    if (used_) keep_until_done(std::move(plan_));
+  ~IndirectReplayer() override { // on any thread: a garbage collector's, too
+    for (StreamHandle stream : streams_) keep_until_done(stream, plan_);
   }
 
   void replay() override {
-    used_ = true;
-    encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); }, launches_.size(), this,
-                     kTapeName);
+    StreamHandle stream = encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); },
+                                           launches_.size(), this, kTapeName);
+    std::lock_guard<std::mutex> lock(mutex_);
+    streams_.insert(stream);
   }
 
   at::Tensor ranges() override {
@@ -225,18 +228,12 @@ private:
 
   std::shared_ptr<Plan> plan_;
   EncodedLaunches launches_;
-  bool used_ = false;
+  std::mutex mutex_;
+  std::set<StreamHandle> streams_; // of the replays: from torch 2.14 on each thread has one
 };
 
-// Virtual machines' GPUs take indirect commands and then fail on them.
-bool is_paravirtual() {
-  @autoreleasepool {
-    return text([device() name]).find("Paravirtual") != std::string::npos;
-  }
-}
-
 std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launches, std::string& why_not) {
-  if (is_paravirtual()) {
+  if (is_paravirtual()) { // it takes indirect commands and then fails on them
     why_not = "the GPU of a virtual machine runs no indirect commands";
     return nullptr;
   }
@@ -245,7 +242,9 @@ std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launch
     return nullptr;
   }
   for (const RecordedLaunch& launch : launches) {
-    if (metal(*launch.pipeline).indirect()) continue;
+    const NSUInteger threads = threads_of(launch.grid);
+    id<MTLComputePipelineState> state = metal(*launch.pipeline).state(threads, true);
+    if (state && threads <= [state maxTotalThreadsPerThreadgroup]) continue;
     why_not = metal(*launch.pipeline).name + " can't be used in an indirect command buffer";
     return nullptr;
   }

@@ -15,9 +15,10 @@ void set_language_version(int version); // 0: default. Throws for one that the s
 std::string language_name(int version); // "3.1"
 
 // The pipeline for `kernel` of `source`, with its function constants. Throws with the compiler's messages, which name
-// the .metal line. `buffers`: gets a bit for each buffer index that the kernel uses. `indirect`: for use in indirect
-// command buffers, which drivers may refuse: then it is empty.
+// the .metal line. `buffers`: gets a bit for each buffer index that the kernel uses. `threads`: that a threadgroup must
+// be able to have; 0: as many as the compiler's choice of registers leaves. `indirect`: for use in indirect command
+// buffers, which drivers may refuse: then it is empty.
 Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
-                                               bool indirect = false);
+                                               NSUInteger threads = 0, bool indirect = false);
 
 } // namespace foundry::metal

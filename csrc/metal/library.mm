@@ -34,6 +34,7 @@ Ref<MTLCompileOptions*> compile_options() {
 #if !defined(__MAC_OS_X_VERSION_MAX_ALLOWED) || __MAC_OS_X_VERSION_MAX_ALLOWED >= 150000
   if (@available(macOS 15.0, *)) {
     options.get().mathMode = MTLMathModeSafe;
+    options.get().mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise; // the mode leaves these fast
     return options;
   }
 #endif
@@ -171,7 +172,7 @@ void set_language_version(int version) {
 }
 
 Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kernel& kernel, uint32_t& buffers,
-                                               bool indirect) {
+                                               NSUInteger threads, bool indirect) {
   const std::string label = source.file + ": kernel " + kernel.entry();
   Ref<id<MTLComputePipelineState>> pipeline;
   std::string problem; // thrown outside of the pool, which an exception would leave full
@@ -191,6 +192,7 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
       descriptor.get().computeFunction = function.get();
       descriptor.get().label = name.get();
       descriptor.get().supportIndirectCommandBuffers = indirect;
+      descriptor.get().maxTotalThreadsPerThreadgroup = threads;
       MTLAutoreleasedComputePipelineReflection reflection = nil;
       constexpr auto kBindingInfo = static_cast<MTLPipelineOption>(1); // the name differs between SDKs
       if (function) pipeline = new_pipeline(descriptor.get(), kBindingInfo, &reflection, &error);

@@ -12,29 +12,43 @@ namespace {
 
 constexpr uint32_t kMaxInlineBytes = 4096; // of setBytes
 constexpr size_t kMaxBuffers = 31;
-constexpr char kNothing[16] = {}; // for an empty tensor, which has no buffer, where Metal wants something bound
+constexpr NSUInteger kMaxThreads = 1024; // of a threadgroup, on any GPU
+constexpr char kNothing[16] = {};        // for an empty tensor, which has no buffer, where Metal wants something bound
 
 } // namespace
 
 MetalPipeline::MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComputePipelineState>> state,
                              uint32_t buffers)
-    : Pipeline(executor, std::move(kernel)), state(std::move(state)), name(this->kernel.entry()),
-      max_threads([this->state.get() maxTotalThreadsPerThreadgroup]),
-      static_memory([this->state.get() staticThreadgroupMemoryLength]), buffers(buffers) {}
+    : Pipeline(executor, std::move(kernel)), name(this->kernel.entry()),
+      static_memory([state.get() staticThreadgroupMemoryLength]), buffers(buffers), plain_(std::move(state)),
+      plain_threads_([plain_.get() maxTotalThreadsPerThreadgroup]) {}
 
-id<MTLComputePipelineState> MetalPipeline::indirect() {
-  std::call_once(asked_, [this] {
-    uint32_t same;
-    indirect_ = make_pipeline(*find_source(kernel.file), kernel, same, true);
-  });
-  return indirect_.get();
+id<MTLComputePipelineState> MetalPipeline::state(NSUInteger threads, bool indirect) {
+  if (!indirect && threads <= plain_threads_) return plain_.get();
+  if (indirect || threads > kMaxThreads) {
+    id<MTLComputePipelineState> found = indirect ? variant(0, true) : plain_.get();
+    if (threads > kMaxThreads || !found || threads <= [found maxTotalThreadsPerThreadgroup]) return found;
+  }
+  return variant(std::bit_ceil(threads), indirect); // powers of two: few variants
 }
 
-void check(const MetalPipeline& pipeline, const LaunchRecord& record) {
+id<MTLComputePipelineState> MetalPipeline::variant(NSUInteger declared, bool indirect) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::pair<NSUInteger, bool> key{declared, indirect};
+  auto found = variants_.find(key);
+  if (found == variants_.end()) {
+    uint32_t same;
+    found = variants_.emplace(key, make_pipeline(*find_source(kernel.file), kernel, same, declared, indirect)).first;
+  }
+  return found->second.get();
+}
+
+void check(MetalPipeline& pipeline, const LaunchRecord& record) {
   const auto& group = record.grid.group;
-  const uint64_t threads = uint64_t{group[0]} * group[1] * group[2];
-  TORCH_CHECK(threads > 0 && threads <= pipeline.max_threads, pipeline.name, ": a threadgroup of ", group[0], " x ",
-              group[1], " x ", group[2], " threads, this GPU runs the kernel with at most ", pipeline.max_threads);
+  const NSUInteger threads = threads_of(record.grid);
+  const NSUInteger most = [pipeline.state(threads) maxTotalThreadsPerThreadgroup];
+  TORCH_CHECK(threads > 0 && threads <= most, pipeline.name, ": a threadgroup of ", group[0], " x ", group[1], " x ",
+              group[2], " threads, this GPU runs the kernel with at most ", most);
   TORCH_CHECK(record.bindings.size() <= kMaxBuffers, pipeline.name, ": ", record.bindings.size(),
               " buffers, but Metal has ", kMaxBuffers);
   uint32_t missing = pipeline.buffers;
@@ -61,10 +75,10 @@ LongBytes long_bytes(const MetalPipeline& pipeline, const LaunchRecord& record) 
   return made;
 }
 
-void encode(id<MTLComputeCommandEncoder> encoder, const MetalPipeline& pipeline, const LaunchRecord& record,
+void encode(id<MTLComputeCommandEncoder> encoder, MetalPipeline& pipeline, const LaunchRecord& record,
             const LongBytes& long_bytes) {
   size_t used = 0; // of `long_bytes`
-  [encoder setComputePipelineState:pipeline.state.get()];
+  [encoder setComputePipelineState:pipeline.state(threads_of(record.grid))];
   for (size_t i = 0; i < record.bindings.size(); i++) {
     const Binding& b = record.bindings[i];
     if (b.tensor) {
@@ -104,6 +118,12 @@ int family_number() {
   for (int number = 7; number < 20; number++)
     if ([device() supportsFamily:static_cast<MTLGPUFamily>(1000 + number)]) newest = number;
   return newest;
+}
+
+bool is_paravirtual() {
+  @autoreleasepool {
+    return text([device() name]).find("Paravirtual") != std::string::npos;
+  }
 }
 
 const std::string& family() {

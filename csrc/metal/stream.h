@@ -19,14 +19,22 @@ struct Place {
 };
 Place place(const at::TensorBase& tensor);
 
+// Throws if this torch's tensors aren't what `place` takes them for. Looks once.
+void check_storage();
+
+// One of torch's streams, which live as long as the process.
+using StreamHandle = void*;
+
 // Runs `encode` on the current stream's queue with torch's shared, serial compute encoder: the encoder is valid inside
 // only, and is torch's to end. `encode` must not allocate tensors, compile, or wait. `launches`: how many it encodes,
-// for the policy of commits. `profiled`: a pipeline or a tape, and its name, for torch.mps.profiler.
-void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
-                      const void* profiled, const char* name);
+// for the policy of commits. `profiled`: a pipeline or a tape, and its name, for torch.mps.profiler. Returns the
+// stream.
+StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
+                              const void* profiled, const char* name);
 
-// Lets go of `object` when the GPU is done with all that has been encoded. Not to be called while encoding.
-void keep_until_done(std::shared_ptr<const void> object);
+// Lets go of `object` when the GPU is done with all that has been encoded on `stream`, whosever the calling thread's
+// is. Not to be called while encoding.
+void keep_until_done(StreamHandle stream, std::shared_ptr<const void> object);
 
 // Launches after which what was encoded is handed to the GPU, so that it works while the CPU encodes on. Torch itself
 // hands over only when somebody waits. 0: never. Returns what was set before.

@@ -3,6 +3,9 @@
 
 #include <atomic>
 
+#include <ATen/ATen.h>
+#include <torch/version.h>
+
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSProfiler.h>
 #include <ATen/mps/MPSStream.h>
@@ -49,8 +52,21 @@ Place place(const at::TensorBase& tensor) {
   return {buffer, tensor.numel() == 0 ? 0 : offset};
 }
 
-void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
-                      const void* profiled, const char* name) {
+void check_storage() {
+  static const bool object = [] {
+    const at::Tensor zeros = at::zeros({64}, at::TensorOptions().device(at::kMPS).dtype(at::kInt));
+    wait();
+    const void* data = zeros.storage().data();
+    if (!data || !*static_cast<void* const*>(data)) return false; // the zeros themselves: an object has a class
+    return static_cast<bool>([static_cast<id>(const_cast<void*>(data)) respondsToSelector:@selector(contents)]);
+  }();
+  TORCH_CHECK(object, "torch_foundry: torch ", TORCH_VERSION,
+              " keeps tensors on mps in another way than those that torch_foundry was tested with (2.11 to 2.15), so "
+              "its kernels can't be given them: install one of those, and build torch_foundry again");
+}
+
+StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
+                              const void* profiled, const char* name) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
   const auto* work = &encode; // blocks copy what they capture
   const bool hand_over = due(launches);
@@ -65,10 +81,11 @@ void encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& e
       if (hand_over) stream->synchronize(at::mps::SyncType::COMMIT); // does not wait
     }
   });
+  return stream;
 }
 
-void keep_until_done(std::shared_ptr<const void> object) {
-  at::mps::getCurrentMPSStream()->addCompletedHandler(^(id<MTLCommandBuffer>) {
+void keep_until_done(StreamHandle stream, std::shared_ptr<const void> object) {
+  static_cast<at::mps::MPSStream*>(stream)->addCompletedHandler(^(id<MTLCommandBuffer>) {
     (void)object; // the block's copy goes with the block
   });
 }

@@ -135,7 +135,7 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   launch.inout(length).in(start).in(streams).inout(finished).inout(errors).inout(ids).out(newest);
   probs ? launch.out(*probs) : launch.none();
   launch.args(args).moves(rows * (args.parts * int64_t(sizeof(SamplePart)) + sample_tile * 4));
-  launch.run(per_row(rows, kSimdWidth * std::min(args.parts, 32u)));
+  launch.run(per_row(rows, kSimdWidth * std::min(args.parts, sample_draw_simdgroups)));
 }
 
 void sample_merge(const at::Tensor& parts, const at::Tensor& params, const at::Tensor& rules, const at::Tensor& length,

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from torch_foundry import compile_shader, ops, runtime
+from torch_foundry.sampling import Settings
+from torch_foundry.sampling.sampler import Sampler
+from torch_foundry.tape import record
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -121,6 +124,49 @@ def test_threads_beyond_the_pipelines_limit_are_refused() -> None:
         assert y.tolist() == [3 * i for i in range(256)]
     finally:
         mock.set("max_threads", before)
+
+
+def test_a_threadgroup_larger_than_registers_leave_room_for() -> None:
+    """Apple's compiler takes registers until a threadgroup can have no more than 384 threads, unless it is told that it
+    must have more: then the kernel is compiled again, once for each power of two."""
+    kernel = compile_shader(
+        "kernel void roomy(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = 3 * i; }"
+    ).roomy
+    y = torch.zeros(2048, device="mps")
+    mock.trace()
+    for group in (384, 1024, 400, 1024, 512, 64):
+        kernel(y.zero_(), group_size=group)
+        assert y.tolist() == [3 * i for i in range(2048)]
+    assert events("pipeline") == ["pipeline roomy"] * 3
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+def test_a_tapes_threadgroup_larger_than_registers_leave_room_for(indirect: bool) -> None:
+    x, w = torch.randn(2, 16384), torch.ones(16384)
+    placed = x.to("mps"), w.to("mps")
+    foundry._metal_icb(indirect)
+    try:
+        with record() as tape:
+            y = ops.rms_norm(*placed, 1e-6)  # 1024 threads
+        y.zero_()
+        tape.replay()
+        assert torch.equal(y.cpu(), ops.rms_norm(x, w, 1e-6))
+    finally:
+        foundry._metal_icb(False)
+
+
+def test_a_draw_fits_an_m1() -> None:
+    """An M1 has registers for 640 threads of sample_draw (by Mesa's compiler): none need be spilled."""
+    before = mock.set("free_threads", 640)
+    try:
+        settings = Settings(do_sample=True, top_k=50, top_p=0.9)
+        sampler = Sampler(settings, torch.zeros(1, 1, dtype=torch.int64, device="mps"), vocab_size=151936, capacity=2)
+        mock.trace()
+        sampler.step(torch.randn(1, 151936).to("mps"))
+        sampler.check()
+        assert [event.split("_")[1] for event in events("pipeline sample_draw")] == ["draw"]
+    finally:
+        mock.set("free_threads", before)
 
 
 def test_threadgroup_memory_beyond_the_limit_is_refused() -> None:

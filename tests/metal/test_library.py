@@ -137,3 +137,45 @@ def test_settings_from_the_environment(name: str, value: str, message: str) -> N
     assert (result.returncode != 0) == bool(message) and message in result.stderr
     if not message:
         assert f"interval {value if 'COMMIT' in name else 100}\n" in result.stdout
+
+
+GPU = """
+import torch, warnings
+import torch_foundry._ext
+from torch_foundry import ops, support
+warnings.simplefilter("always")
+torch.ops.mock_metal.set({setting!r}, {value})
+print(support.device_problem("mps", True))
+try:
+    print(ops.rms_norm(torch.ones(1, 64, device="mps"), torch.ones(64, device="mps"), 0.0).sum().item())
+except RuntimeError as error:
+    print(error)
+"""
+NONE = (
+    "torch_foundry's Metal kernels need the GPU of an M1 or later (Metal's family Apple7), and this one, Mock GPU, is "
+    'none: use device "cpu"'
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected", "warning"),
+    [
+        ("family", 1007, "None\n64.0\n", ""),
+        ("family", 1006, f"{NONE}\n{NONE}\n", ""),
+        ("paravirtual", 1, "None\n64.0\n", "this is the GPU of a virtual machine, on which kernels may fail"),
+    ],
+    ids=["M1", "older", "virtual"],
+)
+def test_gpus_that_the_kernels_are_not_for(setting: str, value: int, expected: str, warning: str) -> None:
+    command = [sys.executable, "-c", GPU.format(setting=setting, value=value)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    said = "".join(line + "\n" for line in result.stdout.splitlines() if not line.startswith("Exception raised"))
+    assert said.startswith(expected), result.stdout + result.stderr
+    assert warning in result.stderr and bool(warning) == ("virtual machine" in result.stderr)
+
+
+def test_a_torch_that_keeps_tensors_in_another_way() -> None:
+    """The pointer of a storage is the buffer object: where it isn't, the first kernel says so and nothing crashes."""
+    code = GPU.format(setting="plain_pointers", value=1)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "keeps tensors on mps in another way than those that torch_foundry was tested with" in result.stdout

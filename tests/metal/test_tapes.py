@@ -175,6 +175,20 @@ def test_threads_replay_one_tape(tapes: str) -> None:
 # ----------------------------------------------------------------------------------------------- indirect commands only
 
 
+def test_a_tape_of_another_threads_stream(indirect: None, setting: Callable[[str, int], None]) -> None:
+    """It stays until the stream that it ran on is done with it, not the stream of the thread that lets it go."""
+    y, tape = recorded(3)
+    mock.synchronize()
+    setting("thread_streams", 1)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(tape.replay).result()
+        del tape
+        mock.synchronize()
+        other.submit(mock.synchronize).result()
+    setting("thread_streams", 0)
+    assert y.tolist() == [6.0] * 8
+
+
 def test_m1_and_m2_see_each_pipeline_before(indirect: None, setting: Callable[[str, int], None]) -> None:
     setting("family", 1008)
     test_tapes("indirect")

@@ -62,7 +62,8 @@ public:
     if (size == 0) return {nullptr, nullptr, &free_buffer, c10::Device(c10::kMPS, 0)}; // as torch has it
     MockBuffer* buffer = take_buffer(size);
     live += static_cast<int64_t>(buffer->length);
-    return {buffer, buffer, &free_buffer, c10::Device(c10::kMPS, 0)};
+    void* data = settings().plain_pointers ? static_cast<void*>(buffer->bytes) : buffer;
+    return {data, buffer, &free_buffer, c10::Device(c10::kMPS, 0)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_buffer; }
   void copy_data(void* to, const void* from, size_t size) const override {
@@ -110,6 +111,7 @@ Allocator& instance() {
 c10::Allocator* allocator() { return &instance(); }
 int64_t allocated() { return live; }
 void* host_address(const void* data) {
+  if (settings().plain_pointers) return const_cast<void*>(data);
   return checked<MockBuffer>(static_cast<id>(const_cast<void*>(data)), "a storage")->bytes;
 }
 

@@ -27,6 +27,9 @@ std::string text_of(const char* rule, const std::string& what) {
 std::atomic<int64_t>& setting(const std::string& name) {
   Settings& s = settings();
   if (name == "max_threads") return s.max_threads;
+  if (name == "free_threads") return s.free_threads;
+  if (name == "plain_pointers") return s.plain_pointers;
+  if (name == "thread_streams") return s.thread_streams;
   if (name == "memory") return s.memory;
   if (name == "max_buffer") return s.max_buffer;
   if (name == "family") return s.family;

@@ -27,6 +27,7 @@ struct MTLCompileOptionsState {
   Held<NSDictionary*> preprocessorMacros;
   BOOL fastMathEnabled = YES;
   MTLMathMode mathMode = MTLMathModeFast;
+  MTLMathFloatingPointFunctions mathFloatingPointFunctions = MTLMathFloatingPointFunctionsFast;
   MTLLanguageVersion languageVersion = MTLLanguageVersion3_1;
   BOOL preserveInvariance = NO;
 };

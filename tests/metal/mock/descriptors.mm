@@ -119,6 +119,7 @@ MOCK_STATE_METHODS(MTLCompileOptions)
 MOCK_OBJECT(MTLCompileOptions, NSDictionary*, preprocessorMacros, setPreprocessorMacros)
 MOCK_VALUE(MTLCompileOptions, BOOL, fastMathEnabled, setFastMathEnabled)
 MOCK_VALUE(MTLCompileOptions, MTLMathMode, mathMode, setMathMode)
+MOCK_VALUE(MTLCompileOptions, MTLMathFloatingPointFunctions, mathFloatingPointFunctions, setMathFloatingPointFunctions)
 MOCK_VALUE(MTLCompileOptions, MTLLanguageVersion, languageVersion, setLanguageVersion)
 MOCK_VALUE(MTLCompileOptions, BOOL, preserveInvariance, setPreserveInvariance)
 @end

@@ -100,6 +100,7 @@ MockDevice* device() {
 std::string identity(MTLComputePipelineDescriptor* descriptor) {
   auto* function = checked<MockFunction>([descriptor computeFunction], "computeFunction");
   std::string text = [descriptor supportIndirectCommandBuffers] ? "indirect " : "";
+  if (const NSUInteger threads = [descriptor maxTotalThreadsPerThreadgroup]) text += c10::str(threads, " threads ");
   text += foundry::content_hash((*function->program)->translated) + " " + function->kernel->entry;
   for (const auto& [index, constant] : *function->constants) text += c10::str(" ", index, "=", constant.value);
   return text;
@@ -251,6 +252,9 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
   const auto& given = mock::state<mock::MTLCompileOptionsState>(options);
   MOCK_RULE("fast-math", given.mathMode == MTLMathModeSafe || !given.fastMathEnabled,
             "newLibraryWithSource: compiles with fast math");
+  MOCK_RULE("fast-math",
+            given.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsPrecise || !given.fastMathEnabled,
+            "newLibraryWithSource: functions of fast math (mathFloatingPointFunctions)");
   const auto version = static_cast<unsigned long>(given.languageVersion);
   std::string text;
   for (NSString* name in [given.preprocessorMacros.get() allKeys])
@@ -323,7 +327,8 @@ bool is_on(const ProgramKernel&, const Program& program, const MockConstants& co
     pipeline->compiled = compiled.release();
     const auto limit = static_cast<NSUInteger>(mock::settings().max_threads);
     const NSUInteger wanted = [descriptor maxTotalThreadsPerThreadgroup];
-    pipeline->maxThreads = wanted ? std::min(wanted, limit) : limit;
+    const auto unless_declared = static_cast<NSUInteger>(mock::settings().free_threads);
+    pipeline->maxThreads = std::min(wanted ? wanted : unless_declared, limit);
     pipeline->indirect = [descriptor supportIndirectCommandBuffers];
     pipeline->label = [[descriptor label] copy];
     if (reflection && (options & 1)) *reflection = mock::reflect(pipeline); // MTLPipelineOptionBindingInfo

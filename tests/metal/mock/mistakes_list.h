@@ -152,6 +152,12 @@ const std::map<std::string, Mistake>& mistakes() {
       // libraries
       {"off:fast-math",
        [](Client&) { [device() newLibraryWithSource:nsstring_of(kSource) options:options(true) error:nil]; }},
+      {"off:fast-math/functions",
+       [](Client&) {
+         MTLCompileOptions* made = [[[MTLCompileOptions alloc] init] autorelease];
+         made.mathMode = MTLMathModeSafe;
+         [device() newLibraryWithSource:nsstring_of(kSource) options:made error:nil];
+       }},
       {"off:buffer-length", [](Client&) { [device() newBufferWithLength:0 options:MTLResourceStorageModeShared]; }},
       {"off:buffer-length/no-copy",
        [](Client&) { [device() newBufferWithBytesNoCopy:pages() length:0 options:kShared deallocator:nil]; }},

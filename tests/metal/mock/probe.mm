@@ -12,6 +12,7 @@ namespace {
 id<MTLLibrary> compiled(const std::string& source) {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
   options.mathMode = MTLMathModeSafe;
+  options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;
   options.languageVersion = MTLLanguageVersion3_1;
   NSError* error = nil;
   id<MTLLibrary> library = [device() newLibraryWithSource:nsstring(source) options:options error:&error];

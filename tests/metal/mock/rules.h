@@ -27,6 +27,7 @@ void trace(const std::string& event);
 // What a test may set; see control.cpp for the names.
 struct Settings {
   std::atomic<int64_t> max_threads{1024};            // of a threadgroup, for every pipeline
+  std::atomic<int64_t> free_threads{384};            // for one that declares no number: the worst of an M1
   std::atomic<int64_t> memory{int64_t{8} << 30};     // bytes that tensors may take
   std::atomic<int64_t> max_buffer{int64_t{4} << 30}; // bytes of one buffer
   std::atomic<int64_t> family{1009};                 // the highest GPU family: 1007 M1, 1008 M2, 1009 M3 and M4
@@ -37,6 +38,8 @@ struct Settings {
   std::atomic<int64_t> fail_command_buffer{0};       // the n-th next command buffer fails on the GPU
   std::atomic<int64_t> private_memory{0};            // 1: tensors lie where the CPU can't reach (torch 2.11)
   std::atomic<int64_t> recycle{0};                   // 1: memory of freed tensors is given to new ones, as torch does
+  std::atomic<int64_t> thread_streams{0};            // 1: each thread has a stream of its own, as from torch 2.14 on
+  std::atomic<int64_t> plain_pointers{0};            // 1: a storage's data is no buffer, as in a torch to come
   std::atomic<int64_t> io{1};                        // 0: the system can't make queues that read files
   std::atomic<int64_t> run{1};                       // 0: kernels are neither compiled to the end nor run
 };

@@ -94,7 +94,11 @@ MPSStream* getDefaultMPSStream() {
   static MPSStream* made = new MPSStream(Stream(Stream::UNSAFE, c10::Device(DeviceType::MPS, 0), 0));
   return made;
 }
-MPSStream* getCurrentMPSStream() { return getDefaultMPSStream(); }
+MPSStream* getCurrentMPSStream() { // never destroyed
+  if (!mock::settings().thread_streams) return getDefaultMPSStream();
+  static thread_local auto* made = new MPSStream(Stream(Stream::UNSAFE, c10::Device(DeviceType::MPS, 0), 1));
+  return made;
+}
 
 void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
   __block std::exception_ptr thrown;
@@ -147,7 +151,7 @@ Profiler::MPSProfiler& getMPSProfiler() {
 namespace mock {
 
 void synchronize() {
-  auto* stream = at::mps::getDefaultMPSStream();
+  auto* stream = at::mps::getCurrentMPSStream();
   at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
     stream->synchronize(at::mps::SyncType::COMMIT_AND_WAIT);
   });
@@ -171,7 +175,7 @@ void profile(bool on) {
 
 // Work of the mock's own aten kernels, in the stream's order.
 void enqueue(std::function<void()> work) {
-  auto* stream = at::mps::getDefaultMPSStream();
+  auto* stream = at::mps::getCurrentMPSStream();
   auto* given = &work;
   at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
     stream->endKernelCoalescing();

@@ -102,6 +102,11 @@ typedef NS_ENUM(NSInteger, MTLMathMode) {
   MTLMathModeFast = 2,
 } API_AVAILABLE(macos(15.0));
 
+typedef NS_ENUM(NSInteger, MTLMathFloatingPointFunctions) {
+  MTLMathFloatingPointFunctionsFast = 0,
+  MTLMathFloatingPointFunctionsPrecise = 1,
+} API_AVAILABLE(macos(15.0));
+
 typedef NS_OPTIONS(NSUInteger, MTLIndirectCommandType) {
   MTLIndirectCommandTypeConcurrentDispatch API_AVAILABLE(macos(11.0)) = (1 << 5),
   MTLIndirectCommandTypeConcurrentDispatchThreads API_AVAILABLE(macos(11.0)) = (1 << 6),
@@ -171,6 +176,8 @@ API_AVAILABLE(macos(10.11))
 @property(readwrite, nonatomic) BOOL fastMathEnabled
     API_DEPRECATED("Use mathMode instead", macos(10.11, 15.0));
 @property(readwrite, nonatomic) MTLMathMode mathMode API_AVAILABLE(macos(15.0));
+@property(readwrite, nonatomic)
+    MTLMathFloatingPointFunctions mathFloatingPointFunctions API_AVAILABLE(macos(15.0));
 @property(readwrite, nonatomic) MTLLanguageVersion languageVersion API_AVAILABLE(macos(10.11));
 @property(readwrite, nonatomic) BOOL preserveInvariance API_AVAILABLE(macos(11.0));
 @end
