@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TORCH_FOUNDRY_PROGRESS", "0")  # what tests read on stderr doesn't depend on the compiler's speed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -25,11 +27,32 @@ def environment(name: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def fallback_dir() -> Path:
+    """Where kernels are kept if that can't be done in the user's cache directory: below the temporary files."""
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:  # nowhere can be written, which is said when something has to be
+        folder = "/tmp"
+    return Path(folder) / f"torch_foundry-{os.getuid()}"
+
+
 def cache_dir() -> Path:
-    """Where kernels compiled at run time are kept: $TORCH_FOUNDRY_CACHE, else the user's cache directory."""
+    """Where kernels compiled at run time are kept: $TORCH_FOUNDRY_CACHE, else the user's cache directory.
+
+    Warns where there is no home directory, and gives a folder below the temporary files.
+    """
     if given := os.environ.get("TORCH_FOUNDRY_CACHE"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_foundry"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_foundry"
+    except RuntimeError:
+        place = fallback_dir()
+        warnings.warn(
+            f"torch_foundry: there is no home directory, so kernels are kept in {place}; set TORCH_FOUNDRY_CACHE to a "
+            "folder of your own",
+            stacklevel=2,
+        )
+        return place
 
 
 def kernels_from() -> str:
@@ -124,9 +147,7 @@ def setup_metal() -> None:
         metal._metal_commit_interval(int(every))
     add_metallibs()
     if environment("TORCH_FOUNDRY_METAL_ARCHIVE", ("0", "1")) == "1":
-        place = cache_dir() / "metal"
-        place.mkdir(parents=True, exist_ok=True)
-        metal._metal_archive(str(place / f"{sources.tree_digest(shader_dir())[:16]}-"))
+        metal._metal_archive(str(cache_dir() / "metal" / f"{sources.tree_digest(shader_dir())[:16]}-"))
         atexit.register(metal._metal_save_archive)
 
 
@@ -149,6 +170,8 @@ def load() -> None:
     if library is None:
         raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
     support.load_library(library, BUILT)
+    torch.ops.torch_foundry._cache_fallback(str(fallback_dir()))
+    torch.ops.torch_foundry._compile_notice(environment("TORCH_FOUNDRY_PROGRESS", ("1", "0")) == "1")
     setup_host()
     setup_cuda()
     setup_metal()

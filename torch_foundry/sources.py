@@ -5,6 +5,7 @@ Imports no torch, so that setup.py can use it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -39,20 +40,28 @@ def translate_cached(shader: Path, cache: Path) -> tuple[str, str]:
 
     front_end = tree_digest(Path(msl.__file__).parent)
     manifest = cache / f"{shader.stem}.{digest(str(shader.resolve()).encode())[:16]}.json"
-    if manifest.exists():
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # else it is written anew
         entry = json.loads(manifest.read_text())
-        closure = entry["files"]
+        closure, texts = entry["files"], (entry["msl"], entry["source"])
         unchanged = all(Path(f).is_file() and digest(Path(f).read_bytes()) == sha for f, sha in closure.items())
-        if entry["front_end"] == front_end and unchanged and "msl" in entry:  # earlier versions kept the C++ text only
-            return str(entry["msl"]), str(entry["source"])
+        whole = entry["sum"] == digest(*(text.encode() for text in texts))
+        if entry["front_end"] == front_end and unchanged and whole:
+            return texts
     translation = msl.translate(shader)
-    closure = {f: digest(Path(f).read_bytes()) for f in translation.files}
-    cache.mkdir(parents=True, exist_ok=True)
-    temporary = manifest.with_suffix(f".{os.getpid()}.tmp")
-    texts = {"msl": translation.msl, "source": translation.source}
-    temporary.write_text(json.dumps({"front_end": front_end, "files": closure, **texts}))
-    temporary.replace(manifest)
-    return translation.msl, translation.source
+    texts = translation.msl, translation.source
+    entry = {
+        "front_end": front_end,
+        "files": {f: digest(Path(f).read_bytes()) for f in translation.files},
+        "sum": digest(*(text.encode() for text in texts)),
+        "msl": texts[0],
+        "source": texts[1],
+    }
+    with contextlib.suppress(OSError):  # it can be translated again
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = manifest.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(entry))
+        temporary.replace(manifest)
+    return texts
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 
 from torch_foundry import _ext, sources
 
-VERSION = 1
+VERSION = 2
 OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")  # that have choices
 # Environment variable: name of the override in C++, and what it may be.
 OVERRIDES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -141,12 +141,19 @@ def apply(table: Table) -> None:
 
 def dumps(table: Table) -> str:
     """JSON text of a table, one entry a line."""
-    head = json.dumps({"version": VERSION, **{k: v for k, v in asdict(table).items() if k != "entries"}})
-    lines = [
-        json.dumps({**asdict(e.key), "choice": e.choice, "us": e.us, "default_us": e.default_us})
-        for e in _sorted(table)
-    ]
-    return head[:-1] + ', "entries": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
+    head = {"version": VERSION, "sum": _sum(table), **{k: v for k, v in asdict(table).items() if k != "entries"}}
+    lines = [json.dumps(_as_dict(e)) for e in _sorted(table)]
+    return json.dumps(head)[:-1] + ', "entries": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
+
+
+def _as_dict(e: Entry) -> dict[str, Any]:
+    return {**asdict(e.key), "choice": e.choice, "us": e.us, "default_us": e.default_us}
+
+
+def _sum(table: Table) -> str:
+    """Of all that a table says: a changed one isn't used."""
+    parts = [table.family, table.shaders, table.torch, table.device, *(json.dumps(_as_dict(e)) for e in _sorted(table))]
+    return sources.digest(*(part.encode() for part in parts))
 
 
 def _sorted(table: Table) -> list[Entry]:
@@ -162,12 +169,15 @@ def loads(text: str, name: str) -> Table:
         entries = tuple(_entry(e) for e in data["entries"])
         family, shaders, version, device = (_text(data[k]) for k in ("family", "shaders", "torch", "device"))
         table = Table(family, shaders, version, device, entries)
+        kept = data["sum"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TuningError):
             raise
         raise TuningError(f"{name}: not a tuning table ({type(error).__name__}: {error})") from None
     for e in table.entries:
         _check(e, name)
+    if kept != _sum(table):
+        raise TuningError(f"{name}: not as it was written")
     return table
 
 
@@ -196,7 +206,10 @@ def _check(entry: Entry, name: str) -> None:
 
 def read(path: Path) -> Table:
     """The table in a file; TuningError or OSError says why not."""
-    return loads(path.read_text(), str(path))
+    try:
+        return loads(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise TuningError(f"{path}: not a tuning table ({error})") from None
 
 
 def write(table: Table) -> Path:
@@ -204,7 +217,10 @@ def write(table: Table) -> Path:
     path = path_of(table)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(dumps(table))
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(dumps(table))
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
     return path
 
@@ -229,8 +245,11 @@ def load_environment() -> None:
 
 def load_files() -> None:
     """Use the tables in the user's cache that were made with these kernels and this torch; warn about a damaged one."""
-    found = directory()
-    for path in sorted(found.glob("*.json")) if found.is_dir() else []:
+    try:
+        paths = sorted(directory().glob("*.json"))
+    except OSError:
+        paths = []  # a cache that can't be read
+    for path in paths:
         if f"-{shaders_digest()}-torch{torch_version()}" not in path.stem:
             continue
         try:

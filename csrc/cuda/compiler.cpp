@@ -1,16 +1,14 @@
 #include "cuda/compiler.h"
 
-#include <atomic>
 #include <dlfcn.h>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <nvrtc.h>
-#include <sstream>
 #include <tuple>
-#include <unistd.h>
 
 #include <c10/util/Exception.h>
+
+#include "core/compiling.h"
 
 namespace foundry::cuda {
 namespace {
@@ -86,17 +84,6 @@ template <class Size, class Get> std::string fetch(nvrtcProgram program, Size si
   return text;
 }
 
-std::string first_errors(const std::string& log, int limit) {
-  std::istringstream lines(log);
-  std::string line, picked;
-  while (limit > 0 && std::getline(lines, line)) {
-    if (line.find("error") == std::string::npos && line.find("detected during") == std::string::npos) continue;
-    picked += "\n  " + line;
-    limit--;
-  }
-  return picked.empty() ? "\n  " + log.substr(0, 2000) : picked;
-}
-
 // The host's arithmetic is not contracted, so this is not either: results don't depend on the template instance. With a
 // number of registers to keep to, the compiler leaves loads that stand together together; without, it moves each to its
 // first use, and a thread waits for one at a time. `registers`: of which twelve or sixteen warps have as many.
@@ -133,23 +120,8 @@ Compiled compile(const Nvrtc& api, const std::string& label, const std::string& 
     compiled = {fetch(program, api.cubin_size, api.cubin), fetch(program, api.ptx_size, api.ptx)};
   api.destroy(&program);
   TORCH_CHECK(result == NVRTC_SUCCESS, "torch_foundry: ", label, " does not compile for CUDA (",
-              api.error_string(result), "):", first_errors(log, 12));
+              api.error_string(result), "):", first_errors(log));
   return compiled;
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-void write_file(const std::string& path, const std::string& content) {
-  static std::atomic<int> serial{0};
-  fs::create_directories(fs::path(path).parent_path());
-  const std::string temporary = path + '.' + std::to_string(getpid()) + '.' + std::to_string(serial++);
-  std::ofstream(temporary, std::ios::binary) << content;
-  fs::rename(temporary, path);
 }
 
 } // namespace
@@ -188,11 +160,9 @@ std::string compile_cubin(const Toolchain& toolchain, const std::string& label, 
   for (const std::string& flag : flags)
     if (flag.rfind("-I", 0) != 0) key += '\n' + flag; // paths say nothing, the hash has what lies there
   const std::string name = content_hash(key + '\n' + text) + ".cubin";
-  for (const std::string& directory : toolchain.read_only_caches)
-    if (std::string cubin = read_file(directory + '/' + name); !cubin.empty()) return cubin;
-  const std::string path = toolchain.cache + '/' + name;
-  if (std::string cubin = read_file(path); !cubin.empty()) return cubin;
+  if (auto found = find_entry(toolchain.cache, name)) return std::move(found->content);
 
+  const CompileNotice notice;
   Compiled compiled;
   // Kernels that multiply matrices want their lanes in the tensor core's order, the others in the shader's. Which they
   // are is seen in what the compiler has kept.
@@ -204,7 +174,13 @@ std::string compile_cubin(const Toolchain& toolchain, const std::string& label, 
     permuted = compiled.ptx.find("msl_matrix_product") != std::string::npos;
   }
   if (!permuted) compiled = compile(api, label, text, flags);
-  write_file(path, compiled.cubin);
+  try {
+    NewEntry entry(toolchain.cache, name);
+    NewEntry::write(entry.part(), compiled.cubin);
+    entry.keep();
+  } catch (const c10::Error& error) { // the kernel is there, whether or not it can be kept
+    TORCH_WARN(error.what_without_backtrace());
+  }
   return compiled.cubin;
 }
 

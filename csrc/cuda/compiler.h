@@ -6,18 +6,18 @@
 #include <utility>
 #include <vector>
 
+#include "core/disk_cache.h"
 #include "core/kernel.h"
 #include "core/source.h"
 
 namespace foundry::cuda {
 
 struct Toolchain {
-  std::vector<std::string> nvrtc;            // paths or names of libnvrtc, tried in order
-  std::string root;                          // holds prelude/ and cuda/prelude/
-  std::string prelude_hash;                  // of the prelude's text: part of every key
-  bool checked = false;                      // barrier divergence is reported
-  std::vector<std::string> read_only_caches; // looked in, never written
-  std::string cache;                         // directory for what is compiled at run time
+  std::vector<std::string> nvrtc; // paths or names of libnvrtc, tried in order
+  std::string root;               // holds prelude/ and cuda/prelude/
+  std::string prelude_hash;       // of the prelude's text: part of every key
+  bool checked = false;           // barrier divergence is reported
+  DiskCache cache;
 };
 
 // How a kernel is compiled beyond what names it: most launches are of the default variant.
@@ -32,8 +32,8 @@ struct Variant {
 // What is compiled: the prelude, the function constants, the shader's text and its entry "msl_entry".
 std::string module_text(const Source& source, const Kernel& kernel, const Variant& variant);
 
-// The cubin for `text`: from a cache, or compiled now. `arch`: "sm_90". Safe between threads and processes. A compiler
-// error is thrown with its first messages, which name the .metal lines.
+// The cubin for `text`: from a cache, or compiled now. `arch`: "sm_90". A compiler error is thrown with its first
+// messages, which name the .metal lines.
 std::string compile_cubin(const Toolchain& toolchain, const std::string& label, const std::string& text,
                           const std::string& arch);
 

@@ -266,8 +266,11 @@ CudaExecutor& instance() {
 
 void cuda_setup(std::vector<std::string> nvrtc, std::string root, std::string prelude_hash, bool checked,
                 std::vector<std::string> read_only_caches, std::string cache) {
-  instance().set_toolchain({std::move(nvrtc), std::move(root), std::move(prelude_hash), checked,
-                            std::move(read_only_caches), std::move(cache)});
+  instance().set_toolchain({std::move(nvrtc),
+                            std::move(root),
+                            std::move(prelude_hash),
+                            checked,
+                            {std::move(read_only_caches), std::move(cache)}});
 }
 
 } // namespace

@@ -126,9 +126,14 @@ void host_setup(std::string compiler, std::string identity, std::string include_
                 std::vector<std::string> flags, std::vector<std::string> runtime_flags,
                 std::vector<std::string> runtime_sources, std::vector<std::string> read_only_caches,
                 std::string cache) {
-  instance().set_toolchain({std::move(compiler), std::move(identity), std::move(include_dir), std::move(prelude_hash),
-                            std::move(flags), std::move(runtime_flags), std::move(runtime_sources),
-                            std::move(read_only_caches), std::move(cache)});
+  instance().set_toolchain({std::move(compiler),
+                            std::move(identity),
+                            std::move(include_dir),
+                            std::move(prelude_hash),
+                            std::move(flags),
+                            std::move(runtime_flags),
+                            std::move(runtime_sources),
+                            {std::move(read_only_caches), std::move(cache)}});
 }
 
 void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool strict) {

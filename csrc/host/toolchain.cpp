@@ -1,19 +1,15 @@
 #include "host/toolchain.h"
 
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
 #include <spawn.h>
-#include <sstream>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
 
+#include "core/compiling.h"
 #include "core/source.h"
 
 extern char** environ;
@@ -21,57 +17,44 @@ extern char** environ;
 namespace foundry::host {
 namespace {
 
-bool exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
-
-void make_directories(const std::string& path) {
-  for (size_t i = 1; i <= path.size(); i++) {
-    if (i < path.size() && path[i] != '/') continue;
-    const std::string part = path.substr(0, i);
-    TORCH_CHECK(mkdir(part.c_str(), 0755) == 0 || errno == EEXIST, "torch_foundry: cannot create the kernel cache ",
-                part, ": ", strerror(errno));
-  }
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Runs `command` with stderr in `log`; returns its exit status, or -1 if it could not be started.
-int run(const std::vector<std::string>& command, const std::string& log) {
+// Runs `command`; `said` gets its stderr. Returns its exit status, or -1 if it could not be started. It is in a process
+// group of its own: Ctrl-C stops this process when the compiler is done, and not the compiler half way.
+int run(const std::vector<std::string>& command, std::string& said) {
   std::vector<char*> argv;
   for (const std::string& part : command) argv.push_back(const_cast<char*>(part.c_str()));
   argv.push_back(nullptr);
+  int ends[2];
+  TORCH_CHECK(pipe(ends) == 0, "torch_foundry: no pipe to the C++ compiler: ", strerror(errno));
+  for (const int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
   // A sanitizer preloaded into this process is not meant for the compiler.
   std::vector<char*> environment;
   for (char** e = environ; *e; e++)
     if (strncmp(*e, "LD_PRELOAD=", 11) != 0) environment.push_back(*e);
   environment.push_back(nullptr);
   pid_t child;
-  const int error = posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
+  const int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environment.data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  char buffer[4096];
+  for (ssize_t n = 1; error == 0 && n != 0;) {
+    n = read(ends[0], buffer, sizeof buffer);
+    if (n < 0 && errno != EINTR) break;
+    if (n > 0) said.append(buffer, static_cast<size_t>(n));
+  }
+  close(ends[0]);
   if (error) return -1;
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-// The lines of a compiler's output that say what is wrong, at most `limit` of them.
-std::string first_errors(const std::string& log, int limit) {
-  std::istringstream lines(log);
-  std::string line, picked;
-  while (limit > 0 && std::getline(lines, line)) {
-    if (line.find("error") == std::string::npos && line.find("required from") == std::string::npos) continue;
-    picked += "\n  " + line;
-    limit--;
-  }
-  return picked.empty() ? "\n  " + log.substr(0, 2000) : picked;
 }
 
 } // namespace
@@ -80,32 +63,22 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
                             const std::vector<std::string>& flags) {
   std::string key = toolchain.identity + '\n' + toolchain.prelude_hash;
   for (const std::string& flag : flags) key += '\n' + flag;
-  const std::string name = content_hash(key + '\n' + text);
-  for (const std::string& directory : toolchain.read_only_caches)
-    if (std::string path = directory + '/' + name + ".so"; exists(path)) return path;
-  const std::string library = toolchain.cache + '/' + name + ".so";
-  if (exists(library)) return library;
+  const std::string name = content_hash(key + '\n' + text) + ".so";
+  if (const auto found = find_entry(toolchain.cache, name)) return found->path;
 
-  make_directories(toolchain.cache);
-  static std::atomic<int> serial{0};
-  const std::string stem =
-      toolchain.cache + '/' + name + '.' + std::to_string(getpid()) + '.' + std::to_string(serial++);
-  const std::string source = stem + ".cpp", object = stem + ".so", log = stem + ".log";
-  std::ofstream(source) << text;
+  const CompileNotice notice;
+  NewEntry entry(toolchain.cache, name);
+  NewEntry::write(entry.source(), text);
   std::vector<std::string> command{toolchain.compiler};
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", "-I",
-                                 toolchain.include_dir + "/../prelude", source, "-o", object});
-  const int status = run(command, log);
-  const std::string messages = read_file(log);
-  unlink(source.c_str());
-  unlink(log.c_str());
+                                 toolchain.include_dir + "/../prelude", entry.source(), "-o", entry.part()});
+  std::string said;
+  const int status = run(command, said);
   TORCH_CHECK(status != -1, "torch_foundry: cannot start the C++ compiler '", toolchain.compiler,
               "' (needed to compile ", label, "; set CXX to one that exists)");
-  TORCH_CHECK(status == 0, "torch_foundry: ", label, " does not compile:", first_errors(messages, 12));
-  TORCH_CHECK(rename(object.c_str(), library.c_str()) == 0, "torch_foundry: cannot write ", library, ": ",
-              strerror(errno));
-  return library;
+  TORCH_CHECK(status == 0, "torch_foundry: ", label, " does not compile:", first_errors(said));
+  return entry.keep();
 }
 
 } // namespace foundry::host

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/disk_cache.h"
+
 namespace foundry::host {
 
 struct Toolchain {
@@ -13,13 +15,12 @@ struct Toolchain {
   std::string prelude_hash; // of the prelude's text: part of every key
   std::vector<std::string> flags; // for kernels
   std::vector<std::string> runtime_flags;
-  std::vector<std::string> runtime_sources;  // files of the fiber runtime, in include_dir
-  std::vector<std::string> read_only_caches; // looked in, never written: kernels that the package ships
-  std::string cache;                         // directory for what is compiled at run time
+  std::vector<std::string> runtime_sources; // files of the fiber runtime, in include_dir
+  DiskCache cache;
 };
 
-// The shared library for `text`: from a cache, or compiled now. Safe between threads and processes (written under
-// another name, then renamed). A compiler error is thrown with its first messages, which name the .metal lines.
+// The shared library for `text`: from a cache, or compiled now. A compiler error is thrown with its first messages,
+// which name the .metal lines.
 std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
                             const std::vector<std::string>& flags);
 

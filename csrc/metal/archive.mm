@@ -1,12 +1,12 @@
 #include "metal/archive.h"
 
-#include <cstdio>
+#include <filesystem>
 #include <mutex>
-
-#include <unistd.h>
+#include <optional>
 
 #include <c10/util/Exception.h>
 
+#include "core/disk_cache.h"
 #include "metal/pipeline.h"
 #include "metal/stream.h"
 
@@ -45,7 +45,12 @@ void Archive::open() {
   if (prefix.empty() || !path.empty()) return;
   path = prefix + family() + ".archive";
   std::string problem;
-  if (access(path.c_str(), R_OK) == 0) object = make_archive(path, problem);
+  std::error_code ignored;
+  const std::filesystem::path file(path);
+  if (find_entry({{}, file.parent_path()}, file.filename()))
+    object = make_archive(path, problem);
+  else if (std::filesystem::exists(file, ignored))
+    problem = "it is not as it was written";
   if (!object) object = make_archive("", problem);
   if (!problem.empty())
     TORCH_WARN("torch_foundry: the archive of compiled kernels ", path, object ? " is not used" : " can't be made",
@@ -67,15 +72,19 @@ void save_archive() {
   Archive& own = archive();
   std::lock_guard<std::mutex> lock(own.mutex);
   if (!own.object || !own.changed) return;
-  const std::string temporary = own.path + "." + std::to_string(getpid()); // other processes may write as well
   std::string problem;
-  @autoreleasepool {
-    NSError* error = nil;
-    const Ref<NSString*> file = string(temporary);
-    if (![own.object.get() serializeToURL:[NSURL fileURLWithPath:file.get()] error:&error]) problem = text(error);
+  try {
+    const std::filesystem::path path(own.path);
+    NewEntry entry({{}, path.parent_path()}, path.filename());
+    @autoreleasepool {
+      NSError* error = nil;
+      const Ref<NSString*> file = string(entry.part());
+      if (![own.object.get() serializeToURL:[NSURL fileURLWithPath:file.get()] error:&error]) problem = text(error);
+    }
+    if (problem.empty()) entry.keep();
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
   }
-  if (problem.empty() && std::rename(temporary.c_str(), own.path.c_str())) problem = "it can't be renamed";
-  if (!problem.empty()) std::remove(temporary.c_str());
   if (!problem.empty())
     TORCH_WARN("torch_foundry: the archive of compiled kernels ", own.path, " was not written (", problem, ")");
   own.changed = false;

@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
+#include "core/compiling.h"
 #include "metal/archive.h"
 #include "metal/prebuilt.h"
 #include "metal/stream.h"
@@ -101,6 +102,7 @@ Ref<id<MTLLibrary>> compiled_library(const Source& source, const Kernel& kernel,
   NSError* error = nil;
   const Ref<NSString*> text_of = string(library_text(source, kernel));
   const Ref<MTLCompileOptions*> options = compile_options();
+  const CompileNotice notice;
   Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
   const std::string plain = " does not compile as Metal " + language_name(language_version()) + ":\n";
   if (!library) problem = language_problem(source, text(error), plain) + text(error);

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "core/disk_cache.h"
 #include "metal/library.h"
 #include "metal/stream.h"
 
@@ -32,12 +33,16 @@ std::map<int, Metallib>& metallibs() {
 void Metallib::load() {
   asked = true;
   std::string problem; // said outside of the pool: a warning may be an exception
-  @autoreleasepool {
-    NSError* error = nil;
-    const Ref<NSString*> file = string(path);
-    library = Ref<id<MTLLibrary>>([device() newLibraryWithURL:[NSURL fileURLWithPath:file.get()] error:&error]);
-    if (!library) problem = text(error);
-    for (NSString* name in [library.get() functionNames]) kernels.insert(text(name));
+  if (!read_whole(path)) {
+    problem = path + " is not as it was built";
+  } else {
+    @autoreleasepool {
+      NSError* error = nil;
+      const Ref<NSString*> file = string(path);
+      library = Ref<id<MTLLibrary>>([device() newLibraryWithURL:[NSURL fileURLWithPath:file.get()] error:&error]);
+      if (!library) problem = text(error);
+      for (NSString* name in [library.get() functionNames]) kernels.insert(text(name));
+    }
   }
   if (!library)
     TORCH_WARN("torch_foundry: the kernels that were compiled when the package was built do not load, and are compiled "

@@ -39,7 +39,7 @@ CompileOnly& instance() {
 
 void setup(std::vector<std::string> nvrtc, std::string root, std::string prelude_hash, bool checked, std::string cache,
            std::string arch) {
-  instance().toolchain = {std::move(nvrtc), std::move(root), std::move(prelude_hash), checked, {}, std::move(cache)};
+  instance().toolchain = {std::move(nvrtc), std::move(root), std::move(prelude_hash), checked, {{}, std::move(cache)}};
   instance().arch = std::move(arch);
   register_executor(c10::DeviceType::CPU, instance());
 }

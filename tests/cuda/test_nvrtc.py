@@ -145,3 +145,28 @@ def test_the_cache_is_used(tmp_path: Path) -> None:
     assert len(after) >= len(before)
     compile_only.run(STDLIB.format(files=files))
     assert {path: path.stat().st_mtime_ns for path in (compile_only.BUILD / "kernels").glob("*.cubin")} == after
+
+
+DAMAGED = """
+import hashlib, pathlib
+from torch_foundry import nvrtc
+cache = pathlib.Path({cache!r})
+torch.ops.compile_only.setup(nvrtc.libraries("13"), {root!r} + "/csrc", "", False, str(cache), "sm_90")
+def size(): return torch.ops.compile_only.variant(path, "f", 0, [], 0)
+whole = size()
+(file,) = cache.glob("*.cubin")
+content = file.read_bytes()
+for wrong in (content[:-1], content[:-1] + b"?", b""):
+    file.write_bytes(wrong)
+    print(size() == whole, file.read_bytes() == content)
+file.write_bytes(b"x" * 10)
+pathlib.Path(f"{{file}}.sum").write_text(hashlib.sha1(b"x" * 10).hexdigest() + " 10\\n")
+print(size())
+"""
+
+
+def test_a_damaged_cubin_is_compiled_again(tmp_path: Path) -> None:
+    """A whole one is read: what lies there with a sum of its own is taken for the kernel."""
+    files = shader(tmp_path, "kernel void f(device float* y [[buffer(0)]]) { y[0] = 40; }")
+    script = STDLIB.format(files=files) + DAMAGED.format(cache=str(tmp_path / "cache"), root=str(compile_only.ROOT))
+    assert compile_only.run(script).split()[-7:] == [*["True"] * 6, "10"]

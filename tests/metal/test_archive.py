@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -50,6 +51,12 @@ def archive(place: Path) -> Path:
     return place / "digest-apple9.archive"
 
 
+def write(place: Path, content: bytes) -> None:
+    """An archive as it is kept: with its sum."""
+    archive(place).write_bytes(content)
+    Path(f"{archive(place)}.sum").write_text(f"{hashlib.sha1(content).hexdigest()} {len(content)}\n")
+
+
 def test_the_next_process_finds_what_the_last_one_made(run: Run, tmp_path: Path) -> None:
     assert run("a") == ("pipeline a", "")
     assert run("a", "b") == ("pipeline from archive a, pipeline b", "")
@@ -69,12 +76,21 @@ def test_pipelines_for_indirect_commands_are_others(run: Run) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"MTLArchive of another system\n"], ids=["empty", "foreign"])
 def test_a_file_that_is_none_is_left_out_and_written_anew(content: bytes, run: Run, tmp_path: Path) -> None:
-    archive(tmp_path).write_bytes(content)
+    write(tmp_path, content)
     made, warning = run("a", "b")
     assert made == "pipeline a, pipeline b"
     assert warning.count("Warning") == 1
     assert f"archive of compiled kernels {archive(tmp_path)} is not used (Invalid file" in warning
     assert run("a", "b") == ("pipeline from archive a, pipeline from archive b", "")
+
+
+@pytest.mark.parametrize("change", [lambda old: old[:-1], lambda old: old[:-1] + b"?"], ids=["cut", "changed"])
+def test_a_file_that_is_not_as_it_was_written(change: Callable[[bytes], bytes], run: Run, tmp_path: Path) -> None:
+    run("a")
+    archive(tmp_path).write_bytes(change(archive(tmp_path).read_bytes()))
+    made, warning = run("a")
+    assert made == "pipeline a" and "is not used (it is not as it was written)" in warning
+    assert run("a") == ("pipeline from archive a", "")
 
 
 def test_a_system_that_makes_none(run: Run, tmp_path: Path) -> None:
@@ -95,7 +111,7 @@ def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     made, warnings = run("a")
     not_read, not_written = warnings.splitlines()
     assert made == "pipeline a" and "is not used" in not_read
-    assert "was not written (it can't be renamed)" in not_written
+    assert "was not written (torch_foundry: cannot write" in not_written and "Is a directory" in not_written
     assert list(tmp_path.iterdir()) == [archive(tmp_path)]
 
 
@@ -117,6 +133,6 @@ def test_the_environment_asks_for_it(tmp_path: Path) -> None:
 
     assert process("")[0] == "pipeline a" and not (tmp_path / "metal").exists()
     assert [process("1")[0] for _ in range(2)] == ["pipeline a", "pipeline from archive a"]
-    (file,) = (tmp_path / "metal").iterdir()
-    assert file.name.endswith("-apple9.archive")
+    file, of_it = sorted((tmp_path / "metal").iterdir())
+    assert file.name.endswith("-apple9.archive") and of_it.name == f"{file.name}.sum"
     assert "TORCH_FOUNDRY_METAL_ARCHIVE='yes': expected one of '0', '1'" in process("yes")[1]

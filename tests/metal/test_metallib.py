@@ -3,6 +3,7 @@ files. Xcode's tools are fake_xcrun.py."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -99,7 +100,8 @@ def test_commands(tmp_path: Path, xcode: Callable[..., Any]) -> None:
     linked = [c for c in commands if c[0] == "metallib"]
     assert len(linked) == 2 and all(c[-3].endswith(".air") and c[-2] == "-o" for c in linked)
     made = sorted(path.name for path in (tmp_path / "metal").iterdir())
-    assert made == ["kernels-3.1.metallib", "kernels-3.2.metallib", "manifest.json"]
+    files = ["kernels-3.1.metallib", "kernels-3.2.metallib"]
+    assert made == sorted([*files, *(f"{file}.sum" for file in files), "manifest.json"])
 
 
 def test_without_xcode(tmp_path: Path, xcode: Callable[..., Any]) -> None:
@@ -231,19 +233,21 @@ def test_a_metallib_of_another_text_is_not_used(tmp_path: Path, xcode: Callable[
     assert events("compile", "load") == ["compile"]
 
 
-@pytest.mark.parametrize("damage", ["", "damaged"])
+@pytest.mark.parametrize("damage", ["missing", "changed", "foreign"])
 def test_a_metallib_that_does_not_load(
     damage: str, tmp_path: Path, xcode: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     xcode("4.0")
-    library = shader(f"a_file_{damage or 'missing'}")
+    library = shader(f"a_file_{damage}")
     built(library, tmp_path)
     file = tmp_path / "metal" / "kernels-4.0.metallib"
-    if damage:
-        file.write_text(damage)
-    else:
+    if damage == "missing":
         file.unlink()
-    reason = "Invalid library file" if damage else "couldn't be opened"
+    else:
+        file.write_text("damaged")
+    if damage == "foreign":
+        Path(f"{file}.sum").write_text(f"{hashlib.sha1(b'damaged').hexdigest()} 7\n")
+    reason = "Invalid library file" if damage == "foreign" else "kernels-4.0.metallib is not as it was built"
     assert version_of(library) == 400
     library.scale(torch.zeros(4, dtype=torch.int32, device="mps"), constants={"factor": 1})
     (warning,) = (line for line in capfd.readouterr().err.splitlines() if "Warning" in line)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import kit
@@ -36,18 +36,23 @@ def test_round_trip() -> None:
     assert tuning.choice("sm_90", KEY) != CHOICE
 
 
+# What becomes of a table's text, and how the warning names it.
 DAMAGE = {
-    "cut off": lambda text: text[: len(text) // 2],
-    "no JSON": lambda text: "\0\1",
-    "no table": lambda text: "[]",
-    "another version": lambda text: text.replace('"version": 1', '"version": 99'),
-    "unknown op": lambda text: text.replace('"op": "linear"', '"op": "conv"'),
-    "unknown format": lambda text: text.replace("q8_0", "q9_9"),
-    "no such value": lambda text: text.replace('"outputs": 2', '"outputs": 5'),
-    "breaks a limit": lambda text: text.replace('"simdgroups": 8', '"simdgroups": 2'),
-    "a part is missing": lambda text: text.replace('"split": 4, ', ""),
-    "rows": lambda text: text.replace('"rows": 1', '"rows": 0'),
-    "text for a number": lambda text: text.replace('"n": 4864', '"n": "many"'),
+    "cut off": (lambda text: text[: len(text) // 2], "not a tuning table"),
+    "no JSON": (lambda text: "\0\1", "not a tuning table"),
+    "not UTF-8": (lambda text: b"\xff\xfe" + text.encode(), "not a tuning table"),
+    "no table": (lambda text: "[]", "not a tuning table"),
+    "another version": (lambda text: text.replace('"version": 2', '"version": 99'), "written by another version"),
+    "unknown op": (lambda text: text.replace('"op": "linear"', '"op": "conv"'), "conv"),
+    "unknown format": (lambda text: text.replace("q8_0", "q9_9"), "q9_9"),
+    "no such value": (lambda text: text.replace('"outputs": 2', '"outputs": 5'), "outputs"),
+    "breaks a limit": (lambda text: text.replace('"simdgroups": 8', '"simdgroups": 2'), "simdgroups"),
+    "a part is missing": (lambda text: text.replace('"split": 4, ', ""), "expected outputs, steps, split"),
+    "rows": (lambda text: text.replace('"rows": 1', '"rows": 0'), "rows"),
+    "text for a number": (lambda text: text.replace('"n": 4864', '"n": "many"'), "not a tuning table"),
+    "another choice": (lambda text: text.replace('"outputs": 2', '"outputs": 4'), "not as it was written"),
+    "another shape": (lambda text: text.replace('"n": 4864', '"n": 896'), "not as it was written"),
+    "another device": (lambda text: text.replace("a machine", "machine b"), "not as it was written"),
 }
 
 
@@ -55,12 +60,19 @@ DAMAGE = {
 def test_a_damaged_file_warns_and_changes_nothing(damage: str) -> None:
     path = tuning.write(table())
     before = path.read_text()
-    path.write_text(DAMAGE[damage](before))
-    assert path.read_text() != before
+    change, reason = DAMAGE[damage]
+    after = change(before)
+    path.write_bytes(after if isinstance(after, bytes) else after.encode())
+    assert path.read_bytes() != before.encode()
     default = tuning.choice("host", KEY)
-    with pytest.warns(UserWarning, match=f"{path.name}.*the built-in choices are used"):
+    with pytest.warns(UserWarning, match=f"{path.name}.*{reason}.*the built-in choices are used"):
         tuning.load_files()
     assert tuning.choice("host", KEY) == default
+
+
+def test_a_cache_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "directory", lambda: Path("/dev/null/tuning"))
+    tuning.load_files()
 
 
 def test_files_of_other_kernels_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +195,9 @@ def test_the_table_says_what_its_shapes_are() -> None:
 
 def test_command_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.json"
-    foreign.write_text(tuning.dumps(table()).replace('"family": "host"', '"family": "apple9"'))
+    foreign.write_text(tuning.dumps(replace(table(), family="apple9")))
     old = tmp_path / "old.json"
-    old.write_text(json.dumps({**json.loads(tuning.dumps(table())), "shaders": "123"}))
+    old.write_text(tuning.dumps(replace(table(), shaders="123")))
     for args, message in (
         (["--import", str(foreign)], "made for family apple9, but this is family host: tune again"),
         (["--import", str(old)], "made for shaders 123, but this is shaders"),

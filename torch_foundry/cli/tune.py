@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
             args.export.write_text(tuning.dumps(table))
             print(f"{len(table.entries)} entries for {family} written to {args.export}")
             return 0
+        return _tune(args, device, table)
     except tuning.TuningError as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}") from error
-    return _tune(args, device, table)
 
 
 def _import(path: Path, family: str) -> int:
