@@ -177,9 +177,10 @@ def test_no_place_to_write(tmp_path: Path) -> None:
 
 
 def test_no_home(tmp_path: Path) -> None:
-    nobody = "import pathlib\ndef home(cls): raise RuntimeError('Could not determine home directory.')\n"
+    nobody = "import os, pathlib\nos.environ.pop('XDG_CACHE_HOME', None)\n"
+    nobody += "def home(cls): raise RuntimeError('Could not determine home directory.')\n"
     nobody += "pathlib.Path.home = classmethod(home)\n"
-    error = run(1, "", before=nobody, environment={"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": ""})
+    error = run(1, "", before=nobody, environment={"TMPDIR": str(tmp_path)})
     assert error.count("there is no home directory") == 1 and "TORCH_FOUNDRY_CACHE" in error
     assert kernels(tmp_path / f"torch_foundry-{os.getuid()}")
 
