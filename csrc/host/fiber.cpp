@@ -22,7 +22,7 @@ void __tsan_release(void* address);
 }
 #endif
 
-namespace msl {
+namespace msl_ {
 
 namespace {
 
@@ -135,9 +135,9 @@ void sanitizer_leave(Thread* to) { announce(nullptr, to); }
 void sanitizer_leave(Thread* to) { __tsan_switch_to_fiber(to->sanitizer_fiber, kNoSync); }
 #endif
 
-} // namespace msl
+} // namespace msl_
 
-using namespace msl;
+using namespace msl_;
 
 #if defined(MSL_FIBER_UCONTEXT)
 void msl_rt_switch_context(Context* from, Context* to) {

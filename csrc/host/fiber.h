@@ -13,7 +13,7 @@
 
 #define MSL_INLINE inline __attribute__((always_inline))
 
-namespace msl {
+namespace msl_ {
 
 #if defined(MSL_FIBER_UCONTEXT)
 struct Context {
@@ -29,17 +29,17 @@ struct Context {
 };
 #endif
 
-} // namespace msl
+} // namespace msl_
 
 extern "C" {
-// First code of every fiber; runs the kernel for msl::current(). Never returns.
+// First code of every fiber; runs the kernel for msl_::current(). Never returns.
 __attribute__((visibility("default"), noreturn)) void msl_rt_fiber_entry(void);
 #if defined(MSL_FIBER_UCONTEXT)
-__attribute__((visibility("default"))) void msl_rt_switch_context(msl::Context* from, msl::Context* to);
+__attribute__((visibility("default"))) void msl_rt_switch_context(msl_::Context* from, msl_::Context* to);
 #endif
 }
 
-namespace msl {
+namespace msl_ {
 
 #if defined(MSL_FIBER_UCONTEXT)
 MSL_INLINE bool is_fresh(const Context& context) { return context.fresh; }
@@ -107,4 +107,4 @@ MSL_INLINE void switch_context(Context* from, const Context* to) {
 #endif
 #endif
 
-} // namespace msl
+} // namespace msl_

@@ -13,7 +13,7 @@
 #include <sched.h>
 #endif
 
-namespace msl {
+namespace msl_ {
 
 namespace {
 
@@ -108,9 +108,9 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
-} // namespace msl
+} // namespace msl_
 
-using namespace msl;
+using namespace msl_;
 
 uint32_t msl_rt_abi() { return MSL_ABI; }
 

@@ -9,7 +9,7 @@
 
 // Kernels and runtime must agree in layout and in the way fibers are switched: builds of another kind have another
 // number.
-#define MSL_ABI_LAYOUT 1u
+#define MSL_ABI_LAYOUT 2u
 #if defined(MSL_ASAN)
 #define MSL_ABI_FLAVOUR 1u
 #elif defined(MSL_TSAN)
@@ -22,11 +22,11 @@
 #define MSL_ABI (MSL_ABI_LAYOUT << 8 | MSL_ABI_FLAVOUR)
 
 #ifdef __cplusplus
-namespace msl {
+namespace msl_ {
 struct Thread;
 struct Group;
-} // namespace msl
-typedef void (*msl_thunk)(const msl::Group*, msl::Thread*);
+} // namespace msl_
+typedef void (*msl_thunk)(const msl_::Group*, msl_::Thread*);
 extern "C" {
 #else
 typedef void (*msl_thunk)(const void*, void*);
@@ -37,6 +37,7 @@ typedef struct {
   msl_thunk call;
   uint32_t nargs;
   const msl_arg_info* args;
+  uint32_t used; // bit i: the compiled kernel may read or write buffer i; without the bit it may be left unbound
 } msl_kernel_entry;
 
 typedef struct {

@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-namespace msl {
+namespace msl_ {
 
 namespace {
 
@@ -41,7 +41,8 @@ std::string check_buffer(const msl_launch& launch, const msl_arg_info& arg) {
   if (arg.index >= MSL_MAX_BUFFERS)
     return format("buffer index %u, Metal allows 0..%d", arg.index, MSL_MAX_BUFFERS - 1);
   void* address = arg.index < launch.nbuffers ? launch.buffers[arg.index] : nullptr;
-  if (address == nullptr) return arg.optional ? std::string() : format("buffer %u is not bound", arg.index);
+  const bool needed = !arg.optional && (launch.kernel->used >> arg.index & 1) != 0;
+  if (address == nullptr) return needed ? format("buffer %u is not bound", arg.index) : std::string();
   if (reinterpret_cast<uintptr_t>(address) % arg.alignment != 0)
     return format("buffer %u: address %p is not aligned to the %u bytes of its type", arg.index, address,
                   arg.alignment);
@@ -77,10 +78,10 @@ std::string check_launch(const msl_launch& launch) {
   return {};
 }
 
-} // namespace msl
+} // namespace msl_
 
-// Checked builds compile kernels with -fsanitize=alignment; these are the entry points that such code calls. They are
-// ours rather than libubsan's, so that a misaligned access fails the launch instead of printing somewhere.
+// Checked builds compile kernels with -fsanitize=alignment,float-cast-overflow; these are the entry points that such
+// code calls. They are ours rather than libubsan's, so that a fault fails the launch instead of printing somewhere.
 namespace {
 
 struct SourceLocation {
@@ -94,25 +95,42 @@ struct TypeMismatch {
   unsigned char log_alignment, check_kind;
 };
 
-void report_misaligned(const TypeMismatch* data, uintptr_t address) {
-  const std::string what =
-      msl::format("%s:%u: misaligned access: address %p, the type needs %u bytes of alignment", data->location.file,
-                  data->location.line, reinterpret_cast<void*>(address), 1u << data->log_alignment);
-  if (const msl::Thread* thread = msl::current(); thread != nullptr) {
-    msl::LaunchState* state = thread->simdgroup->group->launch;
-    state->fail(msl::format("kernel %s: %s", state->launch->kernel->name, what.c_str()));
+struct CastOverflow {
+  SourceLocation location;
+  const void *from, *to;
+};
+
+void report(const char* file, uint32_t line, const std::string& what) {
+  const std::string message = msl_::format("%s:%u: %s", file, line, what.c_str());
+  if (const msl_::Thread* thread = msl_::current(); thread != nullptr) {
+    msl_::LaunchState* state = thread->simdgroup->group->launch;
+    state->fail(msl_::format("kernel %s: %s", state->launch->kernel->name, message.c_str()));
   } else {
-    std::fprintf(stderr, "torch_foundry: %s\n", what.c_str());
+    std::fprintf(stderr, "torch_foundry: %s\n", message.c_str());
   }
+}
+
+void report_misaligned(const TypeMismatch* data, uintptr_t address) {
+  report(data->location.file, data->location.line,
+         msl_::format("misaligned access: address %p, the type needs %u bytes of alignment",
+                      reinterpret_cast<void*>(address), 1u << data->log_alignment));
+}
+
+void report_overflow(const CastOverflow* data) {
+  report(data->location.file, data->location.line,
+         "implicit conversion of a number that does not fit the integer: Metal takes the nearest one, C++ any");
 }
 
 } // namespace
 
 extern "C" {
+MSL_EXPORT void msl_rt_report(uint32_t line, const char* file, const char* what) { report(file, line, what); }
 MSL_EXPORT void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, uintptr_t address) {
   report_misaligned(data, address);
 }
 MSL_EXPORT void __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, uintptr_t address) {
   report_misaligned(data, address);
 }
+MSL_EXPORT void __ubsan_handle_float_cast_overflow(CastOverflow* data, uintptr_t) { report_overflow(data); }
+MSL_EXPORT void __ubsan_handle_float_cast_overflow_abort(CastOverflow* data, uintptr_t) { report_overflow(data); }
 }

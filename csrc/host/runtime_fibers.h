@@ -2,7 +2,7 @@
 #pragma once
 #include "runtime_state.h"
 
-namespace msl {
+namespace msl_ {
 
 // The stacks of one simdgroup's lanes, each with a guard page below it.
 class StackBlock {
@@ -65,4 +65,4 @@ inline void sanitizer_leave(Thread*) {}
 #endif
 }
 
-} // namespace msl
+} // namespace msl_

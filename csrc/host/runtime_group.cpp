@@ -9,7 +9,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace msl {
+namespace msl_ {
 
 #if defined(MSL_CURRENT_BY_CALL)
 static __thread Thread* running;
@@ -371,9 +371,9 @@ MSL_INLINE void Runner::fiber_main() {
   }
 }
 
-} // namespace msl
+} // namespace msl_
 
-using namespace msl;
+using namespace msl_;
 
 #if defined(MSL_CURRENT_BY_CALL)
 Thread** msl_rt_current() { return &running; }

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-namespace msl {
+namespace msl_ {
 
 class Runner : public Group {
 public:
@@ -59,4 +59,4 @@ private:
   char end_token_ = 0;
 };
 
-} // namespace msl
+} // namespace msl_

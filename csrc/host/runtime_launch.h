@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-namespace msl {
+namespace msl_ {
 
 struct LaunchState {
   const msl_launch* launch;
@@ -34,4 +34,4 @@ std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)
 // Checks a launch against Metal's limits and the kernel's arguments. Returns an error, or "".
 std::string check_launch(const msl_launch& launch);
 
-} // namespace msl
+} // namespace msl_

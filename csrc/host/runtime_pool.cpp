@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <thread>
 
-namespace msl {
+namespace msl_ {
 
 namespace {
 
@@ -151,4 +151,4 @@ void Pool::release_runner(std::unique_ptr<Runner> runner) {
   runners_.push_back(std::move(runner));
 }
 
-} // namespace msl
+} // namespace msl_

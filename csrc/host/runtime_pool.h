@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-namespace msl {
+namespace msl_ {
 
 class Pool {
 public:
@@ -45,4 +45,4 @@ private:
   std::vector<std::unique_ptr<Runner>> runners_; // idle ones of launching threads
 };
 
-} // namespace msl
+} // namespace msl_

@@ -15,7 +15,7 @@
 #define MSL_LANE_CODE MSL_INLINE
 #endif
 
-namespace msl {
+namespace msl_ {
 
 struct Simdgroup;
 struct LaunchState; // of the runtime
@@ -101,23 +101,25 @@ extern MSL_EXPORT __thread Thread* running __attribute__((tls_model("initial-exe
 MSL_INLINE Thread*& current() { return running; }
 #endif
 
-} // namespace msl
+} // namespace msl_
 
 extern "C" {
 // The thread to run next, after the chain of this simdgroup has ended.
-MSL_EXPORT msl::Thread* msl_rt_next(msl::Simdgroup* simdgroup);
-MSL_EXPORT void* msl_rt_threadgroup_local(msl::Group* group, unsigned char* key, uint64_t bytes);
+MSL_EXPORT msl_::Thread* msl_rt_next(msl_::Simdgroup* simdgroup);
+// Fails the launch that this OS thread works on: checked builds call it.
+MSL_EXPORT void msl_rt_report(uint32_t line, const char* file, const char* what);
+MSL_EXPORT void* msl_rt_threadgroup_local(msl_::Group* group, unsigned char* key, uint64_t bytes);
 #if defined(MSL_CURRENT_BY_CALL)
-MSL_EXPORT msl::Thread** msl_rt_current();
+MSL_EXPORT msl_::Thread** msl_rt_current();
 #endif
 #if defined(MSL_ASAN) || defined(MSL_TSAN)
-MSL_EXPORT void msl_rt_switch(msl::Thread* from, msl::Thread* to);
+MSL_EXPORT void msl_rt_switch(msl_::Thread* from, msl_::Thread* to);
 MSL_EXPORT void msl_rt_release(void* address);
 MSL_EXPORT void msl_rt_acquire(void* address);
 #endif
 }
 
-namespace msl {
+namespace msl_ {
 
 #if defined(MSL_CURRENT_BY_CALL)
 MSL_INLINE Thread*& current() { return *msl_rt_current(); }
@@ -153,4 +155,4 @@ MSL_LANE_CODE Thread* finish(Thread* me) {
 #endif
 }
 
-} // namespace msl
+} // namespace msl_

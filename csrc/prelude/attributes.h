@@ -3,7 +3,7 @@
 #pragma once
 #include "matrix.h"
 
-namespace msl {
+namespace msl_ {
 
 template <class T> struct pointee {
   using type = std::remove_reference_t<T>; // by reference or by value
@@ -31,10 +31,10 @@ constexpr uint32_t pointee_alignment = [] {
 // A position or size as the scalar or vector that the parameter is.
 template <class P> MSL_INLINE P coordinates(uint32_t x, uint32_t y, uint32_t z) {
   using V = std::remove_cv_t<std::remove_reference_t<P>>;
-  if constexpr (metal::is_vector<V>) {
+  if constexpr (is_vector<V>) {
     const uint32_t all[] = {x, y, z};
     V v;
-    for (int i = 0; i < metal::lanes_of<V>; i++) v.d[i] = static_cast<metal::element_of<V>>(all[i]);
+    for (int i = 0; i < lanes_of<V>; i++) v.d[i] = static_cast<element_of<V>>(all[i]);
     return v;
   } else {
     return static_cast<V>(x);
@@ -95,7 +95,7 @@ MSL_BUILTIN_1(dispatch_quadgroups_per_threadgroup, (g.nominal_nthreads + 3) / 4)
 // A kernel's parameters, one tag each: the alias NAME_msl_args that follows it.
 template <class... Tags> struct args {};
 
-} // namespace msl
+} // namespace msl_
 
 #define MSL_JOIN_(a, b) a##b
 #define MSL_JOIN(a, b) MSL_JOIN_(a, b)

@@ -2,15 +2,7 @@
 #pragma once
 #include "scalar.h"
 
-namespace msl {
-template <class T> struct bare {
-  using type = T;
-};
-template <class T> struct bare<const T> {
-  using type = T;
-};
-template <class T> struct bare<T&> : bare<T> {};
-template <class T> struct bare<T&&> : bare<T> {};
+namespace msl_ {
 template <class T, class Literal> struct arm_ {
   using type = Literal;
 };
@@ -23,7 +15,8 @@ template <class Literal> struct arm_<half, Literal> {
 template <class Literal> struct arm_<bfloat, Literal> {
   using type = bfloat;
 };
-template <class T, class Literal> using arm = typename arm_<typename bare<T>::type, Literal>::type;
+template <class T, class Literal>
+using arm = typename arm_<std::remove_cv_t<std::remove_reference_t<T>>, Literal>::type;
 template <class T> struct widened {
   using type = T&&;
 };
@@ -48,4 +41,4 @@ template <> struct widened<const bfloat&> {
 template <class T> constexpr typename widened<T>::type widen(T&& v) {
   return static_cast<typename widened<T>::type>(v);
 }
-} // namespace msl
+} // namespace msl_

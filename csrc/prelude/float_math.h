@@ -3,10 +3,12 @@
 #pragma once
 #include "lift.h"
 
-namespace metal {
-
+namespace msl_ {
 // bfloat's functions are templates that take nothing else: libraries bring their own, which must win.
 template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>;
+} // namespace msl_
+
+namespace metal {
 
 // half and bfloat compute in float and round once.
 #define MSL_MATH_1(name, expression)                                                                                   \
@@ -15,7 +17,7 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
     const float x = static_cast<float>(value);                                                                         \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B value) {                                                \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B value) {                                          \
     const float x = value;                                                                                             \
     return B(expression);                                                                                              \
   }                                                                                                                    \
@@ -26,7 +28,7 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
     const float x = static_cast<float>(a), y = static_cast<float>(b);                                                  \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b) {                                               \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B a, B b) {                                         \
     const float x = a, y = b;                                                                                          \
     return B(expression);                                                                                              \
   }
@@ -39,7 +41,7 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
     const float x = static_cast<float>(a), y = static_cast<float>(b), z = static_cast<float>(c);                       \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = if_bfloat<B>> MSL_INLINE B name(B a, B b, B c) {                                          \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B a, B b, B c) {                                    \
     const float x = a, y = b, z = c;                                                                                   \
     return B(expression);                                                                                              \
   }
@@ -47,7 +49,9 @@ template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>
   MSL_SCALAR_3(name, expression)                                                                                       \
   MSL_LIFT_3(name)
 
-namespace detail {
+} // namespace metal
+
+namespace msl_ {
 // Without a call to fminf: a NaN yields to the other operand.
 MSL_INLINE float least(float x, float y) { return y < x || x != x ? y : x; }
 MSL_INLINE float most(float x, float y) { return x < y || x != x ? y : x; }
@@ -69,7 +73,9 @@ MSL_INLINE float ramp(float low, float high, float x) {
   return t * t * (3.0f - 2.0f * t);
 }
 MSL_INLINE float median(float x, float y, float z) { return most(least(x, y), least(most(x, y), z)); }
-} // namespace detail
+} // namespace msl_
+
+namespace metal {
 
 MSL_MATH_1(acos, __builtin_acosf(x))
 MSL_MATH_1(acosh, __builtin_acoshf(x))
@@ -80,28 +86,28 @@ MSL_MATH_1(atanh, __builtin_atanhf(x))
 MSL_MATH_1(ceil, __builtin_ceilf(x))
 MSL_MATH_1(cos, __builtin_cosf(x))
 MSL_MATH_1(cosh, __builtin_coshf(x))
-MSL_MATH_1(cospi, static_cast<float>(detail::cosine_of_turns(x)))
+MSL_MATH_1(cospi, static_cast<float>(msl_::cosine_of_turns(x)))
 MSL_MATH_1(exp, __builtin_expf(x))
 MSL_MATH_1(exp10, static_cast<float>(__builtin_pow(10.0, static_cast<double>(x))))
 MSL_MATH_1(exp2, __builtin_exp2f(x))
 MSL_MATH_1(fabs, __builtin_fabsf(x))
 MSL_MATH_1(floor, __builtin_floorf(x))
-MSL_MATH_1(fract, detail::least(x - __builtin_floorf(x), 0x1.fffffep-1f))
+MSL_MATH_1(fract, msl_::least(x - __builtin_floorf(x), 0x1.fffffep-1f))
 MSL_MATH_1(log, __builtin_logf(x))
 MSL_MATH_1(log10, __builtin_log10f(x))
 MSL_MATH_1(log2, __builtin_log2f(x))
 MSL_MATH_1(rint, __builtin_rintf(x))
 MSL_MATH_1(round, __builtin_roundf(x))
 MSL_MATH_1(rsqrt, 1.0f / __builtin_sqrtf(x))
-MSL_MATH_1(saturate, detail::clamp_unit(x))
+MSL_MATH_1(saturate, msl_::clamp_unit(x))
 MSL_MATH_1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == x ? x : 0.0f)
 MSL_MATH_1(sin, __builtin_sinf(x))
 MSL_MATH_1(sinh, __builtin_sinhf(x))
-MSL_MATH_1(sinpi, static_cast<float>(detail::sine_of_turns(x)))
+MSL_MATH_1(sinpi, static_cast<float>(msl_::sine_of_turns(x)))
 MSL_MATH_1(sqrt, __builtin_sqrtf(x))
 MSL_MATH_1(tan, __builtin_tanf(x))
 MSL_MATH_1(tanh, __builtin_tanhf(x))
-MSL_MATH_1(tanpi, static_cast<float>(detail::sine_of_turns(x) / detail::cosine_of_turns(x)))
+MSL_MATH_1(tanpi, static_cast<float>(msl_::sine_of_turns(x) / msl_::cosine_of_turns(x)))
 MSL_MATH_1(trunc, __builtin_truncf(x))
 
 // Those that integers have too are lifted to vectors in integer.h, when all overloads are known.
@@ -109,34 +115,35 @@ MSL_MATH_2(atan2, __builtin_atan2f(x, y))
 MSL_MATH_2(copysign, __builtin_copysignf(x, y))
 MSL_MATH_2(divide, x / y)
 MSL_MATH_2(fdim, x > y ? x - y : x <= y ? 0.0f : x + y)
-MSL_MATH_2(fmax, detail::most(x, y))
-MSL_MATH_2(fmin, detail::least(x, y))
+MSL_MATH_2(fmax, msl_::most(x, y))
+MSL_MATH_2(fmin, msl_::least(x, y))
 MSL_MATH_2(fmod, __builtin_fmodf(x, y))
-MSL_SCALAR_2(max, detail::most(x, y))
-MSL_SCALAR_2(min, detail::least(x, y))
+MSL_SCALAR_2(max, msl_::most(x, y))
+MSL_SCALAR_2(min, msl_::least(x, y))
 MSL_MATH_2(pow, __builtin_powf(x, y))
 MSL_MATH_2(powr, __builtin_powf(x, y))
 MSL_MATH_2(step, y < x ? 0.0f : 1.0f)
 
-MSL_SCALAR_3(clamp, detail::least(detail::most(x, y), z))
+MSL_SCALAR_3(clamp, msl_::least(msl_::most(x, y), z))
 MSL_MATH_3(fma, __builtin_fmaf(x, y, z))
-MSL_MATH_3(fmax3, detail::most(x, detail::most(y, z)))
-MSL_MATH_3(fmedian3, detail::median(x, y, z))
-MSL_MATH_3(fmin3, detail::least(x, detail::least(y, z)))
-MSL_SCALAR_3(max3, detail::most(x, detail::most(y, z)))
-MSL_SCALAR_3(median3, detail::median(x, y, z))
-MSL_SCALAR_3(min3, detail::least(x, detail::least(y, z)))
+MSL_MATH_3(fmax3, msl_::most(x, msl_::most(y, z)))
+MSL_MATH_3(fmedian3, msl_::median(x, y, z))
+MSL_MATH_3(fmin3, msl_::least(x, msl_::least(y, z)))
+MSL_SCALAR_3(max3, msl_::most(x, msl_::most(y, z)))
+MSL_SCALAR_3(median3, msl_::median(x, y, z))
+MSL_SCALAR_3(min3, msl_::least(x, msl_::least(y, z)))
 MSL_MATH_3(mix, x + (y - x) * z)
 // The last operand may be the only vector.
-MSL_INLINE float smoothstep(float low, float high, float x) { return detail::ramp(low, high, x); }
+MSL_INLINE float smoothstep(float low, float high, float x) { return msl_::ramp(low, high, x); }
 MSL_INLINE half smoothstep(half low, half high, half x) {
-  return half(detail::ramp(static_cast<float>(low), static_cast<float>(high), static_cast<float>(x)));
+  return half(msl_::ramp(static_cast<float>(low), static_cast<float>(high), static_cast<float>(x)));
 }
-template <class A, class B, class X, class = if_vector<X>>
-MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
-  using E = element_of<X>;
-  vector_of<X> r;
-  for (int i = 0; i < lanes_of<X>; i++) r.d[i] = smoothstep(element<E>(low, i), element<E>(high, i), element<E>(x, i));
+template <class A, class B, class X, class = msl_::if_vector<X>>
+MSL_INLINE msl_::vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
+  using E = msl_::element_of<X>;
+  msl_::vector_of<X> r;
+  for (int i = 0; i < msl_::lanes_of<X>; i++)
+    r.d[i] = smoothstep(msl_::element<E>(low, i), msl_::element<E>(high, i), msl_::element<E>(x, i));
   return r;
 }
 #undef MSL_MATH_1
@@ -169,7 +176,7 @@ MSL_INLINE vector_of<X> smoothstep(const A& low, const B& high, const X& x) {
   TEMPLATE MSL_INLINE bool signbit(T x) { return __builtin_signbit(static_cast<float>(x)); }                           \
   TEMPLATE MSL_INLINE bool isordered(T x, T y) { return x == x && y == y; }                                            \
   TEMPLATE MSL_INLINE bool isunordered(T x, T y) { return !isordered(x, y); }
-#define MSL_BFLOAT_ONLY template <class B, class = if_bfloat<B>>
+#define MSL_BFLOAT_ONLY template <class B, class = msl_::if_bfloat<B>>
 MSL_FLOAT_FUNCTIONS(float, )
 MSL_FLOAT_FUNCTIONS(half, )
 MSL_FLOAT_FUNCTIONS(B, MSL_BFLOAT_ONLY)
@@ -185,7 +192,7 @@ MSL_LIFT_2(isordered)
 MSL_LIFT_2(isunordered)
 
 MSL_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
-template <class T, class = std::enable_if_t<is_16bit_float<T>>> MSL_INLINE T nextafter(T x, T y) {
+template <class T, class = std::enable_if_t<msl_::is_16bit_float<T>>> MSL_INLINE T nextafter(T x, T y) {
   if (x != x || y != y) return x + y;
   if (x == y) return y;
   if (x == T(0.0f)) return copysign(as_type<T>(ushort(1)), y);
@@ -194,9 +201,11 @@ template <class T, class = std::enable_if_t<is_16bit_float<T>>> MSL_INLINE T nex
 }
 MSL_LIFT_2(nextafter)
 
-template <class A, class E, class = if_vector<A>> MSL_INLINE vector_of<A> ldexp(const A& a, const E& exponent) {
-  vector_of<A> r;
-  for (int i = 0; i < lanes_of<A>; i++) r.d[i] = ldexp(element<element_of<A>>(a, i), element<int>(exponent, i));
+template <class A, class E, class = msl_::if_vector<A>>
+MSL_INLINE msl_::vector_of<A> ldexp(const A& a, const E& exponent) {
+  msl_::vector_of<A> r;
+  for (int i = 0; i < msl_::lanes_of<A>; i++)
+    r.d[i] = ldexp(msl_::element<msl_::element_of<A>>(a, i), msl_::element<int>(exponent, i));
   return r;
 }
 template <class T, int N> MSL_INLINE vec<T, N> frexp(vec<T, N> x, vec<int, N>& exponent) {

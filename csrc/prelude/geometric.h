@@ -4,79 +4,81 @@
 
 namespace metal {
 
-template <class A, class B, class = if_pair<A, B>>
-MSL_INLINE typename operand_pair<A, B>::element dot(const A& a, const B& b) {
-  using E = typename operand_pair<A, B>::element;
-  E sum = E(element<E>(a, 0) * element<E>(b, 0));
-  for (int i = 1; i < operand_pair<A, B>::lanes; i++) sum = E(sum + element<E>(a, i) * element<E>(b, i));
+template <class A, class B, class = msl_::if_pair<A, B>>
+MSL_INLINE typename msl_::operand_pair<A, B>::element dot(const A& a, const B& b) {
+  using E = typename msl_::operand_pair<A, B>::element;
+  E sum = E(msl_::element<E>(a, 0) * msl_::element<E>(b, 0));
+  for (int i = 1; i < msl_::operand_pair<A, B>::lanes; i++)
+    sum = E(sum + msl_::element<E>(a, i) * msl_::element<E>(b, i));
   return sum;
 }
-template <class A, class = if_vector<A>> MSL_INLINE element_of<A> length_squared(const A& a) { return dot(a, a); }
-template <class A, class = if_vector<A>> MSL_INLINE element_of<A> length(const A& a) { return sqrt(dot(a, a)); }
-template <class A, class B, class = if_pair<A, B>> MSL_INLINE auto distance_squared(const A& a, const B& b) {
+template <class A, class = msl_::if_vector<A>> MSL_INLINE msl_::element_of<A> length_squared(const A& a) {
+  return dot(a, a);
+}
+template <class A, class = msl_::if_vector<A>> MSL_INLINE msl_::element_of<A> length(const A& a) {
+  return sqrt(dot(a, a));
+}
+template <class A, class B, class = msl_::if_pair<A, B>> MSL_INLINE auto distance_squared(const A& a, const B& b) {
   return length_squared(a - b);
 }
-template <class A, class B, class = if_pair<A, B>> MSL_INLINE auto distance(const A& a, const B& b) {
+template <class A, class B, class = msl_::if_pair<A, B>> MSL_INLINE auto distance(const A& a, const B& b) {
   return length(a - b);
 }
-template <class A, class = if_vector<A>> MSL_INLINE vector_of<A> normalize(const A& a) { return a * rsqrt(dot(a, a)); }
-template <class A, class B, class = if_pair<A, B>> MSL_INLINE vector_of<A> cross(const A& a, const B& b) {
-  static_assert(lanes_of<A> == 3, "cross takes vectors of three elements");
-  const vector_of<A> u = a, v = b;
+template <class A, class = msl_::if_vector<A>> MSL_INLINE msl_::vector_of<A> normalize(const A& a) {
+  return a * rsqrt(dot(a, a));
+}
+template <class A, class B, class = msl_::if_pair<A, B>> MSL_INLINE msl_::vector_of<A> cross(const A& a, const B& b) {
+  static_assert(msl_::lanes_of<A> == 3, "cross takes vectors of three elements");
+  const msl_::vector_of<A> u = a, v = b;
   return {u.y * v.z - u.z * v.y, u.z * v.x - u.x * v.z, u.x * v.y - u.y * v.x};
 }
-template <class A, class B, class = if_pair<A, B>> MSL_INLINE vector_of<A> reflect(const A& incident, const B& normal) {
-  return incident - element_of<A>(2) * dot(normal, incident) * normal;
+template <class A, class B, class = msl_::if_pair<A, B>>
+MSL_INLINE msl_::vector_of<A> reflect(const A& incident, const B& normal) {
+  return incident - msl_::element_of<A>(2) * dot(normal, incident) * normal;
 }
 template <class A, class B, class C>
-MSL_INLINE vector_of<A> faceforward(const A& normal, const B& incident, const C& reference) {
-  return dot(reference, incident) < element_of<A>(0) ? vector_of<A>(normal) : -normal;
+MSL_INLINE msl_::vector_of<A> faceforward(const A& normal, const B& incident, const C& reference) {
+  return dot(reference, incident) < msl_::element_of<A>(0) ? msl_::vector_of<A>(normal) : -normal;
 }
-template <class A, class B, class E> MSL_INLINE vector_of<A> refract(const A& incident, const B& normal, E ratio) {
-  using T = element_of<A>;
+template <class A, class B, class E>
+MSL_INLINE msl_::vector_of<A> refract(const A& incident, const B& normal, E ratio) {
+  using T = msl_::element_of<A>;
   const T eta = T(ratio), cosine = dot(normal, incident), k = T(1) - eta * eta * (T(1) - cosine * cosine);
-  if (k < T(0)) return vector_of<A>(T(0));
+  if (k < T(0)) return msl_::vector_of<A>(T(0));
   return eta * incident - (eta * cosine + sqrt(k)) * normal;
 }
 
 MSL_INLINE bool any(bool x) { return x; }
 MSL_INLINE bool all(bool x) { return x; }
-template <class A, class = if_vector<A>> MSL_INLINE bool any(const A& a) {
+template <class A, class = msl_::if_vector<A>> MSL_INLINE bool any(const A& a) {
   bool r = false;
-  for (int i = 0; i < lanes_of<A>; i++) r |= bool(element<element_of<A>>(a, i));
+  for (int i = 0; i < msl_::lanes_of<A>; i++) r |= bool(msl_::element<msl_::element_of<A>>(a, i));
   return r;
 }
-template <class A, class = if_vector<A>> MSL_INLINE bool all(const A& a) {
+template <class A, class = msl_::if_vector<A>> MSL_INLINE bool all(const A& a) {
   bool r = true;
-  for (int i = 0; i < lanes_of<A>; i++) r &= bool(element<element_of<A>>(a, i));
+  for (int i = 0; i < msl_::lanes_of<A>; i++) r &= bool(msl_::element<msl_::element_of<A>>(a, i));
   return r;
 }
 
 // select(a, b, c): b where c holds.
-template <class T, class C, class = std::enable_if_t<!is_vector<T> && !is_vector<C>>>
+template <class T, class C, class = std::enable_if_t<!msl_::is_vector<T> && !msl_::is_vector<C>>>
 MSL_INLINE T select(T a, T b, C condition) {
   return condition ? b : a;
 }
-template <class A, class B, class C, class = if_pair<A, B>>
+template <class A, class B, class C, class = msl_::if_pair<A, B>>
 MSL_INLINE auto select(const A& a, const B& b, const C& condition) {
-  using pair = operand_pair<A, B>;
+  using pair = msl_::operand_pair<A, B>;
   using E = typename pair::element;
   vec<E, pair::lanes> r;
-  for (int i = 0; i < pair::lanes; i++) r.d[i] = element<bool>(condition, i) ? element<E>(b, i) : element<E>(a, i);
+  for (int i = 0; i < pair::lanes; i++)
+    r.d[i] = msl_::element<bool>(condition, i) ? msl_::element<E>(b, i) : msl_::element<E>(a, i);
   return r;
 }
 
-#define MSL_CLASSIFY(name, op)                                                                                         \
-  template <class A, class B> MSL_INLINE auto name(const A& a, const B& b) { return a op b; }
-MSL_CLASSIFY(isequal, ==)
-MSL_CLASSIFY(isnotequal, !=)
-MSL_CLASSIFY(isgreater, >)
-MSL_CLASSIFY(isgreaterequal, >=)
-MSL_CLASSIFY(isless, <)
-MSL_CLASSIFY(islessequal, <=)
-#undef MSL_CLASSIFY
+} // namespace metal
 
-namespace detail {
+namespace msl_ {
 // A word of N fields of `bits` bits, lowest first; each holds round(clamp(v) * scale).
 template <class W, int N, class T> MSL_INLINE W pack_normalized(vec<T, N> v, int bits, float low, float scale) {
   W word = 0;
@@ -100,17 +102,19 @@ template <class T, int N, class S, class W> MSL_INLINE vec<T, N> unpack_signed(W
   }
   return r;
 }
-} // namespace detail
+} // namespace msl_
+
+namespace metal {
 
 #define MSL_PACK(T, name)                                                                                              \
-  MSL_INLINE uint pack_##name##_to_unorm4x8(T##4 v) { return detail::pack_normalized<uint>(v, 8, 0.0f, 255.0f); }      \
-  MSL_INLINE uint pack_##name##_to_snorm4x8(T##4 v) { return detail::pack_normalized<uint>(v, 8, -1.0f, 127.0f); }     \
-  MSL_INLINE uint pack_##name##_to_unorm2x16(T##2 v) { return detail::pack_normalized<uint>(v, 16, 0.0f, 65535.0f); }  \
-  MSL_INLINE uint pack_##name##_to_snorm2x16(T##2 v) { return detail::pack_normalized<uint>(v, 16, -1.0f, 32767.0f); } \
-  MSL_INLINE T##4 unpack_unorm4x8_to_##name(uint w) { return detail::unpack_unsigned<T, 4>(w, 8, 255.0f); }            \
-  MSL_INLINE T##4 unpack_snorm4x8_to_##name(uint w) { return detail::unpack_signed<T, 4, signed char>(w, 127.0f); }    \
-  MSL_INLINE T##2 unpack_unorm2x16_to_##name(uint w) { return detail::unpack_unsigned<T, 2>(w, 16, 65535.0f); }        \
-  MSL_INLINE T##2 unpack_snorm2x16_to_##name(uint w) { return detail::unpack_signed<T, 2, short>(w, 32767.0f); }
+  MSL_INLINE uint pack_##name##_to_unorm4x8(T##4 v) { return msl_::pack_normalized<uint>(v, 8, 0.0f, 255.0f); }        \
+  MSL_INLINE uint pack_##name##_to_snorm4x8(T##4 v) { return msl_::pack_normalized<uint>(v, 8, -1.0f, 127.0f); }       \
+  MSL_INLINE uint pack_##name##_to_unorm2x16(T##2 v) { return msl_::pack_normalized<uint>(v, 16, 0.0f, 65535.0f); }    \
+  MSL_INLINE uint pack_##name##_to_snorm2x16(T##2 v) { return msl_::pack_normalized<uint>(v, 16, -1.0f, 32767.0f); }   \
+  MSL_INLINE T##4 unpack_unorm4x8_to_##name(uint w) { return msl_::unpack_unsigned<T, 4>(w, 8, 255.0f); }              \
+  MSL_INLINE T##4 unpack_snorm4x8_to_##name(uint w) { return msl_::unpack_signed<T, 4, signed char>(w, 127.0f); }      \
+  MSL_INLINE T##2 unpack_unorm2x16_to_##name(uint w) { return msl_::unpack_unsigned<T, 2>(w, 16, 65535.0f); }          \
+  MSL_INLINE T##2 unpack_snorm2x16_to_##name(uint w) { return msl_::unpack_signed<T, 2, short>(w, 32767.0f); }
 MSL_PACK(float, float)
 MSL_PACK(half, half)
 #undef MSL_PACK

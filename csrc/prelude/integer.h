@@ -4,8 +4,6 @@
 
 namespace metal {
 
-typedef signed char schar; // int8_t, which is not the same type as char
-
 #define MSL_INTEGER_FUNCTIONS(T)                                                                                       \
   MSL_INLINE constexpr T min(T x, T y) { return y < x ? y : x; }                                                       \
   MSL_INLINE constexpr T max(T x, T y) { return x < y ? y : x; }                                                       \
@@ -13,26 +11,28 @@ typedef signed char schar; // int8_t, which is not the same type as char
   MSL_INLINE constexpr T min3(T x, T y, T z) { return min(x, min(y, z)); }                                             \
   MSL_INLINE constexpr T max3(T x, T y, T z) { return max(x, max(y, z)); }                                             \
   MSL_INLINE constexpr T median3(T x, T y, T z) { return max(min(x, y), min(max(x, y), z)); }                          \
-  MSL_INLINE constexpr T abs(T x) { return detail::magnitude(x); }                                                     \
-  MSL_INLINE constexpr std::make_unsigned_t<T> absdiff(T x, T y) { return detail::distance(x, y); }                    \
-  MSL_INLINE constexpr T addsat(T x, T y) { return detail::saturating_add(x, y); }                                     \
-  MSL_INLINE constexpr T subsat(T x, T y) { return detail::saturating_sub(x, y); }                                     \
+  MSL_INLINE constexpr T abs(T x) { return msl_::magnitude(x); }                                                       \
+  MSL_INLINE constexpr std::make_unsigned_t<T> absdiff(T x, T y) { return msl_::distance(x, y); }                      \
+  MSL_INLINE constexpr T addsat(T x, T y) { return msl_::saturating_add(x, y); }                                       \
+  MSL_INLINE constexpr T subsat(T x, T y) { return msl_::saturating_sub(x, y); }                                       \
   MSL_INLINE constexpr T hadd(T x, T y) { return T((__int128(x) + y) >> 1); }                                          \
   MSL_INLINE constexpr T rhadd(T x, T y) { return T((__int128(x) + y + 1) >> 1); }                                     \
-  MSL_INLINE constexpr T mulhi(T x, T y) { return detail::high_product(x, y); }                                        \
+  MSL_INLINE constexpr T mulhi(T x, T y) { return msl_::high_product(x, y); }                                          \
   MSL_INLINE constexpr T madhi(T x, T y, T z) { return T(mulhi(x, y) + z); }                                           \
-  MSL_INLINE constexpr T madsat(T x, T y, T z) { return detail::saturate_to<T>(__int128(x) * y + z); }                 \
+  MSL_INLINE constexpr T madsat(T x, T y, T z) { return msl_::saturate_to<T>(__int128(x) * y + z); }                   \
   MSL_INLINE constexpr T popcount(T x) { return T(__builtin_popcountll(std::make_unsigned_t<T>(x))); }                 \
-  MSL_INLINE constexpr T clz(T x) { return detail::leading_zeros(x); }                                                 \
+  MSL_INLINE constexpr T clz(T x) { return msl_::zeros_above(x); }                                                     \
   MSL_INLINE constexpr T ctz(T x) { return x == 0 ? T(sizeof(T) * 8) : T(__builtin_ctzll(static_cast<ulong>(x))); }    \
-  MSL_INLINE constexpr T reverse_bits(T x) { return detail::reversed(x); }                                             \
-  MSL_INLINE constexpr T rotate(T x, T count) { return detail::rotated(x, count); }                                    \
-  MSL_INLINE constexpr T extract_bits(T x, uint offset, uint bits) { return detail::field(x, offset, bits); }          \
+  MSL_INLINE constexpr T reverse_bits(T x) { return msl_::reversed(x); }                                               \
+  MSL_INLINE constexpr T rotate(T x, T count) { return msl_::rotated(x, count); }                                      \
+  MSL_INLINE constexpr T extract_bits(T x, uint offset, uint bits) { return msl_::field(x, offset, bits); }            \
   MSL_INLINE constexpr T insert_bits(T base, T insert, uint offset, uint bits) {                                       \
-    return detail::with_field(base, insert, offset, bits);                                                             \
+    return msl_::with_field(base, insert, offset, bits);                                                               \
   }
 
-namespace detail {
+} // namespace metal
+
+namespace msl_ {
 
 template <class T> constexpr int bits_of = sizeof(T) * 8;
 
@@ -61,7 +61,7 @@ template <class T> constexpr T high_product(T x, T y) {
   else
     return T((static_cast<__int128>(x) * y) >> bits_of<T>);
 }
-template <class T> constexpr T leading_zeros(T x) {
+template <class T> constexpr T zeros_above(T x) {
   return x == 0 ? T(bits_of<T>) : T(__builtin_clzll(std::make_unsigned_t<T>(x)) - (64 - bits_of<T>));
 }
 template <class T> constexpr T reversed(T x) {
@@ -88,10 +88,12 @@ template <class T> constexpr T with_field(T base, T insert, uint offset, uint bi
   return T((U(base) & U(~U(ones << offset))) | (U(U(insert) & ones) << offset));
 }
 
-} // namespace detail
+} // namespace msl_
+
+namespace metal {
 
 MSL_INTEGER_FUNCTIONS(char)
-MSL_INTEGER_FUNCTIONS(schar)
+MSL_INTEGER_FUNCTIONS(int8_t) // which is not the same type as char
 MSL_INTEGER_FUNCTIONS(uchar)
 MSL_INTEGER_FUNCTIONS(short)
 MSL_INTEGER_FUNCTIONS(ushort)
@@ -131,16 +133,19 @@ MSL_LIFT_3(madsat)
 MSL_LIFT_3(max3)
 MSL_LIFT_3(median3)
 MSL_LIFT_3(min3)
-template <class A, class = if_vector<A>> MSL_INLINE vector_of<A> extract_bits(const A& a, uint offset, uint bits) {
-  vector_of<A> r;
-  for (int i = 0; i < lanes_of<A>; i++) r.d[i] = extract_bits(element<element_of<A>>(a, i), offset, bits);
+template <class A, class = msl_::if_vector<A>>
+MSL_INLINE msl_::vector_of<A> extract_bits(const A& a, uint offset, uint bits) {
+  msl_::vector_of<A> r;
+  for (int i = 0; i < msl_::lanes_of<A>; i++)
+    r.d[i] = extract_bits(msl_::element<msl_::element_of<A>>(a, i), offset, bits);
   return r;
 }
-template <class A, class B, class = if_pair<A, B>>
-MSL_INLINE vector_of<A> insert_bits(const A& a, const B& b, uint offset, uint bits) {
-  using E = element_of<A>;
-  vector_of<A> r;
-  for (int i = 0; i < lanes_of<A>; i++) r.d[i] = insert_bits(element<E>(a, i), element<E>(b, i), offset, bits);
+template <class A, class B, class = msl_::if_pair<A, B>>
+MSL_INLINE msl_::vector_of<A> insert_bits(const A& a, const B& b, uint offset, uint bits) {
+  using E = msl_::element_of<A>;
+  msl_::vector_of<A> r;
+  for (int i = 0; i < msl_::lanes_of<A>; i++)
+    r.d[i] = insert_bits(msl_::element<E>(a, i), msl_::element<E>(b, i), offset, bits);
   return r;
 }
 

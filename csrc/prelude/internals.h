@@ -109,8 +109,8 @@ MSL_INTERNAL_FILL(simd_shuffle_and_fill_up)
 MSL_INTERNAL_FILL(quad_shuffle_and_fill_down)
 MSL_INTERNAL_FILL(quad_shuffle_and_fill_up)
 #undef MSL_INTERNAL_FILL
-MSL_INLINE ushort __metal_get_simdgroup_size(ushort) { return msl::kLanes; }
-MSL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) { return static_cast<ushort>(msl::own_lane()); }
+MSL_INLINE ushort __metal_get_simdgroup_size(ushort) { return msl_::kLanes; }
+MSL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) { return static_cast<ushort>(msl_::own_lane()); }
 
 // Logging goes nowhere.
 struct os_log {

@@ -18,11 +18,11 @@ template <class T, int C, int R> struct matrix {
   }
   // All columns, or all elements column by column.
   template <class A, class B, class... X> MSL_INLINE matrix(const A& a, const B& b, const X&... rest) {
-    static_assert(components_of<A> + components_of<B> + (0 + ... + components_of<X>) == C * R,
+    static_assert(msl_::components_of<A> + msl_::components_of<B> + (0 + ... + msl_::components_of<X>) == C * R,
                   "matrix constructor: the arguments do not have as many components as the matrix");
     T all[C * R];
-    int at = append(all, append(all, 0, a), b);
-    ((at = append(all, at, rest)), ...);
+    int at = msl_::append(all, msl_::append(all, 0, a), b);
+    ((at = msl_::append(all, at, rest)), ...);
     for (int c = 0; c < C; c++)
       for (int r = 0; r < R; r++) columns[c].d[r] = all[c * R + r];
   }

@@ -4,7 +4,7 @@
 #pragma once
 #include "vector.h"
 
-namespace msl {
+namespace msl_ {
 
 constexpr uint matrix_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
 constexpr uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
@@ -13,8 +13,8 @@ constexpr uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 *
 struct Pair {
   float x, y;
 };
-template <class T> MSL_INLINE Pair to_pair(const metal::vec<T, 2>& v) {
+template <class T> MSL_INLINE Pair to_pair(const vec<T, 2>& v) {
   return {static_cast<float>(v.d[0]), static_cast<float>(v.d[1])};
 }
 
-} // namespace msl
+} // namespace msl_

@@ -3,14 +3,14 @@
 #include "integer.h"
 #include "matrix.h"
 
-namespace msl {
+namespace msl_ {
 
 // What is passed between lanes: swizzles and packed vectors as plain vectors.
 template <class T, class = void> struct passed_type {
   using type = T;
 };
-template <class T> struct passed_type<T, metal::if_vector<T>> {
-  using type = metal::vector_of<T>;
+template <class T> struct passed_type<T, if_vector<T>> {
+  using type = vector_of<T>;
 };
 template <class T> using passed = typename passed_type<T>::type;
 
@@ -55,4 +55,4 @@ struct Xor {
   }
 };
 
-} // namespace msl
+} // namespace msl_

@@ -1,6 +1,7 @@
 // Scalar types: the integer names, half, bfloat.
 #pragma once
 #include <stddef.h>
+#include <limits>
 #include <stdint.h>
 #include <type_traits>
 
@@ -11,11 +12,16 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
-namespace msl {
+namespace msl_ {
 
 // A 16-bit floating-point type of which only the encoding is given: values convert from and to float, and each
 // operation rounds its result. Format has encode(float) and decode(uint16_t).
+namespace numbers {
 template <class Format> struct Float16;
+struct BrainFormat;
+struct HalfFormat;
+} // namespace numbers
+using numbers::Float16;
 
 template <class T> struct is_float16 : std::false_type {};
 template <class F> struct is_float16<Float16<F>> : std::true_type {};
@@ -31,6 +37,8 @@ constexpr bool is_number_like = std::is_class_v<T> && !is_float16<T>::value && s
 #else
 #define MSL_IN_HARDWARE(call)
 #endif
+
+namespace numbers {
 
 struct BrainFormat {
   static constexpr uint16_t encode(float value) { // round to nearest even; NaN stays NaN
@@ -72,18 +80,17 @@ struct HalfFormat {
 };
 #undef MSL_IN_HARDWARE
 
-} // namespace msl
+} // namespace numbers
+} // namespace msl_
 
 #if MSL_NATIVE_HALF
 typedef _Float16 half;
 #else
-typedef msl::Float16<msl::HalfFormat> half;
+typedef msl_::Float16<msl_::numbers::HalfFormat> half;
 #endif
-typedef msl::Float16<msl::BrainFormat> bfloat;
-typedef half float16_t;
-typedef bfloat bfloat16_t;
+typedef msl_::Float16<msl_::numbers::BrainFormat> bfloat;
 
-namespace msl {
+namespace msl_ {
 
 // What C++ calls arithmetic, and native half. Float16 itself is not meant.
 template <class T>
@@ -92,6 +99,67 @@ template <class T, class R = T> using if_number = std::enable_if_t<is_number<T>,
 
 // What an operation of a 16-bit float with T results in: floats widen, integers do not.
 template <class F, class T> using promoted = std::conditional_t<std::is_integral_v<T>, Float16<F>, float>;
+
+// The integer that a number is cut to: the nearest one of the type if there is none, 0 for NaN.
+template <class To> MSL_INLINE constexpr To saturated(float value) {
+#if defined(MSL_HARDWARE_FORMATS)
+  if (!__builtin_is_constant_evaluated()) {
+    if constexpr (std::is_same_v<To, int32_t>) return cut_to_int(value);
+    if constexpr (std::is_same_v<To, uint32_t>) return cut_to_uint(value);
+  }
+#endif
+  constexpr To least = std::numeric_limits<To>::min(), most = std::numeric_limits<To>::max();
+  constexpr float end = 2.0f * static_cast<float>(most / 2 + 1); // exact
+  if (value >= end) return most;
+  if (value > static_cast<float>(least)) return static_cast<To>(value);
+  return value == value ? least : To(0);
+}
+// Whether a conversion needs that.
+template <class To, class From>
+constexpr bool is_saturating =
+    std::is_integral_v<To> && !std::is_same_v<std::remove_cv_t<To>, bool> &&
+    (std::is_floating_point_v<From> || std::is_same_v<From, half> || is_float16<From>::value);
+
+// Quotient and remainder of integers.
+template <class A, class B, class R = decltype(A() / B())> MSL_INLINE constexpr R quotient(A a, B b) {
+  const R x = static_cast<R>(a), y = static_cast<R>(b);
+  if constexpr (std::is_signed_v<R>) {
+    using U = std::make_unsigned_t<R>;
+    if (U(y) + 1 <= 1) return y == 0 ? R(-1) : R(U(0) - U(x)); // 0 or -1
+  } else {
+    if (y == 0) return R(-1);
+  }
+  return x / y;
+}
+template <class T> MSL_INLINE constexpr auto ratio(T x, T y) {
+  if constexpr (std::is_integral_v<T>)
+    return quotient(x, y);
+  else
+    return x / y;
+}
+template <class A, class B, class R = decltype(A() / B())> MSL_INLINE constexpr R remainder(A a, B b) {
+  const R x = static_cast<R>(a), y = static_cast<R>(b);
+  if constexpr (std::is_signed_v<R>) {
+    using U = std::make_unsigned_t<R>;
+    if (U(y) + 1 <= 1) return y == 0 ? x : R(0);
+  } else {
+    if (y == 0) return x;
+  }
+  return x % y;
+}
+
+// static_cast between any two scalars, half and bfloat too.
+template <class To, class From> MSL_INLINE constexpr To scalar_cast(From value) {
+  if constexpr (std::is_enum_v<From>)
+    return static_cast<To>(static_cast<std::underlying_type_t<From>>(value));
+  else if constexpr (is_saturating<To, From>)
+    return saturated<To>(static_cast<float>(value));
+  else
+    return static_cast<To>(value);
+}
+
+// In a namespace of its own, as what lies beside a type is found by the names of functions called with it.
+namespace numbers {
 
 template <class Format> struct Float16 {
   uint16_t bits;
@@ -109,12 +177,12 @@ template <class Format> struct Float16 {
   // rarer.
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T> && !std::is_same_v<T, int>>>
   constexpr operator T() const {
-    return static_cast<T>(Format::decode(bits));
+    return scalar_cast<T>(Format::decode(bits));
   }
   template <class T, class = std::enable_if_t<is_number<T> && (!std::is_arithmetic_v<T> || std::is_same_v<T, int>)>,
             class = void>
   explicit constexpr operator T() const {
-    return static_cast<T>(Format::decode(bits));
+    return scalar_cast<T>(Format::decode(bits));
   }
 
   template <class T, class = std::enable_if_t<is_number_like<T>>, class = void, class = void>
@@ -188,12 +256,6 @@ MSL_COMPARISON(>)
 MSL_COMPARISON(>=)
 #undef MSL_COMPARISON
 
-// static_cast between any two scalars, half and bfloat too.
-template <class To, class From> MSL_INLINE constexpr To scalar_cast(From value) {
-  if constexpr (std::is_enum_v<From>)
-    return static_cast<To>(static_cast<std::underlying_type_t<From>>(value));
-  else
-    return static_cast<To>(value);
-}
+} // namespace numbers
 
-} // namespace msl
+} // namespace msl_

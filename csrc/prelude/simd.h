@@ -6,7 +6,7 @@
 #pragma once
 #include "lanes.h"
 
-namespace msl {
+namespace msl_ {
 
 // Lanes that would read beyond the group of `width` lanes keep what `outside` says.
 template <class T> MSL_LANE_CODE T shift(T value, int by, uint32_t width, T outside, int line) {
@@ -29,7 +29,7 @@ template <class T> MSL_LANE_CODE T shift_and_fill(T value, T fill, int by, uint3
   return inside ? moved.value : moved.fill;
 }
 
-} // namespace msl
+} // namespace msl_
 
 namespace metal {
 
@@ -53,11 +53,11 @@ struct quad_vote {
 };
 
 #define MSL_REDUCTION(name, Op)                                                                                        \
-  template <class T> MSL_INLINE msl::passed<T> simd_##name(const T& x, MSL_LINE) {                                     \
-    return msl::reduce<msl::Op, msl::passed<T>>(x, line);                                                              \
+  template <class T> MSL_INLINE msl_::passed<T> simd_##name(const T& x, MSL_LINE) {                                    \
+    return msl_::reduce<msl_::Op, msl_::passed<T>>(x, line);                                                           \
   }                                                                                                                    \
-  template <class T> MSL_INLINE msl::passed<T> quad_##name(const T& x, MSL_LINE) {                                     \
-    return msl::reduce_quad<msl::Op, msl::passed<T>>(x, line);                                                         \
+  template <class T> MSL_INLINE msl_::passed<T> quad_##name(const T& x, MSL_LINE) {                                    \
+    return msl_::reduce_quad<msl_::Op, msl_::passed<T>>(x, line);                                                      \
   }
 MSL_REDUCTION(sum, Sum)
 MSL_REDUCTION(product, Product)
@@ -69,11 +69,11 @@ MSL_REDUCTION(xor, Xor)
 #undef MSL_REDUCTION
 
 #define MSL_PREFIX(name, Op, inclusive)                                                                                \
-  template <class T> MSL_INLINE msl::passed<T> simd_prefix_##name(const T& x, MSL_LINE) {                              \
-    return msl::scan<msl::Op, inclusive, msl::passed<T>>(x, line);                                                     \
+  template <class T> MSL_INLINE msl_::passed<T> simd_prefix_##name(const T& x, MSL_LINE) {                             \
+    return msl_::scan<msl_::Op, inclusive, msl_::passed<T>>(x, line);                                                  \
   }                                                                                                                    \
-  template <class T> MSL_INLINE msl::passed<T> quad_prefix_##name(const T& x, MSL_LINE) {                              \
-    return msl::scan_quad<msl::Op, inclusive, msl::passed<T>>(x, line);                                                \
+  template <class T> MSL_INLINE msl_::passed<T> quad_prefix_##name(const T& x, MSL_LINE) {                             \
+    return msl_::scan_quad<msl_::Op, inclusive, msl_::passed<T>>(x, line);                                             \
   }
 MSL_PREFIX(inclusive_sum, Sum, true)
 MSL_PREFIX(exclusive_sum, Sum, false)
@@ -81,58 +81,60 @@ MSL_PREFIX(inclusive_product, Product, true)
 MSL_PREFIX(exclusive_product, Product, false)
 #undef MSL_PREFIX
 
-MSL_INLINE bool simd_any(bool x, MSL_LINE) { return msl::vote(x, line) != 0; }
-MSL_INLINE bool simd_all(bool x, MSL_LINE) { return msl::vote(!x, line) == 0; }
-MSL_INLINE simd_vote simd_ballot(bool x, MSL_LINE) { return simd_vote(msl::vote(x, line)); }
-MSL_INLINE simd_vote simd_active_threads_mask(MSL_LINE) { return simd_vote(msl::active_lanes(line)); }
+MSL_INLINE bool simd_any(bool x, MSL_LINE) { return msl_::vote(x, line) != 0; }
+MSL_INLINE bool simd_all(bool x, MSL_LINE) { return msl_::vote(!x, line) == 0; }
+MSL_INLINE simd_vote simd_ballot(bool x, MSL_LINE) { return simd_vote(msl_::vote(x, line)); }
+MSL_INLINE simd_vote simd_active_threads_mask(MSL_LINE) { return simd_vote(msl_::active_lanes(line)); }
 MSL_INLINE bool simd_is_first(MSL_LINE) {
-  return msl::own_lane() == static_cast<uint>(__builtin_ctz(msl::active_lanes(line)));
+  return msl_::own_lane() == static_cast<uint>(__builtin_ctz(msl_::active_lanes(line)));
 }
 MSL_INLINE bool simd_is_helper_thread() { return false; }
 
-namespace detail {
-MSL_INLINE uint quad_part(uint votes) { return votes >> (msl::own_lane() & ~3u) & 15; }
-} // namespace detail
-MSL_INLINE bool quad_any(bool x, MSL_LINE) { return detail::quad_part(msl::vote(x, line)) != 0; }
-MSL_INLINE bool quad_all(bool x, MSL_LINE) { return detail::quad_part(msl::vote(!x, line)) == 0; }
-MSL_INLINE quad_vote quad_ballot(bool x, MSL_LINE) { return quad_vote(detail::quad_part(msl::vote(x, line))); }
-MSL_INLINE quad_vote quad_active_threads_mask(MSL_LINE) {
-  return quad_vote(detail::quad_part(msl::active_lanes(line)));
-}
+} // namespace metal
+
+namespace msl_ {
+MSL_INLINE uint quad_part(uint votes) { return votes >> (msl_::own_lane() & ~3u) & 15; }
+} // namespace msl_
+
+namespace metal {
+MSL_INLINE bool quad_any(bool x, MSL_LINE) { return msl_::quad_part(msl_::vote(x, line)) != 0; }
+MSL_INLINE bool quad_all(bool x, MSL_LINE) { return msl_::quad_part(msl_::vote(!x, line)) == 0; }
+MSL_INLINE quad_vote quad_ballot(bool x, MSL_LINE) { return quad_vote(msl_::quad_part(msl_::vote(x, line))); }
+MSL_INLINE quad_vote quad_active_threads_mask(MSL_LINE) { return quad_vote(msl_::quad_part(msl_::active_lanes(line))); }
 MSL_INLINE bool quad_is_first(MSL_LINE) {
-  return (msl::own_lane() & 3) == static_cast<uint>(__builtin_ctz(detail::quad_part(msl::active_lanes(line))));
+  return (msl_::own_lane() & 3) == static_cast<uint>(__builtin_ctz(msl_::quad_part(msl_::active_lanes(line))));
 }
 MSL_INLINE bool quad_is_helper_thread() { return false; }
 
 #define MSL_SHUFFLE(name, parameter, from)                                                                             \
-  template <class T> MSL_INLINE msl::passed<T> name(const T& x, ushort parameter, MSL_LINE) {                          \
-    return msl::shuffle<msl::passed<T>>(x, from, line);                                                                \
+  template <class T> MSL_INLINE msl_::passed<T> name(const T& x, ushort parameter, MSL_LINE) {                         \
+    return msl_::shuffle<msl_::passed<T>>(x, from, line);                                                              \
   }
 MSL_SHUFFLE(simd_broadcast, lane, lane)
 MSL_SHUFFLE(simd_shuffle, lane, lane)
-MSL_SHUFFLE(simd_shuffle_xor, mask, msl::own_lane() ^ mask)
-MSL_SHUFFLE(simd_shuffle_rotate_down, delta, msl::own_lane() + delta)
-MSL_SHUFFLE(simd_shuffle_rotate_up, delta, msl::own_lane() - delta)
-MSL_SHUFFLE(quad_broadcast, lane, (msl::own_lane() & ~3u) | (lane & 3))
-MSL_SHUFFLE(quad_shuffle, lane, (msl::own_lane() & ~3u) | (lane & 3))
-MSL_SHUFFLE(quad_shuffle_xor, mask, msl::own_lane() ^ (mask & 3))
-MSL_SHUFFLE(quad_shuffle_rotate_down, delta, (msl::own_lane() & ~3u) | ((msl::own_lane() + delta) & 3))
-MSL_SHUFFLE(quad_shuffle_rotate_up, delta, (msl::own_lane() & ~3u) | ((msl::own_lane() - delta) & 3))
+MSL_SHUFFLE(simd_shuffle_xor, mask, msl_::own_lane() ^ mask)
+MSL_SHUFFLE(simd_shuffle_rotate_down, delta, msl_::own_lane() + delta)
+MSL_SHUFFLE(simd_shuffle_rotate_up, delta, msl_::own_lane() - delta)
+MSL_SHUFFLE(quad_broadcast, lane, (msl_::own_lane() & ~3u) | (lane & 3))
+MSL_SHUFFLE(quad_shuffle, lane, (msl_::own_lane() & ~3u) | (lane & 3))
+MSL_SHUFFLE(quad_shuffle_xor, mask, msl_::own_lane() ^ (mask & 3))
+MSL_SHUFFLE(quad_shuffle_rotate_down, delta, (msl_::own_lane() & ~3u) | ((msl_::own_lane() + delta) & 3))
+MSL_SHUFFLE(quad_shuffle_rotate_up, delta, (msl_::own_lane() & ~3u) | ((msl_::own_lane() - delta) & 3))
 #undef MSL_SHUFFLE
 
-template <class T> MSL_INLINE msl::passed<T> simd_broadcast_first(const T& x, MSL_LINE) {
-  return msl::broadcast_first<msl::passed<T>>(x, line);
+template <class T> MSL_INLINE msl_::passed<T> simd_broadcast_first(const T& x, MSL_LINE) {
+  return msl_::broadcast_first<msl_::passed<T>>(x, line);
 }
-template <class T> MSL_INLINE msl::passed<T> quad_broadcast_first(const T& x, MSL_LINE) {
-  const uint first = msl::own_lane() & ~3u;
-  return msl::shuffle<msl::passed<T>>(
-      x, first + static_cast<uint>(__builtin_ctz(detail::quad_part(msl::active_lanes(line)))), line);
+template <class T> MSL_INLINE msl_::passed<T> quad_broadcast_first(const T& x, MSL_LINE) {
+  const uint first = msl_::own_lane() & ~3u;
+  return msl_::shuffle<msl_::passed<T>>(
+      x, first + static_cast<uint>(__builtin_ctz(msl_::quad_part(msl_::active_lanes(line)))), line);
 }
 
 // Lanes without a source keep their own value.
 #define MSL_SHIFT(name, sign, width)                                                                                   \
-  template <class T> MSL_INLINE msl::passed<T> name(const T& x, ushort delta, MSL_LINE) {                              \
-    return msl::shift<msl::passed<T>>(x, sign int(delta), width, x, line);                                             \
+  template <class T> MSL_INLINE msl_::passed<T> name(const T& x, ushort delta, MSL_LINE) {                             \
+    return msl_::shift<msl_::passed<T>>(x, sign int(delta), width, x, line);                                           \
   }
 MSL_SHIFT(simd_shuffle_up, -, 32)
 MSL_SHIFT(simd_shuffle_down, +, 32)
@@ -142,8 +144,8 @@ MSL_SHIFT(quad_shuffle_down, +, 4)
 
 #define MSL_FILL(name, sign, all)                                                                                      \
   template <class T>                                                                                                   \
-  MSL_INLINE msl::passed<T> name(const T& x, const T& fill, ushort delta, ushort modulo = all, MSL_LINE) {             \
-    return msl::shift_and_fill<msl::passed<T>>(x, fill, sign int(delta), modulo, line);                                \
+  MSL_INLINE msl_::passed<T> name(const T& x, const T& fill, ushort delta, ushort modulo = all, MSL_LINE) {            \
+    return msl_::shift_and_fill<msl_::passed<T>>(x, fill, sign int(delta), modulo, line);                              \
   }
 MSL_FILL(simd_shuffle_and_fill_up, -, 32)
 MSL_FILL(simd_shuffle_and_fill_down, +, 32)

@@ -15,7 +15,7 @@ template <class T, int Cols = 8, int Rows = 8> struct simdgroup_matrix {
 
   simdgroup_matrix() = default;
   explicit MSL_INLINE simdgroup_matrix(T diagonal) {
-    const uint lane = msl::own_lane(), row = msl::matrix_row(lane), column = msl::matrix_column(lane);
+    const uint lane = msl_::own_lane(), row = msl_::matrix_row(lane), column = msl_::matrix_column(lane);
     elements.d[0] = row == column ? diagonal : T(0.0f);
     elements.d[1] = row == column + 1 ? diagonal : T(0.0f);
   }
@@ -46,22 +46,26 @@ MSL_INLINE simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(U valu
   return simdgroup_matrix<T, Cols, Rows>(T(value));
 }
 
-namespace detail {
+} // namespace metal
+
+namespace msl_ {
 // Where the lane's two elements lie in memory: origin.x counts columns of memory, origin.y its rows.
-MSL_INLINE void matrix_offsets(ulong (&offsets)[2], ulong stride, ulong2 origin, bool transposed) {
-  const uint lane = msl::own_lane(), row = msl::matrix_row(lane), column = msl::matrix_column(lane);
+MSL_INLINE void matrix_offsets(ulong (&offsets)[2], ulong stride, metal::ulong2 origin, bool transposed) {
+  const uint lane = msl_::own_lane(), row = msl_::matrix_row(lane), column = msl_::matrix_column(lane);
   for (uint k = 0; k < 2; k++) {
     const ulong r = transposed ? column + k : row, c = transposed ? row : column + k;
     offsets[k] = (origin.d[1] + r) * stride + origin.d[0] + c;
   }
 }
-} // namespace detail
+} // namespace msl_
+
+namespace metal {
 
 template <class T>
 MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* source, ulong elements_per_row = 8,
                                ulong2 origin = ulong2(0), bool transpose_matrix = false) {
   ulong at[2];
-  detail::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
+  msl_::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
   m.elements.d[0] = source[at[0]];
   m.elements.d[1] = source[at[1]];
 }
@@ -69,7 +73,7 @@ template <class T>
 MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, T* destination, ulong elements_per_row = 8,
                                 ulong2 origin = ulong2(0), bool transpose_matrix = false) {
   ulong at[2];
-  detail::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
+  msl_::matrix_offsets(at, elements_per_row, origin, transpose_matrix);
   destination[at[0]] = m.elements.d[0];
   destination[at[1]] = m.elements.d[1];
 }
@@ -83,13 +87,13 @@ template <class D, class A, class B, class C>
 MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                               const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
                                               MSL_LINE) {
-  const msl::Pair r = msl::multiply_accumulate(a.elements, b.elements, msl::to_pair(c.elements), line);
+  const msl_::Pair r = msl_::multiply_accumulate(a.elements, b.elements, msl_::to_pair(c.elements), line);
   d.elements = vec<D, 2>(r.x, r.y);
 }
 template <class D, class A, class B>
 MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                    const simdgroup_matrix<B, 8, 8>& b, MSL_LINE) {
-  const msl::Pair r = msl::multiply_accumulate(a.elements, b.elements, msl::Pair{0.0f, 0.0f}, line);
+  const msl_::Pair r = msl_::multiply_accumulate(a.elements, b.elements, msl_::Pair{0.0f, 0.0f}, line);
   d.elements = vec<D, 2>(r.x, r.y);
 }
 template <class T>

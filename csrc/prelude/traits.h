@@ -5,6 +5,10 @@
 
 #include "scalar.h"
 
+namespace msl_ {
+template <class T> constexpr bool is_16bit_float = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
+} // namespace msl_
+
 namespace metal {
 
 using ::bfloat;
@@ -82,15 +86,15 @@ using std::false_type;
 using std::integral_constant;
 using std::true_type;
 
-template <class T> constexpr bool is_16bit_float = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
-
 template <class T>
-struct is_floating_point : std::bool_constant<std::is_floating_point_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
+struct is_floating_point
+    : std::bool_constant<std::is_floating_point_v<T> || msl_::is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_floating_point_v = is_floating_point<T>::value;
 template <class T>
-struct is_arithmetic : std::bool_constant<std::is_arithmetic_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
+struct is_arithmetic : std::bool_constant<std::is_arithmetic_v<T> || msl_::is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_arithmetic_v = is_arithmetic<T>::value;
-template <class T> struct is_signed : std::bool_constant<std::is_signed_v<T> || is_16bit_float<std::remove_cv_t<T>>> {};
+template <class T>
+struct is_signed : std::bool_constant<std::is_signed_v<T> || msl_::is_16bit_float<std::remove_cv_t<T>>> {};
 template <class T> constexpr bool is_signed_v = is_signed<T>::value;
 template <class T> struct is_scalar : std::bool_constant<std::is_scalar_v<T> || is_arithmetic_v<T>> {};
 template <class T> constexpr bool is_scalar_v = is_scalar<T>::value;
@@ -111,6 +115,9 @@ template <class T> constexpr T make_uniform(T value) { return value; }
 // The second parameter lets shaders specialise it with a condition.
 template <class T, class = void> struct numeric_limits : std::numeric_limits<T> {};
 
+} // namespace metal
+
+namespace msl_ {
 template <class T> struct float16_limits {
   static constexpr bool is_specialized = true, is_signed = true, is_integer = false, is_exact = false;
   static constexpr bool has_infinity = true, has_quiet_NaN = true, has_signaling_NaN = true, is_iec559 = true;
@@ -121,7 +128,10 @@ template <class T> struct float16_limits {
   static constexpr T signaling_NaN() { return T(__builtin_nanf("")); }
   static constexpr T round_error() { return T(0.5f); }
 };
-template <class D> struct numeric_limits<half, D> : float16_limits<half> {
+} // namespace msl_
+
+namespace metal {
+template <class D> struct numeric_limits<half, D> : msl_::float16_limits<half> {
   static constexpr int digits = 11, digits10 = 3, max_digits10 = 5;
   static constexpr int min_exponent = -13, min_exponent10 = -4, max_exponent = 16, max_exponent10 = 4;
   static constexpr half max() { return half(65504.0f); }
@@ -130,7 +140,7 @@ template <class D> struct numeric_limits<half, D> : float16_limits<half> {
   static constexpr half denorm_min() { return half(0x1p-24f); }
   static constexpr half epsilon() { return half(0x1p-10f); }
 };
-template <class D> struct numeric_limits<bfloat, D> : float16_limits<bfloat> {
+template <class D> struct numeric_limits<bfloat, D> : msl_::float16_limits<bfloat> {
   static constexpr int digits = 8, digits10 = 2, max_digits10 = 4;
   static constexpr int min_exponent = -125, min_exponent10 = -37, max_exponent = 128, max_exponent10 = 38;
   static constexpr bfloat max() { return bfloat(0x1.fep127f); }

@@ -5,11 +5,18 @@
 #include "swizzle.h"
 #include "traits.h"
 
-namespace metal {
+namespace msl_ {
 
+// The types and their operators have a namespace of their own: what lies beside a type is found by the names of
+// functions called with it, and with a vector nothing is, as it is built into Apple's compiler.
+namespace vectors {
 template <class T, int N> struct vec;
 template <class T, int N> struct packed_vec;
 template <class T, int... I> struct swizzle;
+} // namespace vectors
+using vectors::packed_vec;
+using vectors::swizzle;
+using vectors::vec;
 
 // What an operand is, whether vector, packed vector, swizzle or scalar.
 template <class T> struct vector_traits {
@@ -28,16 +35,12 @@ template <class T> constexpr bool is_vector = lanes_of<T> != 0;
 template <class T> using element_of = typename vector_traits<bare<T>>::element;
 template <class T> using vector_of = vec<element_of<T>, lanes_of<T>>;
 template <class T> using if_vector = std::enable_if_t<is_vector<T>>;
-template <class T> struct make_scalar {
-  using type = element_of<T>;
-};
-template <class T> using make_scalar_t = element_of<T>;
 
 // The pair of operands of an elementwise operation: two vectors of one type, or a vector and a scalar.
 template <class A, class B> struct operand_pair {
   using element = std::conditional_t<is_vector<A>, element_of<A>, element_of<B>>;
   static constexpr int lanes = is_vector<A> ? lanes_of<A> : lanes_of<B>;
-  template <class S> static constexpr bool is_number = is_arithmetic_v<S> || std::is_enum_v<S>;
+  template <class S> static constexpr bool is_number = metal::is_arithmetic_v<S> || std::is_enum_v<S>;
   static constexpr bool same = std::is_same_v<element_of<A>, element_of<B>> && lanes_of<A> == lanes_of<B>;
   static constexpr bool mixed = is_vector<A> ? is_number<bare<B>> : is_vector<B> && is_number<bare<A>>;
   static constexpr bool valid = is_vector<A> && is_vector<B> ? same : mixed;
@@ -56,11 +59,21 @@ template <class E, class X> MSL_INLINE E element(const X& x, int i) {
   if constexpr (is_vector<X>)
     return x.d[vector_index(x, i)];
   else
-    return msl::scalar_cast<E>(x);
+    return msl_::scalar_cast<E>(x);
 }
 
 constexpr int greatest(int a) { return a; }
 template <class... R> constexpr int greatest(int a, int b, R... rest) { return greatest(a > b ? a : b, rest...); }
+
+// Writes the elements of one constructor argument from d[at] on; returns where the next argument goes.
+template <class T, class A> MSL_INLINE int append(T* d, int at, const A& argument) {
+  constexpr int count = is_vector<A> ? lanes_of<A> : 1;
+  for (int i = 0; i < count; i++) d[at + i] = msl_::scalar_cast<T>(element<element_of<A>>(argument, i));
+  return at + count;
+}
+template <class A> constexpr int components_of = is_vector<A> ? lanes_of<A> : 1;
+
+namespace vectors {
 
 // A view of some elements of the vector that it lies in, as a union member. Copying it keeps the elements in place.
 template <class T, int... I> struct swizzle {
@@ -109,14 +122,6 @@ template <class T> struct storage<T, 4> {
 };
 // clang-format on
 
-// Writes the elements of one constructor argument from d[at] on; returns where the next argument goes.
-template <class T, class A> MSL_INLINE int append(T* d, int at, const A& argument) {
-  constexpr int count = is_vector<A> ? lanes_of<A> : 1;
-  for (int i = 0; i < count; i++) d[at + i] = msl::scalar_cast<T>(element<element_of<A>>(argument, i));
-  return at + count;
-}
-template <class A> constexpr int components_of = is_vector<A> ? lanes_of<A> : 1;
-
 template <class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : storage<T, N> {
   using storage<T, N>::d;
   using value_type = T;
@@ -127,8 +132,9 @@ template <class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : sto
     for (int i = 0; i < N; i++) d[i] = other.d[i];
     return *this;
   }
-  template <class S, class = std::enable_if_t<is_arithmetic_v<S> || std::is_enum_v<S>>> MSL_INLINE vec(S scalar) {
-    const T value = msl::scalar_cast<T>(scalar);
+  template <class S, class = std::enable_if_t<metal::is_arithmetic_v<S> || std::is_enum_v<S>>>
+  MSL_INLINE vec(S scalar) {
+    const T value = msl_::scalar_cast<T>(scalar);
     for (int i = 0; i < N; i++) d[i] = value;
   }
   MSL_INLINE vec(const packed_vec<T, N>& packed) { append(d, 0, packed); }
@@ -144,7 +150,7 @@ template <class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : sto
     ((at = append(d, at, c)), ...);
   }
   // In braces the rest is zero, as for the vectors that are built into Apple's compiler.
-  template <class A, class = std::enable_if_t<is_vector<A> || is_arithmetic_v<A>>>
+  template <class A, class = std::enable_if_t<is_vector<A> || metal::is_arithmetic_v<A>>>
   MSL_INLINE vec(std::initializer_list<A> list) {
     int at = 0;
     for (const A& a : list)
@@ -178,30 +184,35 @@ template <class T, int N> struct packed_vec : storage<T, N> {
 
 // clang-format off
 // Elementwise operators. As in MSL the result has the element type of the operands: no promotion.
-#define MSL_OPERATOR(op)                                                                                               \
+#define MSL_ELEMENTWISE(op, expression)                                                                                \
   template <class A, class B, class = if_pair<A, B>> MSL_INLINE auto operator op(const A& a, const B& b) {             \
     using pair = operand_pair<A, B>;                                                                                   \
     using E = typename pair::element;                                                                                  \
     vec<E, pair::lanes> r;                                                                                             \
-    for (int i = 0; i < pair::lanes; i++) r.d[i] = static_cast<E>(element<E>(a, i) op element<E>(b, i));               \
+    for (int i = 0; i < pair::lanes; i++) {                                                                            \
+      const E x = element<E>(a, i), y = element<E>(b, i);                                                              \
+      r.d[i] = static_cast<E>(expression);                                                                             \
+    }                                                                                                                  \
     return r;                                                                                                          \
   }                                                                                                                    \
   template <class A, class B, class = if_pair<A, B>, class = if_vector<A>>                                             \
   MSL_INLINE A& operator op##=(A& a, const B& b) {                                                                     \
     return a = a op b;                                                                                                 \
   }
+#define MSL_OPERATOR(op) MSL_ELEMENTWISE(op, x op y)
 // clang-format on
+MSL_ELEMENTWISE(/, ratio(x, y))
+MSL_ELEMENTWISE(%, remainder(x, y))
 MSL_OPERATOR(+)
 MSL_OPERATOR(-)
 MSL_OPERATOR(*)
-MSL_OPERATOR(/)
-MSL_OPERATOR(%)
 MSL_OPERATOR(&)
 MSL_OPERATOR(|)
 MSL_OPERATOR(^)
 MSL_OPERATOR(<<)
 MSL_OPERATOR(>>)
 #undef MSL_OPERATOR
+#undef MSL_ELEMENTWISE
 
 #define MSL_OPERATOR(op)                                                                                               \
   template <class A, class B, class = if_pair<A, B>> MSL_INLINE auto operator op(const A& a, const B& b) {             \
@@ -250,6 +261,18 @@ template <class A, class = if_vector<A>> MSL_INLINE vector_of<A> operator--(A& a
   return old;
 }
 
+} // namespace vectors
+} // namespace msl_
+
+namespace metal {
+
+using msl_::vectors::packed_vec;
+using msl_::vectors::vec;
+template <class T> struct make_scalar {
+  using type = msl_::element_of<T>;
+};
+template <class T> using make_scalar_t = msl_::element_of<T>;
+
 #define MSL_VECTOR_TYPES(X)                                                                                            \
   X(bool) X(char) X(uchar) X(short) X(ushort) X(int) X(uint) X(long) X(ulong) X(half) X(float) X(bfloat)
 #define MSL_DECLARE(T)                                                                                                 \
@@ -281,9 +304,8 @@ using metal::vec;
 
 // Reinterprets the bits. A keyword-like function of MSL: it needs no `metal::`.
 template <class To, class From> MSL_INLINE To as_type(const From& from) {
-  using namespace metal;
-  if constexpr (is_vector<From> && !std::is_same_v<From, vector_of<From>>) {
-    return as_type<To>(static_cast<vector_of<From>>(from));
+  if constexpr (msl_::is_vector<From> && !std::is_same_v<From, msl_::vector_of<From>>) {
+    return as_type<To>(static_cast<msl_::vector_of<From>>(from));
   } else {
     static_assert(sizeof(To) == sizeof(From), "as_type: the types differ in size");
     To to;

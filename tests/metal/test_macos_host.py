@@ -63,7 +63,7 @@ def test_a_thread_local_of_another_library(tree: Path) -> None:
 
 
 def test_a_function_that_the_runtime_does_not_export(tree: Path) -> None:
-    replace(tree / "csrc/host/runtime_state.h", "MSL_EXPORT msl::Thread* msl_rt_next", "msl::Thread* msl_rt_next")
+    replace(tree / "csrc/host/runtime_state.h", "MSL_EXPORT msl_::Thread* msl_rt_next", "msl_::Thread* msl_rt_next")
     with pytest.raises(llvm.Failure, match=r"total\.metal: neither macOS nor the runtime has\n_msl_rt_next"):
         host.check(tree / "out", tree)
 

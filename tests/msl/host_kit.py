@@ -37,6 +37,7 @@ class _Entry(ctypes.Structure):
         ("call", ctypes.c_void_p),
         ("nargs", ctypes.c_uint32),
         ("args", ctypes.c_void_p),
+        ("used", ctypes.c_uint32),
     )
 
 

@@ -194,7 +194,7 @@ def test_bindings(kernels: dict[str, Kernel]) -> None:
 def test_buffer_index_over_30_does_not_compile() -> None:
     text = host_kit.kernel_text(
         "#include <metal_stdlib>\nkernel void f(device float* x [[buffer(0)]]) { x[0] = 1; }"
-    ).replace("msl::buffer<0>", "msl::buffer<31>")
+    ).replace("msl_::buffer<0>", "msl_::buffer<31>")
     with pytest.raises(RuntimeError, match="Metal allows 0 to 30"):
         host_kit.runtime().load(text)
 

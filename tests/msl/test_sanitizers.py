@@ -13,7 +13,11 @@ import pytest
 from tests.msl import host_kit
 from torch_foundry.sources import compiler
 
-FLAGS = {"asan": "-fsanitize=address", "tsan": "-fsanitize=thread", "checked": "-fsanitize=alignment"}
+FLAGS = {
+    "asan": "-fsanitize=address",
+    "tsan": "-fsanitize=thread",
+    "checked": "-fsanitize=alignment,float-cast-overflow",
+}
 
 
 def run(sanitizer: str, kernel: str, order: str = "forward") -> str:
@@ -65,8 +69,21 @@ def test_correct_kernels_are_clean(sanitizer: str, kernel: str, order: str) -> N
     assert ("finished 1.0 0.0" if kernel == "neighbours" else "finished 64.0 64.0") in output
 
 
-def test_misaligned_access_fails_a_checked_launch() -> None:
+@pytest.mark.parametrize(
+    ("kernel", "marked", "message"),
+    [
+        ("misaligned", "at[i] = float4(1)", "misaligned access: .* 16 bytes"),
+        ("zero_divisor", "7 / zero", "integer division by zero"),
+        ("zero_in_vector", "v %= uint2", "integer division by zero"),
+        ("does_not_fit", "y[0] * 3e9f;", "implicit conversion of a number that does not fit the integer"),
+    ],
+)
+def test_faults_fail_a_checked_launch(kernel: str, marked: str, message: str) -> None:
     lines = (host_kit.KERNELS / "runtime.metal").read_text().splitlines()
-    line = next(i for i, text in enumerate(lines) if "at[i] = float4(1)" in text) + 1
-    output = run("checked", "misaligned")
-    assert re.search(rf"kernel misaligned: .*runtime\.metal:{line}: misaligned access: .* 16 bytes", output), output
+    line = next(i for i, text in enumerate(lines) if marked in text) + 1
+    output = run("checked", kernel)
+    assert re.search(rf"kernel {kernel}: .*runtime\.metal:{line}: {message}", output), output
+
+
+def test_what_metal_defines_passes_a_checked_launch() -> None:
+    assert "finished inf 1.0" in run("checked", "fits")

@@ -27,7 +27,7 @@ def test_a_plain_kernel():
     text = body("kernel void f(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1.0; }")
     assert text == (
         "static void f( float* x , uint i ) { x[i] = 1.0f; } "
-        "using f_msl_args = msl::args<msl::buffer<0>, msl::thread_position_in_grid>;"
+        "using f_msl_args = msl_::args<msl_::buffer<0>, msl_::thread_position_in_grid>;"
     )
 
 
@@ -171,6 +171,62 @@ def test_function_constants_compile_with_values():
     values = "#define MSL_FC_10 (true)\n#define MSL_FC_11 (3)\n#define MSL_FC_12 (float2(1.0f, 2.0f))\n"
     text = f"{ready.source}\nstatic_assert(has_bias && doubled && steps == 3);\n"
     assert all(v.compiles for v in check(Translation(values + text, ready.kernels), prelude))
+
+
+def test_shaders_may_use_any_name_that_msl_has_not():
+    """Names that the prelude uses itself, or once did; no function is found by the type of what it is called with."""
+    source = """
+    #include <metal_stdlib>
+    using namespace metal;
+    namespace detail { template <class T> T most(T a, T b) { return a > b ? a : b; } constant float kPi = 3; }
+    namespace msl { template <class T> struct args { T v; }; }
+    template <class T> struct swizzle { T v; };
+    struct storage { int x; };
+    struct vector_traits { int n; };
+    struct operand_pair { int a, b; };
+    struct float16_limits { float most; };
+    struct bfloat16_t { ushort bits; };
+    struct Divisor { int d; };
+    typedef half float16_t;
+    typedef char schar;
+    template <class T> using bare = T;
+    template <class T> constexpr bool is_vector = false;
+    template <class T> T element(T v, int i) { return v; }
+    template <class T> T append(T a, T b) { return a + b; }
+    template <class V> V divisor(V v) { return v; }
+    template <class T> T convert(T x) { return x; }
+    template <class T> T slot(T v, uint l) { return v; }
+    template <class T> T fold(T v) { return v; }
+    template <class T> T shuffle(T v, uint i) { return v; }
+    int greatest(int a, int b) { return a > b ? a : b; }
+    float quotient(float a, float b) { return a / b; }
+    bool isgreater(float a, float b) { return a > b; }
+    namespace ops {
+    template <class A, class B> A max(A a, B b) { return a; }
+    template <class T> T exp(T x) { return x + 1; }
+    template <class T> T both(T v, T w) { return max(exp(v), w); }
+    }
+    kernel void k(device float4* y, uint i [[thread_position_in_grid]]) {
+      float4 v = y[i];
+      half4 h = half4(v);
+      bfloat b = bfloat(v.x);
+      swizzle<float> s{detail::most(v.x, v.y)};
+      storage st{1};
+      vector_traits t{2};
+      operand_pair p{1, 2};
+      msl::args<int> a{4};
+      Divisor d{st.x};
+      v = append(element(v, 0), element(float4(v.wzyx), 1)) + greatest(1, 2) + divisor(v) + quotient(1, 2);
+      v = convert(v) + slot(v, 1u) + fold(v) + shuffle(v, 0u);
+      h = append(element(h, 0), h);
+      b = append(element(b, 0), divisor(b));
+      b = slot(b, 0u) + fold(b);
+      y[i] = ops::both(v, v) + s.v + float4(h) + float(b) + p.a + t.n + d.d + a.v + detail::kPi + isgreater(1, 2);
+    }
+    """
+    prelude = find_prelude()
+    assert prelude is not None
+    assert [verdict.errors for verdict in check(translate(source), prelude)] == [[]]
 
 
 def test_an_error_is_blamed_on_its_kernel():

@@ -174,6 +174,82 @@ def test_missing_file_and_unsupported_feature() -> None:
         )
 
 
+NAMED_AS_THE_LIBRARY = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void dot(device const float4* x, device float* y, uint i [[thread_position_in_grid]]) {
+  y[i] = metal::dot(x[i], x[i]);
+}
+template <typename T>
+kernel void transpose(device const T* x, device T* y, uint2 at [[thread_position_in_grid]],
+                      uint2 shape [[threads_per_grid]]) {
+  y[at.x * shape.y + at.y] = x[at.y * shape.x + at.x];
+}
+typedef decltype(transpose<half>) transpose_t;
+template [[host_name("transpose_f16")]] kernel transpose_t transpose<half>;
+namespace inner {
+kernel void select(device float* y, constant float& limit, uint i [[thread_position_in_grid]]) {
+  y[i] = metal::select(exp(y[i]), 0.0f, y[i] > limit);
+}
+}
+"""
+
+
+def test_kernels_may_be_named_like_library_functions() -> None:
+    lib = torch_foundry.compile_shader(NAMED_AS_THE_LIBRARY)
+    assert lib.names == ["dot", "inner::select", "transpose_f16"]
+    x, y = torch.arange(8.0), torch.zeros(2)
+    lib.dot(x, y, threads=2)
+    assert y.tolist() == [14.0, 126.0]
+    turned = torch.zeros(4, 2, dtype=torch.float16)
+    lib.transpose_f16(x.half(), turned, threads=(4, 2))
+    assert turned.tolist() == x.view(2, 4).t().tolist()
+    z = torch.tensor([0.0, 3.0])
+    getattr(lib, "inner::select")(z, 2.0)
+    assert z.tolist() == [1.0, 0.0]
+
+
+UNREAD = """
+#include <metal_stdlib>
+using namespace metal;
+constant bool masked [[function_constant(0)]];
+static float under(device const float* mask, float x, uint i) { return masked ? x * mask[i] : x; }
+template <typename T>
+kernel void k(device T* y, device const T* x, device const float* mask, constant float& scale, device T* never,
+              constant uint2& size, threadgroup float* scratch, uint i [[thread_position_in_grid]]) {
+  y[i] = T(under(mask, float(x[i]), i));
+  if (masked)
+    y[i] *= scale;
+}
+template [[host_name("k_f32")]] kernel decltype(k<float>) k<float>;
+"""
+
+
+def test_what_a_kernel_does_not_read_need_not_be_bound() -> None:
+    """What its text never names, and what only code that a function constant switches off reads."""
+    lib = torch_foundry.compile_shader(UNREAD)
+    x, y = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    lib.k_f32(y, x, None, None, None, None, threadgroup_memory=[0], constants={"masked": False})
+    assert y.tolist() == [3.0, 4.0]
+    mask, on = torch.tensor([0.0, 1.0]), {"masked": True}
+    lib.k_f32(y, x, mask, 2.0, None, None, threadgroup_memory=[0], constants=on)
+    assert y.tolist() == [0.0, 8.0]
+    for index, given in ((2, (None, 2.0)), (3, (mask, None))):
+        with pytest.raises(RuntimeError, match=f"buffer {index} is not bound"):
+            lib.k_f32(y, x, *given, None, None, threadgroup_memory=[0], constants=on)
+
+
+def test_integer_division_by_zero_ends_no_process() -> None:
+    lib = torch_foundry.compile_shader(
+        "#include <metal_stdlib>\n"
+        "kernel void k(device int* y, device const int* n, uint i [[thread_position_in_grid]]) {\n"
+        "  y[i] = y[i] / n[i] + 10 * (y[i] % n[i]);\n}\n"
+    )
+    y = torch.tensor([7, -(2**31)], dtype=torch.int32)
+    lib.k(y, torch.tensor([0, -1], dtype=torch.int32))
+    assert y.tolist() == [69, -(2**31)]
+
+
 def test_barrier_divergence_fails_the_launch_with_its_line(tmp_path: Path) -> None:
     shader = tmp_path / "divergent.metal"
     shader.write_text(

@@ -55,9 +55,9 @@ def _rewrite(editor: Editor, literal: int, lo: int, hi: int) -> None:
     if "{" in editor.tokens.text[lo:hi]:
         return
     if re.fullmatch(r"(?:0[xX][0-9a-fA-F]+|\d+)[uUlL]*", text):
-        editor.before(literal, f"(msl::arm<decltype({editor.join(lo, hi)}), decltype({text})>)")
+        editor.before(literal, f"(msl_::arm<decltype({editor.join(lo, hi)}), decltype({text})>)")
     elif text.endswith("f") and not text.startswith("bfloat"):
-        editor.before(lo, "msl::widen(")
+        editor.before(lo, "msl_::widen(")
         editor.after(hi - 1, ")")
 
 

@@ -69,10 +69,11 @@ def with_instances(translation: Translation, entries: Sequence[str]) -> Translat
     templates = {t.signature.removesuffix("_msl_args"): t for t in translation.templates}
     kernels = list(translation.kernels)
     for entry in entries:
-        template = templates.get(entry.partition("<")[0].strip())
+        name, bracket, arguments = entry.partition("<")
+        template = templates.get(name.strip())
         if template is None:
             raise MslError(translation.files[0] if translation.files else "<source>", 0, f"no kernel template: {entry}")
-        kernels.append(replace(template, name=entry, entry=entry))
+        kernels.append(replace(template, name=entry, entry=template.entry + bracket + arguments))
     return replace(translation, kernels=kernels)
 
 

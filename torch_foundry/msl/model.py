@@ -19,21 +19,21 @@ class Argument:
     writable: bool = False
     optional_on: str | None = None  # the function constant that switches the argument on
 
-    def tag(self) -> str:
-        """The argument's element of `msl::args<...>`."""
+    def tag(self, *, named: bool = True) -> str:
+        """The argument's element of `msl_::args<...>`; `named`: whether the kernel's text names it at all."""
         if self.builtin:
-            return f"msl::{self.builtin}"
-        present = f", bool({self.optional_on})" if self.optional_on else ""
-        return f"msl::{self.kind}<{self.index}{present}>"
+            return f"msl_::{self.builtin}"
+        present = f", bool({self.optional_on})" if self.optional_on else "" if named else ", false"
+        return f"msl_::{self.kind}<{self.index}{present}>"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, or a kernel template (then `entry` is empty)."""
+    """A kernel, or a kernel template (then `entry` lacks the arguments)."""
 
     name: str  # the name the host asks for
     entry: str  # C++ expression that names the function: "ns::rms_norm<half>"
-    signature: str  # alias of its `msl::args<...>`: "ns::rms_norm_msl_args"
+    signature: str  # alias of its `msl_::args<...>`: "ns::rms_norm_msl_args"
     args: list[Argument]
     file: str
     line: int

@@ -34,7 +34,7 @@ class KernelFunction:
     name: str
     host_name: str | None
     args: list[Argument]
-    alias: str = ""  # of msl::args<..>, in the kernel's scope
+    alias: str = ""  # of msl_::args<..>, in the kernel's scope
     cpp_name: str = ""  # differs from `name` for the second and later kernel of one name
 
 

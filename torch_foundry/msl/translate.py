@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import conditionals, designators, function_constants, overloads, threadgroup
+from . import arithmetic, conditionals, designators, function_constants, overloads, threadgroup
 from .declarations import Declaration, Scope, parse, walk
 from .editor import Editor
 from .erase import erase, vector_constants
@@ -14,6 +14,7 @@ from .errors import MslError
 from .instantiations import read
 from .integers import Integers
 from .lexer import Tokens
+from .library import METAL_NAMES
 from .model import FunctionConstant, Kernel, Translation
 from .preprocess import Defines, preprocess
 from .reflect import KernelFunction, is_kernel, kernel_function
@@ -63,6 +64,7 @@ class _Unit:
         vector_constants(self.editor)
         asked = function_constants.answer(self.editor)
         conditionals.settle(self.editor, self.root)
+        arithmetic.guard(self.editor, self.root)
         designators.expand(self.editor)
         threadgroup.place(self.editor, self.root)
         overloads.collapse(self.editor, self.root)
@@ -96,16 +98,31 @@ class _Unit:
             suffix = f"_{int(suffix[1:] or 1) + 1}"
         kernel.alias, kernel.cpp_name = f"{kernel.name}{suffix}_msl_args", kernel.name
         self._aliases.add(scope.qualified(kernel.alias))
-        if suffix and declaration.template is not None:  # overloaded templates: no expression names one of them
-            kernel.cpp_name = f"{kernel.name}_msl{suffix}"
+        overloaded = suffix and declaration.template is not None
+        if overloaded or kernel.name in METAL_NAMES:  # no expression would name one function
+            kernel.cpp_name = f"{kernel.name}_msl{suffix or '_1'}"
             editor.replace(declaration.name_at(tokens), kernel.cpp_name)
-        tags = ", ".join(a.tag() for a in kernel.args)
-        editor.after(declaration.end, f" using {kernel.alias} = msl::args<{tags}>;")
+            if not overloaded:
+                self._rename_types(kernel)
+        words = set(tokens.text[declaration.body : declaration.end])
+        tags = ", ".join(a.tag(named=a.name in words) for a in kernel.args)
+        editor.after(declaration.end, f" using {kernel.alias} = msl_::args<{tags}>;")
+        entry = scope.qualified(kernel.cpp_name)
         if declaration.template is not None:
-            self.templates.append(self._described(kernel, kernel.name, ""))
+            self.templates.append(self._described(kernel, kernel.name, entry))
         else:
-            entry = scope.qualified(kernel.cpp_name)
             self._add(self._described(kernel, kernel.host_name or scope.qualified(kernel.name), entry))
+
+    def _rename_types(self, kernel: KernelFunction) -> None:
+        """Lets `decltype(dot<float>)` name the kernel, as `decltype(dot(a, b))` does not."""
+        tokens = self.tokens
+        for i, text in enumerate(tokens.text):
+            if text == kernel.name and tokens.at(i + 1) in ("<", ")"):
+                start = i
+                while tokens.at(start - 1) == "::":
+                    start -= 2
+                if tokens.at(start - 1) == "(" and tokens.at(start - 2) == "decltype":
+                    self.editor.replace(i, kernel.cpp_name)
 
     def _instantiation(self, declaration: Declaration, serial: int) -> None:
         found = read(self.editor, declaration, self.functions, self.integers, serial)

@@ -78,6 +78,10 @@ UNSUPPORTED_HEADERS = {
     "metal_cooperative_tensor": "Metal 4 tensors",
 }
 
+INTEGERS = frozenset(
+    {"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "size_t", "ptrdiff_t"}
+    | {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 SCALARS = ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat")
 VECTOR_TYPES = frozenset(
     [f"{t}{n}" for t in SCALARS for n in (2, 3, 4)]

@@ -19,14 +19,14 @@
 #define MSL_ENTRY_BOUNDS
 #endif
 
-namespace msl {
+namespace msl_ {
 
 struct InlinePointer {
   uint32_t index, bytes;
 };
 constexpr InlinePointer inline_pointers[] = {MSL_INLINE_POINTERS{MSL_MAX_BUFFERS, 0}};
 
-// A buffer. Present is false where a function constant switches the argument off.
+// A buffer. Present is false where a function constant switches the argument off, or the kernel's text never names it.
 template <int Index, bool Present = true> struct buffer {
   static_assert(Index >= 0 && Index < MSL_MAX_BUFFERS, "buffer index: Metal allows 0 to 30");
   template <class P> static constexpr msl_arg_info info() {
@@ -144,7 +144,7 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
   }
 };
 
-} // namespace msl
+} // namespace msl_
 
 // A `threadgroup` variable of a kernel, of type NAME_msl_t. As bytes: shared memory takes no initialisers.
 #define MSL_THREADGROUP(name)                                                                                          \
@@ -160,8 +160,8 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
 #endif
 
 #define MSL_KERNEL(name, arguments, ...)                                                                               \
-  using msl_entry_kernel = msl::kernel<&__VA_ARGS__, arguments>;                                                       \
-  extern "C" __device__ const msl::Description<msl_entry_kernel::count> msl_description =                              \
+  using msl_entry_kernel = msl_::kernel<&__VA_ARGS__, arguments>;                                                      \
+  extern "C" __device__ const msl_::Description<msl_entry_kernel::count> msl_description =                             \
       msl_entry_kernel::description;                                                                                   \
   extern "C" __global__ void MSL_ENTRY_BOUNDS msl_entry(                                                               \
       const __grid_constant__ msl_entry_kernel::Parameter parameter) {                                                 \

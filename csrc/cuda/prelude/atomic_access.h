@@ -2,7 +2,7 @@
 #pragma once
 #include "reductions.h"
 
-namespace msl {
+namespace msl_ {
 
 template <class T> MSL_INLINE T atomic_load(T* address) { return *static_cast<volatile T*>(address); }
 template <class T> MSL_INLINE void atomic_store(T* address, T value) { *static_cast<volatile T*>(address) = value; }
@@ -88,4 +88,4 @@ template <class Op, class T> MSL_INLINE T atomic_update(T* address, T operand) {
   }
 }
 
-} // namespace msl
+} // namespace msl_

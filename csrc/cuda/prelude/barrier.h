@@ -3,7 +3,7 @@
 #include "compute.h"
 
 #if defined(MSL_CHECKED)
-namespace msl {
+namespace msl_ {
 
 __shared__ uint32_t group_threads; // set by the entry
 
@@ -21,14 +21,14 @@ MSL_INLINE void checked_barrier(int line, const char* file) {
   __syncthreads();
 }
 
-} // namespace msl
+} // namespace msl_
 #endif
 
 namespace metal {
 
 #if defined(MSL_CHECKED)
 MSL_INLINE void threadgroup_barrier(mem_flags, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
-  msl::checked_barrier(line, file);
+  msl_::checked_barrier(line, file);
 }
 #else
 MSL_INLINE void threadgroup_barrier(mem_flags) { __syncthreads(); }

@@ -43,14 +43,14 @@
 #define __builtin_inff() __builtin_bit_cast(float, 0x7f800000u)
 #define __builtin_nanf(payload) __builtin_bit_cast(float, 0x7fc00000u)
 #define __builtin_signbit(x) (__float_as_int(x) < 0)
-#define __builtin_popcountll msl::count_ones
-#define __builtin_clzll msl::leading_zeros
-#define __builtin_ctzll msl::trailing_zeros
-#define __builtin_ctz msl::trailing_zeros
-#define __builtin_add_overflow msl::add_overflow
-#define __builtin_sub_overflow msl::sub_overflow
+#define __builtin_popcountll msl_::count_ones
+#define __builtin_clzll msl_::leading_zeros
+#define __builtin_ctzll msl_::trailing_zeros
+#define __builtin_ctz msl_::trailing_zeros
+#define __builtin_add_overflow msl_::add_overflow
+#define __builtin_sub_overflow msl_::sub_overflow
 
-namespace msl {
+namespace msl_ {
 
 __forceinline__ constexpr int count_ones(unsigned long x) {
   if (!__builtin_is_constant_evaluated()) return __popcll(x);
@@ -83,4 +83,4 @@ template <class T> __forceinline__ constexpr bool sub_overflow(T x, T y, T* diff
   return *difference != exact;
 }
 
-} // namespace msl
+} // namespace msl_

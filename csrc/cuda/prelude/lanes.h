@@ -7,7 +7,7 @@
 #include "barrier.h"
 #include "reductions.h"
 
-namespace msl {
+namespace msl_ {
 
 constexpr uint32_t kAllLanes = 0xffffffff;
 
@@ -125,4 +125,4 @@ template <class Op, class T> MSL_INLINE T reduce_quad(T value, int) {
   return result;
 }
 
-} // namespace msl
+} // namespace msl_

@@ -11,7 +11,7 @@
 // The executor looks for this text: whether a kernel multiplies matrices, nobody says in advance.
 #define MSL_MARK_MATRIX_PRODUCT asm volatile("// msl_matrix_product")
 
-namespace msl {
+namespace msl_ {
 
 template <class T> MSL_INLINE uint32_t packed(const metal::vec<T, 2>& v) {
   return static_cast<uint32_t>(v.d[0].bits) | static_cast<uint32_t>(v.d[1].bits) << 16;
@@ -87,4 +87,4 @@ MSL_INLINE Pair multiply_accumulate(const metal::vec<A, 2>& a, const metal::vec<
 #endif
 }
 
-} // namespace msl
+} // namespace msl_

@@ -3,7 +3,7 @@
 #pragma once
 #include "vector.h"
 
-namespace metal {
+namespace msl_::vectors {
 
 #define MSL_PACKED(T, op, instruction)                                                                                 \
   MSL_INLINE vec<T, 2> operator op(const vec<T, 2>& a, const vec<T, 2>& b) {                                           \
@@ -21,4 +21,4 @@ MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
 #endif
 #undef MSL_PACKED
 
-} // namespace metal
+} // namespace msl_::vectors

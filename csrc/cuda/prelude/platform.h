@@ -20,7 +20,7 @@
 #define MSL_NATIVE_HALF 0
 #define MSL_HARDWARE_FORMATS 1
 
-namespace msl {
+namespace msl_ {
 
 constexpr uint32_t kLanes = 32;
 
@@ -46,6 +46,16 @@ MSL_INLINE uint16_t encode_bfloat(float value) {
 #endif
 }
 
+MSL_INLINE int cut_to_int(float value) { return __float2int_rz(value); }
+MSL_INLINE unsigned int cut_to_uint(float value) { return __float2uint_rz(value); }
+
+#if defined(MSL_CHECKED)
+MSL_INLINE void report_zero_divisor(int line, const char* file) {
+  printf("torch_foundry: %s:%d: integer division by zero in threadgroup %u, %u, %u\n", file, line, blockIdx.x,
+         blockIdx.y, blockIdx.z);
+}
+#endif
+
 // What the host writes in front of a launch's arguments.
 struct Launch {
   uint32_t grid[3];   // threads
@@ -69,4 +79,4 @@ struct Thread {
   uint32_t position[3];
 };
 
-} // namespace msl
+} // namespace msl_

@@ -14,9 +14,9 @@ namespace metal {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "          \
         "{%0,%1,%2,%3};"                                                                                               \
         : "+f"(d[0].elements.d[0]), "+f"(d[0].elements.d[1]), "+f"(d[1].elements.d[0]), "+f"(d[1].elements.d[1])       \
-        : "r"(msl::packed(a[0][0].elements)), "r"(msl::packed(a[1][0].elements)), "r"(msl::packed(a[0][1].elements)),  \
-          "r"(msl::packed(a[1][1].elements)), "r"(msl::transposed(msl::packed(b[0].elements))),                        \
-          "r"(msl::transposed(msl::packed(b[1].elements))));                                                           \
+        : "r"(msl_::packed(a[0][0].elements)), "r"(msl_::packed(a[1][0].elements)),                                    \
+          "r"(msl_::packed(a[0][1].elements)), "r"(msl_::packed(a[1][1].elements)),                                    \
+          "r"(msl_::transposed(msl_::packed(b[0].elements))), "r"(msl_::transposed(msl_::packed(b[1].elements))));     \
   }
 MSL_WIDE_PRODUCT(half, "f16")
 MSL_WIDE_PRODUCT(bfloat, "bf16")

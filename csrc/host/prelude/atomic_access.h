@@ -2,7 +2,7 @@
 #pragma once
 #include "reductions.h"
 
-namespace msl {
+namespace msl_ {
 
 template <class T> MSL_INLINE T atomic_load(T* address) {
   T value;
@@ -30,4 +30,4 @@ template <class Op, class T> MSL_INLINE T atomic_update(T* address, T operand) {
   return old;
 }
 
-} // namespace msl
+} // namespace msl_

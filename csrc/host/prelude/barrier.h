@@ -2,7 +2,7 @@
 #pragma once
 #include "compute.h"
 
-namespace msl {
+namespace msl_ {
 
 // Kinds of waiting beside finished and barrier; with the source line they tell operations apart.
 enum Operation : uint32_t {
@@ -41,22 +41,22 @@ template <bool Order> MSL_LANE_CODE void wait_at_simd_barrier(int line) {
 #endif
 }
 
-} // namespace msl
+} // namespace msl_
 
 namespace metal {
 
 // Line and file are default arguments: they name the caller, also where a compiler merges or repeats calls.
 MSL_INLINE void threadgroup_barrier(mem_flags flags, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
   if (flags == mem_flags::mem_none)
-    msl::wait_at_barrier<false>(line, file);
+    msl_::wait_at_barrier<false>(line, file);
   else
-    msl::wait_at_barrier<true>(line, file);
+    msl_::wait_at_barrier<true>(line, file);
 }
 MSL_INLINE void simdgroup_barrier(mem_flags flags, int line = __builtin_LINE()) {
   if (flags == mem_flags::mem_none)
-    msl::wait_at_simd_barrier<false>(line);
+    msl_::wait_at_simd_barrier<false>(line);
   else
-    msl::wait_at_simd_barrier<true>(line);
+    msl_::wait_at_simd_barrier<true>(line);
 }
 MSL_INLINE void atomic_thread_fence(mem_flags, memory_order = memory_order_seq_cst,
                                     thread_scope = thread_scope_device) {

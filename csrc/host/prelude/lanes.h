@@ -5,7 +5,7 @@
 #include "barrier.h"
 #include "reductions.h"
 
-namespace msl {
+namespace msl_ {
 
 template <class T> MSL_INLINE T* slot(const Slots* slots, uint32_t lane) {
   static_assert(sizeof(T) <= 64, "simd functions take values of at most 64 bytes");
@@ -113,4 +113,4 @@ template <class Op, bool Inclusive, class T> MSL_LANE_CODE T scan_quad(T value, 
   return result;
 }
 
-} // namespace msl
+} // namespace msl_

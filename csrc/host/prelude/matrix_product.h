@@ -4,7 +4,7 @@
 #include "lanes.h"
 #include "matrix_layout.h"
 
-namespace msl {
+namespace msl_ {
 
 typedef float Row __attribute__((vector_size(32), aligned(4)));
 
@@ -43,4 +43,4 @@ MSL_INLINE Pair multiply_accumulate(const metal::vec<A, 2>& a, const metal::vec<
   return multiply_accumulate(to_pair(a), to_pair(b), c, line);
 }
 
-} // namespace msl
+} // namespace msl_

@@ -4,6 +4,7 @@
 // included: their functions would clash with MSL's of the same name.
 #pragma once
 #include "arguments.h"
+#include "arithmetic.h"
 #include "atomic.h"
 #include "barrier.h"
 #include "conditional.h"

@@ -13,3 +13,11 @@
 #else
 #define MSL_NATIVE_HALF (__GNUC__ >= 13 || (__GNUC__ == 12 && defined(__x86_64__)))
 #endif
+
+#if defined(MSL_CHECKED)
+namespace msl_ {
+MSL_INLINE void report_zero_divisor(int line, const char* file) {
+  msl_rt_report(static_cast<uint32_t>(line), file, "integer division by zero");
+}
+} // namespace msl_
+#endif

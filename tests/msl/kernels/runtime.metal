@@ -117,3 +117,24 @@ kernel void misaligned(device float* y [[buffer(0)]], uint i [[thread_position_i
   device float4* at = (device float4*)(y + 1);
   at[i] = float4(1);
 }
+
+// Faults of checked builds: y is of ones.
+kernel void zero_divisor(device float* y) {
+  const int zero = int(y[0]) - 1;
+  y[0] = float(7 / zero);
+}
+kernel void zero_in_vector(device float* y) {
+  uint2 v = uint2(7, 8);
+  v %= uint2(uint(y[0]), uint(y[0]) - 1u);
+  y[0] = float(v.y);
+}
+kernel void does_not_fit(device float* y) {
+  device int* to = (device int*)y;
+  to[1] = y[0] * 3e9f;
+  y[0] = 1;
+}
+kernel void fits(device float* y, uint i [[thread_position_in_grid]]) {
+  if (i != 0)
+    return;
+  y[0] = (float(int(y[0] * 3e9f) / int(y[1])) + float(int2(3, 4).y % int(y[1]))) / (y[0] - 1.0f);
+}
