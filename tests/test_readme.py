@@ -29,12 +29,12 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
 
 
 def test_every_block_of_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other in one namespace, with the demo model as the reader's model and as the GGUF file."""
+    """One after the other in one namespace, with the demo model as the GGUF file; what they use, they define."""
     monkeypatch.chdir(tmp_path)
     path = str(demo_model_path())
     model: Any = torch_foundry.patch(AutoModelForCausalLM.from_pretrained(path), quantize="q4_k")
     torch_foundry.save_gguf(model, "model-q4_k_m.gguf", AutoTokenizer.from_pretrained(path))
-    namespace: dict[str, Any] = {"torch": torch, "path": path}
+    namespace: dict[str, Any] = {"torch": torch}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)
     assert namespace["stream"].finish_reason == "length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import tempfile
@@ -17,6 +18,8 @@ PACKAGE = Path(__file__).parent
 BUILT = PACKAGE / "_built"
 CHECKOUT = PACKAGE.parent
 SANITIZERS = {"": "", "address": "asan", "thread": "tsan"}
+# What a sanitizer's runtime has, which must be in the process before Python is.
+SWITCHES = {"asan": "__sanitizer_start_switch_fiber", "tsan": "__tsan_create_fiber"}
 
 
 def environment(name: str, allowed: tuple[str, ...]) -> str:
@@ -93,6 +96,15 @@ def _toolchain() -> tuple[str, str]:
     return command, sources.compiler_identity(command) or recorded["identity"]
 
 
+def _require_runtime(sanitizer: str) -> None:
+    if not hasattr(ctypes.CDLL(None), SWITCHES[sanitizer]):
+        raise ImportError(
+            f"TORCH_FOUNDRY_SANITIZE: the sanitizer has to be loaded before Python. Start it with LD_PRELOAD="
+            f'"$(c++ -print-file-name=lib{sanitizer}.so) $(c++ -print-file-name=libstdc++.so)", as `make {sanitizer}` '
+            "in the Makefile does"
+        )
+
+
 def setup_host(cache: Path | None = None) -> None:
     """Tell the host executor its compiler, flags and caches. `cache` overrides where new kernels go."""
     checkout = CHECKOUT / "csrc" / "host"
@@ -100,6 +112,7 @@ def setup_host(cache: Path | None = None) -> None:
     command, identity = _toolchain()
     kernel, runtime = tree.flags("kernel"), tree.flags("runtime")
     if sanitizer := SANITIZERS[environment("TORCH_FOUNDRY_SANITIZE", tuple(SANITIZERS))]:
+        _require_runtime(sanitizer)
         kernel, runtime = kernel + tree.flags(sanitizer), runtime + tree.flags(f"runtime-{sanitizer}")
     if environment("TORCH_FOUNDRY_CHECKED", ("0", "1")) == "1":
         kernel = kernel + tree.flags("checked")

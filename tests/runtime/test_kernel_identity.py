@@ -134,3 +134,18 @@ def test_a_missing_compiler_is_named() -> None:
     )
     assert result.returncode != 0
     assert "no-such-compiler" in result.stderr
+
+
+@pytest.mark.parametrize("sanitizer, library", [("address", "libasan"), ("thread", "libtsan")])
+def test_a_sanitizer_that_is_not_loaded_says_how(sanitizer: str, library: str) -> None:
+    """Before any kernel is linked, whose error would be an undefined symbol."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch_foundry.ops"],
+        env=environment | {"TORCH_FOUNDRY_SANITIZE": sanitizer},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("ImportError: TORCH_FOUNDRY_SANITIZE") and library in last
+    assert "LD_PRELOAD" in last
