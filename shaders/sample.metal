@@ -106,7 +106,7 @@ METAL_FUNC void finish(uint row, uint token, uint error, device const SamplePara
   finished[row] = done || error || place + 1 == int(args.capacity);
 }
 
-// Merges parts, whose indices need not ascend: those of sample_scores or of a kernel that has just computed the logits.
+// Merges the parts of sample_scores.
 [[kernel]] void sample_greedy(
     device const SamplePart* parts [[buffer(0)]],
     device const SampleParams* params [[buffer(1)]],

@@ -1,4 +1,5 @@
-// Launch geometry. Ops use the presets; nobody computes a grid by hand.
+// Launch geometry, with presets for the usual kernels. Where threadgroups follow a choice of tuning.h or the data
+// (experts, split keys), the op itself says how work is divided.
 #pragma once
 
 #include <array>

@@ -15,7 +15,9 @@ namespace {
 using Name = std::optional<std::string_view>;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Which kernel serves M rows: the first line whose limit is not below M. This is the only place that decides it.
+// Which kernel serves M rows: the first line whose limit is not below M. Above FEW and FEW_DENSE rows
+// (torch_foundry/nn/linear.py) modules ask torch for the product instead, so this op sees no more unless it is called
+// by itself.
 struct Route {
   int64_t limit; // largest M
   const char* function;

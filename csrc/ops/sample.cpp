@@ -138,18 +138,6 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   launch.run(per_row(rows, kSimdWidth * std::min(args.parts, sample_draw_simdgroups)));
 }
 
-void sample_merge(const at::Tensor& parts, const at::Tensor& params, const at::Tensor& rules, const at::Tensor& length,
-                  const at::Tensor& finished, const at::Tensor& errors, const at::Tensor& ids,
-                  const at::Tensor& newest) {
-  Dim B("batch"), P("parts");
-  check("parts", parts).dtype({at::kInt}).shape({B, P, 2}).contiguous();
-  TORCH_CHECK(P.value() > 0, "parts: expected at least one part of a row, got ", parts.sizes());
-  const State state{params, rules, length, finished, errors, ids, newest, std::nullopt};
-  SampleArgs args = state.checked(parts, B, rules.size(-1));
-  args.parts = static_cast<uint32_t>(P);
-  if (B != 0) merge(parts, state, args, B);
-}
-
 void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t prompt, const at::Tensor& counts) {
   Dim B("batch"), C("capacity"), V("vocabulary");
   check("ids", ids).dtype({at::kLong}).shape({B, C}).contiguous();
@@ -174,9 +162,6 @@ FOUNDRY_OP("sample(Tensor logits, Tensor params, Tensor rules, Tensor? sequences
            "Tensor(e!) errors, Tensor(f!) ids, Tensor(g!) newest, Tensor(h!)? probs, bool use_rules, bool draw, "
            "bool truncate) -> ()",
            "sample", sample)
-FOUNDRY_OP("sample_merge(Tensor parts, Tensor params, Tensor rules, Tensor(a!) length, Tensor(b!) finished, "
-           "Tensor(c!) errors, Tensor(d!) ids, Tensor(e!) newest) -> ()",
-           "sample_merge", sample_merge)
 FOUNDRY_OP("sample_count_prompt(Tensor ids, Tensor first, SymInt prompt, Tensor(a!) counts) -> ()",
            "sample_count_prompt", sample_count_prompt)
 

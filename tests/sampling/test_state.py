@@ -82,19 +82,6 @@ def check_lowest_of_equals() -> None:
             assert start(settings, vocabulary=vocabulary).step(logits)[:, 0].tolist() == [places[0]] * 3
 
 
-def test_merge_of_parts() -> None:
-    """As a fused lm_head leaves them: in any order, each with the lowest token of its largest logit."""
-    logits = normal(generator("merge"), 3, V, dtype=F32).round()
-    sampler, bits = start(Settings(eos=(1,))), logits.view(3, 100, 7)
-    place = bits.argmax(-1) + 7 * torch.arange(100)
-    keys = bits.amax(-1).add(0.0).view(torch.int32).long() & 0xFFFFFFFF
-    keys = torch.where(keys >= 1 << 31, 0xFFFFFFFF - keys, keys | 1 << 31)
-    parts = torch.stack([torch.where(keys >= 1 << 31, keys - (1 << 32), keys), place], -1).to(torch.int32)
-    assert torch.equal(sampler.merge(parts[:, torch.randperm(100)].contiguous())[:, 0], logits.argmax(-1))
-    with pytest.raises(ValueError, match="merge: expected greedy settings without processors"):
-        start(drawing()).merge(parts)
-
-
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -291,8 +278,6 @@ def test_opcheck(settings: Settings) -> None:
 def test_opcheck_of_the_others() -> None:
     s = start(Settings(repetition_penalty=2.0))
     kit.opcheck("sample_count_prompt", s.ids, torch.zeros(3, dtype=torch.int32), 2, s.counts)
-    parts = torch.ones(3, 4, 2, dtype=torch.int32)
-    kit.opcheck("sample_merge", parts, s.params, s.rules, s.length, s.finished, s.errors, s.ids, s.token)
 
 
 def test_bad_arguments() -> None:

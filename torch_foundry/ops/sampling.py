@@ -53,30 +53,6 @@ def _(*args: object) -> None:
     return None
 
 
-def sample_merge(
-    parts: Tensor,
-    params: Tensor,
-    rules: Tensor,
-    *,
-    length: Tensor,
-    finished: Tensor,
-    errors: Tensor,
-    ids: Tensor,
-    newest: Tensor,
-) -> None:
-    """The end of a greedy step whose maxima a kernel has found while it computed the logits.
-
-    parts: int32 [B, n, 2], of each part of a row the largest logit as a key (order_key in shaders/sample.h) and the
-    lowest token that has it, in any order.
-    """
-    _ops.sample_merge.default(parts, params, rules, length, finished, errors, ids, newest)
-
-
-@fake("sample_merge")
-def _(*args: object) -> None:
-    return None
-
-
 def sample_count_prompt(ids: Tensor, first: Tensor, prompt: int, counts: Tensor) -> None:
     """Notes the tokens ids[row, first[row] : prompt] in counts.
 

@@ -119,22 +119,6 @@ class Sampler:
         self._sample(logits, probs)
         return probs
 
-    def merge(self, parts: Tensor) -> Tensor:
-        """A greedy step without processors whose maxima are known; see `ops.sample_merge`. Returns `token`."""
-        if self.settings.do_sample or self.settings.processes:
-            raise ValueError("merge: expected greedy settings without processors")
-        ops.sample_merge(
-            parts,
-            self.params,
-            self.rules,
-            length=self.length,
-            finished=self.finished,
-            errors=self.errors,
-            ids=self.ids,
-            newest=self.token,
-        )
-        return self.token
-
     def use(self, settings: Settings, seed: int | None = None) -> None:
         """Continue with other numbers (temperature, top_k, pad ...) or another seed; also applies to tapes recorded
         before.
