@@ -105,7 +105,7 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.run
 # The second command only records the package and its console script; the first has built everything in place.
 $(VENV)/.built: $(VENV)/.run $(SOURCES)
 	@mkdir -p build
-	@echo "building the extension and the common kernels (a minute or two; build/build.log has the details)"
+	@echo "building the extension and the common kernels (minutes; build/build.log has the details)"
 	@$(PY) setup.py -q build_ext --inplace >build/build.log 2>&1 || { cat build/build.log; exit 1; }
 	@TORCH_FOUNDRY_SKIP_EXTENSION=1 $(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

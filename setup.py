@@ -27,11 +27,15 @@ if torch.version.cuda:  # the driver and NVRTC are loaded when the first kernel 
     INCLUDE_DIRS += nvrtc.include_dirs()
     LIBRARIES.append("c10_cuda")
 
+CXX_FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 METAL_FLAGS = []
 if platform.system() == "Darwin":  # manual retain and release, as in torch's own MPS sources
     CXX_SOURCES.append("csrc/metal/*.mm")
     METAL_FLAGS = ["-fno-objc-arc", "-Werror=objc-method-access", "-Werror=unguarded-availability-new"]
-    os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
+    target = os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
+    if "ARCHFLAGS" not in os.environ:  # a Python for both of Apple's processors would have all compiled twice
+        os.environ["ARCHFLAGS"] = f"-arch {platform.machine()}"
+        os.environ.setdefault("_PYTHON_HOST_PLATFORM", f"macosx-{target}-{platform.machine()}")  # the wheel's name
 
 
 def mac_problem() -> str | None:
@@ -56,11 +60,11 @@ class Build(BuildExtension):
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
-        if platform.system() == "Darwin":  # whatever comes of it, kernels can be compiled when they are used
-            subprocess.run([sys.executable, "-m", "torch_foundry.metallib"], cwd=package.parent)
+        if platform.system() == "Darwin":  # without Apple's compiler it says so, and that is well too
+            subprocess.run(support.module_command("torch_foundry.metallib", package.parent), check=True)
         # a Mac runs them on the GPU, and compiles the host's when they are asked for
         if os.environ.get("TORCH_FOUNDRY_PREBUILD", "0" if platform.system() == "Darwin" else "1") == "1":
-            subprocess.run([sys.executable, "-m", "torch_foundry.prebuild"], cwd=package.parent, check=True)
+            subprocess.run(support.module_command("torch_foundry.prebuild", package.parent), check=True)
 
 
 extension = CppExtension(
@@ -68,7 +72,7 @@ extension = CppExtension(
     sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
     include_dirs=INCLUDE_DIRS,
     libraries=LIBRARIES,
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", *METAL_FLAGS],
+    extra_compile_args=[*CXX_FLAGS, *METAL_FLAGS],
     extra_link_args=LINK_FLAGS.get(platform.system(), []),
     py_limited_api=True,
 )

@@ -5,7 +5,6 @@ The sentences depend on plain facts only, so each can be tested on any machine. 
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -120,18 +119,30 @@ def torch_warning(version: str) -> str | None:
     )
 
 
-def use_installed_torch() -> None:
-    """For setup.py: build with the torch that is installed, if it is new enough. pip's isolated build would use the
-    newest torch instead, and the extension would not load under the installed one.
-    """
+def installed_torch() -> str | None:
+    """The folder that has this Python's torch, if it is new enough; in pip's isolated build too, which hides it."""
     place = sysconfig.get_path("platlib")
     version = Path(place, "torch", "version.py")
-    if place in sys.path or not version.is_file():
-        return
-    found = re.search(r"__version__ = ['\"]([^'\"]+)", version.read_text())
-    if found and version_pair(found[1]) >= OLDEST_TORCH:
+    found = version.is_file() and re.search(r"__version__ = ['\"]([^'\"]+)", version.read_text())
+    return place if found and version_pair(found[1]) >= OLDEST_TORCH else None
+
+
+def use_installed_torch() -> None:
+    """For setup.py: build with the torch that is installed, if it is new enough. Under another one, such as an isolated
+    build may have, the extension would not load.
+    """
+    place = installed_torch()
+    if place is not None and place not in sys.path:
         sys.path.insert(0, place)
-        os.environ["PYTHONPATH"] = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def module_command(module: str, first: Path) -> list[str]:
+    """The command that runs `module` in a process which imports from `first`, then from where this process does.
+
+    The environment can't say so: in pip's isolated build every Python that starts drops the installed packages.
+    """
+    run = f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", f"import runpy, sys; sys.path[:] = {[str(first), *sys.path]!r}; {run}"]
 
 
 def record_torch(built: Path, version: str) -> None:

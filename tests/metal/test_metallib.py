@@ -170,9 +170,9 @@ print([e for e in trace if e.startswith(("compile", "load"))], len({{e for e in 
 
 
 def test_setup_compiles_them_on_a_mac() -> None:
-    """setup.py with the facts of a Mac, as far as its last step. A failure there doesn't fail the build."""
+    """setup.py with the facts of a Mac, as far as its last step: for one processor, and a crash is not passed over."""
     code = """
-import platform, runpy, subprocess, sys
+import os, platform, runpy, subprocess, sys
 import setuptools, torch
 from torch.utils import cpp_extension
 ran, given = [], {}
@@ -182,14 +182,17 @@ setuptools.setup = lambda **arguments: given.update(arguments)
 cpp_extension.BuildExtension.run = lambda self: None
 namespace = runpy.run_path("setup.py")
 namespace["sources"].build_tree = namespace["support"].record_torch = lambda *arguments: None
-subprocess.run = lambda command, **how: ran.append((command[1:], how.get("check", False)))
+subprocess.run = lambda command, **how: ran.append((command[-1].split("runpy.")[1], how.get("check", False)))
 build = namespace["Build"].__new__(namespace["Build"])
 build.inplace = True
 build.run()
-print(ran)
+print(ran, os.environ["ARCHFLAGS"], os.environ.get("_PYTHON_HOST_PLATFORM"))
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert result.stdout.strip() == "[(['-m', 'torch_foundry.metallib'], False)]", result
+    run = "run_module('torch_foundry.metallib', run_name='__main__', alter_sys=True)"
+    for given, flags in (("", "-arch arm64 macosx-14.0-arm64"), ("-arch x86_64", "-arch x86_64 None")):
+        environment = os.environ | ({"ARCHFLAGS": given} if given else {})
+        result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)
+        assert result.stdout.strip() == f"{[(run, True)]} {flags}", result
 
 
 # ----------------------------------------------------------------------------------------------------------- its use

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import re
 import subprocess
@@ -81,27 +80,6 @@ def test_a_newer_torch_warns_once_it_has_loaded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch, "__version__", "2.19.0")
     with pytest.warns(UserWarning, match="tested with torch 2.11 to 2.15"):
         support.load_library(tmp_path / "_C.abi3.so", tmp_path)
-
-
-@pytest.mark.parametrize("installed, used", [("2.13.1", "2.13.1"), ("2.9.0", "9.9.0"), (None, "9.9.0")])
-def test_an_isolated_build_uses_the_installed_torch(installed: str | None, used: str, tmp_path: Path) -> None:
-    """As pip runs one: what is installed is not on the path, and another torch is. Subprocesses follow."""
-    for place, version in (("isolated", "9.9.0"), ("site", installed)):
-        package = tmp_path / place / "torch"
-        if version:
-            package.mkdir(parents=True)
-            (package / "version.py").write_text(f"__version__ = '{version}'\n")
-            (package / "__init__.py").write_text("from torch.version import __version__\n")
-    code = (
-        "import subprocess, sys, sysconfig; from torch_foundry import support\n"
-        f"sysconfig.get_path = lambda name: {str(tmp_path / 'site')!r}\n"
-        "support.use_installed_torch(); import torch; print(torch.__version__, flush=True)\n"
-        "subprocess.run([sys.executable, '-c', 'import torch; print(torch.__version__)'])\n"
-    )
-    path = os.pathsep.join([str(tmp_path / "isolated"), str(Path(torch_foundry.__file__).parents[1])])
-    run = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": path}}
-    result = subprocess.run([sys.executable, "-c", code], **run)  # type: ignore[call-overload]
-    assert result.stdout.split() == [used, used], result.stderr
 
 
 def test_the_build_records_its_torch() -> None:
