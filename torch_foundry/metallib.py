@@ -34,8 +34,9 @@ def _run(*command: str) -> str | None:
 
 
 def compile_command(level: str, source: Path, target: Path) -> list[str]:
-    """The arguments of xcrun that compile one file. Safe math, as at run time."""
+    """The arguments of xcrun that compile one file. Safe math, as at run time, and nothing fused."""
     options = [f"-std=metal{level}", f"-mmacosx-version-min={LEVELS[level]}", "-O2", "-fno-fast-math"]
+    options.append("-ffp-contract=off")
     return ["metal", *options, "-c", str(source), "-o", str(target)]
 
 

@@ -93,9 +93,9 @@ def test_commands(tmp_path: Path, xcode: Callable[..., Any]) -> None:
     commands = xcode()
     assert commands[0] == ["metal", "--version"]
     compiled = [c for c in commands if c[0] == "metal" and library._label in " ".join(c)]
-    assert [c[1:5] for c in compiled] == [
-        ["-std=metal3.1", "-mmacosx-version-min=14.0", "-O2", "-fno-fast-math"],
-        ["-std=metal3.2", "-mmacosx-version-min=15.0", "-O2", "-fno-fast-math"],
+    assert [c[1:6] for c in compiled] == [
+        ["-std=metal3.1", "-mmacosx-version-min=14.0", "-O2", "-fno-fast-math", "-ffp-contract=off"],
+        ["-std=metal3.2", "-mmacosx-version-min=15.0", "-O2", "-fno-fast-math", "-ffp-contract=off"],
     ]
     linked = [c for c in commands if c[0] == "metallib"]
     assert len(linked) == 2 and all(c[-3].endswith(".air") and c[-2] == "-o" for c in linked)

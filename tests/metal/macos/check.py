@@ -47,9 +47,8 @@ def setup_flags() -> list[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())):
         named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        wanted = named and node.targets[0].id == "METAL_FLAGS"
-        if wanted or (isinstance(node, ast.keyword) and node.arg == "extra_compile_args"):
-            found += [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+        if named and node.targets[0].id in ("CXX_FLAGS", "METAL_FLAGS"):
+            found += ast.literal_eval(node.value)
     if "-fno-objc-arc" not in found or "-std=c++20" not in found:
         raise Failure(f"setup.py's flags for a Mac are not where they were; found {found}")
     return found

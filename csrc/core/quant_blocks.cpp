@@ -1,0 +1,64 @@
+#include "core/quant_blocks.h"
+
+#include <cmath>
+
+#include <c10/util/Exception.h>
+
+#define FOUNDRY_FORMAT(policy, name, gguf_type)                                                                        \
+  static const int name##_index = register_format<policy>(#policy, #name, gguf_type);
+#include "quant/format.h"
+
+namespace foundry {
+namespace {
+
+std::vector<QuantFormat>& table() {
+  static std::vector<QuantFormat> formats;
+  return formats;
+}
+
+template <typename Q> void pack_blocks(const float* weights, void* blocks, int64_t n) {
+  for (int64_t i = 0; i < n; i++, weights += Q::block_size) {
+    typename Q::block& block = static_cast<typename Q::block*>(blocks)[i];
+    bool finite = true;
+    for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
+    TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
+    Q::pack(weights, block);
+    float w[chunk];
+    const float d = Q::unpack(block, 0, 0, w); // 1 where there is an offset, and the scale is in the weights
+    TORCH_CHECK(std::isfinite(d * w[0]), "weight: values too large for the scale of the format");
+  }
+}
+
+template <typename Q> void unpack_blocks(const void* blocks, float* weights, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    constexpr int units = Q::block_size / chunk / Q::shared;
+    for (int n = 0; n < Q::block_size / chunk; n++) {
+      float w[chunk];
+      const typename Q::block& block = static_cast<const typename Q::block*>(blocks)[i];
+      const float d = Q::unpack(block, static_cast<short>(n % units), n / units, w);
+      for (float v : w) *weights++ = d * v;
+    }
+  }
+}
+
+template <typename Q> int register_format(const char* policy, const char* name, int gguf_type) {
+  QuantFormat format{
+      static_cast<int>(table().size()), policy, name,    gguf_type, Q::block_size, sizeof(typename Q::block),
+      alignof(typename Q::block),       0,      nullptr, nullptr};
+  if constexpr (Q::has_codes) format.word = Q::word;
+  if constexpr (Q::block_size > 1) {
+    if constexpr (requires { &Q::pack; }) format.pack = &pack_blocks<Q>;
+    format.unpack = &unpack_blocks<Q>;
+  }
+  TORCH_INTERNAL_ASSERT(format.index < kMaxFormats, "more weight formats than kMaxFormats");
+  table().push_back(format);
+  return format.index;
+}
+
+} // namespace
+
+const std::vector<QuantFormat>& quant_table() { return table(); }
+
+} // namespace foundry
+
+#include "quant/formats.h" // runs register_format for each
