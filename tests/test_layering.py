@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "quant": BASE | {"ops"},
     "sampling": OPS,
     "prebuild": OPS,
-    "metallib": {"_ext", "prebuild"},
+    "metallib": {"msl", "prebuild"},
     "nn": OPS,
     "kvcache": OPS,
     "loaders": MODELS,

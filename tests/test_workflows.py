@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -27,8 +28,14 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 def commands(path: Path) -> list[list[str]]:
     """The words of each command."""
-    lines = [line for step in steps(path) for line in step.get("run", "").splitlines() if line.strip()]
-    return [shlex.split(line) for line in lines]
+    found = []
+    for step in steps(path):
+        words = shlex.shlex(step.get("run", ""), posix=True, punctuation_chars="\n|>")
+        words.whitespace, words.whitespace_split = " \t", True
+        for separator, group in itertools.groupby(words, lambda word: set(word) <= set("\n|>")):
+            if not separator:
+                found.append(list(group))
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

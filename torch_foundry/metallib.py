@@ -2,6 +2,8 @@
 
 setup.py runs it on a Mac. It makes one metallib for each language version that the compiler knows. Without Xcode, which
 has the compiler, kernels are compiled when they are first used, as are all kernels that are not common.
+
+`--strict` makes nothing for the package: it holds every shader against Apple's compiler, and needs no built package.
 """
 
 from __future__ import annotations
@@ -24,13 +26,20 @@ LEVELS = {"3.1": "14.0", "3.2": "15.0", "4.0": "26.0"}
 FAMILY = "apple9"  # of the GPUs whose kernels are compiled; the tuning table has the same for all of Apple's
 
 
-def _run(*command: str) -> str | None:
-    """Run one of Apple's tools. None if it went well, else what it said."""
+def _xcrun(*command: str) -> tuple[bool, str]:
+    """Run one of Apple's tools: whether it went well, and what it said."""
     try:
         result = subprocess.run(["xcrun", "-sdk", "macosx", *command], capture_output=True, text=True)
     except OSError as error:
-        return str(error)
-    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
+        return False, str(error)
+    good = result.returncode == 0
+    return good, result.stderr.strip() or ("" if good else f"exit code {result.returncode}")
+
+
+def _run(*command: str) -> str | None:
+    """Run one of Apple's tools. None if it went well, else what it said."""
+    good, said = _xcrun(*command)
+    return None if good else said
 
 
 def compile_command(level: str, source: Path, target: Path) -> list[str]:
@@ -107,14 +116,52 @@ def build(kernels: Sequence[tuple[str, str]], built: Path) -> list[str]:
     return lines
 
 
-def main() -> int:
-    """Compile the kernels of `prebuild.calls` into the package."""
-    from torch_foundry import _ext, prebuild
+def strict(shaders: Path, levels: Sequence[str]) -> bool:
+    """Compile every `.metal` file of `shaders` at each level, with all instances that its comments name (as for lint).
 
+    Prints a line for each file and what the compiler says, warnings too. Whether all compiled.
+    """
+    from torch_foundry.msl import translate
+    from torch_foundry.msl.directives import Comments
+
+    work = []
+    for shader in sorted(shaders.glob("*.metal")):
+        entries = sorted(set(Comments().instances(str(shader))))
+        text = library_text(shader.name, translate(shader).msl, entries)
+        work += [(level, shader.name, text, len(entries)) for level in levels]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compiled(job: tuple[str, str, str, int]) -> bool:
+            level, file, text, count = job
+            place = Path(name, level)
+            place.mkdir(exist_ok=True)
+            (place / file).write_text(text)
+            good, said = _xcrun(*compile_command(level, place / file, place / f"{file}.air"), "-Wall")
+            verdict = f"{'compiles' if good else 'FAILED'} as Metal {level} with {count} instances"
+            print(f"{file}: {verdict}" + (f"\n{said}" if said else ""), flush=True)
+            return good
+
+        verdicts = list(pool.map(compiled, work))
+    print(f"{sum(verdicts)} of {len(verdicts)} compile")
+    return all(verdicts) and bool(verdicts)
+
+
+def main() -> int:
+    """Compile the kernels of `prebuild.calls` into the package; with --strict, exit code 1 if a shader fails."""
+    package = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m torch_foundry.metallib", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the kernels and compile nothing")
-    parser.add_argument("--built", type=Path, default=_ext.BUILT, help="where translated/ is and metal/ goes")
+    parser.add_argument("--built", type=Path, default=package / "_built", help="where translated/ is and metal/ goes")
+    parser.add_argument("--strict", action="store_true", help="only compile all shaders; exit code 1 on any error")
+    parser.add_argument(
+        "--levels", nargs="+", choices=LEVELS, default=list(LEVELS), help="of the language, for --strict"
+    )
+    parser.add_argument("--shaders", type=Path, default=package.parent / "shaders", help="for --strict")
     options = parser.parse_args()
+    if options.strict:
+        return 0 if strict(options.shaders, options.levels) else 1
+    from torch_foundry import prebuild
+
     kernels = prebuild.kernels(FAMILY)
     lines = [f"{file}: {entry}" for file, entry in kernels] if options.list else build(kernels, options.built)
     print("\n".join(lines))

@@ -169,6 +169,31 @@ print([e for e in trace if e.startswith(("compile", "load"))], len({{e for e in 
     assert result.stdout.strip() == f"['load metallib'] {count}", result
 
 
+def strict(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch_foundry.metallib", "--strict", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_strict_compiles_every_instance_that_lint_checks(xcode: Callable[..., Any], tmp_path: Path) -> None:
+    xcode("3.1", "3.2", "4.0")
+    result = strict()
+    shaders = sorted((ROOT / "shaders").glob("*.metal"))
+    assert result.returncode == 0 and f"{3 * len(shaders)} of {3 * len(shaders)} compile" in result.stdout, result
+    for path in shaders:
+        count = len(set(re.findall(r"foundry-lint: instance\((.*)\)", path.read_text())))
+        assert f"{path.name}: compiles as Metal 4.0 with {count} instances" in result.stdout
+    assert len(xcode("3.1")) == 3 * len(shaders) and all("-Wall" in command for command in xcode("3.1"))
+
+
+def test_strict_fails_on_one_error(xcode: Callable[..., Any]) -> None:
+    xcode("3.1", "3.2", bad="linear.metal")
+    result = strict("--levels", "3.1")
+    assert result.returncode == 1 and "linear.metal:7:1: error: expected expression" in result.stdout, result
+    assert "argmax.metal: compiles as Metal 3.1" in result.stdout
+    xcode("3.1")  # a compiler that does not know a level that was asked for
+    assert strict("--levels", "3.1", "4.0").returncode == 1
+
+
 def test_setup_compiles_them_on_a_mac() -> None:
     """setup.py with the facts of a Mac, as far as its last step: for one processor, and a crash is not passed over."""
     code = """

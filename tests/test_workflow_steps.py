@@ -1,0 +1,190 @@
+"""The job for a Mac, step by step on Linux: its shell text with stand-ins for Apple's tools, make, pip and doctor, its
+conditions and outputs as the service reads them. So a step that can't run is seen, and one that is skipped in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+MACOS = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["macos"]
+STEP_KEYS = {"name", "id", "if", "uses", "with", "run", "shell", "continue-on-error"}
+JOB_KEYS = {"strategy", "runs-on", "timeout-minutes", "env", "steps"}
+RUNNERS = {"ubuntu-24.04", "macos-15", "macos-26"}  # the images that are kept up; macos-14's is not
+XCODE = {"macos-15": ["3.1", "3.2"], "macos-26": ["3.1", "3.2", "4.0"]}  # levels of the language by default
+
+SHADERS = {"linear.metal", "argmax.metal"}  # enough for a step; tests/metal/test_metallib.py has all
+
+# What stands on the path for each program: a line in the log, then what the steps after it need.
+LOGGED = 'echo "$(basename "$0") $*" >> "$FAKE_LOG"\nif [ -n "$FAKE_FAIL" ]; then case "$(basename "$0") $*" in ' + (
+    "*$FAKE_FAIL*) exit 1 ;; esac; fi\n"
+)
+MAKE = f"""{LOGGED}mkdir -p .venv/bin build torch_foundry/_built/metal
+cp "$FAKE_BIN/python-of-venv" .venv/bin/python
+cp "$FAKE_BIN/torch-foundry" .venv/bin/torch-foundry
+echo kernels > torch_foundry/_built/metal/kernels-3.1.metallib
+echo "$FAKE_BUILT" > build/build.log
+"""
+PYTHON = f'{LOGGED}[ "$1" != -c ] || exec {sys.executable} "$@"\n'
+TORCH = """class mps:
+    is_available = staticmethod(lambda: bool({gpu!r}))
+    get_name = staticmethod(lambda: {gpu!r})
+class backends:
+    mps = mps
+"""
+
+
+@dataclass
+class Run:
+    """What came of a job: by step, "success", "failure" or "skipped"; and the commands that ran."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    good: bool = True
+    log: str = ""
+
+    def value(self, expression: Any, matrix: Mapping[str, str]) -> Any:
+        """An expression of the service's language, as far as the workflow uses it."""
+        text = re.sub(r"^\$\{\{(.*)\}\}$", r"\1", str(expression).strip()).strip()
+        status = re.search(r"\b(always|cancelled|success|failure)\(\)", text)
+        text = re.sub(r"matrix\.(\w+)", lambda m: repr(matrix.get(m[1], "")), text)
+        text = re.sub(r"steps\.(\w+)\.outputs\.(\w+)", lambda m: repr(self.outputs.get(m[1], {}).get(m[2], "")), text)
+        text = re.sub(r"steps\.(\w+)\.outcome", lambda m: repr(self.outcomes[m[1]]), text)
+        text = text.replace("always()", "True").replace("!cancelled()", "True").replace("&&", " and ")
+        found = eval(text.replace("true", "True") if text in ("true", "false") else text, {}, {})
+        return found if status else (self.good and found)
+
+
+def play(place: Path, matrix: dict[str, str], gpu: str = "", fail: str = "", bad: str = "", built: str = "") -> Run:
+    """Runs the job's steps as bash does there. `fail`: part of a command that fails; `bad`: a shader that does."""
+    for folder in ("torch_foundry", "shaders"):
+        others = {path.name for path in (ROOT / "shaders").glob("*.metal")} - SHADERS
+        ignored = shutil.ignore_patterns("_built", "demo_model", "*.so", "__pycache__", *others)
+        shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
+    (place / "bin").mkdir()
+    levels = XCODE[matrix["runner"]] if matrix["tools"] == "xcode" else []
+    programs = dict.fromkeys(("sudo", "xcodebuild", "torch-foundry"), LOGGED) | {"make": MAKE}
+    programs |= {"python-of-venv": PYTHON, "python": f'exec {sys.executable} "$@"\n'}
+    for name, text in programs.items():
+        (place / "bin" / name).write_text(f"#!/bin/sh\n{text}")
+        (place / "bin" / name).chmod(0o755)
+    (place / "bin" / "xcrun").symlink_to(ROOT / "tests" / "metal" / "fake_xcrun.py")
+    (place / "torch.py").write_text(TORCH.format(gpu=gpu))
+    fake = {"FAKE_LOG": str(place / "log"), "FAKE_FAIL": fail, "FAKE_BIN": str(place / "bin"), "FAKE_BUILT": built}
+    fake["FAKE_XCRUN"] = json.dumps({"levels": levels, "bad": bad, "log": str(place / "xcrun.log")})
+    fake |= {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(place)}
+    run = Run()
+    for step in MACOS["steps"]:
+        name = step.get("id", step.get("name", step.get("uses", "").split("@")[0]))
+        if not run.value(step.get("if", True), matrix):
+            run.outcomes[name] = "skipped"
+            continue
+        if "uses" in step:
+            run.outcomes[name] = "success"
+            continue
+        text = re.sub(r"\$\{\{ (.*?) \}\}", lambda m: str(run.value(f"always() and {m[1]}", matrix)), step["run"])
+        shell = ["bash", "-eo", "pipefail", "-c"] if step.get("shell") == "bash" else ["bash", "-e", "-c"]
+        output = place / "output"
+        output.write_text("")
+        environment = os.environ | MACOS["env"] | fake | {"GITHUB_OUTPUT": str(output)}
+        result = subprocess.run([*shell, text], cwd=place, env=environment, capture_output=True, text=True)
+        run.log += result.stdout + result.stderr
+        run.outcomes[name] = "failure" if result.returncode else "success"
+        run.outputs[name] = dict(line.split("=", 1) for line in output.read_text().splitlines())
+        tolerated = "continue-on-error" in step and run.value(
+            f"always() and ({step['continue-on-error'][3:-2]})", matrix
+        )
+        run.good = run.good and (not result.returncode or bool(tolerated))
+    run.log += (place / "log").read_text()
+    return run
+
+
+def matrix(runner: str, tools: str) -> dict[str, str]:
+    """A combination of the job's matrix."""
+    given = MACOS["strategy"]["matrix"]
+    assert runner in given["runner"] and tools in given["tools"]
+    return {"runner": runner, "tools": tools} | next(i for i in given["include"] if i["runner"] == runner)
+
+
+VIRTUAL = "Apple Paravirtual device"
+
+
+@pytest.mark.parametrize("runner", ["macos-15", "macos-26"])
+def test_all_steps_run(runner: str, tmp_path: Path) -> None:
+    run = play(tmp_path, matrix(runner, "xcode"), gpu=VIRTUAL)
+    skipped = {name for name, outcome in run.outcomes.items() if outcome == "skipped"}
+    extra = set() if runner == "macos-26" else {"the Metal compiler, which Xcode 26 has apart"}
+    assert run.good and skipped == {"command line tools only"} | extra, run.log
+    assert run.outputs["gpu"] == {"there": "true", "virtual": "true"}
+    made = len(SHADERS) * len(XCODE[runner])
+    assert f"{made} of {made} compile" in run.log
+    assert "doctor --device cpu --quick" in run.log and "doctor --device mps --quick" in run.log
+    assert (tmp_path / "metal-compiler.log").read_text()
+
+
+def test_without_xcode_and_without_a_gpu(tmp_path: Path) -> None:
+    run = play(tmp_path, matrix("macos-15", "command-line-tools"))
+    assert run.good and "xcode-select --switch" in run.log, run.log
+    assert run.outcomes["doctor on the CPU"] == "success" and run.outcomes["doctor on the GPU"] == "skipped"
+
+
+FAULTS = {
+    "a shader that Apple refuses": ({"bad": "linear.metal"}, "Apple's compiler takes every shader"),
+    "a kernel that the build leaves out": (
+        {"built": "not compiled ahead of time: linear.metal"},
+        "the build has made the common kernels",
+    ),
+    "doctor on the CPU": ({"fail": "--device cpu"}, "doctor on the CPU"),
+    "doctor on a real GPU": ({"fail": "--device mps", "gpu": "Apple M4"}, "doctor on the GPU"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_the_job_and_no_other_step(fault: str, tmp_path: Path) -> None:
+    given, where = FAULTS[fault]
+    run = play(tmp_path, matrix("macos-26", "xcode"), **{"gpu": VIRTUAL, **given})
+    assert not run.good
+    assert {name for name, outcome in run.outcomes.items() if outcome == "failure"} == {where}, run.log
+    assert [name for name, outcome in run.outcomes.items() if outcome == "skipped"] == ["command line tools only"]
+
+
+def test_a_virtual_gpu_only_reports(tmp_path: Path) -> None:
+    run = play(tmp_path, matrix("macos-26", "xcode"), gpu=VIRTUAL, fail="--device mps")
+    assert run.good and run.outcomes["doctor on the GPU"] == "failure", run.log
+    assert run.outcomes["the suite of the ops on the GPU"] == "success"
+
+
+def test_without_a_build_the_shaders_are_still_compiled(tmp_path: Path) -> None:
+    run = play(tmp_path, matrix("macos-26", "xcode"), fail="make build")
+    assert not run.good and run.outcomes["Apple's compiler takes every shader"] == "success", run.log
+    assert run.outcomes["doctor on the CPU"] == "skipped" and run.outcomes["actions/upload-artifact"] == "success"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_keys_runners_and_references(path: Path) -> None:
+    """A misspelt key is passed over there, and a step that does not exist is an empty text."""
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        given = job.get("strategy", {}).get("matrix", {})
+        assert set(job) <= JOB_KEYS and set(job.get("strategy", {})) <= {"fail-fast", "matrix"}
+        labels = given["runner"] if job["runs-on"] == "${{ matrix.runner }}" else [job["runs-on"]]
+        assert set(labels) <= RUNNERS
+        known = set(given) | {key for line in given.get("include", []) for key in line}
+        ids: list[str] = []
+        for step in job["steps"]:
+            assert set(step) <= STEP_KEYS, step
+            text = yaml.safe_dump(step, width=10**6)
+            assert set(re.findall(r"\bmatrix\.(\w+)", text)) <= known
+            assert set(re.findall(r"\bsteps\.(\w+)\.", text)) <= set(ids), step
+            ids += [step["id"]] if "id" in step else []
