@@ -225,6 +225,18 @@ def test_steps_are_kept_for_the_next_text() -> None:
     assert recorded(**SAMPLED, **one, max_new_tokens=300) >= 2, "more room"
 
 
+def test_padding_is_not_the_next_texts() -> None:
+    """Steps that are kept have a mask, longer than the next prompt."""
+    model, before = patched(), 0
+    for padding in (40, 4):
+        prompt = torch.cat([torch.zeros(1, padding, dtype=torch.long), ids(1, 9).repeat(1, 2)], dim=1)
+        mask = (torch.arange(prompt.shape[1]) >= padding).long()[None]
+        expected = generate(patched(), prompt=prompt, attention_mask=mask).tolist()
+        before = report(model).recorded
+        assert generate(model, prompt=prompt, attention_mask=mask, prompt_lookup_num_tokens=1).tolist() == expected
+    assert report(model).recorded == before, "kept"
+
+
 def test_packed_weights_and_the_output_layers_own_ways() -> None:
     model = patched(quantize="q8_0")
     assert generate(model, **LOOKUP).tolist() == generate(model).tolist()

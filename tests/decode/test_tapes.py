@@ -259,3 +259,42 @@ def test_inference_mode_and_back() -> None:
         logits(model, inside, ids(1, 1))
     assert logits(model, inside, ids(1, 1)).isfinite().all()
     assert report(model).steps == 8
+
+
+@pytest.mark.parametrize("token", [-1, 120, 10_000])
+def test_ids_outside_the_vocabulary_raise_as_in_stock(token: int, pair: Any) -> None:
+    """A tape looks at no values, and its kernel would read what lies beside the embedding."""
+    for model in pair:
+        cache = filled(model, ids(1, 9))
+        logits(model, cache, ids(1, 2))
+        with pytest.raises(IndexError):
+            logits(model, cache, torch.tensor([[5, token]]))
+        assert cache.get_seq_length() == 11
+
+
+@pytest.mark.parametrize("length", [9, 12])
+def test_masks_of_another_length_are_stocks(length: int, pair: Any) -> None:
+    """Of 9 tokens and 2 more; a tape would see what is beyond a short mask."""
+    found: list[Any] = []
+    for model in pair:
+        cache = filled(model, ids(1, 9))
+        mask = torch.ones(1, length, dtype=torch.long)
+        mask[0, :4] = 0
+        try:
+            found.append(logits(model, cache, ids(1, 2), attention_mask=mask))
+        except (IndexError, RuntimeError) as error:
+            found.append(str(error))
+    theirs, ours = found
+    assert ours == theirs if isinstance(theirs, str) else torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert not report(pair[1]).steps
+    if not isinstance(theirs, str):
+        assert report(pair[1]).eager == {"mask is not one of [batch, tokens]": 1}
+
+
+def test_a_factor_that_the_dtype_does_not_have() -> None:
+    """Stock code multiplies by the exact number, and a kernel by a rounded one."""
+    for factor, steps in ((6.0, 1), (0.1, 0)):
+        model = patched("granite", dtype=torch.bfloat16, embedding_multiplier=factor)
+        logits(model, filled(model, ids(1, 9)), ids(1, 1))
+        assert report(model).steps == steps
+    assert report(model).eager == {"the factor on the embedding is not one of the model's dtype": 1}

@@ -266,6 +266,10 @@ def test_what_is_not_adopted() -> None:
     cache.layers = [DynamicSlidingWindowLayer(sliding_window=1)]
     with pytest.raises(ForeignCache, match="DynamicSlidingWindowLayer"):
         adopt(cache, 0)
+    offloaded = DynamicCache()
+    offloaded.offloading = True  # its layers come and go
+    with pytest.raises(ForeignCache, match="offloaded DynamicCache"):
+        adopt(offloaded, 0)
     prefix = DynamicCache()
     k, v = states(torch.Generator().manual_seed(0), 1, 3)
     prefix.update(k.requires_grad_(), v, 0)

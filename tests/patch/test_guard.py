@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from tests.exact import assert_as_exact, assert_found_as_exact
 from tests.patch.zoo import config, ids, random_model, shared
 from torch_foundry.patch import patch, report
-from torch_foundry.patch.guard import mask_reason
+from torch_foundry.patch.guard import mask_reason, tensor_reason
 from torch_foundry.patch.state import FallbackWarning
 
 PROMPT = ids(2, 10)
@@ -150,6 +150,45 @@ def test_unknown_arguments_reach_stock_code() -> None:
     assert report(model).fallbacks == {"argument is_causal": 2}
     logits(model, is_causal=True)
     assert report(model).fused == 2
+
+
+class Spy(nn.Parameter):
+    """A weight that may compute something else than it holds."""
+
+
+def test_weights_that_are_no_plain_tensors() -> None:
+    model, stock = (copy.deepcopy(shared("llama")) for _ in range(2))
+    patch(model)
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.weight = Spy(mlp.up_proj.weight.data)
+    with pytest.warns(FallbackWarning, match="a weight is a Spy"):
+        ours = logits(model)
+    assert_found_as_exact(ours, logits, stock)
+    assert report(model).fallbacks == {"a weight is a Spy": 1} and report(model).fused == 1
+
+
+def test_weights_of_another_dtype() -> None:
+    """Stock code says what is wrong."""
+    errors = []
+    for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
+        model.model.layers[0].mlp.double()
+        with warnings.catch_warnings(), pytest.raises(RuntimeError) as caught:
+            warnings.simplefilter("ignore")
+            logits(model)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1] and report(model).fallbacks == {"weights and input differ in dtype": 1}
+
+
+def test_tracing_sees_stock_code() -> None:
+    """What a kernel was told of lengths would be a constant."""
+    reasons: list[str | None] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        reasons.append(tensor_reason(x))
+        return 2 * x
+
+    torch.jit.trace(traced, (torch.zeros(3),), check_trace=False)
+    assert reasons == ["tracing"] and tensor_reason(torch.zeros(3)) is None
 
 
 def test_a_config_that_is_not_causal_any_more() -> None:

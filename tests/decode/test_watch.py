@@ -1,0 +1,111 @@
+"""What a snapshot of modules takes for a change: whatever a tape recorded before would not know of."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+import torch_foundry
+from tests.patch.zoo import ids, shared
+from torch_foundry.decode.watch import Snapshot
+from torch_foundry.patch import report
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def modules() -> list[Any]:
+    block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).eval().bfloat16()
+    return [block, *block]
+
+
+def other_memory(block: Any) -> None:
+    block[0].weight.data = block[0].weight.data.clone()
+
+
+def other_dtype(block: Any) -> None:
+    block[0].weight.data = block[0].weight.data.view(torch.float16)
+
+
+def other_parameter(block: Any) -> None:
+    block[0].weight = nn.Parameter(block[0].weight.data)
+
+
+def other_buffer(block: Any) -> None:
+    block[2].running_mean = block[2].running_mean.clone()
+
+
+def other_child(block: Any) -> None:
+    block[0] = nn.Linear(4, 4)
+
+
+def one_child_more(block: Any) -> None:
+    block.append(nn.Linear(4, 4))
+
+
+def other_class(block: Any) -> None:
+    block[0].__class__ = type("Linear", (nn.Linear,), {})
+
+
+def training(block: Any) -> None:
+    block[1].train()
+
+
+def hook(block: Any) -> None:
+    block[0].register_forward_hook(lambda *_: None)
+
+
+def pre_hook(block: Any) -> None:
+    block[2].register_forward_pre_hook(lambda *_: None)
+
+
+def other_forward(block: Any) -> None:
+    block[1].forward = block[1].forward
+
+
+CHANGES = (
+    other_memory, other_dtype, other_parameter, other_buffer, other_child, one_child_more, other_class, training, hook,
+    pre_hook, other_forward,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_is_seen(change: Callable[[Any], None]) -> None:
+    found = modules()
+    snapshot = Snapshot(found)
+    assert snapshot.holds()
+    with torch.no_grad():
+        found[0][0].weight.mul_(2)  # a tape reads values when it runs
+    found[0][0].train()  # of which a linear layer takes no notice
+    assert snapshot.holds()
+    change(found[0])
+    gc.collect()
+    assert not snapshot.holds()
+
+
+def test_hooks_on_all_modules() -> None:
+    snapshot = Snapshot(modules())
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    try:
+        assert not snapshot.holds() and snapshot.reason() == "global module hooks"
+    finally:
+        handle.remove()
+    assert snapshot.holds()
+
+
+@torch.no_grad()
+def test_a_layer_with_a_config_of_its_own() -> None:
+    """Which nobody would look at when it changes."""
+    model = copy.deepcopy(shared("llama"))
+    model.model.layers[1].self_attn.config = copy.deepcopy(model.config)
+    torch_foundry.patch(model)
+    cache = DynamicCache(config=model.config)
+    model(ids(1, 9), past_key_values=cache)
+    model(ids(1, 1), past_key_values=cache)
+    assert report(model).eager == {"a layer has a config of its own": 1} and report(model).steps == 0
