@@ -119,6 +119,7 @@ class _HostOptions:
     seed: int = 0
     threads: int = 0  # 0: all cores
     strict: bool = True
+    flush_subnormals: bool = False
 
 
 _options = _HostOptions()
@@ -128,12 +129,19 @@ def _apply(options: _HostOptions) -> None:
     global _options
     order = LANE_ORDERS[options.lane_order]
     torch.ops.torch_foundry._host_configure(order, options.seed, options.threads, options.strict)
+    if options.flush_subnormals != _options.flush_subnormals:
+        torch.ops.torch_foundry._host_flush_subnormals(options.flush_subnormals)
     _options = options
 
 
 @contextlib.contextmanager
 def host_options(
-    *, lane_order: str | None = None, seed: int | None = None, threads: int | None = None, strict: bool | None = None
+    *,
+    lane_order: str | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    strict: bool | None = None,
+    flush_subnormals: bool | None = None,
 ) -> Iterator[None]:
     """Configure the host executor inside the block; options that are not given stay as they are.
 
@@ -141,13 +149,20 @@ def host_options(
         kernel whose results depend on it has a race.
     threads: OS threads that run threadgroups; 0: one per core.
     strict: whether a barrier that not all threads reach fails the launch (True) or only prints a message (False).
+    flush_subnormals: whether arithmetic takes subnormal float32 and bfloat16 for zero, as Apple's GPUs do.
     """
     if lane_order is not None and lane_order not in LANE_ORDERS:
         raise ValueError(f"lane_order={lane_order!r}: expected one of {', '.join(LANE_ORDERS)}")
     if threads is not None and not 0 <= threads <= 4 * (os.cpu_count() or 1) + 64:
         raise ValueError(f"threads={threads}: expected 0 (all cores) or a small positive number")
     before = _options
-    given: dict[str, Any] = {"lane_order": lane_order, "seed": seed, "threads": threads, "strict": strict}
+    given: dict[str, Any] = {
+        "lane_order": lane_order,
+        "seed": seed,
+        "threads": threads,
+        "strict": strict,
+        "flush_subnormals": flush_subnormals,
+    }
     _apply(replace(before, **{name: value for name, value in given.items() if value is not None}))
     try:
         yield

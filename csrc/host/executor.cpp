@@ -17,6 +17,7 @@ namespace {
 struct Runtime {
   decltype(&msl_rt_launch) launch;
   decltype(&msl_rt_configure) configure;
+  decltype(&msl_rt_flush_subnormals) flush_subnormals;
   uint32_t abi;
 };
 
@@ -91,6 +92,7 @@ public:
   void configure(int lane_order, uint64_t seed, int threads, int strict) {
     runtime().configure(lane_order, seed, threads, strict);
   }
+  void flush_subnormals(bool flush) { runtime().flush_subnormals(flush); }
 
 private:
   const Runtime& runtime() {
@@ -103,6 +105,7 @@ private:
       runtime_.launch = symbol<decltype(&msl_rt_launch)>(library, "msl_rt_launch");
       runtime_.abi = symbol<decltype(&msl_rt_abi)>(library, "msl_rt_abi")();
       runtime_.configure = symbol<decltype(&msl_rt_configure)>(library, "msl_rt_configure");
+      runtime_.flush_subnormals = symbol<decltype(&msl_rt_flush_subnormals)>(library, "msl_rt_flush_subnormals");
     });
     return runtime_;
   }
@@ -147,6 +150,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
         "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
         &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
+  m.def("_host_flush_subnormals(bool flush) -> ()", [](bool flush) { instance().flush_subnormals(flush); });
 }
 
 } // namespace foundry::host

@@ -27,7 +27,40 @@ struct Config {
   std::atomic<uint64_t> seed{0};
   std::atomic<int> threads{0};
   std::atomic<bool> strict{true};
+  std::atomic<bool> flush_subnormals{false};
 } config;
+
+// The calling thread's arithmetic with subnormals flushed, if asked for, while this lives. All fibers of an OS thread
+// share its control register.
+class Arithmetic {
+public:
+  explicit Arithmetic(bool flush) : before_(control()) {
+    if (flush) set_control(before_ | kFlush);
+  }
+  ~Arithmetic() { set_control(before_); }
+  Arithmetic(const Arithmetic&) = delete;
+  Arithmetic& operator=(const Arithmetic&) = delete;
+
+private:
+#if defined(__x86_64__)
+  using Control = uint32_t;
+  static constexpr Control kFlush = 0x8040; // of MXCSR: FTZ and DAZ
+  static Control control() { return __builtin_ia32_stmxcsr(); }
+  static void set_control(Control value) { __builtin_ia32_ldmxcsr(value); }
+#elif defined(__aarch64__)
+  using Control = uint64_t;
+  static constexpr Control kFlush = 1 << 24; // of FPCR: FZ
+  static Control control() {
+    Control value;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void set_control(Control value) { __asm__ volatile("msr fpcr, %0" : : "r"(value)); }
+#else
+#error "the host executor runs on x86-64 and arm64"
+#endif
+  const Control before_;
+};
 
 uint32_t processors() {
   static const uint32_t count = [] {
@@ -72,6 +105,7 @@ private:
 void run_groups(LaunchState& state, Runner& runner, uint64_t chunk) {
   const GroupOrder order(state);
   const bool plain = state.lane_order == MSL_ORDER_FORWARD;
+  const Arithmetic arithmetic(state.flush_subnormals);
   runner.bind(state);
   for (;;) {
     const uint64_t begin = state.next_group.fetch_add(chunk, std::memory_order_relaxed);
@@ -121,6 +155,8 @@ void msl_rt_configure(int lane_order, uint64_t seed, int threads, int strict) {
   config.strict = strict != 0;
 }
 
+void msl_rt_flush_subnormals(int flush) { config.flush_subnormals = flush != 0; }
+
 int msl_rt_launch(const msl_launch* launch, char* error, uint64_t error_bytes) {
   const std::string refusal = check_launch(*launch);
   if (!refusal.empty()) return report(refusal, error, error_bytes);
@@ -140,6 +176,7 @@ int msl_rt_launch(const msl_launch* launch, char* error, uint64_t error_bytes) {
   state.lane_order = config.lane_order;
   state.seed = config.seed;
   state.strict = config.strict;
+  state.flush_subnormals = config.flush_subnormals;
 
   const uint64_t useful = std::min(state.ngroups, nthreads / kThreadsPerHelper);
   const auto helpers = static_cast<uint32_t>(std::min<uint64_t>(os_threads() - 1, useful > 0 ? useful - 1 : 0));

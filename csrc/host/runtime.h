@@ -71,6 +71,10 @@ MSL_EXPORT int msl_rt_launch(const msl_launch* launch, char* error, uint64_t err
 // printed only. Holds for launches that start afterwards.
 MSL_EXPORT void msl_rt_configure(int lane_order, uint64_t seed, int threads, int strict);
 
+// Whether kernels take subnormal f32 for zero and give zero for them, as Apple's GPUs do in every mode (f16 keeps its
+// own). Holds for launches that start afterwards.
+MSL_EXPORT void msl_rt_flush_subnormals(int flush);
+
 MSL_EXPORT uint32_t msl_rt_abi(void);
 
 #ifdef __cplusplus

@@ -16,6 +16,7 @@ struct LaunchState {
   int lane_order;
   uint64_t seed;
   bool strict;
+  bool flush_subnormals;
   std::atomic<uint64_t> next_group{0};
   std::atomic<bool> failed{false};
 

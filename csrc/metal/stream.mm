@@ -46,7 +46,7 @@ id<MTLDevice> device() {
 }
 
 Place place(const at::TensorBase& tensor) {
-  // On MPS a storage's data is the buffer object. An empty tensor may lie behind its end.
+  // On MPS a storage's data is the buffer object (check_storage looks). An empty tensor may lie behind its end.
   id<MTLBuffer> buffer = static_cast<id<MTLBuffer>>(const_cast<void*>(tensor.storage().data()));
   const auto offset = static_cast<NSUInteger>(tensor.storage_offset()) * tensor.itemsize();
   return {buffer, tensor.numel() == 0 ? 0 : offset};
@@ -58,6 +58,8 @@ void check_storage() {
     wait();
     const void* data = zeros.storage().data();
     if (!data || !*static_cast<void* const*>(data)) return false; // the zeros themselves: an object has a class
+    // Ops ask const_data_ptr how a tensor is aligned: the object's address and the offset, right if this is.
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
     return static_cast<bool>([static_cast<id>(const_cast<void*>(data)) respondsToSelector:@selector(contents)]);
   }();
   TORCH_CHECK(object, "torch_foundry: torch ", TORCH_VERSION,

@@ -82,3 +82,10 @@ def test_names_tell_checks_apart() -> None:
 def test_quick_is_a_part() -> None:
     quick = {check.name for check in selfcheck.suite(quick=True)}
     assert quick < {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize("check", selfcheck.suite(quick=True), ids=lambda check: check.name)
+def test_checks_hold_where_subnormals_are_zero(check: selfcheck.Check) -> None:
+    """As on Apple's GPUs."""
+    with runtime.host_options(flush_subnormals=True), truth.poisoned_outputs():
+        check.run("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_foundry
-from torch_foundry import runtime
+from torch_foundry import compile_shader, runtime
 
 FILL = (
     "#include <metal_stdlib>\n"
@@ -113,3 +113,29 @@ def test_the_commit_policy_says_when_it_has_no_effect() -> None:
         runtime.commit()
     with pytest.raises(ValueError, match=r"launches=-1: expected 0 \(when torch does\) or a number of launches"):
         runtime.commit_every(-1)
+
+
+SUBNORMAL = """
+kernel void products(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                     device const half* h [[buffer(2)]], device const bfloat* b [[buffer(3)]]) {
+  y[0] = x[0] * 2.0f;
+  y[1] = x[1] * 0.25f;
+  y[2] = float(h[0]) * 2.0f;
+  y[3] = float(b[0]) * 4.0f;
+}
+"""
+
+
+def test_subnormals_as_on_apples_gpus() -> None:
+    """Those of float32 and bfloat16 are zero on the way in and out; float16 keeps its own."""
+    small = 2.0**-130
+    x, h = torch.tensor([small, 2.0**-126]), torch.tensor([2.0**-24], dtype=torch.float16)
+    b = torch.tensor([2.0**-130], dtype=torch.bfloat16)
+    assert b.item() != 0
+    kernel, y = compile_shader(SUBNORMAL).products, torch.zeros(4)
+    kept = [2 * small, 2.0**-128, 2.0**-23, 4 * small]
+    for flush, expected in ((None, kept), (True, [0.0, 0.0, 2.0**-23, 0.0]), (False, kept)):
+        with runtime.host_options(flush_subnormals=flush):
+            kernel(x, y, h, b, threads=1)
+        assert y.tolist() == expected
+    assert (x * 2)[0] == 2 * small, "the calling thread's own arithmetic is as it was"
