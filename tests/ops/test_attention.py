@@ -331,6 +331,7 @@ def test_bad_inputs() -> None:
     refuse(r"q: expected a head_dim of 32 to 256", q=q[..., :40], k_cache=k[..., :40], v_cache=k[..., :40])
     refuse(r"q: expected a multiple of kv_heads=2 heads", q=q[:, :3])
     refuse(r"kv_len: expected 0 to the capacity of 128, got 129", kv_len=129)
+    refuse(r"kv_len: expected 0 to the capacity of 99, got 100", v_cache=given["v_cache"][:, :, :99])
     refuse(r"window: expected 0 \(none\)", window=-1)
     for wrong in (-1.0, torch.inf, torch.nan):
         refuse(r"softcap: expected 0 \(none\)", softcap=wrong)

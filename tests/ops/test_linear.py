@@ -299,6 +299,9 @@ def test_bad_inputs() -> None:
         ops.linear(x, w, format="f16")
     with kit.refuses(r"weight: expected rows of whole q8_0 blocks of 34 bytes, got 67 bytes"):
         ops.linear(x, packed[:, :67], format="q8_0")
+    apart = torch.zeros(4, 70, dtype=torch.uint8)[:, :68]
+    with kit.refuses(r"weight: expected rows of whole q8_0 blocks of 34 bytes, got 68 bytes with strides \[70, 1\]"):
+        ops.linear(x, apart, format="q8_0")
     with kit.refuses(r"weight: expected rows of whole q4_k blocks of 144 bytes, got 68 bytes"):
         ops.linear(x, packed, format="q4_k")
     with kit.refuses(r"weight: expected an address that is a multiple of 2 bytes"):

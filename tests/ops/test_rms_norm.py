@@ -149,6 +149,9 @@ def test_bad_inputs() -> None:
         ops.rms_norm(torch.randn(16, 2).t(), w, 1e-6)
     with kit.refuses(r"x: expected rows in at most three levels"):
         ops.rms_norm(torch.randn(2, 9, 2, 9, 16)[:, ::2, :, ::2].permute(3, 2, 1, 0, 4), w, 1e-6)
+    on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    with kit.refuses(r"weight: expected device cpu, got meta"):
+        torch.ops.torch_foundry.rms_norm.default.redispatch(on_cpu, x, w.to("meta"), 1e-6)
     with kit.refuses(r"kind: expected one of llama, olmo, gemma, got t5"):
         ops.rms_norm(x, w, 1e-6, kind="t5")
     with kit.refuses(r"eps: expected a finite number >= 0"):

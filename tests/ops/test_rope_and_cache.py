@@ -245,13 +245,17 @@ def test_bad_inputs() -> None:
         v_cache=given["k_cache"],
         k_cache=given["k_cache"],
     )
+    for cache, of in (("k_cache", "q"), ("k_cache", "k"), ("v_cache", "v")):
+        part = given[cache].view(-1)[: given[of].numel()].view(given[of].shape)
+        refuse(rf"{cache}: expected memory of its own, but it overlaps {of}", **{cache: given[cache], of: part})
     refuse(r"positions: expected \[batch=2, tokens=3\]", positions=torch.zeros(2, 2, dtype=torch.int32))
     refuse(r"cos: expected 2 dimensions", positions=torch.zeros(2, 3, dtype=torch.int32))
     refuse(r"step: expected dtype Int", step=torch.zeros(2))
     refuse(r"k_norm: expected both", q_norm=torch.ones(64))
     refuse(r"q_norm: expected \[head_dim=64\]", q_norm=torch.ones(32), k_norm=torch.ones(64))
     refuse(r"kind: expected one of llama", q_norm=torch.ones(64), k_norm=torch.ones(64), kind="t5")
-    refuse(r"k_cache: expected memory without overlap", k_cache=given["k_cache"][:, :1].expand(2, 2, 16, 64))
+    for cache in ("k_cache", "v_cache"):
+        refuse(rf"{cache}: expected memory without overlap", **{cache: given[cache][:, :1].expand(2, 2, 16, 64)})
     refuse(
         r"k_cache: expected a contiguous last dimension",
         k_cache=given["k_cache"].transpose(2, 3).contiguous().transpose(2, 3),

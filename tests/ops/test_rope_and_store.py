@@ -201,6 +201,8 @@ def test_bad_inputs() -> None:
     refuse(r"k_cache: expected \[batch=2, kv_heads=2, tokens, 68\]", k_cache=given["k_cache"][:1])
     refuse(r"start: expected start \+ 3 tokens to fit", start=14)
     refuse(r"rows: expected dtype Int", rows=torch.zeros(2, 2))
+    both = {"rows": torch.zeros(2, 2, dtype=torch.int32), "step": torch.zeros(2, dtype=torch.int32)}
+    refuse(r"rows: expected step or rows, got both", **both)
     refuse(r"block_table: expected \[2, pages\]", block_table=torch.zeros(3, 1, dtype=torch.int32))
     refuse(r"v_cache: expected memory of its own", v_cache=given["k_cache"])
 

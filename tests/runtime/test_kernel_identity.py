@@ -127,6 +127,21 @@ def test_bad_environment_values_raise(name: str, value: str, monkeypatch: pytest
         _ext.setup_host()
 
 
+def test_a_failure_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, y = torch_foundry.compile_shader(FILL.format("41.25f")), torch.zeros(1)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    try:
+        _ext.setup_host(cache=tmp_path)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no-such-compiler"):
+                library.fill(y)
+    finally:
+        monkeypatch.undo()
+        _ext.setup_host()
+    library.fill(y)
+    assert y.item() == 41.25
+
+
 def test_a_missing_compiler_is_named() -> None:
     code = CACHED.format(source=FILL.format("41.5f"), constants={})
     result = subprocess.run(

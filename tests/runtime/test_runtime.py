@@ -47,6 +47,11 @@ def test_a_scope_is_left_when_its_block_raises(lib) -> None:
     assert "broken" not in runtime.scope_counters()
 
 
+def test_a_scope_that_was_never_opened() -> None:
+    with pytest.raises(RuntimeError, match="scope closed that was never opened"):
+        torch.ops.torch_foundry._pop_scope()
+
+
 def test_executor_names() -> None:
     assert runtime.executor("cpu") == "host"
     with pytest.raises(RuntimeError, match="no executor for device 'meta'"):

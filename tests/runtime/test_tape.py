@@ -145,6 +145,22 @@ def test_other_memory_is_noticed(given: Given) -> None:
         tape.replay()
 
 
+@pytest.mark.parametrize("offset, rows", [(64, 4), (0, 3)], ids=["another place", "another size"])
+def test_another_part_of_the_same_memory_is_noticed(offset: int, rows: int, given: Given) -> None:
+    memory = torch.randn(8 * 64)
+    x = memory[:256].view(4, 64)
+    with torch_foundry.record() as tape:
+        y = ops.rms_norm(x, given[2], 1e-6)
+    expected = y.clone()
+    x.set_(memory.untyped_storage(), offset, (rows, 64), (64, 1))
+    with pytest.raises(RuntimeError, match=r"buffer 0 has other memory"):
+        tape.replay()
+    x.set_(memory.untyped_storage(), 0, (4, 64), (64, 1))
+    y.zero_()
+    tape.replay()
+    assert torch.equal(y, expected)
+
+
 def test_replaced_shaders_are_noticed(given: Given) -> None:
     torch.ops.torch_foundry._add_source("something.metal", "x", "x")
     with torch_foundry.record() as tape:
@@ -236,6 +252,16 @@ def test_a_recording_that_nobody_ended(given: Given) -> None:
         block(*given)
     assert len(tape) == 4
     assert torch.ones(2).sum() == 2
+
+
+def test_a_tape_that_is_gone_records_no_more(given: Given) -> None:
+    left = torch.classes.torch_foundry.Tape()
+    left.start()
+    del left
+    gc.collect()
+    with torch_foundry.record() as tape:
+        block(*given)
+    assert len(tape) == 2
 
 
 def test_recording_in_two_threads_at_a_time(given: Given) -> None:
