@@ -50,7 +50,7 @@ import sys, torch, torch_foundry._ext
 from pathlib import Path
 from torch_foundry import prebuild
 from tests.metal.variants import same_variants
-from torch_foundry.doctor import examine, measure, selfcheck
+from torch_foundry.doctor import examine, machine, measure, selfcheck
 from torch_foundry.doctor.report import Report
 calls, suite, mock = list(prebuild.calls())[:1], selfcheck.suite(True)[:1], torch.ops.mock_metal
 prebuild.calls = lambda device: iter(calls)
@@ -59,6 +59,7 @@ measure.gemv_jobs = lambda quick, emulated: [("tiny", 64, 64, "f16")]
 mock.trace()
 with same_variants(of="cpu", on="mps"):
     report = Report(Path({path!r}))
+    report.data["machine"] = machine.machine()
     examine.examine(torch.device("mps"), report, True, {icb})
 events = [e.split()[0] for e in mock.trace() if e.startswith(("dispatch", "icb"))]
 first = events.index("icb") if "icb" in events else len(events)
