@@ -89,11 +89,10 @@ def add_own_shaders() -> None:
         add_built_shaders()
 
 
-def _toolchain() -> tuple[str, str]:
-    """Compiler and its identity: as recorded at build time, unless $CXX names another or it changed."""
+def _toolchain() -> tuple[list[str], str]:
+    """The compiler's command, as recorded at build time unless $CXX has another, and the identity recorded with it."""
     recorded = json.loads((BUILT / "toolchain.json").read_text())
-    command = os.environ.get("CXX") or recorded["compiler"]
-    return command, sources.compiler_identity(command) or recorded["identity"]
+    return sources.given_compiler() or recorded["compiler"], recorded["identity"]
 
 
 def _require_runtime(sanitizer: str) -> None:

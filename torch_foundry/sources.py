@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,15 +100,27 @@ def _has_avx2() -> bool:
     return platform.machine() != "x86_64" or not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
 
 
-def compiler() -> str:
-    """The C++ compiler: $CXX, else the first of c++, g++ and clang++ that exists (else `c++`)."""
-    return os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
-
-
-def compiler_identity(command: str) -> str:
-    """First line of `command --version`, with the machine: part of every kernel's key. Empty without a compiler."""
+def given_compiler() -> list[str]:
+    """The words of $CXX as a shell has them, such as "ccache g++"; none if it is not set."""
+    given = os.environ.get("CXX", "")
     try:
-        result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+        return shlex.split(given)
+    except ValueError as error:
+        raise ValueError(f"CXX={given!r}: expected the command of a C++ compiler ({error})") from None
+
+
+def compiler() -> list[str]:
+    """The command of the C++ compiler: $CXX, else the first of c++, g++ and clang++ that exists (else `c++`)."""
+    return given_compiler() or [next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")]
+
+
+def compiler_identity(command: Sequence[str]) -> str:
+    """First line of `command --version`, with the machine, as csrc/host/toolchain.cpp has it in every kernel's key.
+
+    Empty without a compiler.
+    """
+    try:
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return f"{result.stdout.splitlines()[0]} {platform.machine()}"

@@ -125,12 +125,12 @@ HostExecutor& instance() {
   return *executor;
 }
 
-void host_setup(std::string compiler, std::string identity, std::string include_dir, std::string prelude_hash,
-                std::vector<std::string> flags, std::vector<std::string> runtime_flags,
+void host_setup(std::vector<std::string> compiler, std::string built_by, std::string include_dir,
+                std::string prelude_hash, std::vector<std::string> flags, std::vector<std::string> runtime_flags,
                 std::vector<std::string> runtime_sources, std::vector<std::string> read_only_caches,
                 std::string cache) {
   instance().set_toolchain({std::move(compiler),
-                            std::move(identity),
+                            std::move(built_by),
                             std::move(include_dir),
                             std::move(prelude_hash),
                             std::move(flags),
@@ -146,9 +146,10 @@ void host_configure(int64_t lane_order, int64_t seed, int64_t threads, bool stri
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def("_host_setup(str compiler, str identity, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
-        "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
-        &host_setup);
+  m.def(
+      "_host_setup(str[] compiler, str built_by, str include_dir, str prelude_hash, str[] flags, str[] runtime_flags, "
+      "str[] runtime_sources, str[] read_only_caches, str cache) -> ()",
+      &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
   m.def("_host_flush_subnormals(bool flush) -> ()", [](bool flush) { instance().flush_subnormals(flush); });
 }

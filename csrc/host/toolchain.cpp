@@ -3,7 +3,10 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <map>
+#include <mutex>
 #include <spawn.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +20,7 @@ extern char** environ;
 namespace foundry::host {
 namespace {
 
-// Runs `command`; `said` gets its stderr. Returns its exit status, or -1 if it could not be started. It is in a process
+// Runs `command`; `said` gets its output. Returns its exit status, or -1 if it could not be started. It is in a process
 // group of its own: Ctrl-C stops this process when the compiler is done, and not the compiler half way.
 int run(const std::vector<std::string>& command, std::string& said) {
   std::vector<char*> argv;
@@ -28,7 +31,7 @@ int run(const std::vector<std::string>& command, std::string& said) {
   for (const int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
+  for (const int stream : {1, 2}) posix_spawn_file_actions_adddup2(&actions, ends[1], stream);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -57,11 +60,32 @@ int run(const std::vector<std::string>& command, std::string& said) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// What the compiler says of its version, with the machine: part of every key. It is asked when the first kernel is
+// used, not when the package is imported: a Mac without developer tools then offers to install them.
+std::string identity_of(const Toolchain& toolchain) {
+  static std::mutex mutex;
+  static std::map<std::vector<std::string>, std::string> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = known.find(toolchain.compiler); found != known.end()) return found->second;
+  std::vector<std::string> command = toolchain.compiler;
+  command.emplace_back("--version");
+  std::string said;
+  utsname system{};
+  if (run(command, said) != 0 || uname(&system) != 0) return toolchain.built_by;
+  return known[toolchain.compiler] = said.substr(0, said.find('\n')) + ' ' + system.machine;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
 } // namespace
 
 std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
                             const std::vector<std::string>& flags) {
-  std::string key = toolchain.identity + '\n' + toolchain.prelude_hash;
+  std::string key = identity_of(toolchain) + '\n' + toolchain.prelude_hash;
   for (const std::string& flag : flags) key += '\n' + flag;
   const std::string name = content_hash(key + '\n' + text) + ".so";
   if (const auto found = find_entry(toolchain.cache, name)) return found->path;
@@ -69,13 +93,13 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
   const CompileNotice notice;
   NewEntry entry(toolchain.cache, name);
   NewEntry::write(entry.source(), text);
-  std::vector<std::string> command{toolchain.compiler};
+  std::vector<std::string> command = toolchain.compiler;
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {"-I", toolchain.include_dir, "-I", toolchain.include_dir + "/prelude", "-I",
                                  toolchain.include_dir + "/../prelude", entry.source(), "-o", entry.part()});
   std::string said;
   const int status = run(command, said);
-  TORCH_CHECK(status != -1, "torch_foundry: cannot start the C++ compiler '", toolchain.compiler,
+  TORCH_CHECK(status != -1, "torch_foundry: cannot start the C++ compiler '", joined(toolchain.compiler),
               "' (needed to compile ", label, "; set CXX to one that exists)");
   TORCH_CHECK(status == 0, "torch_foundry: ", label, " does not compile:", first_errors(said));
   return entry.keep();

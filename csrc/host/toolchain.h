@@ -9,8 +9,8 @@
 namespace foundry::host {
 
 struct Toolchain {
-  std::string compiler;     // path or name of the C++ compiler
-  std::string identity;     // its version line: part of every key
+  std::vector<std::string> compiler; // the command: "g++", or "ccache" and "g++"
+  std::string built_by;     // identity of the compiler of the kernels that the package ships, where there is none here
   std::string include_dir;  // csrc/host: its half of the prelude, runtime.h and its sources; ../prelude is beside it
   std::string prelude_hash; // of the prelude's text: part of every key
   std::vector<std::string> flags; // for kernels

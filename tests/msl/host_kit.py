@@ -69,7 +69,7 @@ class Flavour:
 
     def _command(self, *kinds: str) -> list[str]:
         flags = HostTree(HOST)
-        return [*(self.cxx or (compiler(),)), *(f for kind in kinds for f in flags.flags(kind)), *self.extra]
+        return [*(self.cxx or compiler()), *(f for kind in kinds for f in flags.flags(kind)), *self.extra]
 
     def runtime_command(self) -> list[str]:
         kinds = ("runtime", f"runtime-{self.sanitizer}") if self.sanitizer in ("asan", "tsan") else ("runtime",)
@@ -184,7 +184,7 @@ def kernels(file: str) -> dict[str, Kernel]:
 
 def has_compiler_flag(flag: str, cxx: str | None = None) -> bool:
     """Whether a shared library links with this flag (that the sanitizer's library is installed, say)."""
-    command = [cxx or compiler(), flag, "-shared", "-fPIC", "-x", "c++", "-", "-o", os.devnull]
+    command = [*([cxx] if cxx else compiler()), flag, "-shared", "-fPIC", "-x", "c++", "-", "-o", os.devnull]
     return subprocess.run(command, input="void f() {}", capture_output=True, text=True).returncode == 0
 
 

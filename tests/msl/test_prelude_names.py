@@ -29,7 +29,7 @@ OVERLOADED = {"multiply_accumulate_2x2"}
 def declared(platform: str, checked: bool = False) -> dict[str, set[str]]:
     """The names that the prelude's files declare, by namespace."""
     directories, flags = PLATFORMS[platform]
-    command = [compiler(), "-E", "-x", "c++", "-std=c++17", *flags, *(f"-I{d}" for d in (*directories, SHARED))]
+    command = [*compiler(), "-E", "-x", "c++", "-std=c++17", *flags, *(f"-I{d}" for d in (*directories, SHARED))]
     command += ["-DMSL_CHECKED"] if checked else []
     text = f'#include "{directories[0] / "metal_prelude.h"}"\n'
     result = subprocess.run([*command, "-"], input=text, capture_output=True, text=True, check=True)

@@ -251,7 +251,7 @@ def _run_driver(cxx: str, flags: list[str], emulator: list[str]) -> str:
 
 @pytest.mark.parametrize("option", ["-DMSL_FIBER_UCONTEXT", "-DMSL_CURRENT_BY_CALL"], ids=["ucontext", "as on macOS"])
 def test_portable_switch(option: str) -> None:
-    assert "3 orders passed" in _run_driver(host_kit.compiler(), [option], [])
+    assert "3 orders passed" in _run_driver(host_kit.compiler()[0], [option], [])
 
 
 @pytest.mark.parametrize("switch", [[], ["-DMSL_FIBER_UCONTEXT"]], ids=["native", "ucontext"])

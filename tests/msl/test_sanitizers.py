@@ -23,13 +23,13 @@ FLAGS = {
 def run(sanitizer: str, kernel: str, order: str = "forward") -> str:
     """What a process that runs this kernel under a sanitizer prints."""
     if not host_kit.has_compiler_flag(FLAGS[sanitizer]):
-        pytest.skip(f"{compiler()} has no {FLAGS[sanitizer]}")
+        pytest.skip(f"{compiler()[0]} has no {FLAGS[sanitizer]}")
     command = [sys.executable, "-m", "tests.msl.sanitized", sanitizer, kernel, order]
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0,verify_asan_link_order=0"}
     # The libraries are made by the first process, outside the sanitizer: a compiler under one is slow.
     subprocess.run([sys.executable, "-m", "tests.msl.sanitized", sanitizer], cwd=host_kit.ROOT, check=True)
     if sanitizer != "checked":
-        found = subprocess.run([compiler(), f"-print-file-name=lib{sanitizer}.so"], capture_output=True, text=True)
+        found = subprocess.run([*compiler(), f"-print-file-name=lib{sanitizer}.so"], capture_output=True, text=True)
         environment["LD_PRELOAD"] = found.stdout.strip()
     if sanitizer == "tsan":
         if shutil.which("setarch") is None:

@@ -212,7 +212,7 @@ def slow(tmp_path: Path) -> dict[str, str]:
     wait = f"touch {tmp_path}/started; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
     wait = f'case " $* " in *" -E "*) ;; *) {wait};; esac'  # the front end's preprocessor is not what is waited for
     version = '[ "$1" = --version ] && { echo "slow 1.0"; exit 0; }'
-    wrapper.write_text(f'#!/bin/sh\n{version}\n{wait}\nexec {shutil.which(sources.compiler())} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\n{version}\n{wait}\nexec {shutil.which(sources.compiler()[0])} "$@"\n')
     wrapper.chmod(0o755)
     return {"CXX": str(wrapper)}
 

@@ -89,7 +89,7 @@ def test_entries_on_disk_differ_by_source_constants_options_and_compiler(tmp_pat
     assert grows(1, CACHED.format(source=FILL.format("3.0f"), constants={})) == "3.0"
     assert grows(1, one, TORCH_FOUNDRY_CHECKED="1") == "1.0"  # other options
     # another compiler: the same one by another name and version line; runtime and kernel are compiled again
-    real = shutil.which(sources.compiler())
+    real = shutil.which(sources.compiler()[0])
     wrapper = tmp_path / "other-c++"
     wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "other 1.0"; exit 0; }}\nexec {real} "$@"\n')
     wrapper.chmod(0o755)
@@ -142,13 +142,36 @@ def test_a_failure_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert y.item() == 41.25
 
 
-def test_a_missing_compiler_is_named() -> None:
+@pytest.mark.parametrize("command", ["no-such-compiler", "env no-such-compiler", "no-such-launcher g++"])
+def test_a_missing_compiler_is_named(command: str) -> None:
     code = CACHED.format(source=FILL.format("41.5f"), constants={})
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"CXX": "no-such-compiler"}
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"CXX": command}
     )
     assert result.returncode != 0
-    assert "no-such-compiler" in result.stderr
+    assert command.replace("env ", "") in result.stderr
+
+
+def test_a_compiler_that_is_several_words(tmp_path: Path) -> None:
+    """As a shell splits them; and it is started when a kernel is used, not by the import."""
+    launcher, log = tmp_path / "a launcher", tmp_path / "log"
+    launcher.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
+    launcher.chmod(0o755)
+    log.touch()
+    real = sources.compiler()[0]
+    environment = {"CXX": f"'{launcher}' {real}", "TORCH_FOUNDRY_CACHE": str(tmp_path)}
+    assert run("from torch_foundry import ops; print('imported')", **environment) == "imported"
+    assert log.read_text() == ""
+    assert run(CACHED.format(source=FILL.format("4.5f"), constants={}), **environment) == "4.5"
+    lines = log.read_text().splitlines()
+    assert lines.count(f"{real} --version") == 1 and lines[0].endswith("--version")
+    assert lines[1:] and all(line.startswith(f"{real} -std=") for line in lines[1:])
+
+
+def test_a_command_that_no_shell_can_split_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "ccache 'g++")
+    with pytest.raises(ValueError, match=r"CXX=.*ccache 'g\+\+.*expected the command of a C\+\+ compiler"):
+        sources.compiler()
 
 
 @pytest.mark.parametrize("sanitizer, library", [("address", "libasan"), ("thread", "libtsan")])
