@@ -74,7 +74,7 @@ def test_pipelines_for_indirect_commands_are_others(run: Run) -> None:
         foundry._metal_icb(False)
 
 
-@pytest.mark.parametrize("content", [b"", b"MTLArchive of another system\n"], ids=["empty", "foreign"])
+@pytest.mark.parametrize("content", [b"\n", b"MTLArchive of another system\n"], ids=["empty", "foreign"])
 def test_a_file_that_is_none_is_left_out_and_written_anew(content: bytes, run: Run, tmp_path: Path) -> None:
     write(tmp_path, content)
     made, warning = run("a", "b")
