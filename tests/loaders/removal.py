@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+import torch_foundry.loaders.directory
 import torch_foundry.text
 from tests.loaders.corpus.case import Case, Sparse
 from tests.loaders.fuzz.target import Memory
@@ -25,8 +26,9 @@ PREFIX = "torch_foundry."
 MODULES = (
     "loaders.finite", "loaders.container", "loaders.safetensors", "loaders.folder", "loaders.gguf.cursor",
     "loaders.gguf.values", "loaders.gguf.reader", "loaders.gguf.split", "loaders.gguf.hyperparameters",
-    "loaders.gguf.rope", "loaders.source", "loaders.gguf.model", "loaders.gguf.config", "text.charsmap",
+    "loaders.gguf.rope", "loaders.source", "loaders.gguf.model", "loaders.gguf.config", "loaders.charsmap",
     "text.vocabulary", "text.tokenizer", "loaders.config_file",
+    "loaders.words.skim", "loaders.words.regexes", "loaders.words.pipeline", "loaders.words.folder", "loaders.words",
     "loaders.packs.parts", "loaders.packs.bitsandbytes", "loaders.packs.columns", "loaders.packs.mlx",
     "loaders.packs.own", "loaders.packs", "loaders.directory", "loaders.assemble",
 )  # fmt: skip
@@ -280,11 +282,13 @@ def prepare(cases: list[Case], folder: Path) -> list[tuple[Case, Path, bytes | N
 
 
 FIRST: dict[str, str | tuple[str, ...]] = {
-    "text.vocabulary": "V", "text.charsmap": "V", "text.tokenizer": "V", "loaders.gguf.config": "A",
+    "text.vocabulary": "V", "loaders.charsmap": "V", "text.tokenizer": "V", "loaders.gguf.config": "A",
     "loaders.gguf.split": "G", "loaders.folder": "I", "loaders.safetensors": "S",
     "loaders.gguf.hyperparameters": "A", "loaders.packs.bitsandbytes": "PB", "loaders.packs.columns": ("PG", "PA"),
     "loaders.packs.mlx": "PM", "loaders.packs.own": "PO", "loaders.packs": ("PC", "PM0"), "loaders.directory": "PC",
-    "loaders.config_file": "PC", "loaders.assemble": ("PC", "PM5", "PM7"), "loaders.packs.parts": "P",
+    "loaders.config_file": "PC", "loaders.words.skim": "PT", "loaders.words.regexes": "PT",
+    "loaders.words.pipeline": "PT", "loaders.words.folder": "PT", "loaders.assemble": ("PC", "PM5", "PM7"),
+    "loaders.packs.parts": "P",
 }  # fmt: skip
 
 

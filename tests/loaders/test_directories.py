@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import torch_foundry
+from tests.loaders import words
 from tests.patch import zoo
 from torch_foundry import LoadError
-from torch_foundry.demo_model import demo_model_path
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,9 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(demo_model_path())
+    return words.small()
 
 
 def saved(name: str, path: Path, tokenizer: Any, **options: Any) -> Any:
@@ -49,8 +47,8 @@ def test_dense_folders_load_as_transformers_loads_them(name: str, tmp_path: Path
     stock = saved(name, tmp_path, tokenizer, max_shard_size="100kB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     for options in ({}, {"mmap": True}):
-        model, words = load(tmp_path, **options)
-        assert words("a b").input_ids == tokenizer("a b").input_ids
+        model, read = load(tmp_path, **options)
+        assert read("a b").input_ids == tokenizer("a b").input_ids
         state = {n: t for n, t in model.state_dict().items() if n in stock.state_dict()}
         assert state.keys() == stock.state_dict().keys()
         assert all(torch.equal(state[n], t) for n, t in stock.state_dict().items())

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
+from tests.loaders import words
 from tests.loaders.quantised import Tensors, as_bytes, bit_stream
 from tests.patch import zoo
 from torch_foundry import LoadError, quant
-from torch_foundry.demo_model import demo_model_path
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 
@@ -109,7 +109,7 @@ def write(method: str, family: str, folder: Path) -> Any:
         config["quantization"] = settings
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
-    AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(folder)
+    words.small().save_pretrained(folder)
     return twin
 
 
@@ -184,7 +184,7 @@ def test_experts(method: str, family: str, tmp_path: Path) -> None:
     own = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(own))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "model.safetensors")
-    AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(tmp_path)
+    words.small().save_pretrained(tmp_path)
 
     model = torch_foundry.load(tmp_path, device="cpu", progress=False)[0]
     experts = [module for module in model.modules() if isinstance(module, FoundryExperts)]

@@ -32,7 +32,10 @@ REDUNDANT = {
     "loaders.directory: check_layers(config, container.tensors, path)": "the same",
     "loaders.directory: len(name) > LONGEST_NAME and (not permits('TENSOR_EXTRA', name))": "the model has no such"
     " parameter, which is found later, at more cost",
-    "loaders.config_file: opened.size > LONGEST_WORDS": "tokenizers find it, when they have read it",
+    "loaders.words.folder: not isinstance(made, PreTrainedTokenizerFast)": "classes of other kinds are refused by name;"
+    " for what transformers makes of folders without tokenizer.json",
+    "loaders.words.folder: any((isinstance(v, str) and len(v) > LONGEST_TOKEN for k, v in found.items() if"
+    " k.endswith('_token')))": "found in what is built, at more cost",
     "text.vocabulary: except UnicodeEncodeError": "GGUF's strings are UTF-8: for metadata that come from elsewhere",
 }
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_foundry.loaders.errors import LoadError
-from torch_foundry.loaders.files import File, names_in
+from torch_foundry.loaders.files import File
 from torch_foundry.loaders.gguf.architectures import COMMON, EPSILON, EXPERTS
 
 LONGEST = 1 << 19  # bytes of a config that are read: as Python's objects they are twenty times as many
 _MOST_OBJECTS = 10_000  # a layer's own settings are one
-LONGEST_WORDS = 1 << 28  # of a tokenizer's file; the largest have a tenth
 # What makes transformers run other code than its own, or fetch it.
 _CODE = {"auto_map", "custom_pipelines"}
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?$")
@@ -113,16 +112,3 @@ def check_layers(config: Any, names: Iterable[str], file: Path) -> None:
     numbers = {number for name in names for number in _NUMBERS.findall(name)}
     if type(count) is int and count > len(numbers):
         raise LoadError("TENSOR_MISSING", file, f"layer {len(numbers)}", expected=f"{count} layers", found="fewer")
-
-
-def check_words(folder: Path) -> None:
-    """Refuse a folder whose text files are not regular files: reading a pipe would wait forever."""
-    for name in names_in(folder):
-        if name.endswith((".json", ".jinja", ".model", ".txt", ".tiktoken")):
-            opened = File(folder / name)
-            opened.close()
-            if opened.size > LONGEST_WORDS:
-                found = str(opened.size)
-                raise LoadError(
-                    "TOKENIZER", folder / name, name, expected=f"at most {LONGEST_WORDS} bytes", found=found
-                )

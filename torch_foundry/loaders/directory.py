@@ -15,13 +15,14 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.loaders.allow import Allow
-from torch_foundry.loaders.config_file import check_layers, check_sizes, check_words, read_config, without_code
+from torch_foundry.loaders.config_file import check_layers, check_sizes, read_config, without_code
 from torch_foundry.loaders.described import Described
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.folder import open_safetensors
 from torch_foundry.loaders.packs import read_weights
 from torch_foundry.loaders.source import Source
 from torch_foundry.loaders.tensors import Container, Weight
+from torch_foundry.loaders.words import check_words, load_tokenizer
 
 CONFIG = "config.json"
 DENSE = ("f32", "f16", "bf16")
@@ -43,6 +44,7 @@ def describe_directory(
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     settings = read_config(path / CONFIG)
     kind = settings.get("model_type")
@@ -64,7 +66,8 @@ def describe_directory(
         config = _config(settings, kind, path / CONFIG)
         if not any(each.startswith("TENSOR_MISSING") for each in allow):
             check_layers(config, container.tensors, path)
-        check_words(path)
+        rows = config.get_text_config().vocab_size
+        words = check_words(path, rows) or TOKENIZER_MAPPING_NAMES.get(kind)
     except BaseException:
         container.close()
         raise
@@ -74,7 +77,7 @@ def describe_directory(
         weights=weights,
         file=path,
         dtype=quant.get_format(counts.most_common(1)[0][0]).dtype if counts else None,
-        tokenizer=partial(_tokenizer, path),
+        tokenizer=partial(load_tokenizer, path, rows, words),
         close=container.close,
         generation_config=_generation_config(path),
     )
@@ -105,18 +108,6 @@ def _generation_config(path: Path) -> Any:
     except Exception as error:
         expected = "what transformers takes"
         raise LoadError("CONFIG", path / name, name, expected=expected, found=str(error)[:200]) from error
-
-
-def _tokenizer(path: Path) -> Any:
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # whatever a broken folder makes transformers raise, and the panics of tokenizers
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LoadError("TOKENIZER", path, "tokenizer", expected="a tokenizer", found=line[:200]) from error
 
 
 def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Weight]:

@@ -51,6 +51,20 @@ class Guarded:
     """Mixed into a tokenizer's class by `guard`."""
 
     template_path = "chat template"
+    beyond: dict[int, str] = {}  # noqa: RUF012 (tokens without a row in the embedding, and what to say of them)
+
+    def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
+        """Every text becomes tokens here."""
+        try:
+            found: Any = super()._encode_plus(*args, **kwargs)  # type: ignore[misc]
+        except BaseException as problem:  # the Rust library's panics are no Exception
+            if type(problem).__name__ != "PanicException":
+                raise
+            raise ValueError(f"text: it can't be made into tokens: {problem}") from None
+        for encoding in (found.encodings or ()) if self.beyond else ():
+            if odd := self.beyond.keys() & set(encoding.ids):
+                raise ValueError(f"text: it has the token {self.beyond[min(odd)]}")
+        return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(2)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..loaders import Array, LoadError
-from .charsmap import check_charsmap
+from ..loaders.charsmap import check_charsmap
 
 MODELS = ("gpt2", "llama", "t5", "gemma4")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -20,6 +20,7 @@ from . import (
     parts,
     tensors_file,
     variants,
+    words,
 )  # fmt: skip
 from .case import Case, Table
 
@@ -36,6 +37,7 @@ TABLES: dict[str, Table] = {
     "packed words": packed_words.P,
     "packed blocks": packed_blocks.P,
     "folders of models": packed_folders.P,
+    "tokenizers of folders": words.P,
 }
 CASES = [case for table in TABLES.values() for case in table.cases]
 MANIFEST = Path(__file__).parent / "manifest.tsv"
