@@ -113,6 +113,33 @@ def test_changes_in_between() -> None:
     generate(model)
 
 
+def test_a_cache_that_a_hook_has_seen_is_left_alone() -> None:
+    """In the middle of a text, so that tapes are there as well."""
+    model, seen = patched(), []
+    expected = generate(model).tolist()
+
+    class Streamer:
+        """Lets a hook look at some tokens."""
+
+        tokens = 0
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += 1
+            if self.tokens == 5:
+                self.hook = model.register_forward_hook(lambda *call: seen.append(call[2].past_key_values))
+            if self.tokens == 8:
+                self.hook.remove()
+
+        def end(self) -> None:
+            """Nothing is left to do."""
+
+    assert generate(model, streamer=Streamer()).tolist() == expected
+    assert seen and seen[0].get_seq_length() == 9 + 19
+    stored = [layer.keys.clone() for layer in seen[0].layers]
+    generate(model, {"input_ids": ids(1, 9, seed=3)})
+    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(seen[0].layers, stored, strict=True))
+
+
 def test_memory_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = patched()
     generate(model)

@@ -308,6 +308,17 @@ def test_nan_behind_a_wrong_guess_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     assert model.generator_plan().guesses.stopped == "switched off: no token could be chosen behind a guess"
 
 
+def test_nan_without_guesses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patched()
+    fifth = generate(model)[0, -26].item()
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # not the embedding's any more
+        model.model.embed_tokens.weight[fifth] = float("nan")
+    monkeypatch.setattr(PromptLookup, "propose", lambda self, text, most, end=None: (0, []))
+    with pytest.raises(RuntimeError, match="NaN among the scores"):
+        generate(model, **LOOKUP)
+
+
 # ----------------------------------------------------------------------------------------------------- pace and guesses
 
 

@@ -14,8 +14,11 @@ from transformers import DynamicCache
 
 import torch_foundry
 from tests.patch.zoo import ids, shared
+from torch_foundry.decode.request import check_request
+from torch_foundry.decode.state import StepState
 from torch_foundry.decode.watch import Snapshot
 from torch_foundry.patch import report
+from torch_foundry.patch.state import Blocked
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -109,3 +112,35 @@ def test_a_layer_with_a_config_of_its_own() -> None:
     model(ids(1, 9), past_key_values=cache)
     model(ids(1, 1), past_key_values=cache)
     assert report(model).eager == {"a layer has a config of its own": 1} and report(model).steps == 0
+
+
+def test_an_interrupted_upload_is_done_again() -> None:
+    """Nobody knows then what the device has."""
+    state = StepState(1, 1, 2, 16, masked=False, fixed=False, device=torch.device("cpu"))
+    state.seek([1, 0, 2, 0], [5])
+    control = state._control
+
+    class Interrupted:
+        """Has copied, when the interrupt comes."""
+
+        is_cuda = False
+
+        def copy_(self, values: torch.Tensor, non_blocking: bool) -> None:
+            control.copy_(values)
+            raise KeyboardInterrupt
+
+    state._control = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        state.seek([7, 0, 8, 0], [9])
+    state._control = control
+    state.seek([1, 0, 2, 0], [5])
+    assert control.tolist() == [1, 0, 2, 0, 5]
+
+
+@torch.no_grad()
+def test_gpus_that_wait_for_each_other_take_hugging_faces_loop() -> None:
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")))
+    given = {"past_key_values": DynamicCache(config=model.config)}
+    check_request(model, model.generation_config, False, given)
+    with pytest.raises(Blocked, match="synced_gpus"):
+        check_request(model, model.generation_config, True, given)

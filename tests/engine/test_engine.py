@@ -50,7 +50,7 @@ def drain(engine: Engine) -> None:
         engine.cache.manager.check()
     assert (
         engine.cache.manager.used == 0
-        and engine._seats.rows == [None] * len(engine._seats.rows)
+        and engine._seats.rows == engine._seats.slots.settings == [None] * len(engine._seats.rows)
         and not engine._streams
     )
 
