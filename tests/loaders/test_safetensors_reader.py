@@ -185,6 +185,7 @@ BAD_TEXT: dict[str, tuple[str, bytes]] = {
     "a plus": ("ST_JSON", b'{"a":{"dtype":"U8","shape":[+4],"data_offsets":[0,4]}}'),
     "not UTF-8": ("ST_UTF8", b'{"\xff":' + ENTRY + b"}"),
     "an overlong form": ("ST_UTF8", b'{"\xc0\xaf":' + ENTRY + b"}"),
+    "half of a pair, a character behind the other halves": ("ST_NAME", b'{"\\ud800\\ue000":' + ENTRY + b"}"),
     "an encoded surrogate": ("ST_UTF8", b'{"\xed\xa0\x80":' + ENTRY + b"}"),
     "past U+10FFFF": ("ST_UTF8", b'{"\xf4\x90\x80\x80":' + ENTRY + b"}"),
     "a character cut off": ("ST_UTF8", b'{"\xe2\x82":' + ENTRY + b"}"),
