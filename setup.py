@@ -61,6 +61,9 @@ class Build(BuildExtension):
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
+        loaded = subprocess.run(support.module_command("torch_foundry.runtime", package.parent))
+        if problem := support.load_problem(loaded.returncode, os.environ.get("CXX", "c++")):
+            sys.exit(f"torch_foundry can't be built here: {problem}")
         if platform.system() == "Darwin":  # without Apple's compiler it says so, and that is well too
             subprocess.run(support.module_command("torch_foundry.metallib", package.parent), check=True)
         # a Mac runs them on the GPU, and compiles the host's when they are asked for

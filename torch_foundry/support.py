@@ -145,6 +145,18 @@ def module_command(module: str, first: Path) -> list[str]:
     return [sys.executable, "-c", f"import runpy, sys; sys.path[:] = {[str(first), *sys.path]!r}; {run}"]
 
 
+def load_problem(status: int, compiler: str) -> str | None:
+    """Why an extension that `compiler` has built can't be used, by the exit status of a process that imported it."""
+    if status == 0:
+        return None
+    if status > 0:
+        return f"the extension that {compiler} built does not load: the error above says why"
+    return (
+        f"the extension that {compiler} built crashes when it is loaded (signal {-status}), as one does that has a "
+        "libstdc++ of its own beside torch's: choose a compiler that links it dynamically, with CC and CXX"
+    )
+
+
 def record_torch(built: Path, version: str) -> None:
     """Note, at build time, which torch the extension beside `built` is for."""
     (built / _RECORD).write_text(version)

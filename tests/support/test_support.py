@@ -30,6 +30,21 @@ def one_sentence(text: str | None) -> str:
     return text
 
 
+def test_an_extension_that_crashes_when_it_is_loaded_is_said_to(tmp_path: Path) -> None:
+    """With a libstdc++ of its own the first stream crashes: the build runs this in a process, and reads its status."""
+    (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    (tmp_path / "failing.py").write_text("raise ImportError('undefined symbol')\n")
+    (tmp_path / "sound.py").write_text("")
+
+    def problem(module: str) -> str | None:
+        child = subprocess.run(support.module_command(module, tmp_path), stderr=subprocess.DEVNULL)
+        return support.load_problem(child.returncode, "/opt/gcc/bin/g++")
+
+    assert problem("sound") is None
+    assert re.search(r"/opt/gcc/bin/g\+\+ .*signal 11.*CXX", one_sentence(problem("crashing")))
+    assert "does not load" in one_sentence(problem("failing"))
+
+
 @pytest.mark.parametrize(
     "version, numbers",
     [("2.13.0+cpu", (2, 13)), ("2.11", (2, 11)), ("3", (3, 0)), ("2.16.0a0+git12", (2, 16)), ("", (0, 0))],
