@@ -213,7 +213,24 @@ import {first}
 assert "{first}" != "torch_foundry" or not {{"torch", "transformers"}} & set(sys.modules)
 import torch_foundry
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
-print("foundry" in AUTO_QUANTIZER_MAPPING)
+print(set(torch_foundry.registration.METHODS) <= set(AUTO_QUANTIZER_MAPPING))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_without_the_import_the_error_is_preceded_by_what_to_do(tmp_path: Path) -> None:
+    torch_foundry.quantize(copy.deepcopy(shared("llama")), "q8_0").save_pretrained(tmp_path)
+    script = f"from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode and "import torch_foundry before the model is loaded" in done.stdout + done.stderr
+
+
+def test_folders_that_older_versions_packed_load(tmp_path: Path) -> None:
+    model = torch_foundry.quantize(copy.deepcopy(shared("llama")), "q8_0")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["quant_method"] = "foundry"
+    path.write_text(json.dumps(config))
+    assert torch.equal(load(tmp_path).state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])

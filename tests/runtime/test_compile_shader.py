@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torch_foundry
+from torch_foundry import runtime
 from torch_foundry.msl import MslError
 
 SOURCE = """
@@ -243,6 +244,42 @@ def test_what_only_a_false_constant_leaves_unread_need_not_be_bound() -> None:
     x, y = torch.tensor([3.0, 4.0]), torch.zeros(2)
     lib.k_f32(y, x, None, None, None, None, threadgroup_memory=[0], constants={"masked": False})
     assert y.tolist() == [3.0, 4.0]
+
+
+def test_a_view_is_as_long_as_what_is_left_of_its_storage() -> None:
+    lib = torch_foundry.compile_shader(
+        "#include <metal_stdlib>\nkernel void k(device float* y, constant metal::float4& x) { y[0] = x.w; }\n"
+    )
+    y, x = torch.zeros(1), torch.arange(8.0)
+    lib.k(y, x[4:])
+    assert y.item() == 7.0
+    with pytest.raises(RuntimeError, match="buffer 1 has 8 bytes"):
+        lib.k(y, torch.arange(6.0)[4:])
+
+
+def test_constants_of_one_value_are_told_apart_by_their_index() -> None:
+    lib = torch_foundry.compile_shader(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "constant short first [[function_constant(0)]];\nconstant short second [[function_constant(1)]];\n"
+        "kernel void k(device float* y) {\n"
+        "  y[0] = is_function_constant_defined(first) ? first : is_function_constant_defined(second) ? -second : 0;\n"
+        "}\n"
+    )
+    y = torch.zeros(1)
+    for constants, expected in (({"first": 3}, 3.0), ({"second": 3}, -3.0), ({}, 0.0)):
+        lib.k(y, constants=constants)
+        assert y.item() == expected
+
+
+@pytest.mark.parametrize("threads", [(0, 2, 2), (2, 0, 2), (2, 2, 0)], ids=str)
+def test_a_grid_without_threads_launches_nothing(threads: tuple[int, int, int]) -> None:
+    lib = torch_foundry.compile_shader(
+        "kernel void k(device float* y, uint3 i [[thread_position_in_grid]]) { y[0] = 1; }\n"
+    )
+    y = torch.zeros(1)
+    before = runtime.counters().launches
+    lib.k(y, threads=threads, group_size=1)
+    assert y.item() == 0.0 and runtime.counters().launches == before
 
 
 def test_integer_division_by_zero_ends_no_process() -> None:

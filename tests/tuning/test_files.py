@@ -12,7 +12,8 @@ import pytest
 import test_linear
 import torch
 
-from torch_foundry import quant, tuner, tuning
+import torch_foundry
+from torch_foundry import ops, quant, tuner, tuning
 from torch_foundry.cli import main, tune
 from torch_foundry.doctor import timing, truth
 
@@ -94,6 +95,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 KEY_SMALL = tuning.Key("linear", "q8_0", 1, 40, 256)
+
+
+def test_an_op_launches_what_is_chosen_now_and_after_forget_what_was_before() -> None:
+    x, weight = torch.randn(1, 256), torch.zeros(40, 272, dtype=torch.uint8)
+
+    def launched() -> str:
+        with torch_foundry.record() as tape:
+            ops.linear(x, weight, format="q8_0")
+        return tape.launches()[0].kernel
+
+    before = launched()
+    tuning.use("host", KEY_SMALL, tuning.choice("host", KEY_SMALL) | {"outputs": 1})
+    assert launched() != before
+    tuning.forget()
+    assert launched() == before
 
 
 def test_the_fastest_wins_and_is_used(quick: None) -> None:

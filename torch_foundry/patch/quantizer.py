@@ -16,8 +16,8 @@ from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.packing import take_over
 from torch_foundry.patch.packing import Formats, dequantize_model, packed_module, packed_tensors, plan_formats, replace
 from torch_foundry.patch.spec import known_layers
+from torch_foundry.registration import METHODS
 
-METHOD = "foundry"
 _EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -30,7 +30,7 @@ class FoundryConfig(QuantizationConfigMixin):
     """
 
     def __init__(self, formats: Formats = "q8_0", ordered: list[str] | None = None, **_: Any) -> None:
-        self.quant_method: Any = METHOD
+        self.quant_method: Any = METHODS[0]
         self.formats: Any = formats if isinstance(formats, str) else dict(formats)
         self.ordered = list(ordered or [])
 
@@ -216,10 +216,11 @@ def attach(model: Any) -> None:
         model.hf_quantizer = FoundryQuantizer(config, pre_quantized=True)
     model.hf_quantizer.quantization_config = config
     model.config.quantization_config = config
-    model.quantization_method = METHOD
+    model.quantization_method = METHODS[0]
     model.is_quantized = False  # transformers would refuse .half() and .float(), which change the other weights
 
 
-if METHOD not in AUTO_QUANTIZER_MAPPING:
-    register_quantization_config(METHOD)(FoundryConfig)
-    register_quantizer(METHOD)(FoundryQuantizer)
+for method in METHODS:
+    if method not in AUTO_QUANTIZER_MAPPING:
+        register_quantization_config(method)(FoundryConfig)
+        register_quantizer(method)(FoundryQuantizer)

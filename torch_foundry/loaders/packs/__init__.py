@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
+from torch_foundry import registration
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.packs import bitsandbytes, columns, mlx, own
 from torch_foundry.loaders.packs.parts import Parts, Settings
@@ -18,7 +19,7 @@ METHODS: dict[str, Reader] = {
     "awq": columns.awq,
     "gptq": columns.gptq,
     "bitsandbytes": bitsandbytes.weights,
-    "foundry": own.weights,
+    **dict.fromkeys(registration.METHODS, own.weights),
 }
 
 
