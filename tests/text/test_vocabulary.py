@@ -119,6 +119,11 @@ CASES: dict[str, tuple[str, str, Change]] = {
     ),
     "charsmap: end cut off": ("t5", "CHARSMAP", lambda k: at("precompiled_charsmap", slice(-1, None), [])(k)),
     "charsmap: not UTF-8": ("t5", "CHARSMAP", lambda k: at("precompiled_charsmap", -2, 255)(k)),
+    "charsmap: a page for a character": (
+        "t5",
+        "CHARSMAP",
+        lambda k: at("precompiled_charsmap", slice(-1, None), list(b"\0" + b"a" * 4000 + b"\0"))(k),
+    ),
     "charsmap: values too large": ("t5", "CHARSMAP", trie(lambda units: _leaf(units, 2**30))),
     "charsmap: values amid a character": ("t5", "CHARSMAP", trie(lambda units: _leaf(units, _amid(UNIGRAM)))),
     "charsmap: offsets too large": ("t5", "CHARSMAP", trie(_far)),

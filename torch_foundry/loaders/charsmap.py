@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 LARGEST_TRIE = 1 << 21  # bytes; that of NFKC with case folding has a quarter of a million
+LONGEST_REPLACEMENT = 64  # bytes, for a character; NFKC's longest has 33
 
 
 def check_charsmap(data: bytes) -> tuple[str, str] | None:
@@ -26,6 +27,8 @@ def check_charsmap(data: bytes) -> tuple[str, str] | None:
         text.decode()
     except UnicodeDecodeError as problem:
         return "replacements in UTF-8", f"{problem.reason} at {problem.start}"
+    if (longest := max(map(len, text.split(b"\0")))) > LONGEST_REPLACEMENT:
+        return f"replacements of at most {LONGEST_REPLACEMENT} bytes", f"one of {longest}"
     return _check_trie(units, np.frombuffer(text, np.uint8))
 
 

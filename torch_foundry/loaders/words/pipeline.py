@@ -73,8 +73,7 @@ def _growth(step: dict[str, Any], name: str, fail: Fail) -> float:
     if step["type"] == "Precompiled":
         try:
             data = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
-            texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
-            problem = check_charsmap(data) or _too_long(max(map(len, texts)))
+            problem = check_charsmap(data)
         except (TypeError, ValueError):
             problem = "base64", "another thing"
         if problem is not None:
@@ -95,12 +94,6 @@ def _growth(step: dict[str, Any], name: str, fail: Fail) -> float:
     if not least:
         fail("a pattern that matches something", "one that matches the empty text", f"{field}.pattern")
     return max(1, len(str(step.get("content"))) / least)
-
-
-def _too_long(longest: int) -> tuple[str, str] | None:
-    """Of a compiled replacement for a character; NFKC's longest has 33 bytes."""
-    most = 4 * GROWTH
-    return (f"replacements of at most {most} bytes", f"{longest}") if longest > most else None
 
 
 def _added(step: dict[str, Any], name: str, fail: Fail) -> int:
