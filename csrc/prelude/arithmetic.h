@@ -2,7 +2,7 @@
 // and division by zero. The translator writes these calls (torch_foundry/msl/arithmetic.py).
 //
 // Out of range gives the nearest integer of the type, NaN gives 0. x / 0 has all bits set, x % 0 is x; the least
-// integer divided by -1 is itself, with a remainder of 0.
+// integer divided by -1 is itself, with a remainder of 0. On CUDA a division is the GPU's own (MSL_DIVIDES_AS_THE_GPU).
 #pragma once
 #include "vector.h"
 
@@ -22,6 +22,10 @@ template <class To, class From, class = std::enable_if_t<!is_plain<From>>, class
 MSL_INLINE constexpr To convert(const From& value) {
   return static_cast<To>(value);
 }
+
+#if defined(MSL_DIVIDES_AS_THE_GPU) && !defined(MSL_CHECKED) // it never traps, and a guard costs each launch 0.3 us
+template <class T> MSL_INLINE constexpr T&& divisor(T&& value) { return static_cast<T&&>(value); }
+#else
 
 // A divisor with operators of its own; in checked builds it knows its line.
 namespace divisors {
@@ -100,4 +104,5 @@ MSL_DIVISION(%, remainder)
 #undef MSL_DIVISION
 
 } // namespace divisors
+#endif
 } // namespace msl_

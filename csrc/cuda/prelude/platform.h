@@ -19,6 +19,7 @@
 // half is a class here as well, but converts in hardware.
 #define MSL_NATIVE_HALF 0
 #define MSL_HARDWARE_FORMATS 1
+#define MSL_DIVIDES_AS_THE_GPU
 
 namespace msl_ {
 
