@@ -72,6 +72,40 @@ def test_an_interrupt_while_tokens_are_handed_out(ahead: int) -> None:
         assert [stream.tokens for stream in streams] == expected(model)
 
 
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_step_that_fails_behind_the_choice_of_its_tokens(ahead: int, n: int) -> None:
+    """The device has counted tokens that nobody got: the rows are filled again."""
+    model = patched()
+    engine, calls = Engine(model, ahead=ahead), [0]
+
+    class Failing:
+        def __init__(self, chooser: Any) -> None:
+            self._chooser = chooser
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._chooser, name)
+
+        def __call__(self, *args: Any) -> Any:
+            return self._then_fail(self._chooser(*args))
+
+        def several(self, *args: Any) -> Any:
+            return self._then_fail(self._chooser.several(*args))
+
+        def _then_fail(self, found: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == n:
+                raise torch.OutOfMemoryError("seeded")
+            return found
+
+    engine._chooser = Failing(engine._chooser)
+    streams = submitted(engine)
+    with pytest.raises(torch.OutOfMemoryError, match="seeded"):
+        engine.run()
+    drain(engine)
+    assert [stream.tokens for stream in streams] == expected(model)
+
+
 def test_another_dtype_than_the_caches() -> None:
     model = patched()
     engine = Engine(model)

@@ -53,6 +53,15 @@ def fill(slots: Slots, place: int, kind: str, row: int, text: list[int] | None =
     slots.fill(place, KINDS[kind], text or prompt, seed=row + 5, stream=row * 3, prompt=len(prompt))
 
 
+def test_tokens_of_a_prompt_that_are_ignored_are_not_penalised() -> None:
+    slots = Slots(1, capacity=CAPACITY, vocab_size=V, device="cpu")
+    slots.fill(0, Settings(repetition_penalty=2.0, repetition_ignore=2), [5, 6, 7], seed=0, prompt=3)
+    logits = torch.zeros(1, V)
+    logits[0, 5], logits[0, 7] = 1.0, 1.5
+    slots.step(logits)
+    assert int(slots.token[0]) == 5  # 1.5 / 2 = 0.75 is less
+
+
 @pytest.mark.parametrize("vocabulary", [V, 3000])
 def test_rows_do_not_depend_on_their_company(vocabulary: int) -> None:
     """All kinds side by side; then every second one; then each as a batch of its own."""
