@@ -269,4 +269,5 @@ V.reject("V85", "charsmap: a root past the end", "CHARSMAP", trie(u0=300 << 10),
 V.reject("V87", "charsmap: a leaf past the end", "CHARSMAP", trie(u65=65 | 1 << 8 | 300 << 10), "charsmap")
 V.reject("V89", "charsmap: a node whose children are past the end", "CHARSMAP", trie(u65=65 | 300 << 10), "charsmap")
 V.reject("V91", "charsmap: a replacement past the end of the text", "CHARSMAP", trie(u200=1 << 31 | 99), "charsmap")
+V.reject("V95", "charsmap: a replacement by 65 letters", "CHARSMAP", trie(b"x" * 65 + b"\0"), "charsmap")
 V.reject("V93", "charsmap: the middle of a character", "CHARSMAP", trie("é\0".encode(), u200=1 << 31 | 1), "charsmap")

@@ -354,6 +354,7 @@ case(
     ),
     "max_input",
 )
+case("A5", "a merge of what is no token", "TOKENIZER", put("model.merges", [["a", "zz"]]), "a tokenizer")
 case("A3", "a setting of the model of 2 KB", "TOKENIZER", put("model.end_of_word_suffix", "w" * 2000), "1024")
 settings("C1", "a class of another kind", "TOKENIZER", tokenizer_class="RagTokenizer", says="fast")
 settings("C3", "a class that needs no vocabulary", "TOKENIZER", tokenizer_class="CanineTokenizer", says="fast")
