@@ -10,7 +10,7 @@ import pytest
 
 from torch_foundry import _ext, sources
 from torch_foundry.msl import MslError, Translation, translate
-from torch_foundry.msl.preprocess import _predefined, find_compiler, preprocess
+from torch_foundry.msl.preprocess import HEAD, _predefined, find_compiler, preprocess
 from torch_foundry.msl.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -50,17 +50,17 @@ def test_every_shader_is_what_the_preprocessor_makes_of_its_files(shader: Path) 
 @pytest.mark.parametrize("shader", SHADERS, ids=lambda p: p.name)
 def test_executors_see_one_text(shader: Path, tmp_path: Path) -> None:
     """What the translator reads is what Apple's compiler gets, from a checkout as from a built package."""
-    text = resolve(shader).text
+    text = HEAD + resolve(shader).text
     assert preprocess(shader).msl == translate(shader).msl == text
     assert sources.translate_cached(shader, tmp_path)[0] == sources.translate_cached(shader, tmp_path)[0] == text
     built = (_ext.BUILT / "translated" / shader.name).read_text()
-    shipped = resolve(_ext.BUILT / "shaders" / shader.name).text
+    shipped = HEAD + resolve(_ext.BUILT / "shaders" / shader.name).text
     assert body(built) == body(shipped)
 
 
 def test_a_translation_keeps_its_text_through_json() -> None:
     translation = translate("kernel void f(device int* x) { x[0] = N; }\n", defines={"N": 3})
-    assert translation.msl.startswith('#define N 3\n#line 1 "<source>"\n')
+    assert translation.msl.startswith(HEAD + '#define N 3\n#line 1 "<source>"\n')
     assert Translation.from_json(translation.to_json()).msl == translation.msl
 
 
