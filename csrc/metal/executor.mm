@@ -41,9 +41,10 @@ std::string gpu_problem() {
 void check_gpu() {
   static const std::string problem = gpu_problem();
   TORCH_CHECK(problem.empty(), problem);
-  if (is_paravirtual())
+  if (is_paravirtual()) {
     TORCH_WARN_ONCE("torch_foundry: this is the GPU of a virtual machine, on which kernels may fail or be wrong: "
                     "`torch-foundry doctor` says whether they are right");
+  }
   check_storage();
 }
 
