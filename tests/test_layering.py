@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "loading": MODELS | {"loaders", "patch", "text"},
     "save": MODELS | {"loaders", "text"},
     "text": {"loaders"},
-    "engine": MODELS | {"decode", "patch", "sampling", "tape", "text"},
+    "engine": MODELS | {"decode", "loaders", "patch", "sampling", "tape", "text"},
     "session": {"loaders"},
     "patch": MODELS | {"registration", "support"},
     "decode": MODELS | {"patch", "sampling", "tape"},

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "core/executor.h"
+#include "host/pipeline.h"
 #include "host/runtime.h"
 #include "host/toolchain.h"
 
@@ -32,13 +33,6 @@ template <class Fn> Fn symbol(void* library, const char* name) {
   TORCH_CHECK(found, "torch_foundry: ", dlerror());
   return reinterpret_cast<Fn>(found);
 }
-
-class HostPipeline : public Pipeline {
-public:
-  HostPipeline(Executor& executor, Kernel kernel, const msl_kernel_entry* entry)
-      : Pipeline(executor, std::move(kernel)), entry(entry) {}
-  const msl_kernel_entry* entry;
-};
 
 class HostExecutor : public Executor {
 public:

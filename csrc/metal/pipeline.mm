@@ -1,5 +1,6 @@
 #include "metal/pipeline.h"
 
+#include <algorithm>
 #include <bit>
 
 #include <c10/util/Exception.h>
@@ -24,12 +25,9 @@ MetalPipeline::MetalPipeline(Executor& executor, Kernel kernel, Ref<id<MTLComput
       plain_threads_([plain_.get() maxTotalThreadsPerThreadgroup]) {}
 
 id<MTLComputePipelineState> MetalPipeline::state(NSUInteger threads, bool indirect) {
-  if (!indirect && threads <= plain_threads_) return plain_.get();
-  if (indirect || threads > kMaxThreads) {
-    id<MTLComputePipelineState> found = indirect ? variant(0, true) : plain_.get();
-    if (threads > kMaxThreads || !found || threads <= [found maxTotalThreadsPerThreadgroup]) return found;
-  }
-  return variant(std::bit_ceil(threads), indirect); // powers of two: few variants
+  id<MTLComputePipelineState> found = indirect ? variant(0, true) : plain_.get();
+  if (threads <= (indirect ? [found maxTotalThreadsPerThreadgroup] : plain_threads_)) return found;
+  return variant(std::min(std::bit_ceil(threads), kMaxThreads), indirect); // powers of two: few variants
 }
 
 id<MTLComputePipelineState> MetalPipeline::variant(NSUInteger declared, bool indirect) {

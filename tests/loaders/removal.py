@@ -38,7 +38,7 @@ CHECKERS = {
     "loaders": {"part", "group_of", "text", "integer", "flag", "check_layers", "check_sizes", "check_words", "within"},
     "text": {"step", "text", "items", "small", "number", "within", "sized"},
 }
-RAISERS = {"fail", "_fail", "_misplaced"}
+RAISERS = {"fail", "_fail", "_misplaced", "refuse"}
 ELSEWHERE = {"A39", "PT51"}  # refused by what opens files; taken, it takes all memory
 CALLERS = {"ValueError", "TypeError", "KeyError", "RuntimeError"}  # mistakes of those who call, not of files
 LARGE = 1 << 20  # bytes of files that are left out here

@@ -230,7 +230,7 @@ template [[host_name("k_f32")]] kernel decltype(k<float>) k<float>;
 def test_what_the_text_never_names_need_not_be_bound() -> None:
     lib = torch_foundry.compile_shader(UNREAD)
     x, y, mask = torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([0.0, 1.0])
-    on: dict[str, Any] = {"threadgroup_memory": [0], "constants": {"masked": True}}
+    on: dict[str, Any] = {"threadgroup_memory": [16], "constants": {"masked": True}}
     lib.k_f32(y, x, mask, 2.0, None, None, **on)
     assert y.tolist() == [0.0, 8.0]
     for index, given in ((2, (None, 2.0)), (3, (mask, None))):
@@ -242,7 +242,7 @@ def test_what_only_a_false_constant_leaves_unread_need_not_be_bound() -> None:
     """CUDA's compiler doesn't tell: an argument there is what the text names."""
     lib = torch_foundry.compile_shader(UNREAD)
     x, y = torch.tensor([3.0, 4.0]), torch.zeros(2)
-    lib.k_f32(y, x, None, None, None, None, threadgroup_memory=[0], constants={"masked": False})
+    lib.k_f32(y, x, None, None, None, None, threadgroup_memory=[16], constants={"masked": False})
     assert y.tolist() == [3.0, 4.0]
 
 

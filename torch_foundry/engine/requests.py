@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_foundry.loaders.errors import is_fault
 from torch_foundry.sampling import Settings
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of 32-bit floats, which kernels get
@@ -98,11 +99,6 @@ class Params:
             min_p=self.min_p,
             eos=ends,
         )
-
-
-def is_fault(error: BaseException) -> bool:
-    """Whether something has failed, and nobody interrupted it: a panic of the tokenizers library is no Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def check_lookup(value: int | None) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch_foundry.decode.pace import Guesses
-from torch_foundry.engine.requests import Job, Params, is_fault
+from torch_foundry.engine.requests import Job, Params
+from torch_foundry.loaders.errors import is_fault
 from torch_foundry.sampling import Settings
 from torch_foundry.text import StreamDecoder
 

@@ -42,6 +42,11 @@ class LoadError(Exception):
         return _rebuild, (self.code, self.file, self.field, self.expected, self.found, self.offset)
 
 
+def is_fault(error: BaseException) -> bool:
+    """Whether something has failed, and nobody interrupted it: a panic of the tokenizers library is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def _plain(text: str) -> str:
     """What of a file's text a message may show: nothing that a terminal would obey, and not without end."""
     text = text[: _LONGEST + 1]

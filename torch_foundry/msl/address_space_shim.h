@@ -22,7 +22,6 @@ typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef long int64_t, ptrdiff_t;
-typedef half float16_t;
 
 template <class T> __local T& msl_threadgroup();
 
@@ -276,7 +275,6 @@ template <class T, size_t N> struct array {
 
 // Apple's types are global, too
 using metal::bfloat;
-typedef bfloat bfloat16_t;
 #define MSL_TYPES(t)                                                                                                   \
   using metal::t##2;                                                                                                   \
   using metal::t##3;                                                                                                   \

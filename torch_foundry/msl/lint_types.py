@@ -26,7 +26,7 @@ _TAKE_BOOL = frozenset({"simd_all", "simd_any", "simd_ballot", "quad_all", "quad
 _WIDE_ATOMIC = frozenset({"atomic_long", "atomic_ulong"})
 _WIDE_ATOMIC_FUNCTIONS = frozenset({"atomic_max_explicit", "atomic_min_explicit"})
 _MATRIX_TYPES = frozenset({"float", "half", "bfloat"})
-_TYPES = frozenset(SCALARS) | _NOT_SHUFFLED | _WIDE_ATOMIC | {"bfloat16_t"}
+_TYPES = frozenset(SCALARS) | _NOT_SHUFFLED | _WIDE_ATOMIC
 _MATH = frozenset({"fma", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "pow", "floor", "rint"})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
+from ..loaders.errors import is_fault
 from .template import check_template, plain, render_spans
 
 # What transformers renders in place of the template: the text that has been rendered already, in parts.
@@ -57,8 +58,8 @@ class Guarded:
         """Every text becomes tokens here."""
         try:
             found: Any = super()._encode_plus(*args, **kwargs)  # type: ignore[misc]
-        except BaseException as problem:  # the Rust library's panics are no Exception
-            if type(problem).__name__ != "PanicException":
+        except BaseException as problem:
+            if isinstance(problem, Exception) or not is_fault(problem):
                 raise
             raise ValueError(f"text: it can't be made into tokens: {problem}") from None
         for encoding in (found.encodings or ()) if self.beyond else ():

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..loaders.errors import LoadError
+from ..loaders.errors import LoadError, is_fault
 from .chat import guard
 from .pretokenizers import FIRST, PRE, Pre, pre_tokenizer
 from .template import check_template
@@ -50,8 +50,8 @@ def tokenizer_from_gguf(
     try:
         backend = _BUILDERS[vocabulary.model](vocabulary, pre)
         _add_tokens(backend, vocabulary)
-    except BaseException as problem:  # the Rust library panics on bad input, which is no Exception
-        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
+    except BaseException as problem:
+        if not is_fault(problem):
             raise
         raise LoadError("TOKENIZER", path, "tokenizer.ggml", expected="a vocabulary", found=str(problem)) from problem
     if backend.get_vocab_size() != len(vocabulary.tokens):

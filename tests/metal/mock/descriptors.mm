@@ -103,8 +103,7 @@ MOCK_STATE_METHODS(MTLComputePipelineReflection)
 MTLComputePipelineReflection* mock::reflect(MockPipeline* pipeline) {
   NSMutableArray* bindings = [NSMutableArray array];
   for (const Parameter& parameter : pipeline->kernel->parameters) {
-    if (parameter.kind == "builtin" || !is_on(*pipeline->kernel, **pipeline->program, *pipeline->constants, parameter))
-      continue;
+    if (parameter.kind == "builtin" || !uses(pipeline, parameter)) continue;
     MockBinding* binding = [[MockBinding alloc] autorelease];
     binding->parameter = &parameter;
     [bindings addObject:binding];

@@ -47,8 +47,7 @@ namespace mock {
 
 MockDevice* device();
 std::string identity(MTLComputePipelineDescriptor* descriptor); // of the pipeline that is made of it
-// Whether `constants` switch the parameter on; every parameter without a switch is on.
-bool is_on(const ProgramKernel& kernel, const Program& program, const MockConstants& constants,
-           const Parameter& parameter);
+// Whether the kernel reads or writes the parameter: no function constant switches it off, and no buffer is left unread.
+bool uses(const MockPipeline* pipeline, const Parameter& parameter);
 
 } // namespace mock

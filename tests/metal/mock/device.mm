@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "descriptors.h"
+#include "host/pipeline.h"
 #include "icb.h"
 
 namespace {
@@ -106,12 +107,14 @@ std::string identity(MTLComputePipelineDescriptor* descriptor) {
   return text;
 }
 
-bool is_on(const ProgramKernel&, const Program& program, const MockConstants& constants, const Parameter& parameter) {
+bool uses(const MockPipeline* pipeline, const Parameter& parameter) {
+  if (parameter.kind == "buffer" && pipeline->compiled)
+    return static_cast<foundry::host::HostPipeline*>(pipeline->compiled)->entry->used >> parameter.index & 1;
   if (parameter.optional_on.empty()) return true;
-  for (const auto& [index, declared] : program.constants)
+  for (const auto& [index, declared] : (*pipeline->program)->constants)
     if (declared.name == parameter.optional_on) {
-      auto given = constants.find(index);
-      return given != constants.end() && given->second.value != "false" && given->second.value != "0";
+      auto given = pipeline->constants->find(index);
+      return given != pipeline->constants->end() && given->second.value != "false" && given->second.value != "0";
     }
   return false; // switched by an expression: the host runtime knows
 }

@@ -13,7 +13,7 @@ uint64_t axis(const MTLSize& size, int i) { return i == 0 ? size.width : i == 1 
 uint64_t volume(const MTLSize& size) { return uint64_t{size.width} * size.height * size.depth; }
 
 void check_binding(const Dispatch& d, const ProgramKernel& kernel, const Parameter& parameter) {
-  if (!is_on(kernel, **d.pipeline.get()->program, *d.pipeline.get()->constants, parameter)) return;
+  if (!uses(d.pipeline.get(), parameter)) return;
   if (parameter.kind == "buffer") {
     const Slot& slot = d.slots.at(parameter.index);
     MOCK_RULE("unbound-buffer", slot.bound(), kernel.name, ": nothing is bound for ", parameter.name, " at index ",

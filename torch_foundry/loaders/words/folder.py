@@ -16,7 +16,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.loaders.errors import LoadError, is_fault
 from torch_foundry.loaders.files import File, names_in
 from torch_foundry.loaders.foreign import LOOK, foreign
 from torch_foundry.loaders.words.pipeline import STEPS, check_pipeline
@@ -71,7 +71,7 @@ class _File:
         self.skim, self.rows = Skim(file), rows
         begin = bytes(file.read(min(LOOK, file.size), 0, file.path.name)) if file.path.suffix == ".json" else b""
         if (what := foreign(begin)) is not None:
-            self.skim.fail("JSON", what)
+            self.skim.refuse("JSON", what)
 
     def tokenizer(self) -> None:
         found: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class _File:
                 self._model()
             else:
                 found[name] = self.skim.value(LONGEST_PART)
-        check_pipeline(found, self.skim.fail)
+        check_pipeline(found, self.skim.refuse)
         self._sizes(found)
 
     def _model(self) -> None:
@@ -100,13 +100,13 @@ class _File:
             return None
         for name in self.skim.members():
             if name in _NOT_TAKEN:
-                self.skim.fail("settings of a tokenizer", f"{name}, which is none", name)
+                self.skim.refuse("settings of a tokenizer", f"{name}, which is none", name)
             if name in _LISTS and self.skim.at_container():
                 self._list(name)
             else:
                 found[name] = self.skim.value(LONGEST_PART * 4 if name == "chat_template" else LONGEST_PART)
         if any(isinstance(v, str) and len(v) > LONGEST_TOKEN for k, v in found.items() if k.endswith("_token")):
-            self.skim.fail(f"tokens of at most {LONGEST_TOKEN} characters", "a longer one")
+            self.skim.refuse(f"tokens of at most {LONGEST_TOKEN} characters", "a longer one")
         self._sizes(found)
         _check_class(found.get("tokenizer_class"), "auto_map" in found, self.skim)
         return found.get("tokenizer_class")
@@ -118,9 +118,9 @@ class _File:
             contents, numbers = _tokens(name, batch)
             count += len(contents)
             if set(map(type, contents)) - {str} or not all(contents) or max(map(len, contents)) > LONGEST_TOKEN:
-                self.skim.fail(f"added tokens of 1 to {LONGEST_TOKEN} characters", "others", name)
+                self.skim.refuse(f"added tokens of 1 to {LONGEST_TOKEN} characters", "others", name)
             if count > MOST_ADDED:
-                self.skim.fail(f"at most {MOST_ADDED} added tokens", "more", name)
+                self.skim.refuse(f"at most {MOST_ADDED} added tokens", "more", name)
             if numbers is None:
                 continue
             odd = [i for i in numbers if i.__class__ is not int or i < 0 or i >= self.rows + BEYOND]
@@ -139,7 +139,7 @@ class _File:
         """Numbers that say how much memory is wanted, wherever they stand."""
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in _SIZES and type(value) is int and value > _LARGEST_SIZE:
-                self.skim.fail(f"at most {_LARGEST_SIZE}", f"{value}", name)
+                self.skim.refuse(f"at most {_LARGEST_SIZE}", f"{value}", name)
             self._sizes(value)
 
 
@@ -168,7 +168,7 @@ def _check_class(name: Any, has_code: bool, skim: Skim) -> None:
     known = _class(name) if isinstance(name, str | None) and len(name or "") < 100 else object
     fast = isinstance(known, type) and issubclass(known, PreTrainedTokenizerFast)
     if not fast and (known is not None or has_code):
-        skim.fail("the class of a fast tokenizer", repr(name)[:80], "tokenizer_class")
+        skim.refuse("the class of a fast tokenizer", repr(name)[:80], "tokenizer_class")
 
 
 def _class(name: str | None) -> Any:
@@ -198,9 +198,9 @@ def load_tokenizer(folder: Path, rows: int, name: str | None) -> Any:
 def _or_refuse(folder: Path, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # whatever a broken folder makes transformers raise, and the panics of tokenizers
+    except BaseException as error:  # whatever a broken folder makes transformers raise
+        if not is_fault(error):
+            raise
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LoadError("TOKENIZER", folder, "tokenizer", expected="a tokenizer", found=line[:200]) from error
 

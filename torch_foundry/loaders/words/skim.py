@@ -41,7 +41,7 @@ class Skim:
     def __init__(self, file: File) -> None:
         self.file, self._data, self._at, self._read = file, b"", 0, 0
 
-    def fail(self, expected: str, found: str, field: str = "") -> NoReturn:
+    def refuse(self, expected: str, found: str, field: str = "") -> NoReturn:
         """LoadError TOKENIZER."""
         raise LoadError("TOKENIZER", self.file.path, field or self.file.path.name, expected=expected, found=found)
 
@@ -52,7 +52,7 @@ class Skim:
         while seen or self._next() != b"}":
             name = json.loads(self._match(_NAME, "a name"))
             if name in seen:
-                self.fail("each name once in an object", repr(name))
+                self.refuse("each name once in an object", repr(name))
             seen.add(name)
             self._expect(b":")
             yield name
@@ -90,14 +90,14 @@ class Skim:
             pairs = json.loads(text.decode(), object_pairs_hook=list)
             return [(name, dict(value) if isinstance(value, list) else value) for name, value in pairs]
         except (TypeError, ValueError, RecursionError) as problem:
-            self.fail("JSON", str(problem)[:120])
+            self.refuse("JSON", str(problem)[:120])
 
     def value(self, most: int) -> Any:
         """The value at the cursor, of at most so many bytes."""
         try:
             return json.loads(self._take(_KEPT, most).decode())
         except (ValueError, RecursionError) as problem:
-            self.fail("JSON", str(problem)[:120])
+            self.refuse("JSON", str(problem)[:120])
 
     def skip(self) -> None:
         """Pass over the value at the cursor."""
@@ -109,7 +109,7 @@ class Skim:
 
     def _expect(self, mark: bytes) -> None:
         if (found := self._next()) != mark:
-            self.fail(f"JSON: {mark.decode()!r}", repr(found.decode("latin-1")) if found else "the end of the file")
+            self.refuse(f"JSON: {mark.decode()!r}", repr(found.decode("latin-1")) if found else "the end of the file")
         self._at += 1
 
     def _next(self) -> bytes:
@@ -136,7 +136,7 @@ class Skim:
             if len(self._data) - self._at >= WINDOW or not self._fill():
                 break
         if found is None:
-            self.fail(f"JSON: {what}", "another thing, or a longer one")
+            self.refuse(f"JSON: {what}", "another thing, or a longer one")
         self._at = found.end()
         return found[0]
 
@@ -155,16 +155,16 @@ class Skim:
             else:
                 self._at, depth, ended = self._run(run, depth)
             if most is not None and self._at - begin > most:
-                self.fail(f"at most {most} bytes", "more", self.file.path.name)
+                self.refuse(f"at most {most} bytes", "more", self.file.path.name)
             if ended:
                 return self._data[begin : self._at] if most is not None else b""
             if most is None and len(self._data) - self._at > 2 * WINDOW:
-                self.fail("strings of at most 1024 characters", "a longer one")
+                self.refuse("strings of at most 1024 characters", "a longer one")
             keep = begin if most is not None else None
             if first == b'"':
                 self._at = begin
             if not self._fill(keep):
-                self.fail("JSON", "the end of the file")
+                self.refuse("JSON", "the end of the file")
             begin = 0 if most is not None else begin
 
     def _run(self, run: re.Pattern[bytes], depth: int) -> tuple[int, int, bool]:
@@ -175,7 +175,7 @@ class Skim:
             if mark in (b"{", b"["):
                 depth, at = depth + 1, at + 1
                 if depth > DEPTH:
-                    self.fail(f"at most {DEPTH} levels", "more")
+                    self.refuse(f"at most {DEPTH} levels", "more")
             elif mark in (b"}", b"]"):
                 depth, at = depth - 1, at + 1
                 if depth == 0:
