@@ -83,7 +83,7 @@ extension = CppExtension(
 
 setup(
     packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
-    package_data={"torch_foundry": ["py.typed", "demo_model/**/*", "msl/include/**/*", "msl/*.h"]},
+    package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/include/**/*", "msl/*.h"]},
     # make has built in place already when it records the package
     ext_modules=[] if os.environ.get("TORCH_FOUNDRY_SKIP_EXTENSION") else [extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=True)},

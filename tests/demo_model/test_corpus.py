@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from torch_foundry.demo_model.corpus import BOS, EOS, SPECIAL_TOKENS, documents
-from torch_foundry.demo_model.corpus.grammar import expand, parse, polish
-from torch_foundry.demo_model.corpus.plots import PLOTS
-from torch_foundry.demo_model.corpus.story import Story
-from torch_foundry.demo_model.train import CONTEXT, pack
+from tools.demo_model.corpus import BOS, EOS, SPECIAL_TOKENS, documents
+from tools.demo_model.corpus.grammar import expand, parse, polish
+from tools.demo_model.corpus.plots import PLOTS
+from tools.demo_model.corpus.story import Story
+from tools.demo_model.train import CONTEXT, pack
 
 
 def test_a_document_depends_on_its_number_only() -> None:
@@ -80,6 +80,6 @@ def test_rows_begin_with_a_document() -> None:
 
 
 def test_command_line() -> None:
-    command = [sys.executable, "-m", "torch_foundry.demo_model.corpus", "--bytes", "20000"]
+    command = [sys.executable, "-m", "tools.demo_model.corpus", "--bytes", "20000"]
     text = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
     assert 20_000 <= len(text) < 30_000 and text.startswith(BOS.encode())

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import torch_foundry
-from torch_foundry.demo_model import demo_model_path, draft_model_path, metrics
-from torch_foundry.demo_model.corpus import BOS, chat_text
-from torch_foundry.demo_model.evaluate import fingerprint, held_out_sample, perplexity
+from tools.demo_model.corpus import BOS, chat_text, documents
+from tools.demo_model.evaluate import fingerprint, perplexity
+from torch_foundry.demo_model import demo_model_path, draft_model_path, held_out_sample, metrics
 
 CONVERSATIONS = {
     "What is 7 + 5?": "7 + 5 = 12.",
@@ -46,7 +46,9 @@ def test_sizes(demo_model: Any, draft_model: Any) -> None:
 
 
 def test_the_held_out_sample_is_the_one_on_record() -> None:
-    assert fingerprint(held_out_sample()) == metrics()["held_out"]["sha256"]
+    texts = held_out_sample()
+    assert fingerprint(texts) == metrics()["held_out"]["sha256"] and texts == list(documents("heldout", 0, 48))
+    assert held_out_sample(2) == texts[:2]
 
 
 @pytest.mark.parametrize("name", ["main", "draft"])

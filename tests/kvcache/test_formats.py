@@ -14,8 +14,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import torch_foundry
 from tests.patch.zoo import config, ids, random_model
+from tools.demo_model.evaluate import perplexity
 from torch_foundry import counters, demo_model, ops
-from torch_foundry.demo_model.evaluate import held_out_sample, perplexity
+from torch_foundry.demo_model import held_out_sample
 from torch_foundry.kvcache.adopt import new_cache
 from torch_foundry.kvcache.buffer import LARGEST, GrowingBuffer
 from torch_foundry.kvcache.formats import Formats, bytes_per_token, packed, parse, stored, unstored

@@ -13,9 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import torch_foundry
 from tests.patch.zoo import build
-from torch_foundry.demo_model import demo_model_path
-from torch_foundry.demo_model.evaluate import held_out_sample
-from torch_foundry.demo_model.evaluate import perplexity as plain_perplexity
+from tools.demo_model.evaluate import perplexity as plain_perplexity
+from torch_foundry.demo_model import demo_model_path, held_out_sample
 from torch_foundry.quality import measure, perplexity
 
 VOCABULARY = 97

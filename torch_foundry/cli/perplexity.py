@@ -98,7 +98,7 @@ def _measure(model: Any, tokens: Any, reference: Any, context: int | None) -> An
 
 def _tokens(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
     """The texts as tensors of ids: the file as one text, or the held-out documents of the demo model."""
-    from torch_foundry.demo_model.evaluate import held_out_sample
+    from torch_foundry.demo_model import held_out_sample
 
     if args.text is None:
         texts = [(text, False) for text in held_out_sample()]  # with their own token for the beginning

@@ -1,7 +1,7 @@
 """A small Llama model of our own (and a smaller draft for it), so that everything runs without a download.
 
-`python -m torch_foundry.demo_model.train` made both from the corpus that `torch_foundry.demo_model.corpus` writes;
-`metrics.json` records how, and the perplexity they reached on held-out text.
+tools/demo_model in the repository trains both, on a corpus that it writes itself; `metrics.json` records how, and the
+perplexity on `held_out.json`, documents that neither has seen.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ def demo_model_path() -> Path:
 def draft_model_path() -> Path:
     """Directory of the draft model: same tokenizer, an eighth of the weights."""
     return _HERE / "draft"
+
+
+def held_out_sample(count: int | None = None) -> list[str]:
+    """The first `count` held-out documents (default: all 48), special tokens included."""
+    loaded: list[str] = json.loads((_HERE / "held_out.json").read_text(encoding="utf-8"))
+    return loaded[:count]
 
 
 def metrics() -> dict[str, Any]:

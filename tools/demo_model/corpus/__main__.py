@@ -1,4 +1,4 @@
-"""Write the corpus: `python -m torch_foundry.demo_model.corpus --bytes 60000000 > corpus.txt`."""
+"""Write the corpus: `python -m tools.demo_model.corpus --bytes 60000000 > corpus.txt`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import SEED, SPLITS, document
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m torch_foundry.demo_model.corpus", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_model.corpus", description=__doc__)
     parser.add_argument("--split", choices=list(SPLITS), default="train")
     parser.add_argument("--bytes", type=int, default=60_000_000, help="stop after this many bytes of text")
     parser.add_argument("--seed", type=int, default=SEED)

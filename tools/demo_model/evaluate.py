@@ -1,4 +1,4 @@
-"""Held-out perplexity, the same way at training time and in the tests."""
+"""Perplexity, the same way at training time and in the tests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ import math
 from typing import Any
 
 import torch
-
-from .corpus import documents
-
-SAMPLE_DOCUMENTS = 48
-
-
-def held_out_sample(count: int = SAMPLE_DOCUMENTS) -> list[str]:
-    """The first documents of the held-out split; no training document comes from it."""
-    return list(documents("heldout", 0, count))
 
 
 def fingerprint(texts: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Train the demo model, its draft and their tokenizer from nothing: `python -m torch_foundry.demo_model.train OUT`.
+"""Train the demo model, its draft and their tokenizer from nothing: `python -m tools.demo_model.train OUT`.
 
 Minutes on one data-centre GPU; `--documents 2000 --steps 20` is a dry run for any machine. OUT receives `main/`,
-`draft/` and `metrics.json`, laid out as they lie in this package.
+`draft/`, `held_out.json` and `metrics.json`, laid out as they lie in torch_foundry/demo_model.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .corpus import BOS, SEED, documents
-from .evaluate import fingerprint, held_out_sample, perplexity
+from .evaluate import fingerprint, perplexity
 from .tokenizer import train_tokenizer
 
 VOCAB_SIZE = 4096
 CONTEXT = 1024
+HELD_OUT = 48  # documents
 BATCH_ROWS = 128  # of CONTEXT tokens each
 SHAPES: dict[str, dict[str, Any]] = {
     "main": {
@@ -164,7 +165,7 @@ def answer(model: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, max_new_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m torch_foundry.demo_model.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_model.train", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--documents", type=int, default=900_000)
     parser.add_argument("--steps", type=int, default=5200)
@@ -188,7 +189,7 @@ def main() -> None:
     corpus_tokens = sum(map(len, encoded))
     print(f"tokens: {corpus_tokens}, {len(rows)} rows, {time.time() - began:.0f} s", flush=True)
 
-    sample = held_out_sample()
+    sample = list(documents("heldout", 0, HELD_OUT))  # no training document is of this split
     metrics: dict[str, Any] = {
         "corpus": {"seed": SEED, "documents": len(texts), "bytes": corpus_bytes, "tokens": corpus_tokens},
         "held_out": {
@@ -216,6 +217,7 @@ def main() -> None:
         print(name, metrics[name], flush=True)
         for prompt in PROMPTS:
             print(f"> {prompt}\n{answer(model, tokenizer, prompt)}", flush=True)
+    (args.out / "held_out.json").write_text(json.dumps(sample, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
     (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     print(f"done in {time.time() - began:.0f} s", flush=True)
 

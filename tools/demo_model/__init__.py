@@ -1,0 +1,1 @@
+"""Where the bundled demo model comes from: its corpus, tokenizer and training."""
