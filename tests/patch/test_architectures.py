@@ -124,10 +124,10 @@ def test_classes_of_the_tables_exist() -> None:
     import importlib
 
     from torch_foundry.nn.activations import ACTIVATIONS
-    from torch_foundry.patch.families import EXPERTS, FAMILIES, MODELS
+    from torch_foundry.patch.families import DECODERS, EXPERTS, FAMILIES, HEADS, MODELS
 
-    blocks = [family.experts.block for family in FAMILIES.values() if family.experts]
-    for key in [*FAMILIES, *NORMS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
+    blocks = [family.key("SparseMoeBlock") for family in FAMILIES.values() if family.experts]
+    for key in [*FAMILIES, *NORMS, *DECODERS, *HEADS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key
     for key in ACTIVATIONS:

@@ -21,7 +21,7 @@ MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
 class DecoderMixin(ModelMixin):
-    """A model of `models.DECODERS`."""
+    """A model of `families.DECODERS`."""
 
     def _by_a_tape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Up to eight tokens on a filled `DynamicCache`."""

@@ -63,7 +63,7 @@ class CountingMixin(ModelMixin):
 
 
 class GeneratorMixin(CountingMixin):
-    """A model of `models.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
+    """A model of `families.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
 
     def _make_plan(self, state: ModelState) -> GeneratorPlan:
         return GeneratorPlan(state)

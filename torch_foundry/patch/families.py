@@ -1,12 +1,15 @@
 """What the patch knows about transformers' model families, as data.
 
 Most of a decoder layer is read off the live module (`spec.py`). Here is what cannot be read off it: which norm plays
-which role, how a norm rounds, where the sliding window is kept. A class that is not named here is not understood.
+which role, how a norm rounds, where the sliding window is kept, what follows `lm_head`. One row a family; the names of
+its classes follow from the model type. A class that no row names is not understood.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
 
 MODELS = "transformers.models."
 TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
@@ -39,34 +42,40 @@ POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforwar
 
 @dataclass(frozen=True)
 class Experts:
-    """A block of routed experts: `gate`, a router with `weight` and `top_k`, and `experts`."""
+    """A block of routed experts, `..SparseMoeBlock`: `gate`, a router with `weight` and `top_k`, and `experts`, of the
+    class `..Experts`: gate_up_proj [E, 2 * inner, hidden], down_proj [E, hidden, inner], act_fn.
+    """
 
-    block: str  # its class
-    experts: str  # class of `experts`: gate_up_proj [E, 2 * inner, hidden], down_proj [E, hidden, inner], act_fn
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
     shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
 
 
-MIXTRAL = Experts(
-    block="mixtral.modeling_mixtral.MixtralSparseMoeBlock",
-    experts="mixtral.modeling_mixtral.MixtralExperts",
-    normalized=True,
-)
-QWEN2_MOE = Experts(
-    block="qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
-    experts="qwen2_moe.modeling_qwen2_moe.Qwen2MoeExperts",
-    shared=True,
-)
-QWEN3_MOE = Experts(
-    block="qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
-    experts="qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts",
-)
+@dataclass(frozen=True)
+class Decoder:
+    """Ids to the last norm: `embed_tokens`, `layers`, `norm`, with positions by `rotary_emb`."""
+
+    suffix: str = "Model"  # of its class
+    multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
+
+
+@dataclass(frozen=True)
+class Head:
+    """`lm_head` on top of a decoder called `model`, and what follows: names in the config, as far as they are set."""
+
+    divisor: str | None = None  # logits / that
+    softcap: str | None = None  # tanh(logits / that) * that
+
+
+ROUTED = Decoder(output=MoeModelOutputWithPast)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture's decoder layer."""
+    """One architecture: its decoder layer, and what lies before the first and behind the last one."""
 
+    name: str  # the model type, which transformers' module is called
+    prefix: str = ""  # of its classes; "": the name in camel case
     norms: NormRoles = PRE
     norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
     qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
@@ -75,60 +84,77 @@ class Family:
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     experts: Experts | None = None  # what `mlp` is in layers that have experts
+    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+    decoder: Decoder = Decoder()
+    head: Head = Head()
+
+    def key(self, suffix: str) -> str:
+        """The `class_key` of this family's class with that suffix."""
+        prefix = self.prefix or "".join(word.capitalize() for word in self.name.split("_"))
+        return f"{self.name}.modeling_{self.name}.{prefix}{suffix}"
 
 
-FAMILIES: dict[str, Family] = {
-    "llama.modeling_llama.LlamaDecoderLayer": Family(),  # SmolLM2 too
-    "qwen2.modeling_qwen2.Qwen2DecoderLayer": Family(window="attention"),
-    "qwen3.modeling_qwen3.Qwen3DecoderLayer": Family(qk_norm="head", window="attention"),
-    "mistral.modeling_mistral.MistralDecoderLayer": Family(window="config"),
-    "phi3.modeling_phi3.Phi3DecoderLayer": Family(
-        window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})
+# What is known of a class, by its `class_key`; filled by `register`.
+FAMILIES: dict[str, Family] = {}  # decoder layers
+NORMS: dict[str, str] = {}  # norms: their kind
+DECODERS: dict[str, Decoder] = {}
+HEADS: dict[str, Head] = {}
+EXPERTS: set[str] = set()
+SCALED_EMBEDDINGS: set[str] = set()
+
+
+def register(family: Family) -> None:
+    """Make a family known: its classes are patched as the row says."""
+    FAMILIES[family.key("DecoderLayer")] = family
+    NORMS[family.key("RMSNorm")] = family.norm_kind
+    DECODERS[family.key(family.decoder.suffix)] = family.decoder
+    HEADS[family.key("ForCausalLM")] = family.head
+    if family.experts:
+        EXPERTS.add(family.key("Experts"))
+    if family.scaled_embedding:
+        SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
+
+
+for _family in (
+    Family("llama"),  # SmolLM2 too
+    Family("qwen2", window="attention"),
+    Family("qwen3", qk_norm="head", window="attention"),
+    Family("mistral", window="config"),
+    Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
+    Family("gemma", norm_kind="gemma", scaled_embedding=True),
+    Family(
+        "gemma2",
+        norms=SANDWICH,
+        norm_kind="gemma",
+        window="attention",
+        softcap=True,
+        scaled_embedding=True,
+        head=Head(softcap="final_logit_softcapping"),
     ),
-    "gemma.modeling_gemma.GemmaDecoderLayer": Family(norm_kind="gemma"),
-    "gemma2.modeling_gemma2.Gemma2DecoderLayer": Family(
-        norms=SANDWICH, norm_kind="gemma", window="attention", softcap=True
+    Family(  # stores attn_logit_softcapping as well, but does not use it
+        "gemma3",
+        norms=SANDWICH,
+        norm_kind="gemma",
+        qk_norm="head",
+        window="attention",
+        scaled_embedding=True,
+        decoder=Decoder(suffix="TextModel"),
+        head=Head(softcap="final_logit_softcapping"),
     ),
-    # stores attn_logit_softcapping as well, but does not use it
-    "gemma3.modeling_gemma3.Gemma3DecoderLayer": Family(
-        norms=SANDWICH, norm_kind="gemma", qk_norm="head", window="attention"
+    Family(
+        "granite",
+        residual_multiplier=True,
+        decoder=Decoder(multiplier="embedding_multiplier"),
+        head=Head(divisor="logits_scaling"),
     ),
-    "granite.modeling_granite.GraniteDecoderLayer": Family(residual_multiplier=True),
-    "olmo2.modeling_olmo2.Olmo2DecoderLayer": Family(norms=POST, norm_kind="olmo", qk_norm="full"),
-    "olmo3.modeling_olmo3.Olmo3DecoderLayer": Family(norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
-    "smollm3.modeling_smollm3.SmolLM3DecoderLayer": Family(window="attention"),
-    "mixtral.modeling_mixtral.MixtralDecoderLayer": Family(window="config", experts=MIXTRAL),
-    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeDecoderLayer": Family(window="attention", experts=QWEN2_MOE),
-    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeDecoderLayer": Family(qk_norm="head", window="config", experts=QWEN3_MOE),
-}
-EXPERTS = frozenset(family.experts.experts for family in FAMILIES.values() if family.experts)
-
-NORMS: dict[str, str] = {  # class -> kind
-    "llama.modeling_llama.LlamaRMSNorm": "llama",
-    "qwen2.modeling_qwen2.Qwen2RMSNorm": "llama",
-    "qwen3.modeling_qwen3.Qwen3RMSNorm": "llama",
-    "mistral.modeling_mistral.MistralRMSNorm": "llama",
-    "phi3.modeling_phi3.Phi3RMSNorm": "llama",
-    "granite.modeling_granite.GraniteRMSNorm": "llama",
-    "smollm3.modeling_smollm3.SmolLM3RMSNorm": "llama",
-    "mixtral.modeling_mixtral.MixtralRMSNorm": "llama",
-    "qwen2_moe.modeling_qwen2_moe.Qwen2MoeRMSNorm": "llama",
-    "qwen3_moe.modeling_qwen3_moe.Qwen3MoeRMSNorm": "llama",
-    "olmo2.modeling_olmo2.Olmo2RMSNorm": "olmo",
-    "olmo3.modeling_olmo3.Olmo3RMSNorm": "olmo",
-    "gemma.modeling_gemma.GemmaRMSNorm": "gemma",
-    "gemma2.modeling_gemma2.Gemma2RMSNorm": "gemma",
-    "gemma3.modeling_gemma3.Gemma3RMSNorm": "gemma",
-}
-
-# nn.Embedding whose rows are multiplied by a buffer `embed_scale` in the weight's dtype
-SCALED_EMBEDDINGS = frozenset(
-    {
-        "gemma.modeling_gemma.GemmaTextScaledWordEmbedding",
-        "gemma2.modeling_gemma2.Gemma2TextScaledWordEmbedding",
-        "gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",
-    }
-)
+    Family("olmo2", norms=POST, norm_kind="olmo", qk_norm="full"),
+    Family("olmo3", norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
+    Family("smollm3", prefix="SmolLM3", window="attention"),
+    Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
+    Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),
+    Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
+):
+    register(_family)
 
 
 def class_key(cls: type) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of
-from torch_foundry.patch.families import FAMILIES, NORMS, PRE, Experts, Family, class_key
+from torch_foundry.patch.families import FAMILIES, NORMS, PRE, Family, class_key
 from torch_foundry.patch.swap import base_class
 
 HEAD_DIMS = range(32, 257, 16)  # that ops.attention is built for
@@ -98,23 +98,22 @@ def _known_activation(module: nn.Module) -> str:
     return name
 
 
-def _check_experts(block: Any, kind: Experts, hidden: int) -> tuple[str, int]:
+def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
     """The name of the activation, and how wide a token's experts are together."""
-    _check_children(
-        "mlp", block, {"gate", "experts", *(("shared_expert", "shared_expert_gate") if kind.shared else ())}
-    )
+    shares = family.experts is not None and family.experts.shared
+    _check_children("mlp", block, {"gate", "experts", *(("shared_expert", "shared_expert_gate") if shares else ())})
     experts, router = block.experts, block.gate
     count, inner, chosen = int(experts.num_experts), int(experts.intermediate_dim), int(router.top_k)
     require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(count <= MOST_EXPERTS and chosen <= MOST_CHOSEN, f"{chosen} of {count} experts")
     if not isinstance(experts, FoundryExperts):
-        require(class_key(type(experts)) == kind.experts, f"experts is a {type(experts).__name__}")
+        require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
         shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
         require(shapes == ((count, 2 * inner, hidden), (count, hidden, inner)), f"experts have the shapes {shapes}")
         spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
         require(not spread, "experts are spread over several processes")
     activation, width = _known_activation(experts.act_fn), chosen * inner
-    if kind.shared:
+    if shares:
         shared = block.shared_expert
         require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
         _check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
@@ -156,11 +155,10 @@ def build_spec(layer: Any) -> LayerSpec:
     for name in family.norms.names():
         _check_norm(name, getattr(layer, name), family, hidden)
 
-    routed = family.experts is not None and class_key(type(mlp)) == family.experts.block
+    routed = family.experts is not None and class_key(type(mlp)) == family.key("SparseMoeBlock")
     if routed:
         require(family.norms == PRE, "experts and norms behind the blocks")
-        assert family.experts is not None
-        activation, inner = _check_experts(mlp, family.experts, hidden)
+        activation, inner = _check_experts(mlp, family, hidden)
     else:
         inner = int(config.intermediate_size)
         activation = _check_mlp("mlp", mlp, hidden, inner)
