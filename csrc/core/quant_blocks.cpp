@@ -42,11 +42,17 @@ template <typename Q> void unpack_blocks(const void* blocks, float* weights, int
 }
 
 template <typename Q> int register_format(const char* policy, const char* name, int gguf_type) {
-  QuantFormat format{
-      static_cast<int>(table().size()), policy, name,    gguf_type, Q::block_size, sizeof(typename Q::block),
-      alignof(typename Q::block),       0,      nullptr, nullptr};
+  QuantFormat format{.index = static_cast<int>(table().size()),
+                     .policy = policy,
+                     .name = name,
+                     .gguf_type = gguf_type,
+                     .block_size = Q::block_size,
+                     .block_bytes = sizeof(typename Q::block),
+                     .alignment = alignof(typename Q::block)};
   if constexpr (Q::has_codes) format.word = Q::word;
   if constexpr (Q::block_size > 1) {
+    format.whole = Q::whole;
+    format.scales = Q::fields;
     if constexpr (requires { &Q::pack; }) format.pack = &pack_blocks<Q>;
     format.unpack = &unpack_blocks<Q>;
   }

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace foundry {
+
+struct Scales;
 
 struct QuantFormat {
   int index;          // position in the table: the format's part of a variant index
@@ -16,6 +19,8 @@ struct QuantFormat {
   int64_t block_bytes;
   int64_t alignment; // of a block in memory
   int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
+  int whole;         // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
+  std::span<const Scales> scales;
   // Null for dense formats, and where weights can't be packed as this.
   void (*pack)(const float* weights, void* blocks, int64_t n);
   void (*unpack)(const void* blocks, float* weights, int64_t n);

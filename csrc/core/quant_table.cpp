@@ -3,14 +3,23 @@
 #include <torch/library.h>
 
 #include "core/check.h"
+#include "quant/format.h"
 
 namespace foundry {
 namespace {
 
-c10::Dict<std::string, std::vector<int64_t>> describe_formats() {
-  c10::Dict<std::string, std::vector<int64_t>> dict;
-  for (const QuantFormat& f : quant_formats())
-    dict.insert(f.name, std::vector<int64_t>{f.gguf_type, f.block_size, f.block_bytes, f.pack != nullptr});
+using Numbers = std::vector<int64_t>;
+using Fields = std::vector<std::tuple<int64_t, std::string>>; // byte and type of each scale
+
+c10::Dict<std::string, std::tuple<Numbers, Fields>> describe_formats() {
+  c10::Dict<std::string, std::tuple<Numbers, Fields>> dict;
+  for (const QuantFormat& f : quant_formats()) {
+    Fields fields;
+    for (const Scales& s : f.scales)
+      for (int64_t i = 0; i < s.count; i++) fields.emplace_back(s.offset + i, s.type);
+    Numbers numbers{f.gguf_type, f.block_size, f.block_bytes, f.pack != nullptr, f.whole};
+    dict.insert(f.name, std::tuple{std::move(numbers), std::move(fields)});
+  }
   return dict;
 }
 
@@ -60,6 +69,8 @@ void check_output_size(int64_t rows, int64_t columns) {
               ", ", columns, "] (kernels index with 32 bits)");
 }
 
-TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def("quant_formats() -> Dict(str, int[])", &describe_formats); }
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("quant_formats() -> Dict(str, (int[], (int, str)[]))", &describe_formats);
+}
 
 } // namespace foundry

@@ -81,6 +81,7 @@ template <int Bits, int Size, typename T> struct Affine {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 0;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(scale), FOUNDRY_SCALE(bias))
   static_assert(sizeof(block) == 2 * sizeof(T) + Bits * Size / 8, "no padding");
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {

@@ -26,6 +26,9 @@
 //       float scale(uint k, int g) const;
 //       float offset(uint k, int g) const;
 //     };
+//     // Host only: the block's fields that are scales or offsets, in which NaN and infinities are looked for. `whole`:
+//     // a value of theirs at which all weights are whole numbers, for tests; 0 if packing holds such numbers exactly.
+//     FOUNDRY_SCALES(whole, FOUNDRY_SCALE(field) or FOUNDRY_BYTES(field, type), ...)
 //     // Host only, and only if weights can be packed as this: byte for byte as the format's reference encoder.
 //     static void pack(const float* w, block& b);
 //   };
@@ -38,6 +41,7 @@
 typedef bfloat foundry_bfloat;
 #else
 #include <cmath>
+#include <cstddef>
 #define FOUNDRY_DEVICE
 #define FOUNDRY_THREAD
 struct foundry_bfloat {
@@ -49,6 +53,35 @@ struct foundry_bfloat {
 // not.
 #ifndef FOUNDRY_FORMAT
 #define FOUNDRY_FORMAT(policy, name, gguf_type)
+#endif
+
+#ifdef __METAL_VERSION__
+#define FOUNDRY_SCALES(whole, ...)
+#else
+namespace foundry {
+
+// How a scale is written, by the type of its field; a half may lie in the upper nibbles of four words. In bytes:
+// ue4m3, and e8m0_n, a power of two for elements of up to n.
+template <typename T> inline constexpr const char* scale_type = "nibbles";
+template <> inline constexpr const char* scale_type<foundry_half> = "f16";
+template <> inline constexpr const char* scale_type<foundry_bfloat> = "bf16";
+template <> inline constexpr const char* scale_type<float> = "f32";
+
+struct Scales { // `count` of them from a byte of the block on
+  int64_t offset, count;
+  const char* type;
+};
+
+} // namespace foundry
+
+#define FOUNDRY_FIELD(field) static_cast<block*>(nullptr)->field
+#define FOUNDRY_SCALE(field)                                                                                           \
+  Scales { offsetof(block, field), 1, scale_type<decltype(FOUNDRY_FIELD(field))> }
+#define FOUNDRY_BYTES(field, type)                                                                                     \
+  Scales { offsetof(block, field), sizeof(FOUNDRY_FIELD(field)), #type }
+#define FOUNDRY_SCALES(number, ...)                                                                                    \
+  static constexpr int whole = number;                                                                                 \
+  static constexpr Scales fields[] = {__VA_ARGS__};
 #endif
 
 namespace foundry {

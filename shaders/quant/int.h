@@ -17,6 +17,7 @@ template <int Bits, int Size> struct Int {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 0;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(scale))
   static_assert(sizeof(block) == 4 + Bits * Size / 8, "no padding");
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {

@@ -17,6 +17,7 @@ struct IQ1_M {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(8, FOUNDRY_SCALE(scales))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t high = uint32_t(b.qh[i / 2]) >> i % 2 * 4;

@@ -173,6 +173,7 @@ struct IQ1_S {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(8, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t high = b.qh[i / 4];

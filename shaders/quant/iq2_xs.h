@@ -55,6 +55,7 @@ struct IQ2_XS {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(8, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t q = b.qs[i];

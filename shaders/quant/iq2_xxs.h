@@ -52,6 +52,7 @@ struct IQ2_XXS {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(8, FOUNDRY_SCALE(d))
 
   static inline uint32_t magnitude(uint32_t code) { return 0x2b1908u >> 8 * code; }
 

@@ -59,6 +59,7 @@ struct IQ3_S {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
   static inline uint32_t magnitude(uint32_t code) { return 1 + 2 * code; }
 

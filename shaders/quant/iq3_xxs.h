@@ -39,6 +39,7 @@ struct IQ3_XXS {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(4, FOUNDRY_SCALE(d))
 
   static inline uint32_t magnitude(uint32_t code) { return 4 + 8 * code + (code + 1) / 8 * 2; } // the last is 62
 

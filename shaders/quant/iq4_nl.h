@@ -45,6 +45,7 @@ struct IQ4_NL {
   FOUNDRY_CONST int shared = 2;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 0;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     iq4_chunk(b.qs + i * 4, 4 * c, w);

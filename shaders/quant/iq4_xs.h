@@ -18,6 +18,7 @@ struct IQ4_XS {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const short s = i / 4;

@@ -18,6 +18,7 @@ struct MXFP4 {
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(0, FOUNDRY_BYTES(e, e8m0_6))
 
   static inline float scale(uint32_t e) { // a subnormal for e < 2
     return float_of_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);

@@ -15,6 +15,7 @@ struct MXFP8 {
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(0, FOUNDRY_BYTES(e, e8m0_480))
 
   static inline float scale(uint32_t e) { return float_of_bits(e == 0 ? 0x00400000u : e << 23); }
 

@@ -59,6 +59,7 @@ template <typename Values> struct FourBits {
   FOUNDRY_CONST int block_size = 64;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(largest))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t codes = b.qs[i];

@@ -16,6 +16,7 @@ struct NVFP4 {
   FOUNDRY_CONST int block_size = 64;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(1, FOUNDRY_BYTES(scales, ue4m3))
 
   static inline float scale(uint32_t bits) { // half of what it says, as the values of codes are doubled
     if (bits == 0x7f) return 0.0f;           // NaN elsewhere
@@ -43,6 +44,7 @@ struct NVFP4_F32 {
   FOUNDRY_CONST int block_size = 64;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(factor), FOUNDRY_BYTES(inner.scales, ue4m3))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     const float d = NVFP4::unpack(b.inner, i, c, w);

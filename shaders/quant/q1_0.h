@@ -15,6 +15,7 @@ struct Q1_0 {
   FOUNDRY_CONST int block_size = 128;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     for (short j = 0; j < chunk; ++j) w[j] = b.qs[i] >> j & 1 ? 1.0f : -1.0f;

@@ -16,6 +16,7 @@ struct Q4_0 {
   FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + i * 4;

@@ -75,6 +75,7 @@ struct Q4_K {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 16;
+  FOUNDRY_SCALES(1, FOUNDRY_SCALE(d), FOUNDRY_SCALE(dmin))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 8 * 16 + i % 4 * 4;

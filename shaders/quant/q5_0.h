@@ -17,6 +17,7 @@ struct Q5_0 {
   FOUNDRY_CONST int shared = 2;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
     for (short j = 0; j < 4; ++j) two_codes<0x1f, 16>(five_bits(b, i, c, j), w + 2 * j);

@@ -16,6 +16,7 @@ struct Q8_0 {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + 4 * i;

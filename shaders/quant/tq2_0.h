@@ -26,6 +26,7 @@ struct TQ2_0 {
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* words = b.qs + i / 16 * 16 + i % 4 * 4;

@@ -11,7 +11,7 @@ import torch
 
 from tests.loaders.test_gguf_reader import write
 from torch_foundry.loaders import LoadError, open_gguf
-from torch_foundry.loaders.finite import SCALES, nonfinite, scales
+from torch_foundry.loaders.finite import nonfinite
 from torch_foundry.loaders.types import GGML, TYPES
 from torch_foundry.quant import FORMATS, dequantize
 
@@ -34,7 +34,7 @@ def poisoned(nbytes: int, seeds: int) -> torch.Tensor:
 def found(blocks: torch.Tensor, name: str) -> list[int]:
     """Indices of all blocks that are found, one after the other."""
     nbytes, indices, begin = blocks.shape[1], [], 0
-    while (at := nonfinite(blocks[begin:].reshape(-1), name, nbytes)) is not None:
+    while (at := nonfinite(blocks[begin:].reshape(-1), TYPES[name])) is not None:
         assert at % nbytes == 0
         begin += at // nbytes + 1
         indices.append(begin - 1)
@@ -42,9 +42,8 @@ def found(blocks: torch.Tensor, name: str) -> list[int]:
 
 
 def test_each_packed_format_is_looked_at() -> None:
-    assert set(SCALES) == {storage.name for storage in GGML.values() if storage.packed}
-    from_files = {name for name, each in FORMATS.items() if each.packed and each.gguf_type is not None}
-    assert {name.lower() for name in from_files} <= set(SCALES)
+    assert all(storage.floats for storage in GGML.values() if storage.packed)
+    assert all(each.scales for each in FORMATS.values() if each.packed)
 
 
 @pytest.mark.parametrize("name", UNPACKED)
@@ -66,10 +65,10 @@ def test_blocks_with_a_bad_scale_are_those_that_unpack_to_what_is_no_number(name
 @pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.packed and each.gguf_type is None])
 def test_blocks_of_packed_safetensors(name: str) -> None:
     """Each place of a scale, with all values of its highest byte: what unpacks to no number is found."""
-    zero, size = torch.zeros(FORMATS[name].block_bytes, dtype=torch.uint8), FORMATS[name].block_bytes
-    assert scales(name)
-    for at, kind in scales(name):
-        width = {"f16": 2, "bf16": 2, "f32": 4, "e8m0 of 480": 1, "ue4m3": 1}[kind]
+    zero = torch.zeros(FORMATS[name].block_bytes, dtype=torch.uint8)
+    assert TYPES[name].floats == FORMATS[name].scales
+    for at, kind in FORMATS[name].scales:
+        width = {"f16": 2, "bf16": 2, "f32": 4, "e8m0_480": 1, "ue4m3": 1}[kind]
         blocks = zero.repeat(256, 1)
         blocks[:, at : at + width] = 0xFF
         blocks[:, at + width - 1] = torch.arange(256, dtype=torch.uint8)
@@ -77,7 +76,7 @@ def test_blocks_of_packed_safetensors(name: str) -> None:
         expected = {0x7F, 0xFF} if kind == "ue4m3" else unpacked  # a NaN that is unpacked to 0
         missed = expected - set(found(blocks, name))
         assert expected and not missed and set(found(blocks, name)) <= expected | set(range(247, 255))
-    assert nonfinite(zero.repeat(3, 1).view(-1), name, size) is None
+    assert nonfinite(zero.repeat(3, 1).view(-1), TYPES[name]) is None
 
 
 @pytest.mark.parametrize("name", ["q8_1", "q8_k"])
@@ -96,20 +95,16 @@ def test_elements(name: str) -> None:
     expected = (~torch.isfinite(wide)).nonzero()[:, 0].tolist()
     few = sorted({*range(0, len(elements), 37), *expected[:40]})
     assert expected
-    indices = found(elements[few], name) if size < 8 or name != "c64" else None
-    if indices is None:  # one half of a complex number: the element's byte, or that of its half
-        halves = found(elements[few].view(-1, 4), "f32")
-        indices = sorted({at // 2 for at in halves})
-    assert indices == [few.index(i) for i in few if i in set(expected)]
+    assert found(elements[few], name) == [few.index(i) for i in few if i in set(expected)]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 2047, 2048, 2049, 5000])
 def test_every_place_in_pieces_of_any_length(count: int) -> None:
     for at in {0, 1, count // 2, count - 1} & set(range(count)):
         values = torch.full((count,), 65504, dtype=torch.float16)
-        assert nonfinite(values.view(torch.uint8), "f16", 2) is None
+        assert nonfinite(values.view(torch.uint8), TYPES["f16"]) is None
         values[at] = -torch.inf
-        assert nonfinite(values.view(torch.uint8), "f16", 2) == 2 * at
+        assert nonfinite(values.view(torch.uint8), TYPES["f16"]) == 2 * at
 
 
 def test_reading_says_where_it_is_and_can_be_told_not_to_look(tmp_path: Path) -> None:

@@ -10,28 +10,6 @@ from torch import Tensor
 from torch_foundry import quant
 from torch_foundry.doctor.truth import generator
 
-# Where the scales (f16; of NVFP4 E4M3) lie in a block, and one at which all weights are whole. Every other byte may
-# have any value.
-_SCALES: dict[str, tuple[tuple[int, ...], float]] = {
-    "q2_k": ((80, 82), 1),
-    "q3_k": ((108,), 1),
-    "q4_k": ((0, 2), 1),
-    "q5_k": ((0, 2), 1),
-    "q6_k": ((208,), 1),
-    "iq4_nl": ((0,), 1),
-    "iq4_xs": ((0,), 1),
-    "iq1_s": ((0,), 8),  # eighths
-    "iq1_m": ((48,), 8),
-    "iq2_xxs": ((0,), 8),
-    "iq2_xs": ((0,), 8),
-    "iq2_s": ((0,), 8),
-    "iq3_xxs": ((0,), 4),
-    "iq3_s": ((0,), 1),
-    "nvfp4": ((0, 1, 2, 3), 1),
-    "nvfp4_f32": ((4, 5, 6, 7, 0), 1),
-    "q1_0": ((0,), 1),
-}
-
 
 def samples() -> list[str]:
     """The packed formats to check kernels with. Formats that share one text but for numbers (groups with a scale) are
@@ -57,9 +35,8 @@ def packed(dense: Tensor, name: str) -> Tensor:
     blocks = whole_numbers(g, rows, columns, name)
     ratio = dense[:64].cpu().float().square().mean().sqrt() / quant.dequantize(blocks[:64], name).square().mean().sqrt()
     each = blocks.view(rows, -1, f.block_bytes)
-    offsets, whole = _SCALES[name]
-    for at in offsets:
-        _set_scales(each, name, at, whole * ratio * (0.5 + torch.rand(each.shape[:2], generator=g)))
+    for at, kind in f.scales:
+        _set_scale(each, f, at, kind, f.whole * ratio * (0.5 + torch.rand(each.shape[:2], generator=g)))
     return blocks.to(dense.device)
 
 
@@ -68,27 +45,28 @@ def whole_numbers(g: torch.Generator, rows: int, columns: int, name: str) -> Ten
     f = quant.FORMATS[name]
     blocks = torch.randint(0, 256, (rows, f.row_size(columns)), generator=g, dtype=torch.uint8)
     each = blocks.view(rows, -1, f.block_bytes)
-    offsets, whole = _SCALES[name]
-    for at in offsets:
-        _set_scales(each, name, at, torch.full(each.shape[:2], whole))
+    for at, kind in f.scales:
+        _set_scale(each, f, at, kind, torch.full(each.shape[:2], f.whole))
     return blocks
 
 
 def has_whole_numbers(name: str) -> bool:
     """Whether `whole_numbers` supports a format. The others can be packed, and hold whole numbers exactly."""
-    return name in _SCALES
+    return quant.FORMATS[name].whole > 0
 
 
-def _set_scales(each: Tensor, name: str, at: int, scales: Tensor) -> None:
-    """Write `scales` [rows, blocks] to the blocks [rows, blocks, bytes], from byte `at` on."""
-    if name == "nvfp4_f32" and at == 0:
-        each[..., :4] = torch.tensor([1.0]).view(torch.uint8)
+def _set_scale(each: Tensor, f: quant.Format, at: int, kind: str, scale: Tensor) -> None:
+    """Write `scale` [rows, blocks] to the blocks [rows, blocks, bytes], from byte `at` on."""
+    if kind == "f32" and kind != f.scales[-1][1]:  # a factor over scales of another kind
+        each[..., at : at + 4] = torch.tensor([1.0]).view(torch.uint8)
         return
-    if name.startswith("nvfp4"):  # codes are doubled
-        each[..., at] = (2 * scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    if kind == "ue4m3":  # codes are doubled
+        each[..., at] = (2 * scale).to(torch.float8_e4m3fn).view(torch.uint8)
         return
-    halves = scales.half().unsqueeze(-1).view(torch.uint8)
-    if name != "iq1_m":
+    if kind not in ("f16", "nibbles"):
+        raise ValueError(f"{f.name}: scales of the type {kind} can't be chosen")
+    halves = scale.half().unsqueeze(-1).view(torch.uint8)
+    if kind == "f16":
         each[..., at : at + 2] = halves
         return
     for nibble in range(4):  # each in the upper half of the upper byte of a word

@@ -37,7 +37,7 @@ class FileContainer:
         check_finite: bool = True,
     ) -> None:
         self.path, self.metadata, self.tensors, self.check_finite = path, metadata, tensors, check_finite
-        self.blocks: dict[str, tuple[str, int]] = {}  # of bytes that are blocks: their format and size, by tensor
+        self.blocks: dict[str, Storage] = {}  # of bytes that are blocks: their type, by tensor
         self._files = {file.path: file for file in files}
         self._maps: dict[Path, np.ndarray] = {}
 
@@ -79,8 +79,8 @@ class FileContainer:
         self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int, on_metal: torch.Tensor | None
     ) -> None:
         file, memory = self._file(info), data.numpy().data
-        name, nbytes = self.blocks.get(info.name, (storage.name, storage.nbytes))
-        step = _CHUNK // nbytes * nbytes
+        content = self.blocks.get(info.name, storage)
+        step = _CHUNK // content.nbytes * content.nbytes
         file.check()
         if on_metal is not None:
             metal.read(file, offset, on_metal, info.name)
@@ -90,7 +90,7 @@ class FileContainer:
             chunk = data[begin : begin + step]
             if storage.name == "bool" and bool((chunk > 1).any()):
                 raise LoadError("BOOL", info.path, info.name, expected="bytes of 0 or 1", found=f"{int(chunk.max())}")
-            if self.check_finite and (at := nonfinite(chunk, name, nbytes)) is not None:
+            if self.check_finite and (at := nonfinite(chunk, content)) is not None:
                 file.check()
                 where = offset + begin + at
                 raise LoadError(

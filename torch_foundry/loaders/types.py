@@ -6,17 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
+from torch_foundry.quant import FORMATS
+
 LIMIT = 2**63 - 1  # largest count of anything: sizes of files and of tensors are signed 64-bit integers
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A type: `block` elements in `nbytes` bytes. dtype: of the tensor that reading gives; uint8 for rows of blocks."""
+    """A type: `block` elements in `nbytes` bytes. dtype: of the tensor that reading gives; uint8 for rows of blocks.
+
+    floats: byte and type of each float in it that may be NaN or infinite; in blocks, their scales.
+    """
 
     name: str
     block: int
     nbytes: int
-    dtype: torch.dtype = torch.uint8
+    dtype: torch.dtype
+    floats: tuple[tuple[int, str], ...]
 
     @property
     def packed(self) -> bool:
@@ -46,47 +52,31 @@ _DENSE = {
     "f8_e5m2fnuz": torch.float8_e5m2fnuz,
 }
 
-# ggml's blocks as (type id, elements, bytes). 8-bit blocks of 9 and 15 only occur inside ggml, but have an id.
-_BLOCKS = {
-    "q4_0": (2, 32, 18),
-    "q4_1": (3, 32, 20),
-    "q5_0": (6, 32, 22),
-    "q5_1": (7, 32, 24),
-    "q8_0": (8, 32, 34),
-    "q8_1": (9, 32, 40),
-    "q2_k": (10, 256, 84),
-    "q3_k": (11, 256, 110),
-    "q4_k": (12, 256, 144),
-    "q5_k": (13, 256, 176),
-    "q6_k": (14, 256, 210),
-    "q8_k": (15, 256, 292),
-    "iq2_xxs": (16, 256, 66),
-    "iq2_xs": (17, 256, 74),
-    "iq3_xxs": (18, 256, 98),
-    "iq1_s": (19, 256, 50),
-    "iq4_nl": (20, 32, 18),
-    "iq3_s": (21, 256, 110),
-    "iq2_s": (22, 256, 82),
-    "iq4_xs": (23, 256, 136),
-    "iq1_m": (29, 256, 56),
-    "tq1_0": (34, 256, 54),
-    "tq2_0": (35, 256, 66),
-    "mxfp4": (39, 32, 17),
-    "nvfp4": (40, 64, 36),
-    "q1_0": (41, 128, 18),
-}
-_PACKED = {"f4": (2, 1), "f6_e2m3": (4, 3), "f6_e3m2": (4, 3)}  # safetensors' elements smaller than a byte
+_PACKED = {"f4": (2, 1), "f6_e2m3": (4, 3), "f6_e3m2": (4, 3)}  # safetensors' elements smaller than a byte: no NaN
+
+
+def _dense(name: str, dtype: torch.dtype) -> Storage:
+    floats = ((0, name),) if dtype.is_floating_point else ((0, "f32"), (4, "f32")) if dtype.is_complex else ()
+    return Storage(name, 1, dtype.itemsize, dtype, floats)
+
+
+def _blocks(name: str, block: int, nbytes: int, scales: tuple[tuple[int, str], ...] = ()) -> Storage:
+    return Storage(name, block, nbytes, torch.uint8, scales)
+
 
 TYPES: dict[str, Storage] = {
-    **{name: Storage(name, 1, dtype.itemsize, dtype) for name, dtype in _DENSE.items()},
-    **{name: Storage(name, block, nbytes) for name, (_, block, nbytes) in _BLOCKS.items()},
-    **{name: Storage(name, block, nbytes) for name, (block, nbytes) in _PACKED.items()},
+    **{name: _dense(name, dtype) for name, dtype in _DENSE.items()},
+    **{name: _blocks(name, *sizes) for name, sizes in _PACKED.items()},
+    **{f.name: _blocks(f.name, f.block_size, f.block_bytes, f.scales) for f in FORMATS.values() if f.packed},
+    # blocks that only occur inside ggml, but have an id
+    "q8_1": _blocks("q8_1", 32, 40, ((0, "f32"), (4, "f32"))),
+    "q8_k": _blocks("q8_k", 256, 292, ((0, "f32"),)),
 }
 
 GGML: dict[int, Storage] = {
-    **{0: TYPES["f32"], 1: TYPES["f16"], 30: TYPES["bf16"], 28: TYPES["f64"]},
+    **{f.gguf_type: TYPES[f.name] for f in FORMATS.values() if f.gguf_type is not None},
+    **{9: TYPES["q8_1"], 15: TYPES["q8_k"], 28: TYPES["f64"]},
     **{24: TYPES["i8"], 25: TYPES["i16"], 26: TYPES["i32"], 27: TYPES["i64"]},
-    **{number: TYPES[name] for name, (number, _, _) in _BLOCKS.items()},
 }
 GGML_GONE = {
     **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ class Format:
 
     gguf_type: GGUF's type id; None for blocks that are made from the tensors of other kinds of files.
     packable: whether `quantize` can pack weights in this format; blocks of the others come from files only.
+    scales: byte and type of each scale or offset of a block. whole: a value of theirs at which all weights are whole
+    numbers; 0 if packing holds such numbers exactly.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Format:
     block_size: int
     block_bytes: int
     packable: bool
+    whole: int = 0
+    scales: tuple[tuple[int, str], ...] = ()
 
     @property
     def packed(self) -> bool:
@@ -54,12 +58,15 @@ class Format:
         return row_size // self.block_bytes * self.block_size
 
 
+def _read(name: str, numbers: Sequence[int], scales: Sequence[tuple[int, str]]) -> Format:
+    gguf_type, block_size, block_bytes, packable, whole = numbers
+    known = None if gguf_type < 0 else gguf_type
+    return Format(name, known, block_size, block_bytes, bool(packable), whole, tuple(scales))
+
+
 FORMATS: dict[str, Format] = {
-    name: Format(name, None if gguf_type < 0 else gguf_type, block_size, block_bytes, bool(packable))
-    for name, (gguf_type, block_size, block_bytes, packable) in torch.ops.torch_foundry.quant_formats().items()
+    name: _read(name, *entry) for name, entry in torch.ops.torch_foundry.quant_formats().items()
 }
-
-
 PACKABLE: tuple[str, ...] = tuple(name for name, known in FORMATS.items() if known.packable)
 
 

@@ -8,9 +8,9 @@ import torch
 
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.finite import LARGEST_EXPONENTS
-from torch_foundry.loaders.finite import scales as scales_of
 from torch_foundry.loaders.packs.parts import Parts, Settings, as_bytes, blocks_weight
 from torch_foundry.loaders.tensors import TensorInfo, Weight
+from torch_foundry.quant import FORMATS
 
 _SCALES = ("f16", "bf16", "f32")
 _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and weights of a group
@@ -84,7 +84,7 @@ def _affine(parts: Parts, base: str, shape: tuple[int, ...], fmt: str) -> Weight
 def _floats(parts: Parts, base: str, shape: tuple[int, ...], mode: str, scales: TensorInfo) -> Weight:
     block = 64 if mode == "nvfp4" else 32
     parts.group_of(f"{base}.weight", shape[-1], block)
-    (_, kind), *_ = scales_of(mode)
+    (_, kind), *_ = FORMATS[mode].scales
     most = LARGEST_EXPONENTS.get(kind, 126)  # of E4M3, behind which there are the NaN and what is negative
 
     def blocks(start: int, stop: int) -> torch.Tensor:

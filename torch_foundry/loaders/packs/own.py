@@ -10,6 +10,7 @@ from torch_foundry import quant
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.packs.parts import Parts, Settings
 from torch_foundry.loaders.tensors import Weight
+from torch_foundry.loaders.types import TYPES
 
 
 def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
@@ -47,6 +48,6 @@ def _weight(parts: Parts, name: str, fmt: str, settings: Settings) -> Weight:
         order = parts.read(order_name)
         if not torch.equal(order.long().sort().values, torch.arange(shape[-1])):
             raise LoadError("PACK_ORDER", info.path, order_name, expected="each column once", found="others")
-    parts.container.blocks[name] = fmt, known.block_bytes  # type: ignore[attr-defined]
+    parts.container.blocks[name] = TYPES[fmt]  # type: ignore[attr-defined]
     stored = dataclasses.replace(info, shape=shape, format=fmt)
     return dataclasses.replace(parts.source.weight(stored, shape), order=order)
