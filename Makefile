@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 SOURCES := setup.py $(addprefix torch_foundry/, sources.py support.py nvrtc.py prebuild.py metallib.py) \
   $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -20,9 +20,27 @@ help:  ## this list
 demo: $(VENV)/.built  ## a story by the bundled model, stock and patched (PROMPT=...)
 	$(BIN)/torch-foundry generate --prompt "$(PROMPT)"
 
-test: $(VENV)/.built $(VENV)/.dev  ## all tests (WORKERS=, PYTEST_ARGS=)
-	@.ci/system-packages --optional mock-of-metal=clang
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# tests/tiers.py says which test is of which tier; tests/README.md, which to run after which change.
+test: TIER = quick
+test-kernels: TIER = kernels
+test-models: TIER = models
+test-files: TIER = files
+test-metal: TIER = metal
+test-others: TIER = kernels models files metal
+test-all: TIER = quick kernels models files metal
+test-nightly: TIER = nightly
+test:  ## what every change should pass, in minutes (WORKERS=, PYTEST_ARGS=)
+test-kernels:  ## all shapes, dtypes and formats of the ops
+test-models:  ## all families, caches and ways to generate
+test-files:  ## hostile files
+test-metal:  ## the Metal executor on a mock
+test-others:  ## these four
+test-all:  ## all of these
+test-nightly:  ## seeded faults and removed checks, which tests have to notice
+TESTS := test test-kernels test-models test-files test-metal test-others test-all test-nightly
+$(TESTS): $(VENV)/.built $(VENV)/.dev
+	@$(if $(filter metal,$(TIER)),.ci/system-packages --optional mock-of-metal=clang)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --tier "$(TIER)" $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minutes)

@@ -1,4 +1,4 @@
-"""Options of the whole suite: which skips CI accepts, and kernels kept between runs."""
+"""Options of the whole suite: which tests run, in which order, and which skips CI accepts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+from tests import tiers
 
 os.environ.setdefault("TORCH_FOUNDRY_PROGRESS", "0")  # what tests read on stderr doesn't depend on the compiler's speed
 
@@ -16,9 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="fail if a test is skipped whose reason contains none of the lines of FILE",
     )
+    tiers.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.configure(config)
     if path := config.getoption("--skips-allowed"):
         config.pluginmanager.register(AllowedSkips(Path(path)), "allowed-skips")
 
@@ -29,7 +33,9 @@ SLOW = ("tests/ops/", "tests/cuda/", "tests/metal/test_suites", "tests/doctor/te
         "tests/sampling/test_faults", "tests/decode/test_on_mps")  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.select(config, items)
+
     def place(item: pytest.Item) -> int:
         return next((i for i, part in enumerate(SLOW) if part in item.path.as_posix()), len(SLOW))
 

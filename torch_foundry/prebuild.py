@@ -195,6 +195,8 @@ def main() -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for job in [pool.submit(call) for _, call in calls()]:
             job.result()
+    for file in (_ext.BUILT / "kernels").glob("*.h*"):
+        file.unlink()  # the precompiled prelude: 25 MB, made in a second
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ public:
     const std::string signature = kernel.signature.empty() ? kernel.function + "_msl_args" : kernel.signature;
     text += source.translated + "\nMSL_KERNEL(\"" + kernel.entry() + "\", " + signature + ", " + kernel.entry() + ")\n";
     const std::string label = source.file + ": kernel " + kernel.entry();
-    void* library = open_library(compile_library(toolchain_, label, text, toolchain_.flags), RTLD_LOCAL);
+    void* library =
+        open_library(compile_library(toolchain_, label, text, toolchain_.flags, "metal_prelude.h"), RTLD_LOCAL);
     const msl_module* module = symbol<const msl_module* (*)(void)>(library, "msl_get_module")();
     TORCH_CHECK(module->abi == runtime().abi, "torch_foundry: ", label,
                 " was built for another version of the host runtime");

@@ -20,8 +20,8 @@ struct Toolchain {
 };
 
 // The shared library for `text`: from a cache, or compiled now. A compiler error is thrown with its first messages,
-// which name the .metal lines.
+// which name the .metal lines. `header`, where it is given, is what the text includes first: compiled once for all.
 std::string compile_library(const Toolchain& toolchain, const std::string& label, const std::string& text,
-                            const std::vector<std::string>& flags);
+                            const std::vector<std::string>& flags, const std::string& header = "");
 
 } // namespace foundry::host

@@ -9,7 +9,10 @@ import pytest
 
 from tests.cuda import compile_only
 
-pytestmark = pytest.mark.skipif(compile_only.unavailable() is not None, reason=str(compile_only.unavailable()))
+pytestmark = [
+    pytest.mark.tier("kernels"),
+    pytest.mark.skipif(compile_only.unavailable() is not None, reason=str(compile_only.unavailable())),
+]
 
 # Each op's variants as prebuild lists them, then every format, common ones with every dtype; prints the kernels. Others
 # differ in their unpacking alone, which the embedding has; some of them go through products too.

@@ -8,6 +8,8 @@ import pytest
 
 from tests.metal.conftest import IN_SESSION, run_on_mock
 
+pytestmark = pytest.mark.tier("metal")
+
 
 @pytest.mark.skipif(IN_SESSION, reason="starts the mock itself")
 def test_generation_on_mps(request: pytest.FixtureRequest) -> None:

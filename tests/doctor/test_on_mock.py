@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import build
 
+pytestmark = pytest.mark.tier("metal")
 ROOT = Path(__file__).parents[2]
 
 # The variants of kernels that the CPU runs are compiled; tests/metal/test_models.py runs the GPU's own.

@@ -57,6 +57,7 @@ SAMPLER = {
 NOTICED = {**{fault: SEEDED[fault.name] for fault in FAULTS if fault.name in SEEDED}, **SAMPLER}
 
 
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("fault", NOTICED, ids=str)
 def test_a_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
     directory = fault.seed(tmp_path)
@@ -84,6 +85,7 @@ def test_quick_is_a_part() -> None:
     assert quick < {check.name for check in CHECKS}
 
 
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("check", selfcheck.suite(quick=True), ids=lambda check: check.name)
 def test_checks_hold_where_subnormals_are_zero(check: selfcheck.Check) -> None:
     """As on Apple's GPUs."""

@@ -12,6 +12,8 @@ from tests.loaders.fuzz.mutants import STRATEGIES, mutant
 from tests.loaders.fuzz.run import work
 from torch_foundry.loaders.errors import LoadError
 
+pytestmark = pytest.mark.tier("files")
+
 SAMPLE = 6000
 
 

@@ -10,6 +10,8 @@ from tests.loaders import removal
 from tests.loaders.corpus.case import Case
 from tests.loaders.corpus.manifest import CASES
 
+pytestmark = pytest.mark.tier("nightly")
+
 # Checks that no small file can show to be missing, and why. Those that one does show fail the test as well.
 REDUNDANT = {
     "loaders.folder: file.size > _LONGEST_INDEX": "its file (I22) is too large to be read so often",

@@ -14,6 +14,8 @@ import torch
 from tests.loaders.removal import Readers, checks
 from torch_foundry.loaders.errors import LoadError
 
+pytestmark = pytest.mark.tier("nightly")
+
 DATA = bytes(range(100))
 REDUNDANT = {
     "loaders.files: _identity(found) != self._identity": "what changes a file's size or time changes its ctime as well",

@@ -8,8 +8,12 @@ import struct
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.loaders.corpus.manifest import CASES
 from tests.loaders.fuzz.header import ROOT
+
+pytestmark = pytest.mark.tier("nightly")
 
 # In C++: a condition and what it leads to, on one line or two; what has to stand at a place.
 FAILS = re.compile(r"if \((.+)\)(\s+)((?:in\.)?fail(?:_json)?\(|throw Fault\{|return true;)")

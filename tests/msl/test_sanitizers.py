@@ -13,6 +13,8 @@ import pytest
 from tests.msl import host_kit
 from torch_foundry.sources import compiler
 
+pytestmark = pytest.mark.tier("kernels")
+
 FLAGS = {
     "asan": "-fsanitize=address",
     "tsan": "-fsanitize=thread",

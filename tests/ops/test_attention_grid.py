@@ -7,6 +7,8 @@ import itertools
 import attention_grid as grid
 import pytest
 
+pytestmark = pytest.mark.tier("kernels")
+
 KERNELS = grid.kernels()
 MATRICES = grid.by_matrices()
 IN_CI, CALLS = 8, 20

@@ -239,6 +239,7 @@ def test_tokens_do_not_depend_on_each_other() -> None:
     kit.assert_equal(alone["v_cache"], together["v_cache"])
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("chains", [1, 4])
 @pytest.mark.parametrize("outputs", [1, 2, 4])
 def test_variants(outputs: int, chains: int) -> None:

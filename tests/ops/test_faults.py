@@ -11,6 +11,8 @@ from kit import Fault
 
 from torch_foundry import runtime
 
+pytestmark = pytest.mark.tier("nightly")
+
 TESTS = Path(__file__).parent
 MODULES = sorted({*TESTS.glob("test_*.py"), *TESTS.glob("faults_*.py")} - {Path(__file__)})
 FAULTS: list[Fault] = [f for path in MODULES for f in getattr(importlib.import_module(path.stem), "FAULTS", [])]

@@ -17,6 +17,8 @@ import pytest
 
 from torch_foundry import _ext, sources
 
+pytestmark = pytest.mark.tier("kernels")
+
 ROOT = Path(__file__).parents[2]
 SOURCE = (
     "#include <metal_stdlib>\nconstant float v [[function_constant(0)]];\n"
@@ -112,6 +114,20 @@ def test_damaged_entries_of_the_package_are_not_used(made: Path, tmp_path: Path)
     assert {path.name: path.read_bytes() for path in (built / "kernels").iterdir()} == before
 
 
+def test_the_prelude_is_compiled_once(tmp_path: Path) -> None:
+    """GCC and clang read it in a quarter of the time then; one that they won't take costs time, and nothing else."""
+    run(1, tmp_path)
+    (header,) = (tmp_path / "kernels").glob("*.gch")
+    made = header.stat().st_mtime_ns
+    run(2, tmp_path)
+    assert header.stat().st_mtime_ns == made
+    content = b"no header that was compiled"
+    header.write_bytes(content)
+    Path(f"{header}.sum").write_text(f"{hashlib.sha1(content).hexdigest()} {len(content)}\n")
+    run(3, tmp_path)
+    assert header.read_bytes() == content and len(kernels(tmp_path)) >= 3
+
+
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -127,7 +143,8 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     for name in names:
         os.utime(folder / name, (1e9, 1e9))
     run(1, tmp_path)
-    left = {path.name for path in folder.iterdir()} - {p.name + s for p in kernels(tmp_path) for s in ("", ".sum")}
+    entries = [*kernels(tmp_path), *folder.glob("*.h"), *folder.glob("*.gch")]
+    left = {path.name for path in folder.iterdir()} - {entry.name + s for entry in entries for s in ("", ".sum")}
     assert left - {names[2]} == set()  # of a process that lives; the one that is young counts as an entry
     assert (folder / names[2]).exists() and (folder / f"{'cd' * 20}.{ended.pid}.0.so").exists()
 

@@ -15,6 +15,8 @@ from kit import Fault
 from tests.sampling import draws, test_probabilities, test_state
 from torch_foundry import runtime
 
+pytestmark = pytest.mark.tier("nightly")
+
 REPLAYS = {case.name: case for case in draws.CASES}
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.tier("nightly")
+
 # What no template shows, and why.
 REDUNDANT = {
     "text.budget: time.thread_time() > self._deadline": "the clock: no template may depend on it here",

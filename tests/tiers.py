@@ -1,0 +1,66 @@
+"""Which tests `make test` runs, and which of the other targets runs the rest: each test belongs to one tier.
+
+`quick` has every test that another tier doesn't claim, and of a test with many cases in a folder below some that are
+evenly spread. A module or test that is all of one tier says so: `pytest.mark.tier("nightly")`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+QUICK = "quick"
+CASES = 3  # of a test with parameters, in `quick`
+FOLDERS = {
+    "kernels": ("ops", "quant", "sampling", "tuning", "cuda"),
+    "models": ("patch", "decode", "engine", "kvcache", "session", "quality", "doctor"),
+    "files": ("loaders", "text"),
+    "metal": ("metal",),  # all of it: the mock of Metal has to be built
+}
+TIERS = {
+    QUICK: "`make test`",
+    "kernels": "all shapes, dtypes and formats of the ops; NVRTC; sanitizers",
+    "models": "all families, caches and ways to generate",
+    "files": "hostile files",
+    "metal": "the Metal executor on the mock, and for macOS",
+    "nightly": "seeded faults, removed checks: what the tests themselves are worth",
+}
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", metavar="NAMES", help=f"run the tests of these tiers alone: {', '.join(TIERS)}")
+
+
+def configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"tier(name): the tier that all cases belong to: {', '.join(TIERS)}")
+    for name in _wanted(config):
+        if name not in TIERS:
+            raise pytest.UsageError(f"--tier: expected {', '.join(TIERS)}, got {name!r}")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop from `items` what is of no tier that --tier names."""
+    if wanted := _wanted(config):
+        tiers = tiers_of(items)
+        config.hook.pytest_deselected(items=[item for item in items if tiers[item] not in wanted])
+        items[:] = [item for item in items if tiers[item] in wanted]
+
+
+def _wanted(config: pytest.Config) -> list[str]:
+    return (config.getoption("--tier") or "").replace(",", " ").split()
+
+
+def tiers_of(items: list[pytest.Item]) -> dict[pytest.Item, str]:
+    """The tier of each test; `items` has all cases of every function that it has one of."""
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    tiers = {}
+    for cases in functions.values():
+        quick = {round(i * (len(cases) - 1) / (CASES - 1)) for i in range(CASES)}
+        for number, item in enumerate(cases):
+            marker = item.get_closest_marker("tier")
+            folder = next((name for name, folders in FOLDERS.items() if item.path.parent.name in folders), QUICK)
+            tiers[item] = marker.args[0] if marker else QUICK if number in quick and folder != "metal" else folder
+    return tiers
