@@ -12,7 +12,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
-from torch_foundry import nvrtc, sources, support  # noqa: E402  (needs the path above; neither imports torch)
+from torch_foundry import environment, nvrtc, sources, support  # noqa: E402  (needs the path above; none imports torch)
 
 support.use_installed_torch()
 import torch  # noqa: E402
@@ -62,12 +62,13 @@ class Build(BuildExtension):
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
         loaded = subprocess.run(support.module_command("torch_foundry.runtime", package.parent))
-        if problem := support.load_problem(loaded.returncode, os.environ.get("CXX", "c++")):
+        if problem := support.load_problem(loaded.returncode, environment.CXX.given() or "c++"):
             sys.exit(f"torch_foundry can't be built here: {problem}")
         if platform.system() == "Darwin":  # without Apple's compiler it says so, and that is well too
             subprocess.run(support.module_command("torch_foundry.metallib", package.parent), check=True)
         # a Mac runs them on the GPU, and compiles the host's when they are asked for
-        if os.environ.get("TORCH_FOUNDRY_PREBUILD", "0" if platform.system() == "Darwin" else "1") == "1":
+        by_default = "0" if platform.system() == "Darwin" else "1"
+        if (environment.PREBUILD.value() or by_default) == "1":
             subprocess.run(support.module_command("torch_foundry.prebuild", package.parent), check=True)
 
 
@@ -85,7 +86,7 @@ setup(
     packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
     package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/include/**/*", "msl/*.h"]},
     # make has built in place already when it records the package
-    ext_modules=[] if os.environ.get("TORCH_FOUNDRY_SKIP_EXTENSION") else [extension],
+    ext_modules=[] if environment.SKIP_EXTENSION.on() else [extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=True)},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -15,21 +15,22 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "torch_foundry"
 
 # What the modules of a layer may import from torch_foundry, beside their own layer.
-BASE = {"_ext", "runtime", "sources"}
+BASE = {"_ext", "environment", "runtime", "sources"}
 OPS = BASE | {"ops", "reference", "reference_moe", "quant"}
 MODELS = OPS | {"nn", "kvcache"}
 ALLOWED: dict[str, set[str]] = {
     "msl": set(),
-    "sources": {"msl"},
+    "environment": set(),
+    "sources": {"environment", "msl"},
     "nvrtc": set(),
     "support": set(),
-    "_ext": {"nvrtc", "sources", "support"},
+    "_ext": {"environment", "nvrtc", "sources", "support"},
     "runtime": {"_ext", "support"},
     "tape": {"_ext"},
     "shader": {"_ext", "msl", "sources"},
     "reference": {"quant"},
     "reference_moe": {"reference"},
-    "tuning": {"_ext", "sources"},
+    "tuning": {"_ext", "environment", "sources"},
     "tuner": OPS | {"doctor", "tape", "tuning"},
     "ops": BASE | {"quant", "tuning"},
     "quant": BASE | {"ops"},

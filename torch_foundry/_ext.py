@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from torch_foundry import nvrtc, sources, support
+from torch_foundry import environment, nvrtc, sources, support
 
 PACKAGE = Path(__file__).parent
 BUILT = PACKAGE / "_built"
@@ -20,14 +20,6 @@ CHECKOUT = PACKAGE.parent
 SANITIZERS = {"": "", "address": "asan", "thread": "tsan"}
 # What a sanitizer's runtime has, which must be in the process before Python is.
 SWITCHES = {"asan": "__sanitizer_start_switch_fiber", "tsan": "__tsan_create_fiber"}
-
-
-def environment(name: str, allowed: tuple[str, ...]) -> str:
-    """A setting from the environment; ValueError names the variable and what it may be."""
-    value = os.environ.get(name, "") or allowed[0]
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(repr(a) for a in allowed)}")
-    return value
 
 
 def fallback_dir() -> Path:
@@ -44,7 +36,7 @@ def cache_dir() -> Path:
 
     Warns where there is no home directory, and gives a folder below the temporary files.
     """
-    if given := os.environ.get("TORCH_FOUNDRY_CACHE"):
+    if given := environment.CACHE.given():
         return Path(given)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_foundry"
@@ -60,7 +52,7 @@ def cache_dir() -> Path:
 
 def kernels_from() -> str:
     """`built`: kernels as the package was built. `src`: shaders of the checkout, translated when they changed."""
-    return environment("TORCH_FOUNDRY_KERNELS", ("built", "src"))
+    return environment.KERNELS.value()
 
 
 def shader_dir() -> Path:
@@ -110,10 +102,10 @@ def setup_host(cache: Path | None = None) -> None:
     tree = sources.HostTree(checkout if kernels_from() == "src" and checkout.is_dir() else BUILT / "host")
     command, identity = _toolchain()
     kernel, runtime = tree.flags("kernel"), tree.flags("runtime")
-    if sanitizer := SANITIZERS[environment("TORCH_FOUNDRY_SANITIZE", tuple(SANITIZERS))]:
+    if sanitizer := SANITIZERS[environment.SANITIZE.value()]:
         _require_runtime(sanitizer)
         kernel, runtime = kernel + tree.flags(sanitizer), runtime + tree.flags(f"runtime-{sanitizer}")
-    if environment("TORCH_FOUNDRY_CHECKED", ("0", "1")) == "1":
+    if environment.CHECKED.on():
         kernel = kernel + tree.flags("checked")
     torch.ops.torch_foundry._host_setup(
         command,
@@ -138,7 +130,7 @@ def setup_cuda() -> None:
         nvrtc.libraries(torch.version.cuda),
         str(root),
         sources.tree_digest(root / "prelude", root / "cuda" / "prelude"),
-        environment("TORCH_FOUNDRY_CHECKED", ("0", "1")) == "1",
+        environment.CHECKED.on(),
         [str(BUILT / "kernels")],
         str(cache_dir() / "kernels"),
     )
@@ -149,16 +141,13 @@ def setup_metal() -> None:
     metal = torch.ops.torch_foundry
     if not hasattr(metal, "_metal_language"):
         return
-    version = environment("TORCH_FOUNDRY_METAL_VERSION", ("", "3.1", "3.2", "4.0"))
+    version = environment.METAL_VERSION.value()
     metal._metal_language(int(version.replace(".", "") or 0) * 10)
-    metal._metal_icb(environment("TORCH_FOUNDRY_ICB", ("0", "1")) == "1")
-    every = os.environ.get("TORCH_FOUNDRY_COMMIT_EVERY", "")
-    if every and not (every.isdecimal() and int(every) < 2**31):
-        raise ValueError(f"TORCH_FOUNDRY_COMMIT_EVERY={every!r}: expected 0 (never) or a number of launches")
-    if every:
-        metal._metal_commit_interval(int(every))
+    metal._metal_icb(environment.ICB.on())
+    if (every := environment.COMMIT_EVERY.value()) is not None:
+        metal._metal_commit_interval(every)
     add_metallibs()
-    if environment("TORCH_FOUNDRY_METAL_ARCHIVE", ("0", "1")) == "1":
+    if environment.METAL_ARCHIVE.on():
         metal._metal_archive(str(cache_dir() / "metal" / f"{sources.tree_digest(shader_dir())[:16]}-"))
         atexit.register(metal._metal_save_archive)
 
@@ -166,7 +155,7 @@ def setup_metal() -> None:
 def add_metallibs(built: Path = BUILT) -> None:
     """Tell the Metal executor what metallib.py compiled into `built`, unless TORCH_FOUNDRY_METALLIB=0."""
     manifest = built / "metal" / "manifest.json"
-    if environment("TORCH_FOUNDRY_METALLIB", ("1", "0")) == "0" or not manifest.is_file():
+    if not environment.METALLIB.on() or not manifest.is_file():
         return
     for level, made in json.loads(manifest.read_text()).items():
         version = int(level.replace(".", "")) * 10
@@ -177,13 +166,13 @@ def add_metallibs(built: Path = BUILT) -> None:
 def load() -> None:
     """Load `_C` once, register the shaders and set the executors up. ImportError says what is in the way."""
     # another library in place of _C, which it brings along: tests/metal runs the Metal executor on a mock that way
-    given = os.environ.get("TORCH_FOUNDRY_EXTENSION")
+    given = environment.EXTENSION.given()
     library = Path(given) if given else next(iter(PACKAGE.glob("_C*.so")), None)
     if library is None:
         raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
     support.load_library(library, BUILT)
     torch.ops.torch_foundry._cache_fallback(str(fallback_dir()))
-    torch.ops.torch_foundry._compile_notice(environment("TORCH_FOUNDRY_PROGRESS", ("1", "0")) == "1")
+    torch.ops.torch_foundry._compile_notice(environment.PROGRESS.on())
     setup_host()
     setup_cuda()
     setup_metal()

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_foundry import environment
+
 
 def digest(*parts: bytes) -> str:
     """Hex SHA-256 over `parts`: identity of content."""
@@ -102,11 +104,10 @@ def _has_avx2() -> bool:
 
 def given_compiler() -> list[str]:
     """The words of $CXX as a shell has them, such as "ccache g++"; none if it is not set."""
-    given = os.environ.get("CXX", "")
     try:
-        return shlex.split(given)
+        return shlex.split(environment.CXX.given())
     except ValueError as error:
-        raise ValueError(f"CXX={given!r}: expected the command of a C++ compiler ({error})") from None
+        raise environment.CXX.error(f"the command of a C++ compiler ({error})") from None
 
 
 def compiler() -> list[str]:
@@ -135,7 +136,7 @@ def build_tree(root: Path, built: Path) -> None:
     for name in ("host", "prelude"):
         shutil.copytree(root / "csrc" / name, built / name, ignore=ignored)
     shutil.copytree(root / "csrc" / "cuda" / "prelude", built / "cuda" / "prelude")
-    cache = Path(os.environ.get("TORCH_FOUNDRY_CACHE") or root / "build") / "translated"
+    cache = Path(environment.CACHE.given() or root / "build") / "translated"
     (built / "translated").mkdir(parents=True)
     for shader in sorted((root / "shaders").glob("*.metal")):
         msl, cpp = translate_cached(shader, cache)

@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
-from torch_foundry import _ext, sources
+from torch_foundry import _ext, environment, sources
 
 VERSION = 2
 OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")  # that have choices
-# Environment variable: name of the override in C++, and what it may be.
-OVERRIDES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "TORCH_FOUNDRY_GEMV_COLS_PER_TG": ("gemv_cols_per_tg", (2, 4, 8)),
-    "TORCH_FOUNDRY_GEMV_SPLIT_K": ("gemv_split_k", (1, 2, 4, 8, 16)),
-    "TORCH_FOUNDRY_GEMV_STEPS": ("gemv_steps", (1, 2, 4)),
-    "TORCH_FOUNDRY_ATTENTION_KEYS": ("attention_keys", (128, 256, 512, 1024)),
+OVERRIDES = {  # by their names in C++
+    "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
+    "gemv_split_k": environment.GEMV_SPLIT_K,
+    "gemv_steps": environment.GEMV_STEPS,
+    "attention_keys": environment.ATTENTION_KEYS,
 }
 
 
@@ -238,9 +237,8 @@ def check_fits(table: Table, name: str, of: str | None = None) -> None:
 
 def load_environment() -> None:
     """Apply the environment's overrides (TORCH_FOUNDRY_...). ValueError names the variable and its allowed values."""
-    for variable, (name, allowed) in OVERRIDES.items():
-        value = _ext.environment(variable, ("", *map(str, allowed)))
-        torch.ops.torch_foundry._tuning_override(name, int(value or 0))
+    for name, variable in OVERRIDES.items():
+        torch.ops.torch_foundry._tuning_override(name, int(variable.value() or 0))
 
 
 def load_files() -> None:

@@ -12,6 +12,7 @@ import torch
 from kit import F32, every_key
 
 from torch_foundry import ops, tuning
+from torch_foundry.environment import Choice
 
 FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_100"]
 PACKED = kit.CODES
@@ -66,29 +67,29 @@ def test_what_is_accepted_keeps_the_limits(op: str) -> None:
     assert accepted > len(keys) * 5
 
 
-@pytest.mark.parametrize("variable", sorted(tuning.OVERRIDES))
+@pytest.mark.parametrize("variable", tuning.OVERRIDES.values(), ids=lambda variable: variable.name)
 @pytest.mark.parametrize("family", ["host", "apple7", "sm_90"])
-def test_every_override_keeps_the_limits(family: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in tuning.OVERRIDES[variable][1]:
-        monkeypatch.setenv(variable, str(value))
+def test_every_override_keeps_the_limits(family: str, variable: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in map(int, variable.allowed[1:]):
+        monkeypatch.setenv(variable.name, str(value))
         tuning.load_environment()
         for key in itertools.chain(*map(every_key, tuning.OPS)):
             choice = tuning.choice(family, key)
             within_limits(key, choice)
-            if key.op != "attention" and "COLS" in variable:
+            if key.op != "attention" and "COLS" in variable.name:
                 assert choice["outputs"] * choice["simdgroups"] // choice["split"] == value
-            if key.op != "attention" and "SPLIT" in variable:
+            if key.op != "attention" and "SPLIT" in variable.name:
                 assert choice["split"] == value
-    monkeypatch.delenv(variable)
+    monkeypatch.delenv(variable.name)
     tuning.load_environment()
 
 
 def test_overrides_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, (_, allowed) in tuning.OVERRIDES.items():
-        monkeypatch.setenv(variable, "3")
-        with pytest.raises(ValueError, match=f"{variable}='3': expected one of '', '{allowed[0]}', '{allowed[1]}'"):
+    for variable in tuning.OVERRIDES.values():
+        monkeypatch.setenv(variable.name, "3")
+        with pytest.raises(ValueError, match=f"{variable.name}='3': expected one of '', '{variable.allowed[1]}', '"):
             tuning.load_environment()
-        monkeypatch.delenv(variable)
+        monkeypatch.delenv(variable.name)
     tuning.load_environment()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from torch_foundry import environment
 from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
 from torch_foundry.decode.state import horizon_for
 from torch_foundry.decode.steps import Steps
@@ -17,7 +17,6 @@ from torch_foundry.decode.stops import Stops
 from torch_foundry.patch.state import Blocked, ModelPlan
 from torch_foundry.sampling import Sampler, Settings
 
-VARIABLE = "TORCH_FOUNDRY_SYNC_EVERY"
 BY_DEFAULT = 16
 KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "inputs_embeds", "tokenizer"})
 REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
@@ -115,7 +114,7 @@ def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
     every: Any = chosen_by_call.get()
     every = getattr(config, "sync_every", None) if every is None else every
     every = chosen if every is None else every
-    every = os.environ.get(VARIABLE) or None if every is None else every
+    every = environment.SYNC_EVERY.value() if every is None else every
     if every is None:
         return BY_DEFAULT if streamer is None else 1
     if not str(every).isdecimal():

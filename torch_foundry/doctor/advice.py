@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch_foundry import support
+from torch_foundry import environment, support
 from torch_foundry.doctor.machine import APPLE_GB_S, STOCK_KERNELS
 
 LARGE_CACHE = 2**30  # bytes
@@ -33,7 +33,7 @@ def _machine(machine: dict[str, Any]) -> Iterator[str]:
     if machine.get("low_power"):
         yield "Low power mode is on: figures are lower than this Mac's best (System Settings, Battery)."
     for name, value in machine["environment"].items():
-        if name == "TORCH_FOUNDRY_SANITIZE":
+        if name == environment.SANITIZE.name:
             yield f"{name}={value}: kernels run under a sanitizer, many times slower."
         elif name.startswith("MTL_") and value != "0":
             yield f"{name}={value}: Metal's validation is on, which costs speed."

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from torch_foundry import __version__, support
+from torch_foundry import __version__, environment, support
 
 GIB = 2**30
 # Bandwidth of Apple's chips in GB/s, as Apple states it; where cores differ, the smaller one. For advice only.
@@ -17,7 +17,10 @@ APPLE_GB_S = {
     "M1": 68, "M1 Pro": 205, "M1 Max": 410, "M1 Ultra": 819, "M2": 102, "M2 Pro": 205, "M2 Max": 410, "M2 Ultra": 819,
     "M3": 102, "M3 Pro": 154, "M3 Max": 307, "M3 Ultra": 819, "M4": 120, "M4 Pro": 273, "M4 Max": 410, "M5": 153,
 }  # fmt: skip
-_PATHS = ("TORCH_FOUNDRY_CACHE", "CXX")  # variables whose values are places: only whether they are set is told
+_PATHS = (
+    environment.CACHE.name,
+    environment.CXX.name,
+)  # variables whose values are places: only whether they are set is told
 
 
 def machine() -> dict[str, Any]:

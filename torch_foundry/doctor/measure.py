@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_foundry import ops, quant, runtime
+from torch_foundry import environment, ops, quant, runtime
 from torch_foundry.doctor import opchecks, truth
 from torch_foundry.doctor.privacy import scrub
 from torch_foundry.doctor.timing import seconds, synchronize
@@ -124,8 +123,8 @@ def indirect(device: torch.device, scale: Scale, asked: bool) -> Row:
     """
     if not _has_indirect(device):
         return {"indirect_us": None, "no_indirect": "this executor has no indirect command buffers"}
-    if os.environ.get("TORCH_FOUNDRY_ICB") == "0":
-        return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: TORCH_FOUNDRY_ICB=0"}
+    if environment.ICB.given() == "0":
+        return {"indirect_us": None, "no_indirect": f"indirect command buffers not measured: {environment.ICB.name}=0"}
     if not asked:
         return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: --icb does so, last"}
     with _indirect(True), warnings.catch_warnings(record=True) as said:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_foundry import _ext
+from torch_foundry import _ext, environment  # noqa: F401  (_ext loads the ops)
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.loaders.files import File
 
@@ -35,7 +35,7 @@ def mapped(file: File, offset: int, nbytes: int) -> torch.Tensor | None:
 
 def reads(device: torch.device) -> bool:
     """Whether files are to be read by Metal itself (TORCH_FOUNDRY_METAL_IO=1): an experiment."""
-    wanted = _ext.environment("TORCH_FOUNDRY_METAL_IO", ("0", "1")) == "1"
+    wanted = environment.METAL_IO.on()
     return wanted and device.type == "mps" and hasattr(_ops, "_metal_read")
 
 
