@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 SOURCES := setup.py $(addprefix torch_foundry/, sources.py support.py nvrtc.py prebuild.py metallib.py) \
   $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -99,6 +99,9 @@ bench: $(VENV)/.built $(VENV)/.dev  ## each op beside stock torch, on the CPU
 # Needs no network.
 bench-gpu:  ## ops and whole models on an NVIDIA GPU
 	PYTHON=$(PYTHON) benchmarks/run_gpu.sh
+
+results: $(VENV)/.built $(VENV)/.dev  ## benchmarks/RESULTS.md from benchmarks/records
+	$(PY) -m benchmarks.results
 
 build: $(VENV)/.built  ## the extension and the common kernels, in place
 

@@ -1,1 +1,1 @@
-"""Times of ops and models, with a check of the results in the same run. RESULTS.md says what came out."""
+"""Times of ops and models, with a check of the results in the same run. RESULTS.md is written from records/."""

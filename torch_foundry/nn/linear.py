@@ -13,7 +13,7 @@ from torch_foundry import ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 FEW = 16  # rows that ops.linear and its like are made for
-FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (benchmarks/RESULTS.md)
+FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
 AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 
 
@@ -26,7 +26,7 @@ def linear_of_many(
 ) -> torch.Tensor:
     """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]. Not for tapes.
 
-    With many rows torch is several times as fast as our kernels (benchmarks/RESULTS.md). A packed weight is unpacked to
+    With many rows torch is several times as fast as our kernels (docs/decisions/008). A packed weight is unpacked to
     x's dtype on its device, some rows at a time, so results are those of a dense model. out: where the result is
     written, for x [T, K]; the bits are the same.
     """
