@@ -132,7 +132,7 @@ def build_tree(root: Path, built: Path) -> None:
     for name in ("cuda", "host", "prelude", "shaders", "translated"):
         shutil.rmtree(built / name, ignore_errors=True)
     shutil.copytree(root / "shaders", built / "shaders")
-    ignored = shutil.ignore_patterns("executor.cpp", "toolchain.*")
+    ignored = shutil.ignore_patterns("executor.cpp", "pipeline.h", "toolchain.*")
     for name in ("host", "prelude"):
         shutil.copytree(root / "csrc" / name, built / name, ignore=ignored)
     shutil.copytree(root / "csrc" / "cuda" / "prelude", built / "cuda" / "prelude")

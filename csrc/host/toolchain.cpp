@@ -89,28 +89,50 @@ std::vector<std::string> command_of(const Toolchain& toolchain, const std::vecto
   return command;
 }
 
-// The header to be included first, which the compiler has read already: a quarter of what a kernel costs. GCC and clang
-// take NAME.gch where they are told to include NAME. Empty where that doesn't work: nothing else depends on it.
-std::string precompiled(const Toolchain& toolchain, const std::string& header, const std::string& key,
-                        const std::vector<std::string>& flags) {
-  static std::mutex mutex;
-  static std::map<std::string, std::string> known;
-  const std::string name = content_hash(key + '\n' + toolchain.include_dir + '\n' + header) + ".h";
-  std::lock_guard<std::mutex> lock(mutex); // others wait: compiling it takes as long as a kernel
-  if (const auto found = known.find(name); found != known.end()) return found->second;
-  auto compiled = find_entry(toolchain.cache, name + ".gch");
-  auto text = find_entry(toolchain.cache, name);
-  if (!compiled || !text) {
-    NewEntry text_entry(toolchain.cache, name), entry(toolchain.cache, name + ".gch");
-    NewEntry::write(text_entry.part(), "#include \"" + header + "\"\n");
+// Headers that the compiler has read already, for kernels to include first: a quarter of what a kernel costs. GCC and
+// clang take NAME.gch where they are told to include NAME.
+struct Precompiled {
+  std::mutex mutex;
+  std::map<std::string, std::string> paths; // by content; empty: it doesn't work, and nothing else depends on it
+
+  std::string find(const Toolchain& toolchain, const std::string& header, const std::string& key,
+                   const std::vector<std::string>& flags) {
+    const std::string name = content_hash(key + '\n' + toolchain.include_dir + '\n' + header) + ".h";
+    std::lock_guard<std::mutex> lock(mutex); // others wait: compiling it takes as long as a kernel
+    if (const auto found = paths.find(name); found != paths.end()) return found->second;
+    const auto text = find_entry(toolchain.cache, name);
+    std::string& path = paths[name];
+    path = text ? text->path : write(toolchain.cache, name, "#include \"" + header + "\"\n");
+    if (text && find_entry(toolchain.cache, name + ".gch")) return path;
+    NewEntry entry(toolchain.cache, name + ".gch"); // of a file with the name that it is looked for by: clang asks
     std::vector<std::string> command = command_of(toolchain, flags);
-    command.insert(command.end(), {"-x", "c++-header", text_entry.part(), "-o", entry.part()});
+    command.insert(command.end(), {"-x", "c++-header", path, "-o", entry.part()});
     std::string said;
-    if (run(command, said) != 0) return known[name] = "";
-    entry.keep();
-    return known[name] = text_entry.keep();
+    if (run(command, said) == 0)
+      entry.keep();
+    else
+      path.clear();
+    return path;
   }
-  return known[name] = text->path;
+
+  // Clang doesn't take one whose sources have been installed again since.
+  void give_up(const std::string& path) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (auto& [name, known] : paths)
+      if (known == path) known.clear();
+  }
+
+private:
+  static std::string write(const DiskCache& cache, const std::string& name, const std::string& content) {
+    NewEntry entry(cache, name);
+    NewEntry::write(entry.part(), content);
+    return entry.keep();
+  }
+};
+
+Precompiled& precompiled() {
+  static auto* headers = new Precompiled; // never destroyed: other threads may compile until the process ends
+  return *headers;
 }
 
 } // namespace
@@ -128,13 +150,15 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
   std::vector<std::string> command = command_of(toolchain, flags);
   command.insert(command.end(), {entry.source(), "-o", entry.part()});
   std::string said;
-  if (const std::string first = header.empty() ? "" : precompiled(toolchain, header, key, flags); !first.empty()) {
+  const std::string first = header.empty() ? "" : precompiled().find(toolchain, header, key, flags);
+  if (!first.empty()) {
     std::vector<std::string> quick = command;
     quick.insert(quick.end(), {"-include", first});
     if (run(quick, said) == 0) return entry.keep();
-    said.clear(); // what it says of a kernel that is wrong, or of a header that it won't take, is said again without it
+    said.clear(); // of a kernel that is wrong, the compiler says it again
   }
   const int status = run(command, said);
+  if (status == 0 && !first.empty()) precompiled().give_up(first);
   TORCH_CHECK(status != -1, "torch_foundry: cannot start the C++ compiler '", joined(toolchain.compiler),
               "' (needed to compile ", label, "; set CXX to one that exists)");
   TORCH_CHECK(status == 0, "torch_foundry: ", label, " does not compile:", first_errors(said));
