@@ -72,7 +72,7 @@ def allocated(config: Any, kind: Kind, tokens: int) -> int:
     for layer in layers:
         for new in (tokens - 1, 1):
             layer.reserve(*shape, new, kind.dtype, device)
-            layer.advance(new)
+            layer.commit(new)
     memory = [m for layer in layers for m in ((p.data for p in layer.pools) if kind.paged else layer.buffers)]
     assert len({m.data_ptr() for m in memory}) == 2 * config.num_hidden_layers
     return sum(m.nbytes for m in memory)

@@ -104,15 +104,15 @@ def test_an_interrupt_leaves_a_cache_that_can_be_used(place: int) -> None:
 
 def test_an_interrupt_while_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache = patched("gemma3"), DynamicCache(config=shared("gemma3").config)
-    count, calls = FoundryLayer.count, []
+    commit, calls = FoundryLayer.commit, []
 
     def interrupted(layer: FoundryLayer, tokens: int) -> None:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 3:  # the prompt's, a block's, the next block's
             raise KeyboardInterrupt
-        count(layer, tokens)
+        commit(layer, tokens)
 
-    monkeypatch.setattr(FoundryLayer, "count", interrupted)  # the second layer; the first one has a window
+    monkeypatch.setattr(FoundryLayer, "commit", interrupted)  # the second layer; the first one has a window
     with pytest.raises(KeyboardInterrupt):
         generate(model, past_key_values=cache)
     assert [layer.get_seq_length() for layer in cache.layers] == [9 + 15, 9 + 15]

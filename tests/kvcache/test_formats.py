@@ -37,14 +37,13 @@ def test_growing_is_one_shot(formats: Formats) -> None:
     stops = [2047, *range(2048, 2060), 4096, 4097]
     for stop in stops:
         tokens = stop - end
-        keys, values, start = layer.reserve(1, 1, 32, tokens, F32, q.device)
-        ops.rope_and_cache(
-            torch.zeros(1, tokens, 64), k[:, 0, end:stop].contiguous(), v[:, 0, end:stop].contiguous(), None, None,
-            keys, values, start, head_dim=32, k_format=packed(formats[0]), v_format=packed(formats[1]),
-        )  # fmt: skip
-        layer.advance(tokens)
-        capacities.add(keys.shape[2])
-        assert keys.shape[2] <= 2 * stop + 128 and keys.shape[2] % 128 == 0
+        view = layer.reserve(1, 1, 32, tokens, F32, q.device)
+        new = (x[:, 0, end:stop].contiguous() for x in (k, v))
+        view.write(torch.zeros(1, tokens, 64), *new, (None, None), head_dim=32)
+        layer.commit(tokens)
+        capacity = view.k.shape[2]
+        capacities.add(capacity)
+        assert capacity <= 2 * stop + 128 and capacity % 128 == 0
         end = stop
     assert len(capacities) == 3  # 2048, at 2049 twice that, at 4097 again
     kinds: dict[str, Any] = {"k_format": packed(formats[0]), "v_format": packed(formats[1]), "scale": 0.2}

@@ -44,13 +44,14 @@ def write(layer: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, t
     """What the fused layer does in place of `update`."""
     batch, heads, tokens, dim = k.shape
     assert layer.fits(batch, heads, dim, k.dtype, k.device)
-    keys, values, start = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
-    for cache, new, buffer in ((keys, k, layer._keys), (values, v, layer._values)):
-        cache[:, :, start : start + tokens] = new if buffer.format is None else stored(new, buffer.format)
     expected = layer.visible(tokens)
-    keys, values, kv_len = layer.advance(tokens)
-    assert kv_len == expected
-    return layer._keys.outside(keys[:, :, :kv_len]), layer._values.outside(values[:, :, :kv_len])
+    view = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
+    for cache, new, buffer in ((view.k, k, layer._keys), (view.v, v, layer._values)):
+        cache[:, :, view.start : view.start + tokens] = new if buffer.format is None else stored(new, buffer.format)
+    end = view.first + view.kv_len
+    assert view.kv_len == expected and end == view.start + tokens
+    layer.commit(tokens)
+    return layer._keys.outside(view.k[:, :, view.first : end]), layer._values.outside(view.v[:, :, view.first : end])
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -169,7 +170,7 @@ def test_a_window_gives_up_the_memory_of_a_prompt(way: str) -> None:
             start, _ = ours.place(tokens)
             for buffer, new in zip(ours.buffers, (k, v), strict=True):
                 buffer[:, :, start : start + tokens] = new
-            ours.count(tokens)
+            ours.commit(tokens)
         theirs.update(k, v)
         assert_same(ours, theirs)
         assert ours._keys.capacity <= 5 * 130 + CAPACITY_STEP
@@ -249,7 +250,7 @@ def test_adopted_tensors_stay_the_callers(window: int | None, then: str) -> None
         start, _ = ours.place(1)
         for buffer, new in zip(ours.buffers, states(generator, 2, 1), strict=True):
             buffer[:, :, start : start + 1] = new
-        ours.count(1)
+        ours.commit(1)
     assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
     assert all(x.data_ptr() not in [b.data_ptr() for b in held] for x in ours.buffers)
 

@@ -28,13 +28,10 @@ def fused(layer: Any, k: torch.Tensor, v: torch.Tensor) -> None:
     """What the fused layer does in place of `update`."""
     batch, heads, tokens, dim = k.shape
     assert layer.fits(batch, heads, dim, k.dtype, k.device)
-    keys, values, start = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
+    view = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
     flat = [x.transpose(1, 2).flatten(2).contiguous() for x in (k, v)]
-    ops.rope_and_cache(
-        torch.zeros(batch, tokens, heads * dim), *flat, None, None, keys, values, start, head_dim=dim,
-        k_format=layer.formats[0], v_format=layer.formats[1], **layer.addressing(),
-    )  # fmt: skip
-    layer.advance(tokens)
+    view.write(torch.zeros(batch, tokens, heads * dim), *flat, (None, None), head_dim=dim)
+    layer.commit(tokens)
 
 
 @pytest.mark.parametrize("kv_cache", [None, {"k": "q8_0", "v": "q4_0"}, "f16"], ids=str)

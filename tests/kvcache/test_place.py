@@ -35,7 +35,7 @@ def write(made: FoundryLayer | FoundrySlidingLayer, count: int) -> tuple[int, in
     assert keys is not None and values is not None and keys.shape[2] >= start + count
     keys[:, :, start : start + count] = tokens(seen, count)
     values[:, :, start : start + count] = -tokens(seen, count)
-    made.count(count)
+    made.commit(count)
     return start, shift
 
 
@@ -64,7 +64,7 @@ def test_what_is_not_counted_is_not_there() -> None:
         start, _ = made.place(20)
         made.buffers[0][:, :, start : start + 20] = 7
         assert torch.equal(made.keys, before) and made.get_seq_length() == 60
-        made.count(3)
+        made.commit(3)
         assert made.get_seq_length() == 63
 
 

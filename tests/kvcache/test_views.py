@@ -76,7 +76,7 @@ def test_what_was_read_never_changes(window: int | None, then: str) -> None:
             start, _ = ours.place(2)
             for buffer, new in zip(ours.buffers, (k, v), strict=True):
                 buffer[:, :, start : start + 2] = new
-            ours.count(2)
+            ours.commit(2)
         assert torch.equal(ours.keys[:, :, -2:], k) and torch.equal(ours.values[:, :, -2:], v)
     for x, kept in zip(shown, before, strict=True):
         assert torch.equal(x, kept)
@@ -117,9 +117,10 @@ def test_copies_whose_memory_nobody_has_seen(window: int | None, first: str) -> 
     generator = torch.Generator().manual_seed(0)
     _, original = layers(window)
     k, v = states(generator, 2, 6)
-    keys, values, start = original.reserve(2, *k.shape[1::2], 6, k.dtype, k.device)
-    keys[:, :, start : start + 6], values[:, :, start : start + 6] = k, v
-    original.advance(6)
+    view = original.reserve(2, *k.shape[1::2], 6, k.dtype, k.device)
+    new = slice(view.start, view.start + 6)
+    view.k[:, :, new], view.v[:, :, new] = k, v
+    original.commit(6)
     other = copy.copy(original)
     before = [original._keys.last(6).clone(), original._values.last(6).clone()]
     changed, kept = (other, original) if first == "copy" else (original, other)

@@ -60,8 +60,8 @@ def test_rounding_is_not_out_of_line(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layer", range(5))
 def test_a_fault_is_found_at_its_layer(layer: int) -> None:
     model = patch(build("llama", layers=5))
-    plan = model.model.layers[layer]._foundry
-    plan.spec = dataclasses.replace(plan.spec, scale=1.02 * plan.spec.scale)
+    mixer = model.model.layers[layer]._foundry.layer.mixer
+    mixer.spec = dataclasses.replace(mixer.spec, scale=1.02 * mixer.spec.scale)
     drift = compare(model, PROMPT)
     assert drift.first_bad == f"model.layers.{layer}", str(drift)
     assert str(drift).count("out of line") == 2

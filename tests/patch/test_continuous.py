@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching import model_runner
 import torch_foundry
 from tests.patch.zoo import build, fused_all, ids, shared
 from torch_foundry import ops
+from torch_foundry.kvcache import base
 from torch_foundry.patch import continuous, patch, report
 from torch_foundry.patch.state import Blocked
 
@@ -54,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         def __getattr__(self, name: str) -> Any:
             return attention if name == "attention" else getattr(ops, name)
 
-    monkeypatch.setattr(continuous, "ops", Spied())
+    monkeypatch.setattr(base, "ops", Spied())
     yield count
 
 

@@ -13,8 +13,10 @@ import torch_foundry
 from tests.exact import InFloat64, doubled
 from tests.patch.zoo import FAMILIES, build, ids, padded, shared
 from torch_foundry.doctor.truth import assert_norm
-from torch_foundry.patch.layer import LayerPlan
-from torch_foundry.patch.step import Step, decode
+from torch_foundry.kvcache.base import KVView
+from torch_foundry.patch.forward import FusedLayer, forward
+from torch_foundry.patch.spec import build_spec
+from torch_foundry.patch.weights import GEMV
 
 # of a layer, attention in one: norm with q, k, v, attention, o, norm with gate and up, down; the router is one more
 LAUNCHES = dict.fromkeys(FAMILIES, 5) | {
@@ -88,14 +90,18 @@ def check_steps(
     seen[:, :length] = mask.bool()
     ends = [layer._keys.first + layer._keys.length for layer in cache.layers]
     start = torch.tensor([[end, length - new - end] for end in ends], dtype=torch.int32)
-    step = Step(
-        positions[:, length - new :].int(), tables(model, 64), start, seen if "attention_mask" in inputs else None
-    )
+    where = {
+        "positions": positions[:, length - new :].int(),
+        "padding": seen if "attention_mask" in inputs else None,
+    }
     real = mask[:, length - new :].bool()
     for i, (layer, slot) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
         x, y, exact = (t[:, length - new :].contiguous() for t in expected[i])
         torch_foundry.reset_counters()
-        got = decode(LayerPlan(layer, layer._foundry.state), x, step, slot._keys.data, slot._values.data)
+        k, v = slot.buffers
+        fused = FusedLayer(layer, build_spec(layer))
+        kv = KVView(k, v, k.shape[2], step=start[i], **where)
+        got = forward(fused, x, kv, fused.rope(tables(model, 64)), GEMV)
         made = torch_foundry.counters().launches
         assert made == (launches or launches_of(family, layer)), f"layer {i}: {made} launches"
         assert_norm(got[real], exact[real], y[real])
@@ -135,9 +141,10 @@ def test_a_layer_moves_little_but_its_weights_and_the_cache(family: str) -> None
     torch_foundry.patch(model)
     slot: Any = prefilled(model, {"input_ids": ids(1, 20)}, 1).layers[0]
     keys, values = slot._keys.data, slot._values.data
-    step = Step(torch.tensor([[20]], dtype=torch.int32), tables(model, 64), torch.tensor([[20, 0]], dtype=torch.int32))
-    x = torch.randn(1, 1, 256)
+    at = {"positions": torch.tensor([[20]], dtype=torch.int32), "step": torch.tensor([20, 0], dtype=torch.int32)}
+    fused = FusedLayer(layer, build_spec(layer))
+    kv, rope, x = KVView(keys, values, keys.shape[2], **at), fused.rope(tables(model, 64)), torch.randn(1, 1, 256)
     with torch_foundry.record() as tape:
-        decode(LayerPlan(layer, layer._foundry.state), x, step, keys, values)
+        forward(fused, x, kv, rope, GEMV)
     least = weights + keys.nbytes + values.nbytes
     assert least < tape.bytes <= 1.05 * least, f"{tape.bytes / least:.3f}"

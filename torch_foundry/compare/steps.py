@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.nn.linear import FEW
+from torch_foundry.patch.forward import forward
 from torch_foundry.patch.state import Blocked
-from torch_foundry.patch.step import Step, decode
+from torch_foundry.patch.weights import GEMV
 
 STEPS = 3  # the first is recorded, the others are replayed
 KNOWN = {"attention_mask", "position_ids"}
@@ -126,14 +126,6 @@ def _stock(model: Any, text: _Text, cache: DynamicCache, plan: DecoderPlan) -> t
     return seen, logits
 
 
-@dataclass
-class _Place:
-    """Where a step writes, and what it reads."""
-
-    step: Step
-    buffers: list[torch.Tensor]
-
-
 class _Kernels:
     """The fused step, launched one kernel after the other."""
 
@@ -168,7 +160,7 @@ class _Kernels:
             path.kernels.extend(wrong_kernels(lambda: runs[i](seen[i][0])))
         return path
 
-    def _place(self, step: int) -> _Place:
+    def _place(self, step: int) -> StepTape:
         """Room for a token; as `decode.decoder.step` and StepTape have it."""
         text, batch = self.text, len(self.text.ids)
         starts, _ = self.layers.place(self.plan, batch, 1)
@@ -180,15 +172,14 @@ class _Kernels:
         tape.state.seek(starts, positions)
         if mask is not None:
             tape.state.set_mask(mask)
-        return _Place(tape.reads(), self.layers.buffers)
+        return tape
 
-    def _runs(self, place: _Place) -> list[Callable[[Any], torch.Tensor]]:
+    def _runs(self, place: StepTape) -> list[Callable[[Any], torch.Tensor]]:
         """The stages."""
+        tables, views = place.rope.tables, self.layers.views(place.state)
         layers = [
-            lambda x, plan=plan, i=i: decode(
-                plan, x.contiguous(), place.step, place.buffers[2 * i], place.buffers[2 * i + 1]
-            )
-            for i, plan in enumerate(self.plan.layers)
+            lambda x, layer=plan.layer, kv=kv: forward(layer, x.contiguous(), kv, layer.rope(tables), GEMV)
+            for plan, kv in zip(self.plan.layers, views, strict=True)
         ]
         return [self.plan.embed, *layers, self.plan.norm, self.model.lm_head]
 

@@ -66,7 +66,7 @@ class DecoderPlan(ModelPlan):
         scale = module.embed_tokens._buffers.get("embed_scale")
         version = None if scale is None else (id(scale), 0 if scale.is_inference() else scale._version)
         multiplier = self.decoder.multiplier
-        routing = [plan.experts.facts() for plan in self.layers if plan.experts is not None]
+        routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [siblings.in_one_order for siblings in self._ordered]
         return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version, routing, orders
 
@@ -89,7 +89,7 @@ class DecoderPlan(ModelPlan):
         self._ordered = [
             siblings
             for plan in self.layers
-            for siblings in (plan.qkv, plan.gate_up)
+            for siblings in (*plan.layer.mixer.groups, *plan.layer.block.groups)
             if any(linear.order is not None for linear in siblings)
         ]
         embedding: Any = module.embed_tokens

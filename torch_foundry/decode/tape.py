@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.decode.state import RopeRows, RopeTables, StepState, horizon_for
 from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.base import KVView
+from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import Formats
-from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.patch.forward import forward
 from torch_foundry.patch.state import Blocked
-from torch_foundry.patch.step import Step, decode
+from torch_foundry.patch.weights import GEMV
 from torch_foundry.runtime import scope
 from torch_foundry.tape import Tape, record
 
 if TYPE_CHECKING:
     from torch_foundry.decode.plan import DecoderPlan
 
-CacheLayer = FoundryLayer | FoundrySlidingLayer
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -30,9 +31,13 @@ class CacheLayers:
 
     def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
         try:
-            self.slots: list[CacheLayer] = [adopt(cache, index, formats) for index in range(count)]
+            slots = [adopt(cache, index, formats) for index in range(count)]
         except ForeignCache as foreign:
             raise Blocked(f"cache is {foreign}") from None
+        for slot in slots:
+            if not isinstance(slot, Buffered):
+                raise Blocked(f"cache layer is {type(slot).__name__}")
+        self.slots = cast("list[Buffered]", slots)
         self.buffers: list[torch.Tensor] = []  # keys and values of each layer in turn
         self._seen = 0  # tokens, when they were placed
 
@@ -66,6 +71,15 @@ class CacheLayers:
         self._seen = seen
         return starts, same
 
+    def views(self, state: StepState) -> list[KVView]:
+        """Each layer's memory, in which the device says where a step writes."""
+        found = []
+        for i, slot in enumerate(self.slots):
+            k, v = self.buffers[2 * i : 2 * i + 2]
+            where: dict[str, Any] = {"positions": state.positions, "step": state.start[i], "padding": state.mask}
+            found.append(KVView(k, v, k.shape[2], formats=slot.formats, **where))
+        return found
+
     def untouched(self, counted: int) -> bool:
         """Whether nothing has happened to the layers since `place` but counting `counted` tokens."""
         length = self._seen + counted
@@ -75,7 +89,7 @@ class CacheLayers:
     def count(self, tokens: int) -> None:
         """`tokens` were written."""
         for slot in self.slots:
-            slot.count(tokens)
+            slot.commit(tokens)
 
 
 class CacheTapes:
@@ -148,21 +162,16 @@ class StepTape:
         assert self._result is not None
         return self._result
 
-    def reads(self) -> Step:
-        """What its layers read from device memory."""
-        state, formats = self.state, [slot.formats for slot in self.layers.slots]
-        return Step(state.positions, self.rope.tables, state.start, state.mask, formats)
-
     def _record(self) -> torch.Tensor:
-        step = self.reads()
         kind = (*self.ids.shape, self.masked, self.given, self.tail is None)
         proven = self.plan.proven
         try:
             with torch.no_grad(), record(checked=kind not in proven) as tape:
                 with scope("embedding"):
                     x = self.plan.embed(self.ids)
-                for i, layer in enumerate(self.plan.layers):
-                    x = decode(layer, x, step, self._buffers[2 * i], self._buffers[2 * i + 1])
+                for plan, kv in zip(self.plan.layers, self.layers.views(self.state), strict=True):
+                    layer = plan.layer
+                    x = forward(layer, x, kv, layer.rope(self.rope.tables), GEMV, scoped=True)
                 with scope("head"):
                     x = self.plan.norm(x)
                     self._result = x if self.tail is None else self.tail(x)

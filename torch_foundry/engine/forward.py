@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_foundry import ops
 from torch_foundry.decode.models import head_of, logits_of
 from torch_foundry.decode.state import horizon_for
 from torch_foundry.engine.groups import Inputs, Part
@@ -18,19 +16,10 @@ from torch_foundry.engine.script import Script
 from torch_foundry.engine.tapes import EXPERTS, Tapes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW, FEW_DENSE
-from torch_foundry.patch.layer import LayerPlan, project
+from torch_foundry.patch.forward import forward
 from torch_foundry.patch.state import Blocked
-from torch_foundry.patch.step import Product, gated, projections, stored
-from torch_foundry.patch.weights import Linear
+from torch_foundry.patch.weights import ROW_BY_ROW, Gemm, Linear
 from torch_foundry.tape import abandon
-
-
-class Way(NamedTuple):
-    """How matrix products are taken, with the norm before them or not and by which function; how groups are joined."""
-
-    fused: bool
-    product: Product
-    join: Callable[[list[Tensor]], Tensor]
 
 
 class Forward:
@@ -45,13 +34,12 @@ class Forward:
         if head is None or not hasattr(model.model, "decoder_plan"):
             raise Blocked(f"{type(model).__name__} is not a patched model of a known family")
         self.model, self.cache, self.exact, self.head = model, cache, exact, head
-        self._layers: list[Any] = list(cache.layers)
         self.plan = model.model.decoder_plan()
         with torch.no_grad():
             self.plan.check()
         if not self.plan.rotary.constant:
             raise Blocked("rope depends on the length of the text")
-        for plan, layer in zip(self.plan.layers, self._layers, strict=True):
+        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
             spec = plan.spec
             shape = (spec.n_kv_heads, spec.head_dim, self.plan.dtype, self.plan.device)
             for pool in layer.pools:
@@ -80,7 +68,7 @@ class Forward:
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
         self._tapes.clear()
-        for plan, layer in zip(self.plan.layers, self._layers, strict=True):
+        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
             shape = (plan.spec.n_kv_heads, plan.spec.head_dim, self.plan.dtype, self.plan.device)
             if not all(pool.fits(*shape) for pool in layer.pools):
                 raise Blocked("the model has another shape, dtype or device than its cache")
@@ -116,41 +104,15 @@ class Forward:
 
     def decoder(self, inputs: Inputs, script: Script | None = None) -> Tensor:
         """The last norm's result [T, hidden] of a step. script: what records it."""
-        ids = inputs.ids
-        fused = self.exact or len(ids) <= self.plan.layers[0].o.few
-        product, join = (Linear.of_many, _joined) if script is None else (script.product, script.join)
-        way = Way(fused, _apart if fused else product, join)
+        ids = inputs.ids[None]
+        product, join = (Linear.of_many, torch.cat) if script is None else (script.product, script.join)
+        alone = self.exact or ids.numel() <= self.plan.layers[0].layer.mixer.o.few
+        gemm = ROW_BY_ROW if alone else Gemm(product, expert_tokens=EXPERTS)
         tables = self.rope(inputs.bound)
         x = self.plan.embed(ids)
-        for plan, layer in zip(self.plan.layers, self._layers, strict=True):
-            x = self._layer(plan, x, inputs, layer, tables, way)
-        return self.plan.norm(x)
-
-    def _layer(self, plan: LayerPlan, x: Tensor, inputs: Inputs, layer: Any, tables: Any, way: Way) -> Tensor:
-        scale = plan.spec.residual_scale
-        qkv = projections(plan, x, way.fused, way.product)
-        parts = self._attend(plan, qkv, inputs, layer, tables)
-        h = parts[0] if len(parts) == 1 else way.join(parts)
-        x = project(partial(way.product, plan.o), h, x, plan.post_attn, scale)
-        if plan.experts is not None:
-            assert plan.pre_ffn is not None
-            few = len(x) if self.exact else EXPERTS
-            return plan.experts(x[None], plan.pre_ffn, scale, few=few)[0]  # stock code wants rows of a batch
-        h = gated(plan, x, way.fused, way.product)
-        return project(partial(way.product, plan.down), h, x, plan.post_ffn, scale)
-
-    def _attend(self, plan: LayerPlan, qkv: Sequence[Tensor], inputs: Inputs, layer: Any, tables: Any) -> list[Tensor]:
-        """Attention of each group's tokens, [B * L, heads * head_dim]."""
-        spec, (keys, values) = plan.spec, (pool.data for pool in layer.pools)
-        formats = dict(zip(("k_format", "v_format"), layer.formats, strict=True))
-        options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
-        heads = []
-        for group in inputs.groups:  # all keys before any query: pieces of a sequence may be in several groups
-            where: dict[str, Any] = {"rows": group.rows, "block_table": group.table, **formats}
-            own = [each[group.tokens].unflatten(0, (group.batch, group.length)) for each in qkv]
-            q = stored(plan, own, tables, keys, values, positions=group.positions, **where)
-            heads.append((q, where))
-        return [ops.attention(q, keys, values, inputs.bound, **options, **where).flatten(0, 1) for q, where in heads]
+        for plan, slot in zip(self.plan.layers, self.cache.slots, strict=True):
+            x = forward(plan.layer, x, inputs.view(slot, join), plan.layer.rope(tables), gemm)
+        return self.plan.norm(x)[0]
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
@@ -159,11 +121,3 @@ class Forward:
             return logits_of(self.model, self.head, x)
         few = x.split(FEW_DENSE)
         return torch.cat([logits_of(self.model, self.head, rows) for rows in few])
-
-
-def _apart(linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    return linear(x, residual, scale, apart=True)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.blocks import BlockManager
+from torch_foundry.kvcache.paged import PagedLayer
 
 Sizes = tuple[tuple[int, int], ...]  # of each group: rows, and tokens of a row
 
@@ -53,6 +56,35 @@ class Group:
     def tokens(self) -> slice:
         """Its tokens among all of the step."""
         return slice(self.first, self.first + self.batch * self.length)
+
+
+class GroupedView:
+    """Keys and values of all groups of a step: a `KVStep` of tokens [1, T] whose groups are views of the same pages.
+
+    join: concatenates what groups attend to.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], views: Sequence[KVView], join: Callable[[list[Tensor]], Tensor]
+    ) -> None:
+        self._groups, self._views, self._join = groups, views, join
+
+    def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> list[Tensor]:
+        """See `KVStep`. All keys before any query: pieces of a sequence may be in several groups."""
+        queries = []
+        for group, view in zip(self._groups, self._views, strict=True):
+            shape = group.batch, group.length
+            own_q, own_k, own_v = (x[0, group.tokens].unflatten(0, shape) for x in (q, k, v))
+            queries.append(view.write(own_q, own_k, own_v, rope, head_dim=head_dim, **norms))
+        return queries
+
+    def attend(
+        self, q: list[Tensor], mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """See `KVStep`."""
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        parts = [view.attend(own, **options).flatten(0, 1) for view, own in zip(self._views, q, strict=True)]
+        return (parts[0] if len(parts) == 1 else self._join(parts))[None]
 
 
 class Inputs:
@@ -103,6 +135,16 @@ class Inputs:
             row += group.batch
         # CUDA reads pageable memory before it returns, and need not wait for what is under way
         self._control.copy_(self._staged, non_blocking=self._control.is_cuda)
+
+    def view(self, slot: PagedLayer, join: Callable[[list[Tensor]], Tensor]) -> GroupedView:
+        """Where the step's keys and values lie in a layer of the cache."""
+        k, v = (pool.data for pool in slot.pools)
+        assert k is not None and v is not None
+        views = [
+            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
+            for g in self.groups
+        ]
+        return GroupedView(self.groups, views, join)
 
     def wanted(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
         """Of x [T, ...], the tokens of which `parts` want logits, in their order."""

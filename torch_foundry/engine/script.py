@@ -47,16 +47,16 @@ class Script:
         self._open()
 
     def product(self, linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """`linear.of_many` of x [T, K] as a call: with the same bits, to the same memory each time."""
-        x = linear.ordered(x)
+        """`linear.of_many` of x [1, T, K] as a call: with the same bits, to the same memory each time."""
+        x = linear.ordered(x)[0]
         weight, bias, format = linear.weights["weight"], linear.parameters["bias"], linear.format
         y = x.new_empty(len(x), weight.shape[0])
-        result = y if residual is None else torch.empty_like(y)
+        result = y[None] if residual is None else torch.empty_like(residual)
 
         def multiply() -> None:
             linear_of_many(x, weight, format, bias, out=y)
             if residual is not None:
-                torch.add(residual, y, alpha=scale, out=result)
+                torch.add(residual, y[None], alpha=scale, out=result)
 
         self.call(multiply)
         return result

@@ -94,7 +94,7 @@ class Tapes:
     def _worth(self, sizes: Sizes, parts: Sequence[Part]) -> bool:
         """Whether a step is for a tape."""
         tokens = sum(batch * length for batch, length in sizes)
-        if tokens > EXPERTS and any(layer.experts is not None for layer in self.plan.layers):
+        if tokens > EXPERTS and any(plan.layer.experts is not None for plan in self.plan.layers):
             return False
         longest = max(len(self.cache.manager.table(part.name)) for part in parts)
         if longest > self._width:
@@ -125,7 +125,11 @@ class Tapes:
         parts = self._width * self.cache.manager.block_size // 128
         wide = (6 * hidden + 4 * queries + 2 * keys + 3 * spec.inner) * itemsize
         each = [batch * length * (wide + (4 * parts * queries if length <= FEW else 0)) for batch, length in sizes]
-        own = 0 if plan.o.format is None or self.plan.device.type != "cuda" else min(AT_ONCE, hidden * spec.inner)
+        own = (
+            0
+            if plan.layer.mixer.o.format is None or self.plan.device.type != "cuda"
+            else min(AT_ONCE, hidden * spec.inner)
+        )
         return len(self.plan.layers) * sum(each) + own * itemsize
 
 

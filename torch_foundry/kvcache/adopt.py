@@ -8,27 +8,24 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from torch_foundry.kvcache.base import KVCache, KVLayer
+from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import PLAIN, Formats, parse
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
-from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 
 class ForeignCache(Exception):
     """The cache is of another kind, which only its own methods may change."""
 
 
-def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer | PagedLayer:
-    """The layer `index` of `cache` to write to: a page's, or what `adopt` says."""
-    if type(cache) is not PagedCache:
-        return adopt(cache, index, formats)
-    if index >= len(cache.slots):
-        raise RuntimeError(f"KV cache: it was made for {len(cache.slots)} layers, and the model has more")
-    return cache.slots[index]
+def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> KVLayer:
+    """Layer `index` of `cache` to write to."""
+    return cache.kv_layer(index) if isinstance(cache, KVCache) else adopt(cache, index, formats)
 
 
-def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | FoundrySlidingLayer:
+def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> KVLayer:
     """The layer `index` of `cache`; one of transformers' dynamic layers is replaced by ours with the same contents,
-    stored in `formats`. A layer of ours stays as it is.
+    stored in `formats`. A `KVLayer` stays as it is.
 
     Raises ForeignCache for anything else: another class (which may store less, quantise, offload ...) has to be used
     through its own `update`.
@@ -38,7 +35,7 @@ def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> FoundryLayer | Fo
     layers = cache.layers
     if index < len(layers):
         ours = layers[index]
-        if type(ours) is FoundryLayer or type(ours) is FoundrySlidingLayer:
+        if isinstance(ours, KVLayer):
             return ours
     if cache.offloading:
         raise ForeignCache("offloaded DynamicCache")
@@ -63,7 +60,8 @@ def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLA
     """
     for index in range(layers):
         layer = adopt(cache, index, formats)
-        layer._keys.spare = layer._values.spare = tokens
+        if isinstance(layer, Buffered):
+            layer._keys.spare = layer._values.spare = tokens
 
 
 def new_cache(
@@ -81,12 +79,12 @@ def new_cache(
     cache, formats = DynamicCache(config=config), parse(kv_cache)
     for index in range(len(cache.layers)):
         layer = adopt(cache, index, formats)
-        if type(layer) is FoundryLayer:
+        if isinstance(layer, FoundryLayer):
             layer._keys.limit = layer._values.limit = max_length
     return cache
 
 
-def lend(layer: FoundryLayer | FoundrySlidingLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
+def lend(layer: Buffered, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Let an empty layer use this memory, of which nobody else has a view."""
     layer._keys.lend(keys)
     layer._values.lend(values)

@@ -233,17 +233,17 @@ class GrowingBuffer:
         """Count `tokens` that were written behind what is there."""
         self.length += tokens
 
-    def mark(self) -> tuple[int, int]:
-        """What `rewind` needs: how many tokens there were, ever, and how many are stored."""
+    def checkpoint(self) -> tuple[int, int]:
+        """What `rollback` needs: how many tokens there were, ever, and how many are stored."""
         return self.before + self.first + self.length, self.length
 
-    def rewind(self, mark: tuple[int, int]) -> None:
-        """Back to what was stored at `mark()`; valid while nothing else was assigned.
+    def rollback(self, to: tuple[int, int]) -> None:
+        """Return to what was stored at `checkpoint()`; valid while nothing else was assigned.
 
         Appending never writes over what is stored, and forgetting only moves the window: the tokens are still there.
         Whatever changes the window is one assignment, so an interrupt may come at any line before.
         """
-        end, length = mark
+        end, length = to
         if length == 0:
             self.set(None)
         elif self.data is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from torch_foundry.kvcache.base import KVLayer, KVView
 from torch_foundry.kvcache.buffer import GrowingBuffer
 from torch_foundry.kvcache.formats import PLAIN, Formats, packed, width_of
 
@@ -20,7 +21,7 @@ def removed(tokens_to_remove: int, length: int) -> int:
     return -int(tokens_to_remove)  # 5.17 gives a tensor
 
 
-class Buffered(DynamicLayer):
+class Buffered(KVLayer, DynamicLayer):
     """What both layers share: `keys` and `values` are views of growing buffers.
 
     transformers (and code on top of it) reads and assigns `keys` and `values` freely, one after the other; each has
@@ -43,10 +44,6 @@ class Buffered(DynamicLayer):
     def formats(self) -> Formats:
         """What ops have to be told of the buffers: the formats of packed ones."""
         return packed(self._keys.format), packed(self._values.format)
-
-    def addressing(self) -> dict[str, Any]:
-        """Arguments of ops, beside formats, that say where rows lie."""
-        return {}
 
     @property
     def stored(self) -> tuple[int, int]:
@@ -109,11 +106,8 @@ class Buffered(DynamicLayer):
 
     def reserve(
         self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Buffers of keys and values [B, H, capacity, D] and the position at which to write the next `tokens`.
-
-        `advance(tokens)` then makes them part of the cache.
-        """
+    ) -> KVView:
+        """See `KVLayer`."""
         if not self.is_initialized:
             self._initialize(dtype, device)
         keys, values = self._keys, self._values
@@ -125,7 +119,8 @@ class Buffered(DynamicLayer):
             self._align()
             return self.reserve(batch, heads, head_dim, tokens, dtype, device)
         assert keys.data is not None and values.data is not None
-        return keys.data, values.data, keys.first + keys.length
+        start, seen = keys.first + keys.length, self.visible(tokens)
+        return KVView(keys.data, values.data, seen, start, start + tokens - seen, formats=self.formats)
 
     def _align(self) -> None:
         if self._keys.length != self._values.length:
@@ -133,10 +128,6 @@ class Buffered(DynamicLayer):
         for buffer in (self._keys, self._values):
             if buffer.data is not None:
                 buffer.move(buffer.length)
-
-    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Count `tokens` just written; returns keys and values to attend to and how many of them are valid."""
-        raise NotImplementedError
 
     def place(self, tokens: int) -> tuple[int, int]:
         """Make room for `tokens` more behind what is stored, for code that writes there without asking; nothing that
@@ -159,8 +150,8 @@ class Buffered(DynamicLayer):
         """How many of the tokens before it a token sees; more than are stored if it sees all."""
         return self._keys.length + 1
 
-    def count(self, tokens: int) -> None:
-        """Make `tokens` that were written after `place` part of the cache."""
+    def commit(self, tokens: int) -> None:
+        """Make `tokens` that were written after `reserve` or `place` part of the cache."""
         self._keys.extend(tokens)
         self._values.extend(tokens)
 
@@ -176,15 +167,15 @@ class Buffered(DynamicLayer):
         """The memory of keys and values: [B, H, capacity, D]."""
         return self._keys.data, self._values.data
 
-    def mark(self) -> tuple[int, ...]:
-        """What `rewind` needs to undo whatever is appended from now on."""
-        return self.is_initialized, *self._keys.mark(), *self._values.mark()
+    def checkpoint(self) -> tuple[int, ...]:
+        """See `KVLayer`."""
+        return self.is_initialized, *self._keys.checkpoint(), *self._values.checkpoint()
 
-    def rewind(self, mark: tuple[int, ...]) -> None:
-        """Back to what was stored at `mark()`."""
-        self.is_initialized = bool(mark[0])
-        self._keys.rewind(mark[1:3])  # type: ignore[arg-type]
-        self._values.rewind(mark[3:5])  # type: ignore[arg-type]
+    def rollback(self, to: tuple[int, ...]) -> None:
+        """See `KVLayer`."""
+        self.is_initialized = bool(to[0])
+        self._keys.rollback(to[1:3])  # type: ignore[arg-type]
+        self._values.rollback(to[3:5])  # type: ignore[arg-type]
 
     def get_seq_length(self) -> int:
         """Number of tokens seen."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from torch_foundry.kvcache.base import KVView
 from torch_foundry.kvcache.buffered import Buffered, removed
 from torch_foundry.kvcache.formats import PLAIN, Formats
 
@@ -32,16 +33,6 @@ class FoundryLayer(Buffered):
         keys, values = self.keys, self.values
         assert keys is not None and values is not None
         return keys, values
-
-    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """See the base class. Hands out whole buffers: the first token is at position 0 of them."""
-        keys, values = self._keys, self._values
-        keys.extend(tokens)
-        values.extend(tokens)
-        assert keys.data is not None and values.data is not None
-        if keys.first:
-            return keys.last(keys.length), values.last(keys.length), keys.length
-        return keys.data, values.data, keys.length
 
     def visible(self, tokens: int) -> int:
         """How many keys a step of `tokens` queries attends to."""
@@ -78,7 +69,7 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
 
     def reserve(
         self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    ) -> KVView:
         """See the base class."""
         self._shrink()
         return super().reserve(batch, heads, head_dim, tokens, dtype, device)
@@ -97,21 +88,11 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
             self.lazy_initialization(key_states, value_states)
         self._keys.append(key_states)
         self._values.append(value_states)
-        keys, values = self._advanced(key_states.shape[2])
-        return self._keys.outside(keys), self._values.outside(values)
-
-    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """See the base class."""
-        self._keys.extend(tokens)
-        self._values.extend(tokens)
-        keys, values = self._advanced(tokens)
-        return keys, values, keys.shape[2]
-
-    def _advanced(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = self.sliding_window - 1
-        visible = self._keys.last(window + tokens), self._values.last(window + tokens)
+        tokens = key_states.shape[2]
+        visible = self.sliding_window - 1 + tokens
+        keys, values = self._keys.last(visible), self._values.last(visible)
         self._forget(tokens)
-        return visible
+        return self._keys.outside(keys), self._values.outside(values)
 
     def _forget(self, tokens: int) -> None:
         """Count `tokens` just appended; what no further token sees is given up."""
@@ -120,9 +101,9 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
             self._keys.keep_last(self.sliding_window - 1)
             self._values.keep_last(self.sliding_window - 1)
 
-    def count(self, tokens: int) -> None:
+    def commit(self, tokens: int) -> None:
         """See the base class."""
-        super().count(tokens)
+        super().commit(tokens)
         self._forget(tokens)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -151,14 +132,14 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
     def _reach(self) -> int:
         return int(self.sliding_window) - 1
 
-    def mark(self) -> tuple[int, ...]:
+    def checkpoint(self) -> tuple[int, ...]:
         """See the base class."""
-        return (*super().mark(), self.cumulative_length)
+        return (*super().checkpoint(), self.cumulative_length)
 
-    def rewind(self, mark: tuple[int, ...]) -> None:
+    def rollback(self, to: tuple[int, ...]) -> None:
         """See the base class."""
-        *stored, self.cumulative_length = mark
-        super().rewind(tuple(stored))
+        *stored, self.cumulative_length = to
+        super().rollback(tuple(stored))
 
     def visible(self, tokens: int) -> int:
         """How many keys a step of `tokens` queries attends to."""

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from torch_foundry.kvcache.base import KVCache, KVLayer, KVView
 from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
 from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
 from torch_foundry.kvcache.pool import Pool
 
 
-class PagedLayer(DynamicLayer):
+class PagedLayer(KVLayer, DynamicLayer):
     """A layer of a `PagedCache`. Rows are the cache's to select and reorder."""
 
     def __init__(self, cache: PagedCache, formats: Formats) -> None:
@@ -27,10 +28,6 @@ class PagedLayer(DynamicLayer):
     def formats(self) -> Formats:
         """What ops have to be told of the pools."""
         return packed(self.pools[0].format), packed(self.pools[1].format)
-
-    def addressing(self) -> dict[str, Any]:
-        """Arguments of ops, beside formats, that say where rows lie; after `reserve`."""
-        return {"block_table": self._cache.block_table()}
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -64,22 +61,19 @@ class PagedLayer(DynamicLayer):
 
     def reserve(
         self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The pools, and the position in each row at which to write the next `tokens`. Raises OutOfBlocks."""
+    ) -> KVView:
+        """See `KVLayer`. Raises OutOfBlocks."""
         manager = self._cache.manager
         self.dtype, self.device, self.is_initialized = dtype, device, True
-        memory = [
-            pool.allocate(manager.blocks, manager.block_size, heads, head_dim, dtype, device) for pool in self.pools
-        ]
+        shape = (heads, head_dim, dtype, device)
+        k, v = (pool.allocate(manager.blocks, manager.block_size, *shape) for pool in self.pools)
         self._cache.room(batch, self.length + tokens, device)
-        return memory[0], memory[1], self.length
+        table = self._cache.block_table()
+        return KVView(k, v, self.length + tokens, self.length, block_table=table, formats=self.formats)
 
-    def advance(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Count `tokens` just written; returns the pools and how many tokens of each row are valid."""
+    def commit(self, tokens: int) -> None:
+        """See `KVLayer`."""
         self.length += tokens
-        keys, values = self.pools
-        assert keys.data is not None and values.data is not None
-        return keys.data, values.data, self.length
 
     def visible(self, tokens: int) -> int:
         """How many keys a step of `tokens` queries attends to."""
@@ -95,7 +89,7 @@ class PagedLayer(DynamicLayer):
         dtype, device = key_states.dtype, key_states.device
         if not self.fits(batch, heads, head_dim, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
-        _, _, start = self.reserve(batch, heads, head_dim, tokens, dtype, device)
+        start = self.reserve(batch, heads, head_dim, tokens, dtype, device).start
         table = self._cache.block_table()
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
             pool.write(new, table, start)
@@ -113,13 +107,13 @@ class PagedLayer(DynamicLayer):
         self.length = max(self.length - removed(tokens_to_remove, self.length), 0)
         self._cache.trim()
 
-    def mark(self) -> tuple[int, ...]:
-        """What `rewind` needs to undo whatever is appended from now on."""
+    def checkpoint(self) -> tuple[int, ...]:
+        """See `KVLayer`."""
         return self.length, self.is_initialized
 
-    def rewind(self, mark: tuple[int, ...]) -> None:
-        """Back to what was stored at `mark()`."""
-        self.length, self.is_initialized = mark[0], bool(mark[1])
+    def rollback(self, to: tuple[int, ...]) -> None:
+        """See `KVLayer`."""
+        self.length, self.is_initialized = to[0], bool(to[1])
         self._cache.trim()
 
     def reset(self) -> None:
@@ -150,7 +144,7 @@ class PagedLayer(DynamicLayer):
             pool.data = None if pool.data is None else pool.data.to(self.device)
 
 
-class PagedCache(Cache):
+class PagedCache(KVCache, Cache):
     """Keys and values of all layers in `blocks` blocks of `block_size` tokens; its memory never grows.
 
     config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`. salt: as in `BlockManager`. As a
@@ -177,6 +171,12 @@ class PagedCache(Cache):
         self._tables: list[list[int]] = []  # what `_table` was made of
         self.slots = [PagedLayer(self, formats) for _ in range(count)]  # the same as `layers`
         super().__init__(layers=list(self.slots))
+
+    def kv_layer(self, index: int) -> PagedLayer:
+        """See `KVCache`."""
+        if index >= len(self.slots):
+            raise RuntimeError(f"KV cache: it was made for {len(self.slots)} layers, and the model has more")
+        return self.slots[index]
 
     @property
     def rows(self) -> int:

@@ -6,21 +6,25 @@ from typing import Any
 
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
-from torch_foundry.kvcache.paged import PagedCache, PagedLayer
+from torch_foundry.kvcache.base import KVCache, KVLayer
 
 
 class Undo:
-    """The lengths of a `DynamicCache` or `PagedCache` at a moment; `run()` restores them.
+    """The lengths of a `DynamicCache` or `KVCache` at a moment; `run()` restores them.
 
     Holds no tensors, so memory that a growing cache gives up is freed at once.
     """
 
     __slots__ = ("_cache", "_marks")
 
-    def __init__(self, cache: DynamicCache | PagedCache) -> None:
+    def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._marks = [(layer, _mark(layer)) for layer in cache.layers]
+        self._marks = [(layer, _checkpoint(layer)) for layer in cache.layers]
+
+    @classmethod
+    def of(cls, cache: Any) -> Undo | None:
+        """For `cache` if it is of a kind whose layers are known."""
+        return cls(cache) if type(cache) is DynamicCache or isinstance(cache, KVCache) else None
 
     def run(self) -> bool:
         """Forget what was appended since. False, and nothing is changed, if a layer of a foreign kind cannot."""
@@ -31,26 +35,26 @@ class Undo:
             return False
         for i, layer, mark in changed:
             if layer is layers[i]:
-                _rewind(layer, mark)
+                _rollback(layer, mark)
         for i, (layer, _) in enumerate(self._marks):
             layers[i] = layer  # what was adopted is as it was: adopting copies
         del layers[len(self._marks) :]
         return True
 
 
-def _mark(layer: Any) -> Any:
-    """What `_rewind` needs; None for a layer that forgets tokens as it gets new ones, or is not known."""
-    if type(layer) in (FoundryLayer, FoundrySlidingLayer, PagedLayer):
-        return layer.mark()
+def _checkpoint(layer: Any) -> Any:
+    """What `_rollback` needs; None for a layer that forgets tokens as it gets new ones, or is not known."""
+    if isinstance(layer, KVLayer):
+        return layer.checkpoint()
     if type(layer) is DynamicLayer or not getattr(layer, "is_initialized", True):
         return layer.get_seq_length()
     return None
 
 
-def _rewind(layer: Any, mark: Any) -> None:
-    if isinstance(layer, FoundryLayer | FoundrySlidingLayer | PagedLayer):
-        layer.rewind(mark)
-    elif mark == 0:
+def _rollback(layer: Any, to: Any) -> None:
+    if isinstance(layer, KVLayer):
+        layer.rollback(to)
+    elif to == 0:
         layer.reset()
-    elif layer.get_seq_length() > mark:
-        layer.keys, layer.values = layer.keys[..., :mark, :], layer.values[..., :mark, :]
+    elif layer.get_seq_length() > to:
+        layer.keys, layer.values = layer.keys[..., :to, :], layer.values[..., :to, :]

@@ -13,18 +13,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_foundry import ops
+from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.buffer import LARGEST
 from torch_foundry.patch.guard import mask_reason
+from torch_foundry.patch.spec import LayerSpec
 from torch_foundry.patch.state import Blocked
-
-if TYPE_CHECKING:
-    from torch_foundry.patch.layer import LayerPlan, Rotary
 
 # what transformers 5.17 to 5.23 hand down with their cache; a table of blocks comes with flash attention alone
 ARGUMENTS = frozenset(
@@ -61,6 +59,8 @@ def attention_reason(config: Any) -> str | None:
 class Continuous:
     """What a layer attends to, and writes to, during one forward pass of continuous batching."""
 
+    _seen: tuple[Tensor, Tensor]  # keys and values that queries attend to, from `write` on
+
     def __init__(self, index: int, arguments: dict[str, Any]) -> None:
         self.index, self.arguments = index, arguments
         cache = self.cache = arguments["cache"]
@@ -78,9 +78,9 @@ class Continuous:
         except (AttributeError, KeyError):
             raise Blocked(f"cache is {type(cache).__name__}") from None
 
-    def check(self, plan: LayerPlan, x: Tensor, mask: Any) -> None:
+    def check(self, spec: LayerSpec, x: Tensor, mask: Any) -> None:
         """Raise Blocked if stock code has to run."""
-        spec, (keys, _) = plan.spec, self.memory
+        keys, _ = self.memory
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
             raise Blocked("cache holds another shape, dtype or device")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -98,47 +98,50 @@ class Continuous:
             if reason := mask_reason(mask, x.dtype, 1, spec.n_heads, x.shape[1], mask.shape[-1]):
                 raise Blocked(reason)
 
-    def attend(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
-        """Rotate and store q, k and v [1, T, heads * head_dim]; the heads' results, [1, T, n_heads * head_dim]."""
-        attend = self._in_place if self.in_place else self._gathered
-        return attend(plan, q, k, v, mask, rotary)
-
-    def _gathered(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
-        spec = plan.spec
-        cos, sin = rotary if spec.rope and rotary is not None else (None, None)
-        keys = q.new_empty(1, spec.n_kv_heads, q.shape[1], spec.head_dim)
-        values = torch.empty_like(keys)
-        q = ops.rope_and_cache(q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim)
-        given, update = self.arguments, self.cache.update
-        if _takes_all(type(self.cache).update):
-            keys, values = update(keys, values, self.index, dict(given))
-        else:  # before transformers 5.19
-            places = {name: given[name] for name in ("read_index", "write_index")}
-            keys, values = (x.transpose(0, 1)[None] for x in update(keys, values, self.index, **places))
-        options: dict[str, Any] = {"scale": spec.scale, "softcap": spec.softcap, "mask": mask, "causal": False}
-        return ops.attention(q, keys, values, keys.shape[2], **options)
-
-    def _in_place(self, plan: LayerPlan, q: Tensor, k: Tensor, v: Tensor, mask: Any, rotary: Rotary | None) -> Tensor:
-        spec, step = plan.spec, self._step()
-        keys, values = (self._pages(memory) for memory in self.memory)
+    def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Tensor:
+        """See `KVStep`; of [1, T, heads * head_dim]."""
+        if not self.in_place:
+            return self._gather(q, k, v, rope, head_dim=head_dim, **norms)
+        step = self._step()
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # each token a sequence of its own, as it has its own page
-        cos, sin = (x.transpose(0, 1) for x in rotary) if spec.rope and rotary is not None else (None, None)
-        heads = ops.rope_and_cache(
-            q, k, v, cos, sin, keys, values, 0, head_dim=spec.head_dim, rows=step.slots, block_table=step.places
-        )
-        parts = []
+        cos, sin = rope
+        each = rope if cos is None or sin is None else (cos.transpose(0, 1), sin.transpose(0, 1))
+        self._seen = keys, values = self._pages(self.memory[0]), self._pages(self.memory[1])
+        to = KVView(keys, values, 0, rows=step.slots, block_table=step.places)
+        return to.write(q, k, v, each, head_dim=head_dim, **norms)
+
+    def attend(
+        self, q: Tensor, mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """See `KVStep`."""
+        keys, values = self._seen
+        if not self.in_place:
+            return KVView(keys, values, keys.shape[2]).attend(q, mask, scale=scale, softcap=softcap)
+        step, parts = self._step(), []
         for token, sequence, sequences, length in step.runs:
             ours = slice(sequence, sequence + sequences)
-            new = heads[token : token + sequences * length, :, 0]  # [tokens, heads, head_dim]
-            seen = ops.attention(
-                new.unflatten(0, (sequences, length)).transpose(1, 2), keys, values, step.bound,
-                scale=spec.scale, softcap=spec.softcap, rows=step.rows[ours], block_table=step.table[ours],
-            )  # fmt: skip
-            parts.append(seen.flatten(0, 1))
+            seen = KVView(keys, values, step.bound, rows=step.rows[ours], block_table=step.table[ours])
+            new = q[token : token + sequences * length, :, 0]  # [tokens, heads, head_dim]
+            new = new.unflatten(0, (sequences, length)).transpose(1, 2)
+            parts.append(seen.attend(new, scale=scale, softcap=softcap).flatten(0, 1))
         done = sum(map(len, parts))
-        if done < len(heads):  # padding, for transformers' own graphs
-            parts.append(heads.new_zeros(len(heads) - done, heads.shape[1] * heads.shape[3]))
+        if done < len(q):  # padding, for transformers' own graphs
+            parts.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[3]))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
+
+    def _gather(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Tensor:
+        """The queries; what they see is gathered by transformers."""
+        keys = q.new_empty(1, k.shape[2] // head_dim, q.shape[1], head_dim)
+        values = torch.empty_like(keys)
+        q = KVView(keys, values, q.shape[1]).write(q, k, v, rope, head_dim=head_dim, **norms)
+        given, update = self.arguments, self.cache.update
+        if _takes_all(type(self.cache).update):
+            self._seen = update(keys, values, self.index, dict(given))
+        else:  # before transformers 5.19
+            places = {name: given[name] for name in ("read_index", "write_index")}
+            keys, values = update(keys, values, self.index, **places)
+            self._seen = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        return q
 
     def _pages(self, memory: Tensor) -> Tensor:
         """The pages of this layer in memory [tokens, heads, head_dim]: [blocks, heads, page, head_dim]."""

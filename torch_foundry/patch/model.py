@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache
 
-from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.patch.calls import forward_pass, is_step, replayed
@@ -57,7 +55,7 @@ class ModelMixin(FoundryModule):
 
     def _by_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
-        undo = Undo(cache) if type(cache) is DynamicCache or type(cache) is PagedCache else None
+        undo = Undo.of(cache)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:  # an interrupt too

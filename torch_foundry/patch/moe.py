@@ -9,17 +9,22 @@ import torch
 from torch_foundry import ops
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import MANY_EACH, Weights
-from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.families import Experts
-from torch_foundry.patch.weights import Linear, Matrices, Norm
+from torch_foundry.patch.weights import Gemm, Linear, Matrices, Norm, Residual, Siblings
 
 
 class ExpertBlock:
     """Access to a block's weights, which are looked up at each call."""
 
-    __slots__ = ("activation", "block", "down", "experts", "gate_up", "normalized", "router", "shared_gate")
+    __slots__ = (
+        "activation", "block", "down", "experts", "gate_up", "groups", "norm", "normalized", "router", "scale",
+        "shared_gate",
+    )  # fmt: skip
 
-    def __init__(self, block: Any, kind: Experts, activation: str) -> None:
+    def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual) -> None:
+        assert residual.pre is not None and residual.post is None
+        self.norm, self.scale = residual.pre, residual.scale
+        self.groups: tuple[Siblings, ...] = ()
         self.block, self.activation, self.normalized = block, activation, kind.normalized
         self.router, self.experts = block.gate, block.experts
         self.shared_gate: Linear | None = None
@@ -33,11 +38,12 @@ class ExpertBlock:
         normalize = self.router.norm_topk_prob if self.normalized is None else self.normalized
         return self.router.top_k, bool(normalize)
 
-    def __call__(self, x: torch.Tensor, norm: Norm, scale: float, few: int = FEW) -> torch.Tensor:
-        """x + scale * block(norm(x)) for x [..., hidden]. Up to `few` tokens run on our kernels alone."""
+    def __call__(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """x + scale * block(norm(x)) for x [B, L, hidden]."""
+        norm, scale = self.norm, self.scale
         rows = x.view(-1, x.shape[-1])
         weights = self._weights()
-        if len(rows) <= few:
+        if len(rows) <= gemm.expert_tokens:
             return self._few(rows, weights, norm, scale).view(x.shape)
         h = norm(x)
         k, _ = self.facts()

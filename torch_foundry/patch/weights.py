@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,3 +163,45 @@ class Matrices:
         if len(biases) > 1:
             return biases
         return [None] * len(self.widths) if biases[0] is None else list(biases[0].split(self.widths))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """How layers take matrix products.
+
+    product: of a `Linear`, x, and the residual and its scale if they are given. fused_rows: up to so many rows a norm
+    and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are part of the rotation,
+    which sums in another order. expert_tokens: up to so many, routed experts run on
+    the GEMV kernels, one by one.
+    """
+
+    product: Callable[..., torch.Tensor]
+    fused_rows: int = 0
+    fused_heads: bool = True
+    expert_tokens: int = FEW
+
+    def fuses(self, x: torch.Tensor) -> bool:
+        """Whether norms of x [..., K] are part of the products behind them."""
+        return x.numel() <= self.fused_rows * x.shape[-1]
+
+
+ALL_ROWS = 2**31
+AUTO = Gemm(Linear.of_many, fused_heads=False)  # GEMV kernels for few rows, torch beyond; norms on their own
+GEMV = Gemm(Linear.__call__, fused_rows=FEW)  # our kernels alone, as a captured step needs
+# GEMV kernels in which a row's bits don't depend on other rows
+ROW_BY_ROW = Gemm(partial(Linear.__call__, apart=True), fused_rows=ALL_ROWS, expert_tokens=ALL_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What surrounds a block: x + scale * block(pre(x)), or x + post(block(pre(x)))."""
+
+    pre: Norm | None
+    post: Norm | None
+    scale: float
+
+    def add(self, x: torch.Tensor, linear: Linear, h: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """x and what the block's last layer makes of `h`."""
+        if self.post is None:
+            return gemm.product(linear, h, x, self.scale)
+        return self.post(gemm.product(linear, h), x)
