@@ -36,7 +36,7 @@ OF_FOLDERS = MODULES[MODULES.index("loaders.config_file") :]  # for which folder
 # Calls that do nothing but check.
 CHECKERS = {
     "loaders": {"part", "group_of", "text", "integer", "flag", "check_layers", "check_sizes", "check_words", "within"},
-    "text": {"step", "text", "items", "small", "number", "within", "sized"},
+    "text": {"spend", "look", "read", "_number", "_items", "_width", "length"},
 }
 RAISERS = {"fail", "_fail", "_misplaced", "refuse"}
 ELSEWHERE = {"A39", "PT51"}  # refused by what opens files; taken, it takes all memory

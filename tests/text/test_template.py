@@ -17,7 +17,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.text import hostile, templates
 from torch_foundry.loaders.errors import LoadError
 from torch_foundry.text import check_template, render
-from torch_foundry.text.budget import OUTPUT, SOURCE, TOKENS
+from torch_foundry.text.budget import OUTPUT
+from torch_foundry.text.template import SOURCE, TOKENS
 
 TOKENS_OF = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATS = templates.CHATS

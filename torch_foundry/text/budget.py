@@ -1,28 +1,25 @@
-"""What a chat template may use up, counted before each operation.
-
-Every operation that makes text or lists from others is limited here before it runs. So memory stays bounded on any
-system without limits on the process, and a template fails at the same count on every machine.
-"""
+"""What a chat template may use up: characters that it reads and makes, and CPU time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from jinja2 import Undefined
 from jinja2.exceptions import SecurityError
 
-STEPS = 1_000_000  # of about a microsecond or less each
-TEXT = 8 << 20  # characters made altogether, at up to four bytes each
+TEXT = 8 << 20  # characters read and made altogether, at up to four bytes each
+LIST = 1 << 20  # characters of a list or dict, as often as they occur in it
 OUTPUT = 1 << 20  # characters of the result
 SECONDS = 1.0  # of the thread's CPU time
-SOURCE = 128 << 10  # characters of a template
-TOKENS = 24 << 10  # of its words, signs and spaces between them
+ITEM = 16  # characters that an item of a list counts for
 INTEGER = 1024  # bits
 DEPTH = 50  # macros in macros, lists in lists
-WIDTH = 1000  # of a padded field
+CLOCK = 4096  # characters' worth of work between two looks at the clock
+PARTS = (list, tuple, dict)
+VALUES = (str, int, float, type(None), range, Undefined, *PARTS)
 
 
 class OverBudget(Exception):
@@ -30,115 +27,88 @@ class OverBudget(Exception):
 
 
 class Budget:
-    """The means of one rendering: a fixed amount, and more for long conversations.
+    """What one rendering may use: a fixed amount, and more for long conversations.
 
-    size: of the inputs, in characters. share: among how many renderings the fixed amount is divided.
+    size: of the inputs, in characters. share: among how many renderings the fixed amount of time is divided.
     """
 
     def __init__(self, size: int, share: int = 1) -> None:
-        self.steps = STEPS // share + 8 * size
-        self.left_of_text = TEXT + 8 * size
-        self.output = OUTPUT + 4 * size
+        self.left = TEXT + 16 * size
+        self.list, self.output = LIST + 16 * size, OUTPUT + 4 * size
         self.seconds = SECONDS / share + 8e-6 * size
-        self.depth = 0
+        self.deadline = time.thread_time() + self.seconds
+        self.work = self.depth = self.emitted = 0
         self.spans: list[tuple[int, int]] = []  # of the output, inside of {% generation %}
-        self.emitted = 0
-        self._deadline = time.thread_time() + self.seconds
-        self._until_clock = 0
 
-    def step(self, n: int = 1) -> None:
-        self.steps -= n
-        if self.steps < 0:
-            raise OverBudget("more steps than a chat takes")
-        self._until_clock -= n
-        if self._until_clock <= 0:
-            self._until_clock = 4096
-            if time.thread_time() > self._deadline:
+    def spend(self, characters: int = 0, work: int = 16) -> None:
+        """Charge for characters, and for `work` that takes as long as so many more."""
+        characters = max(characters, 0)
+        self.left -= characters
+        if self.left < 0:
+            raise OverBudget("more text than a chat has")
+        self.work += characters + work
+        if self.work >= CLOCK:
+            self.work = 0
+            if time.thread_time() > self.deadline:
                 raise OverBudget(f"more than {self.seconds:.1f} s")
 
-    def text(self, characters: int) -> None:
-        self.step(1 + (characters >> 6))
-        self.left_of_text -= characters
-        if self.left_of_text < 0:
-            raise OverBudget("more text than a chat has")
-
-    def items(self, n: int) -> None:
-        self.text(16 * n)
-        self.step(n)
+    def weigh(self, value: Any, depth: int = 0) -> int:
+        """Characters of a value, and some for each part. Shared parts count as often as they occur."""
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, VALUES):
+            raise SecurityError(f"a {type(value).__name__} is no value of a chat")
+        if not isinstance(value, PARTS):
+            return ITEM
+        if depth > DEPTH:
+            raise OverBudget(f"lists nested deeper than {DEPTH}")
+        total = ITEM * len(value)
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
+            total += self.weigh(part, depth + 1)
+            if total > self.list:
+                raise OverBudget("a longer list than a chat has")
+        return total
 
 
 current: ContextVar[Budget] = ContextVar("budget of the template that is being rendered")
 
 
-def step(n: int = 1) -> None:
-    current.get().step(n)
+def spend(characters: int = 0, work: int = 16) -> None:
+    current.get().spend(characters, work)
 
 
-def text(characters: int) -> None:
-    current.get().text(characters)
+def look(*values: Any) -> None:
+    """Is there time for what reads these once? Lists are short, or they would not have been made."""
+    work = 16
+    for value in values:
+        if isinstance(value, PARTS):
+            work = CLOCK
+    spend(work=work)
 
 
-def items(n: int) -> None:
-    current.get().items(n)
+def read(*values: Any) -> None:
+    """Charge for the operands of what makes text or lists of them."""
+    look(*values)
+    for value in values:
+        if not isinstance(value, (*VALUES, Iterator)):
+            raise SecurityError(f"a {type(value).__name__} is no value of a chat")
+        spend(len(value) if isinstance(value, str) else 0)
 
 
-def within(value: Any, limit: int = WIDTH) -> int:
-    """A number of characters or items that a template names."""
-    if not isinstance(value, int) or abs(value) > limit:
-        raise OverBudget(f"a width that isn't a number up to {limit}")
+def made(value: Any) -> Any:
+    """Charge for what an operation made, and return it."""
+    budget = current.get()
+    if isinstance(value, str):
+        budget.spend(len(value))
+    elif isinstance(value, PARTS):
+        budget.spend(ITEM * len(value), budget.weigh(value))
+    elif isinstance(value, int) and value.bit_length() > INTEGER:
+        raise OverBudget(f"an integer of more than {INTEGER} bits")
     return value
 
 
-def small(value: Any) -> None:
-    """Sums can still make long integers; operations that cost more than their length accept short ones only."""
-    if isinstance(value, int) and value.bit_length() > INTEGER:
-        raise OverBudget(f"an integer of more than {INTEGER} bits")
-
-
-def number(value: Any) -> None:
-    """The operand of an operation that means something else for text, as % formats it and * repeats it."""
-    if not isinstance(value, (int, float)):
-        raise SecurityError(f"arithmetic with a {type(value).__name__}")
-    small(value)
-
-
-def each(values: Any, cost: int = 1) -> Iterator[Any]:
-    for value in values:
-        step(cost)
-        yield value
-
-
-def metered(values: Any) -> Any:
-    """Values that a filter is about to iterate over: counted now, or as they are taken."""
-    if isinstance(values, (str, list, tuple, dict, range)):
-        step(1 + len(values))
-        return values
-    return values if isinstance(values, Undefined) or not isinstance(values, Iterable) else each(values)
-
-
-def weigh(value: Any, depth: int = 0) -> int:
-    """Characters that a value takes when it is printed, at most. Shared parts count as often as they occur."""
-    if isinstance(value, str):
-        return len(value)
-    if value is None or isinstance(value, (bool, float, Undefined)):
-        return 24
-    if isinstance(value, int):
-        return 8 + value.bit_length() // 3
-    if depth > DEPTH:
-        raise OverBudget(f"lists nested deeper than {DEPTH}")
-    if isinstance(value, dict):
-        step(1 + len(value))
-        return 4 + sum(8 + weigh(k, depth + 1) + weigh(v, depth + 1) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        step(1 + len(value))
-        return 4 + sum(4 + weigh(v, depth + 1) for v in value)
-    if isinstance(value, range):
-        return 48
-    raise SecurityError(f"a {type(value).__name__} is no value of a chat")
-
-
-def sized(value: Any) -> int:
-    """Pay for the `weigh` of a value that is about to be compared or printed."""
-    n = weigh(value)
-    step(1 + (n >> 6))
-    return n
+def length(value: Any) -> int:
+    """Characters that a value is printed as."""
+    if not isinstance(value, VALUES):
+        raise SecurityError(f"a {type(value).__name__} is no value of a chat")
+    return len(value) if isinstance(value, str) else len(str(value))

@@ -1,53 +1,115 @@
-"""Jinja's immutable sandbox, narrowed: values are plain data, and each operation is counted (see budget.py)."""
+"""Jinja's immutable sandbox for chat templates, narrowed to plain data and bounded in time and memory.
+
+Refused is what no chat template needs: other templates, attributes with underscores, unknown filters. Each operation is
+charged to a budget (budget.py) for what it reads and makes, and looks whether there is time left. As its operands are
+bounded, it is short, and a template outlives its deadline by one operation at most. Jinja calls the environment for
+arithmetic, attributes, calls and filters; `Counting` adds loops, comparisons, literals and slices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import MethodType
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jinja2 import Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Joiner
+from jinja2.visitor import NodeTransformer
 
-from . import budget
-from .budget import DEPTH, OverBudget, current, items, metered, sized, small, step, text, weigh
-from .filters import FILTERS, FUNCTIONS, TESTS, ChatJoiner
-from .operations import METHODS, OPERATORS, concatenate
+from .bounds import FILTERS, FUNCTIONS, TESTS, method, percent
+from .budget import DEPTH, INTEGER, ITEM, PARTS, VALUES, OverBudget, current, length, look, made, spend
 
-LOOP = {
-    "index",
-    "index0",
-    "revindex",
-    "revindex0",
-    "first",
-    "last",
-    "length",
-    "depth",
-    "depth0",
-    "previtem",
-    "nextitem",
-    "cycle",
-    "changed",
-}
-SINGLE = (str, int, float, bool, type(None))
-PLAIN = (*SINGLE, list, tuple, dict, range)
+NAMES = """
+Template Output TemplateData For If Macro CallBlock FilterBlock With Scope Assign AssignBlock Name NSRef Const Tuple
+List Dict Pair Keyword CondExpr Filter Test Call Getitem Getattr Slice Concat Compare Operand BinExpr UnaryExpr Break
+Continue ExtensionAttribute
+"""
+NODES = tuple(getattr(nodes, name) for name in NAMES.split())
+INCLUSIONS = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
+AMPLIFIERS = ("lipsum", "wordwrap")  # functions and filters of Jinja that mainly make large output from small input
 
 
-class Method:
-    """A method of a value, from the table of methods that templates may call."""
+def check(tree: nodes.Template) -> tuple[str, str] | None:
+    """(error code, refused construct), or None for a template that may be compiled."""
+    waiting: list[nodes.Node] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if (problem := _problem(node)) is not None:
+            return problem[0], f"{problem[1]} in line {node.lineno}"
+        waiting.extend(node.iter_child_nodes())
+    return None
 
-    __slots__ = ("function", "value")
 
-    def __init__(self, function: Any, value: Any) -> None:
-        self.function, self.value = function, value
+def _problem(node: nodes.Node) -> tuple[str, str] | None:
+    kind, name = type(node).__name__, str(getattr(node, "name", getattr(node, "attr", getattr(node, "key", ""))))
+    if isinstance(node, INCLUSIONS):
+        return "TMPL_INCLUDE", kind.lower()
+    if not isinstance(node, NODES):
+        return "TMPL_SANDBOX", kind
+    if isinstance(node, nodes.For) and node.recursive:
+        return "TMPL_SANDBOX", "a recursive loop"
+    if name in AMPLIFIERS:
+        return "TMPL_BUDGET", name
+    if name == "self" or name.startswith(
+        "_" if isinstance(node, (nodes.Getattr, nodes.NSRef, nodes.Keyword)) else "__"
+    ):
+        return "TMPL_SANDBOX", f"the name {name[:40]!r}"
+    if isinstance(node, nodes.Getitem) and str(getattr(node.arg, "value", "")).startswith("__"):
+        return "TMPL_SANDBOX", f"the item {str(getattr(node.arg, 'value', ''))[:40]!r}"
+    if isinstance(node, nodes.Filter) and name not in FILTERS:
+        return "TMPL_SANDBOX" if name in JINJA_FILTERS else "TMPL_SYNTAX", f"the filter {name[:40]!r}"
+    if isinstance(node, nodes.Test) and name not in TESTS:
+        return "TMPL_SYNTAX", f"the test {name[:40]!r}"
+    return None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.value, *args, **kwargs)
+
+class Counting(NodeTransformer):
+    """Puts the filters `_each`, `_compare` and `_made` of the sandbox into a tree that `check` has passed."""
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Expr:
+        return nodes.Const(node.data, lineno=node.lineno)  # printed as expressions are
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filter(node.iter, "_each")
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, "_compare")
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, "_compare")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), "join")
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filter(node, "_made") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Call(self, node: Any) -> nodes.Expr:
+        self.generic_visit(node)
+        node.dyn_args = node.dyn_args and _filter(node.dyn_args, "list")
+        return node
+
+    def visit_literal(self, node: nodes.Literal) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if getattr(node, "ctx", "load") == "store" else _filter(node, "_made")
+
+    visit_Filter = visit_Test = visit_Call
+    visit_List = visit_Tuple = visit_Dict = visit_literal
+
+
+def _filter(expr: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(expr, name, [], [], None, None, lineno=expr.lineno)
 
 
 class Generation(Extension):
@@ -61,166 +123,81 @@ class Generation(Extension):
         return nodes.CallBlock(self.call_method("_span"), [], [], body).set_lineno(line)
 
     def _span(self, caller: Macro) -> str:
-        inside, means = caller(), current.get()
-        means.spans.append((means.emitted, means.emitted + len(inside)))
+        inside, budget = caller(), current.get()
+        budget.spans.append((budget.emitted, budget.emitted + len(inside)))
         return inside
 
 
+CALLED = (LoopContext, Generation)  # whose methods may be called
+
+
+@pass_context  # so that nothing is computed when the template is compiled
+def _print(context: Context, value: Any) -> str:
+    spend(ITEM + length(value))
+    return str(value)
+
+
+def _each(values: Any) -> Iterator[Any]:
+    for value in values:
+        spend()
+        yield value
+
+
+def _compare(value: Any) -> Any:
+    look(value)
+    return value
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(OPERATORS)
+    """The filters `_each`, `_compare` and `_made` are those that `Counting` inserts."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,  # constants too are computed when they are counted
-            finalize=printed,
-            extensions=[Generation, loopcontrols],
-        )
-        self.filters = {**FILTERS, **COUNTING}
+        extensions = [Generation, loopcontrols]
+        # not optimized: constants too are computed when they are charged for
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_print, extensions=extensions)
+        self.filters = {**FILTERS, "_each": _each, "_compare": _compare, "_made": made}
         self.tests = dict(TESTS)
         self.globals = dict(FUNCTIONS)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        step()
-        small(left)
-        small(right)
-        return OPERATORS[operator](left, right)
+        look(left, right)
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, (str, *PARTS)) and isinstance(times, int):
+                    spend(len(value) * times * (1 if isinstance(value, str) else ITEM))
+        elif operator == "%" and isinstance(left, str):
+            percent(left, right)
+        elif operator == "**" and type(left) is type(right) is int and left.bit_length() * right > INTEGER:
+            raise OverBudget(f"an integer of more than {INTEGER} bits")
+        return made(super().call_binop(context, operator, left, right))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        step()
-        if isinstance(obj, PLAIN):
-            for kind in (str, dict, list, tuple, float):
-                if isinstance(obj, kind) and attribute in METHODS[kind]:
-                    return Method(METHODS[kind][attribute], obj)
-            if isinstance(obj, dict) and attribute in obj:
-                return obj[attribute]
-            if not hasattr(obj, attribute):
-                return self.undefined(obj=obj, name=attribute)
-        if isinstance(obj, Undefined) or (isinstance(obj, LoopContext) and attribute in LOOP):
-            return getattr(obj, attribute)
-        if isinstance(obj, Namespace) and not attribute.startswith("_"):
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
-        if isinstance(obj, Macro) and attribute == "name":
-            return obj.name
-        raise SecurityError(f"the attribute {attribute[:40]!r} of a {type(obj).__name__}")
+        spend()
+        return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        step()
-        if isinstance(obj, Undefined):
-            return obj[argument]
-        if isinstance(obj, PLAIN):
-            if not isinstance(argument, SINGLE):
-                sized(argument)
-            try:
-                return obj[argument]  # type: ignore[index]
-            except (TypeError, LookupError):
-                pass
-            if isinstance(argument, str) and not argument.startswith("_"):
-                for kind in (dict, str):
-                    if isinstance(obj, kind) and argument in METHODS[kind]:
-                        return Method(METHODS[kind][argument], obj)
-                return self.undefined(obj=obj, name=argument)
-        if isinstance(argument, str):
-            return self.getattr(obj, argument)
-        return self.undefined(obj=obj, name=argument)
+        look(argument)
+        return super().getitem(obj, argument)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"the attribute {attribute[:40]!r} of a {type(obj).__name__}")
+
+    def wrap_str_format(self, value: Any) -> None:
+        """Nothing: `call` bounds str.format."""
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        step(1 + len(args) + len(kwargs))
+        budget, called, owner = current.get(), __obj, getattr(__obj, "__self__", ...)
+        look(*args)
         if isinstance(__obj, Macro):
-            means = current.get()
-            if means.depth >= DEPTH:
+            budget.depth += 1
+            if budget.depth > DEPTH:
                 raise OverBudget(f"macros deeper than {DEPTH}")
-            means.depth += 1
-            try:
-                return __context.call(__obj, *args, **kwargs)
-            finally:
-                means.depth -= 1
-        bound = isinstance(__obj, MethodType) and isinstance(__obj.__self__, (LoopContext, Generation))
-        if bound and isinstance(__obj.__self__, LoopContext):  # loop.changed() compares
-            sum(map(sized, args))
-        ours = any(__obj is function for function in FUNCTIONS.values())
-        if not (bound or ours or isinstance(__obj, (Method, ChatJoiner, Undefined))):
+        elif isinstance(owner, VALUES):
+            called = partial(method, __obj)
+        elif not (isinstance(owner, CALLED) or isinstance(__obj, (Joiner, Undefined)) or __obj in FUNCTIONS.values()):
             raise SecurityError(f"a call of a {type(__obj).__name__}")
-        return __context.call(__obj, *args, **kwargs)
-
-
-@pass_context
-def printed(context: Context, value: Any) -> Any:
-    """Pay for what goes into the output. Printing a list may escape a character by up to ten."""
-    text(len(value) if isinstance(value, str) else 10 * weigh(value))
-    return value
-
-
-# What `allowed.Meter` puts into templates. They take the context so that nothing is computed ahead. -------------------
-
-
-@pass_context
-def _each(context: Context, values: Any, cost: int) -> Any:
-    if isinstance(values, Undefined):
-        return values
-    if isinstance(values, Namespace) or not isinstance(values, (str, list, tuple, dict, range)):
-        return budget.each(values, cost)
-    return Sized(values, cost)
-
-
-class Sized:
-    """An iterable that counts its steps and knows its length, which loops ask for."""
-
-    def __init__(self, values: Any, cost: int) -> None:
-        self.values, self.cost = values, cost
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __iter__(self) -> Any:
-        return budget.each(self.values, self.cost)
-
-
-@pass_context
-def _step(context: Context, cost: int) -> str:
-    step(cost)
-    return ""
-
-
-@pass_context
-def _text(context: Context, data: str) -> str:
-    text(len(data))
-    return data
-
-
-@pass_context
-def _concatenate(context: Context, values: list[Any]) -> str:
-    return concatenate(values)
-
-
-@pass_context
-def _sized(context: Context, value: Any) -> Any:
-    if not isinstance(value, (*PLAIN, Undefined)) and isinstance(value, Iterable):
-        value = list(metered(value))
-    sized(value)
-    return value
-
-
-@pass_context
-def _made(context: Context, value: Any) -> Any:
-    items(len(value))
-    return value
-
-
-@pass_context
-def _copied(context: Context, value: Any) -> Any:
-    if isinstance(value, str):
-        text(len(value))
-    elif isinstance(value, (list, tuple)):
-        items(len(value))
-    return value
-
-
-COUNTING = {
-    f"_{function.__name__.lstrip('_')}": function
-    for function in (_each, _step, _text, _concatenate, _sized, _made, _copied)
-}
+        result = made(__context.call(called, *args, **kwargs))
+        budget.depth -= isinstance(__obj, Macro)
+        return result

@@ -1,9 +1,8 @@
 """Chat templates, which are programs from strangers, rendered under a budget.
 
-Jinja's immutable sandbox protects the system. What a template may consist of is listed (allowed.py), and what it uses
-up is counted before each operation (budget.py). This happens in the calling process: resource limits would need a
-worker process for each caller, and macOS ignores memory limits. A template ends within a second of CPU time and a few
-dozen MB.
+Jinja's immutable sandbox protects the system, narrowed to what chat templates need (sandbox.py); what a template reads
+and makes, and how long it takes, is limited (budget.py). This happens in the calling process: resource limits would
+need a worker process for each caller, and macOS ignores memory limits.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
 from ..loaders.errors import LoadError
-from .allowed import check, meter
-from .budget import SOURCE, TOKENS, Budget, OverBudget, current
-from .filters import FUNCTIONS, Refusal
-from .sandbox import Sandbox
+from .bounds import FUNCTIONS, Refusal
+from .budget import Budget, OverBudget, current
+from .sandbox import Counting, Sandbox, check
 
+SOURCE = 128 << 10  # characters of a template
+TOKENS = 24 << 10  # of its words, signs and spaces between them
 CANARY = "Xk7 canary qZ3"
 
 
@@ -120,7 +120,7 @@ def _compiled(source: str) -> Template:
         tree = environment.parse(source)
         if (problem := check(tree)) is not None:
             raise _Fault(problem[0], "what chat templates are made of", problem[1])
-        code = environment.compile(meter(tree))
+        code = environment.compile(Counting().visit(tree))
     except TemplateSyntaxError as problem:
         found = f"{str(problem.message)[:200]} in line {problem.lineno}"
         raise _Fault("TMPL_SYNTAX", "a Jinja template", found) from None
