@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,12 @@ def includes(path: Path) -> list[str]:
 def test_ops_do_not_know_which_executor_runs(path: Path) -> None:
     wrong = [name for name in includes(path) if name.startswith(("host/", "metal/", "cuda/"))]
     assert not wrong
+
+
+def test_ops_take_their_grids_from_presets() -> None:
+    """core/grid.h is the one place that says how work is divided into threadgroups."""
+    texts = {path.name: path.read_text() for path in (ROOT / "csrc" / "ops").glob("*")}
+    assert not [name for name, text in texts.items() if re.search(r"\bGrid\s*\w*\s*(=\s*)?\{|\.run\(\s*\{", text)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "csrc" / "core").glob("*")), ids=lambda p: p.name)

@@ -51,12 +51,19 @@ Check::Check(const char* name, const at::Tensor& tensor, bool pages) : name_(nam
 }
 
 Check& Check::shape(std::initializer_list<DimRef> dims) {
-  const std::string expected = list(dims); // before binding, so that the message shows what was known
   bool ok = tensor_.dim() == static_cast<int64_t>(dims.size());
-  int64_t i = 0;
-  for (DimRef d : dims) ok = ok && d.bind(tensor_.size(i++));
-  TORCH_CHECK(ok, name_, ": expected ", expected, ", got ", sizes(tensor_));
-  return *this;
+  int64_t bound = 0; // a bit for each of the dims that this tensor binds
+  int i = 0;
+  for (DimRef d : dims) {
+    if (!ok) break;
+    bound |= int64_t(!d.known()) << i;
+    ok = d.bind(tensor_.size(i++));
+  }
+  if (ok) return *this;
+  i = 0;
+  for (DimRef d : dims) // the message shows what was known before
+    if (bound >> i++ & 1) d.forget();
+  TORCH_CHECK(false, name_, ": expected ", list(dims), ", got ", sizes(tensor_));
 }
 
 Check& Check::dim(int64_t n) {
@@ -65,8 +72,7 @@ Check& Check::dim(int64_t n) {
 }
 
 Check& Check::last(DimRef size) {
-  const std::string expected = size.str();
-  TORCH_CHECK(tensor_.dim() > 0 && size.bind(tensor_.size(-1)), name_, ": expected [..., ", expected, "], got ",
+  TORCH_CHECK(tensor_.dim() > 0 && size.bind(tensor_.size(-1)), name_, ": expected [..., ", size.str(), "], got ",
               sizes(tensor_));
   return *this;
 }

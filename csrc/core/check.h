@@ -30,6 +30,8 @@ public:
   DimRef(int64_t value) : literal_(value) {}
   DimRef(int value) : literal_(value) {}
   std::string str() const { return dim_ ? dim_->str() : std::to_string(literal_); }
+  bool known() const { return !dim_ || dim_->value_ >= 0; }
+  void forget() { dim_->value_ = -1; }
   bool bind(int64_t size);
 
 private:

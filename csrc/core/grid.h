@@ -1,5 +1,4 @@
-// Launch geometry, with presets for the usual kernels. Where threadgroups follow a choice of tuning.h or the data
-// (experts, split keys), the op itself says how work is divided.
+// Launch geometry: the presets from which ops take their grids.
 #pragma once
 
 #include <array>
@@ -15,26 +14,34 @@ struct Grid {
 
 constexpr uint32_t kSimdWidth = 32;
 
-constexpr uint32_t ceil_div(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 1) / b); }
+// Sizes and strides as kernels take them: 32 bits, which checks have made sure of.
+constexpr uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 
-// One threadgroup of `threads` threads per row; a second axis for batches.
-constexpr Grid per_row(int64_t rows, uint32_t threads, int64_t batch = 1) {
-  return {{static_cast<uint32_t>(rows), static_cast<uint32_t>(batch), 1}, {threads, 1, 1}, false};
+constexpr uint32_t ceil_div(int64_t a, int64_t b) { return u32((a + b - 1) / b); }
+
+// One threadgroup of `threads` threads per row; more axes for batches, and for parts of the work on a row.
+constexpr Grid per_row(int64_t rows, uint32_t threads, int64_t batch = 1, int64_t parts = 1) {
+  return {{u32(rows), u32(batch), u32(parts)}, {threads, 1, 1}, false};
 }
 
-// Exactly one thread per element.
-constexpr Grid per_element(int64_t n, uint32_t threads = 256) {
-  return {{static_cast<uint32_t>(n), 1, 1}, {threads, 1, 1}, true};
+// Exactly one thread per element; a second axis for batches.
+constexpr Grid per_element(int64_t n, uint32_t threads = 256, int64_t batch = 1) {
+  return {{u32(n), u32(batch), 1}, {threads, 1, 1}, true};
 }
 
 // One simdgroup per row (or per group of rows), `simdgroups` of them in a threadgroup.
 constexpr Grid simdgroup_per_row(int64_t rows, uint32_t simdgroups, int64_t batch = 1) {
-  return {{ceil_div(rows, simdgroups), static_cast<uint32_t>(batch), 1}, {kSimdWidth * simdgroups, 1, 1}, false};
+  return {{ceil_div(rows, simdgroups), u32(batch), 1}, {kSimdWidth * simdgroups, 1, 1}, false};
+}
+
+// `each` units for every team of `team` simdgroups, `simdgroups` in a threadgroup; a second axis for batches.
+constexpr Grid teams(int64_t units, uint32_t each, uint32_t team, uint32_t simdgroups, int64_t batch = 1) {
+  return per_row(ceil_div(units, each * (simdgroups / team)), kSimdWidth * simdgroups, batch);
 }
 
 // Tiles of BM x BN over an m x n result: x over n, y over m, z over batches.
 constexpr Grid tiles(int64_t m, int64_t n, uint32_t bm, uint32_t bn, uint32_t threads, int64_t batch = 1) {
-  return {{ceil_div(n, bn), ceil_div(m, bm), static_cast<uint32_t>(batch)}, {threads, 1, 1}, false};
+  return {{ceil_div(n, bn), ceil_div(m, bm), u32(batch)}, {threads, 1, 1}, false};
 }
 
 } // namespace foundry

@@ -1,5 +1,6 @@
 #include "core/kernel.h"
 
+#include <algorithm>
 #include <future>
 #include <map>
 #include <mutex>
@@ -24,6 +25,19 @@ std::string cache_key(const Executor& executor, const Source& source, const Kern
   return key;
 }
 
+// What keys have found: chains that only grow, so that they are read without a lock. An entry of an older generation is
+// never found again; like its pipeline it stays.
+struct Found {
+  KernelKey key;
+  size_t hash;
+  c10::DeviceType device;
+  uint32_t generation;
+  Pipeline* pipeline;
+  Found* next;
+};
+constexpr size_t kChains = 1024;
+std::atomic<Found*> chains[kChains];
+
 using Entry = std::shared_future<Pipeline*>;
 std::mutex mutex;
 std::map<std::string, Entry>& cache() {
@@ -38,6 +52,35 @@ std::string Kernel::entry() const {
   std::string text = function + "<";
   for (size_t i = 0; i < arguments.size(); i++) text += (i ? ", " : "") + arguments[i];
   return text + ">";
+}
+
+std::string KernelArgument::str() const {
+  if (!text) return std::to_string(number);
+  return number == kNoNumber ? text : std::string(text) + "<" + std::to_string(number) + ">";
+}
+
+bool KernelKey::operator==(const KernelKey& other) const {
+  return file_ == other.file_ && function_ == other.function_ && given_ == other.given_ && values_ == other.values_ &&
+         count_ == other.count_ &&
+         std::equal(arguments_.begin(), arguments_.begin() + count_, other.arguments_.begin());
+}
+
+size_t KernelKey::hash() const {
+  uint64_t h = reinterpret_cast<uintptr_t>(function_) ^ (uint64_t(values_) << 32);
+  for (size_t i = 0; i < count_; i++) {
+    h = (h ^ reinterpret_cast<uintptr_t>(arguments_[i].text) ^ (uint64_t(arguments_[i].number) << 40)) *
+        0x9e3779b97f4a7c15u;
+    h ^= h >> 32;
+  }
+  return h;
+}
+
+Kernel KernelKey::kernel() const {
+  Kernel kernel{file_, function_, {}, {}, "", ""};
+  for (size_t i = 0; i < count_; i++) kernel.arguments.push_back(arguments_[i].str());
+  for (int index = 0; index < 32; index++)
+    if (given_ >> index & 1) kernel.constants.emplace_back(index, bool(values_ >> index & 1));
+  return kernel;
 }
 
 void register_executor(c10::DeviceType type, Executor& executor) { executors()[type] = &executor; }
@@ -72,6 +115,20 @@ Pipeline& pipeline(c10::Device device, const Kernel& kernel) {
     }
   }
   return *entry.get();
+}
+
+Pipeline& pipeline(c10::Device device, const KernelKey& key) {
+  const size_t hash = key.hash();
+  const uint32_t now = source_generation().load(std::memory_order_acquire);
+  std::atomic<Found*>& chain = chains[hash % kChains];
+  for (const Found* found = chain.load(std::memory_order_acquire); found; found = found->next)
+    if (found->hash == hash && found->device == device.type() && found->generation == now && found->key == key)
+      return *found->pipeline;
+  Pipeline& made = pipeline(device, key.kernel());
+  auto* found = new Found{key, hash, device.type(), now, &made, chain.load(std::memory_order_relaxed)};
+  while (!chain.compare_exchange_weak(found->next, found, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+  return made;
 }
 
 const char* metal_type(c10::ScalarType dtype) {

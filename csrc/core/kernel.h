@@ -1,17 +1,17 @@
 // What is launched: a Kernel names it, a Pipeline is its compiled form, a cache keeps one Pipeline per content.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <mutex>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 namespace foundry {
 
@@ -49,62 +49,62 @@ public:
   const Kernel kernel;
 };
 
-// Returns the pipeline for `kernel` on the executor of `device`, compiling it when no cache has it. Thread-safe:
-// each pipeline is compiled once, and different ones side by side.
-Pipeline& pipeline(c10::Device device, const Kernel& kernel);
-
-// Grows whenever shader sources change; a pipeline held from an older generation is looked up again.
-std::atomic<uint32_t>& source_generation();
-
-// The pipelines of one op, found by a small index (dtype, format, ...) with no string work after the first call.
-template <int N> class PipelineTable {
-public:
-  template <class MakeKernel> Pipeline& get(c10::Device device, int variant, MakeKernel&& make) {
-    TORCH_INTERNAL_ASSERT(variant >= 0 && variant < N, "kernel variant ", variant, " of ", N);
-    Slot& slot = slots_[device_slot(device)][variant];
-    const uint32_t now = source_generation().load(std::memory_order_acquire);
-    if (slot.generation.load(std::memory_order_acquire) == now) return *slot.pipeline.load(std::memory_order_relaxed);
-    Pipeline& found = pipeline(device, make());
-    slot.pipeline.store(&found, std::memory_order_relaxed);
-    slot.generation.store(now, std::memory_order_release);
-    return found;
-  }
-
-private:
-  static int device_slot(c10::Device device) { return device.is_cpu() ? 0 : device.is_mps() ? 1 : 2; }
-  struct Slot {
-    std::atomic<Pipeline*> pipeline{nullptr};
-    std::atomic<uint32_t> generation{0};
-  };
-  Slot slots_[3][N];
-};
-
-// The same for an op of so many variants that few of them are ever used: found by a number that tells them apart.
-class PipelineMap {
-public:
-  template <class MakeKernel> Pipeline& get(c10::Device device, uint64_t variant, MakeKernel&& make) {
-    const std::pair<uint64_t, int> key{variant, static_cast<int>(device.type())};
-    const uint32_t now = source_generation().load(std::memory_order_acquire);
-    {
-      std::lock_guard lock(mutex_);
-      if (auto found = slots_.find(key); found != slots_.end() && found->second.second == now)
-        return *found->second.first;
-    }
-    Pipeline& found = pipeline(device, make());
-    std::lock_guard lock(mutex_);
-    slots_[key] = {&found, now};
-    return found;
-  }
-
-private:
-  std::mutex mutex_;
-  std::map<std::pair<uint64_t, int>, std::pair<Pipeline*, uint32_t>> slots_; // with its generation of sources
-};
-
 // The MSL name of an activation dtype: "float", "half" or "bfloat".
 const char* metal_type(c10::ScalarType dtype);
 
-// 0, 1, 2 for float32, float16, bfloat16: the dtype's part of a variant index.
+// A template argument as an op knows it, compared by address and number: "half", "8", "true" or "Q8Kv<128>".
+struct KernelArgument {
+  static constexpr int64_t kNoNumber = INT64_MIN;
+  const char* text = nullptr; // for the life of the process: a literal, or of a table
+  int64_t number = kNoNumber;
+
+  KernelArgument() = default;
+  KernelArgument(const char* text) : text(text) {}
+  KernelArgument(c10::ScalarType dtype) : text(metal_type(dtype)) {}
+  KernelArgument(bool value) : text(value ? "true" : "false") {}
+  KernelArgument(int number) : number(number) {}
+  KernelArgument(const char* text, int64_t number) : text(text), number(number) {} // text<number>
+  bool operator==(const KernelArgument&) const = default;
+  std::string str() const;
+};
+
+// A Kernel as ops name it at each call: all that tells it from others, in words that cost nothing to make and compare.
+// Two keys of one kernel (a literal has an address in each file) cost a second entry of the cache, and nothing else.
+class KernelKey {
+public:
+  using Constants = std::initializer_list<std::pair<int, bool>>; // index below 32, value
+  KernelKey(const char* file, const char* function, std::initializer_list<KernelArgument> arguments = {},
+            Constants constants = {})
+      : file_(file), function_(function) {
+    add(arguments);
+    for (const auto& [index, value] : constants) given_ |= 1u << index, values_ |= uint32_t(value) << index;
+  }
+  KernelKey& add(std::initializer_list<KernelArgument> arguments) {
+    TORCH_INTERNAL_ASSERT(count_ + arguments.size() <= kMostArguments, file_, ": too many template arguments");
+    for (const KernelArgument& argument : arguments) arguments_[count_++] = argument;
+    return *this;
+  }
+  bool operator==(const KernelKey& other) const;
+  size_t hash() const;
+  Kernel kernel() const;
+
+private:
+  static constexpr size_t kMostArguments = 10;
+  const char *file_, *function_;
+  uint32_t given_ = 0, values_ = 0; // constants, a bit for each index
+  uint32_t count_ = 0;
+  std::array<KernelArgument, kMostArguments> arguments_;
+};
+
+// The pipeline for a kernel on the executor of `device`, compiled when no cache has it. Thread-safe: each pipeline is
+// compiled once, and different ones side by side. By key, no lock is taken and no text is made after the first call.
+Pipeline& pipeline(c10::Device device, const Kernel& kernel);
+Pipeline& pipeline(c10::Device device, const KernelKey& key);
+
+// Grows whenever shader sources change; pipelines found by key before that are looked up again.
+std::atomic<uint32_t>& source_generation();
+
+// 0, 1, 2 for float32, float16, bfloat16.
 int dtype_index(c10::ScalarType dtype);
 
 } // namespace foundry

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -12,15 +13,24 @@
 
 namespace foundry {
 
+using OptionalTensor = std::optional<at::Tensor>;
+
 class Launch {
 public:
   explicit Launch(Pipeline& pipeline) : pipeline_(pipeline) {}
+  Launch(c10::Device device, const KernelKey& key) : Launch(pipeline(device, key)) {}
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
   Launch& in(const at::Tensor& tensor) { return bind(tensor, Access::read); }
   Launch& out(const at::Tensor& tensor) { return bind(tensor, Access::write); }
   Launch& inout(const at::Tensor& tensor) { return bind(tensor, Access::read_write); }
+  // What is absent takes no part: nothing is bound in its place,
+  Launch& in(const OptionalTensor& tensor) { return tensor ? in(*tensor) : none(); }
+  Launch& out(const OptionalTensor& tensor) { return tensor ? out(*tensor) : none(); }
+  Launch& inout(const OptionalTensor& tensor) { return tensor ? inout(*tensor) : none(); }
+  // or another tensor, which the kernel doesn't read.
+  Launch& in_or(const OptionalTensor& tensor, const at::Tensor& other) { return in(tensor ? *tensor : other); }
   Launch& none() {
     bindings_.push_back({});
     return *this;

@@ -11,7 +11,7 @@ namespace foundry {
 struct Scales;
 
 struct QuantFormat {
-  int index;          // position in the table: the format's part of a variant index
+  int index;          // position in the table
   const char* policy; // the type that kernels are instantiated with
   const char* name;
   int gguf_type;      // -1: no GGUF file has it
@@ -27,8 +27,6 @@ struct QuantFormat {
 
   bool packed() const { return block_size > 1; }
 };
-
-constexpr int kMaxFormats = 128; // size of per-format pipeline tables
 
 const std::vector<QuantFormat>& quant_table();
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -101,8 +102,10 @@ std::map<std::string, int64_t>& overrides() { // as the environment has them
 // Of a device: the choices for the buckets of an op and a format, made when they are first asked for. Tables and rows
 // are kept: a launch on another thread may be reading those that others take the place of.
 struct Table {
+  explicit Table(std::string family)
+      : family(std::move(family)), rows(new std::atomic<const Choice*>[kOps * quant_formats().size()]()) {}
   std::string family;
-  std::atomic<const Choice*> rows[kOps][kMaxFormats] = {};
+  std::unique_ptr<std::atomic<const Choice*>[]> rows;
 };
 constexpr int buckets(Op op) { return op == Op::attention ? kAttentionBuckets : kLinearBuckets; }
 
@@ -189,7 +192,7 @@ Table& table_of(c10::Device device) {
   if (Table* table = current.load(std::memory_order_acquire)) return *table;
   const std::string family = executor(device).family();
   std::lock_guard<std::mutex> lock(mutex);
-  if (!current.load(std::memory_order_acquire)) current.store(new Table{family}, std::memory_order_release);
+  if (!current.load(std::memory_order_acquire)) current.store(new Table(family), std::memory_order_release);
   return *current.load(std::memory_order_acquire);
 }
 
@@ -294,7 +297,7 @@ c10::Dict<std::string, std::vector<int64_t>> parameters(const std::string& op_na
 
 Choice choose(c10::Device device, Op op, int row, int bucket) {
   Table& table = table_of(device);
-  std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op)][row];
+  std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op) * quant_formats().size() + row];
   if (const Choice* found = choices.load(std::memory_order_acquire)) return found[bucket];
   std::lock_guard<std::mutex> lock(mutex);
   if (!choices.load(std::memory_order_acquire))

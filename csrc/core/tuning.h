@@ -21,12 +21,6 @@ struct LinearChoice {
   uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 4, which a CPU makes vectors of
 };
 
-// Which of so many kernels a choice asks for: outputs 1, 2, 4, 8; steps 1, 2, 4; chains 1, 4.
-constexpr int kLinearLayouts = 4 * 3 * 2;
-inline int layout_index(const LinearChoice& c) {
-  return (std::countr_zero(c.outputs) * 3 + std::countr_zero(c.steps)) * 2 + (c.chains > 1);
-}
-
 // attention with few queries, by dtype and head_dim.
 struct AttentionChoice {
   uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys

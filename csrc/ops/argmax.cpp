@@ -13,23 +13,20 @@ at::Tensor argmax(const at::Tensor& logits) {
   if (rows == 0) return result;
 
   ArgmaxArgs args{};
-  args.n = static_cast<uint32_t>(logits.size(-1));
+  args.n = u32(logits.size(-1));
   args.chunks = ceil_div(args.n, argmax_chunk);
   args.logits = rows_of("logits", logits);
-  static PipelineTable<4> table;
-  Pipeline& chunks = table.get(logits.device(), dtype_index(logits.scalar_type()), [&] {
-    return Kernel{"argmax.metal", "argmax_chunks", {metal_type(logits.scalar_type())}, {}, ""};
-  });
+  const auto device = logits.device();
+  const KernelKey chunks("argmax.metal", "argmax_chunks", {logits.scalar_type()});
   const Grid grid = per_row(args.chunks, argmax_threads, rows);
   if (args.chunks == 1) { // no partials: the result stands in for the buffer that is not touched
-    Launch(chunks).in(logits).out(result).out(result).args(args).run(grid);
+    Launch(device, chunks).in(logits).out(result).out(result).args(args).run(grid);
     return result;
   }
   const at::Tensor partials = at::empty({rows, args.chunks, 2}, logits.options().dtype(at::kInt));
-  Launch(chunks).in(logits).out(partials).out(result).args(args).run(grid);
-  Pipeline& merge = table.get(logits.device(), 3, [] { return Kernel{"argmax.metal", "argmax_merge", {}, {}, ""}; });
+  Launch(device, chunks).in(logits).out(partials).out(result).args(args).run(grid);
   const uint32_t threads = kSimdWidth * std::min(ceil_div(args.chunks, kSimdWidth), 32u);
-  Launch(merge).in(partials).out(result).args(args).run(per_row(rows, threads));
+  Launch(device, {"argmax.metal", "argmax_merge"}).in(partials).out(result).args(args).run(per_row(rows, threads));
   return result;
 }
 

@@ -1,28 +1,24 @@
 // RMSNorm and the projections after it in one launch, for the few tokens of a decode step: shaders/decode.metal.
 #include "decode.h"
 
-#include <cmath>
-
 #include "core/op.h"
 #include "core/quant_table.h"
-#include "core/tuning.h"
+#include "ops/gemv.h"
 #include "ops/heads.h"
 #include "quant/format.h"
 
 namespace foundry {
 namespace {
 
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
-
 constexpr int kMatrices = 3;
 
 using Formats = c10::List<std::string>;
-using Biases = c10::List<std::optional<at::Tensor>>;
+using Biases = c10::List<OptionalTensor>;
 
 // The norm before the projections, and those: matrices of the same width, each in its own format.
 struct Projections {
   at::Tensor x, gain;
-  float eps, offset;
+  Norm norm;
   std::vector<at::Tensor> weights;
   std::vector<OptionalTensor> biases;
   std::vector<WeightMatrix> matrices;
@@ -30,13 +26,11 @@ struct Projections {
 
   Projections(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind, at::TensorList weights,
               const Formats& formats, const Biases& biases, size_t least)
-      : x(x), gain(gain), eps(static_cast<float>(eps)), offset(0.0f), weights(weights.vec()) {
+      : x(x), gain(gain), norm(kind, eps), weights(weights.vec()) {
     Dim K("in_features");
     check("x", x).floating().last(K).contiguous();
     k = K;
     check("norm_weight", gain).like(x).shape({K}).contiguous();
-    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
-    if (choose("kind", kind, {"llama", "olmo", "gemma"}) == 2) offset = 1.0f;
     TORCH_CHECK(weights.size() >= least && weights.size() <= kMatrices, "weights: expected ", least, " to ", kMatrices,
                 " matrices, got ", weights.size());
     TORCH_CHECK(formats.size() == weights.size() && biases.size() == weights.size(),
@@ -44,8 +38,7 @@ struct Projections {
                 formats.size(), " and ", biases.size());
     for (size_t i = 0; i < weights.size(); i++) {
       const std::string format = formats.get(i);
-      matrices.push_back(weight_matrix("weights", weights[i],
-                                       format.empty() ? std::nullopt : std::optional<std::string_view>(format)));
+      matrices.push_back(weight_matrix("weights", weights[i], format.empty() ? std::nullopt : OptionalName(format)));
       check("weights", weights[i]).device(x);
       TORCH_CHECK(matrices[i].k == k, "weights: expected in_features=", k, ", got ", matrices[i].k, " in the one at ",
                   i);
@@ -75,56 +68,42 @@ struct Projections {
 // Rows of x that share a reading of the weights.
 int rows_together(int64_t rows) { return rows > 4 ? 8 : rows > 2 ? 4 : static_cast<int>(rows); }
 
-// How a run of matrices is multiplied: the variant of the kernel, and its grid.
-struct Way {
-  const QuantFormat& format;
-  at::ScalarType dtype;
-  LinearChoice choice;
-  int m;     // rows of x that share a reading
-  int width; // V of gemv.h
-
-  Way(const Projections& p, size_t first, size_t end, bool in_pairs)
-      : format(p.matrices[first].format), dtype(p.x.scalar_type()), m(rows_together(p.rows)),
-        width(p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain) ? 16 : 1) {
-    for (size_t i = first; i < end; i++) {
-      if (!format.packed() && !aligned_rows(p.weights[i])) width = 1;
-      if (width > 8 && !in_words(p.matrices[i], p.weights[i])) width = 8;
-    }
-    choice = norm_linear_choice(p.x.device(), format.index, m, p.outputs(first, end), p.k);
-    if (in_pairs && choice.outputs < 2) choice.outputs = 2;
-    while (m * choice.outputs > int(kSimdWidth)) choice.outputs /= 2;
+// How the matrices from `first` to `end`, of one format, are multiplied. in_pairs: for pairs of outputs.
+Gemv gemv_of(const Projections& p, size_t first, size_t end, bool in_pairs) {
+  const QuantFormat& format = p.matrices[first].format;
+  const int rows = rows_together(p.rows);
+  bool aligned = p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.gain), words = true;
+  for (size_t i = first; i < end; i++) {
+    aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
+    words = words && in_words(p.matrices[i], p.weights[i]);
   }
+  LinearChoice choice = norm_linear_choice(p.x.device(), format.index, rows, p.outputs(first, end), p.k);
+  if (in_pairs && choice.outputs < 2) choice.outputs = 2;
+  while (rows * choice.outputs > int(kSimdWidth)) choice.outputs /= 2;
+  return {choice, Gemv::width_of(aligned, words), rows};
+}
 
-  static constexpr int count = kMaxFormats * 3 * 4 * 3 * kLinearLayouts;
-  int index() const {
-    const int kind = (format.index * 3 + dtype_index(dtype)) * 4 + std::countr_zero(unsigned(m));
-    return (kind * 3 + (width > 1) + (width > 8)) * kLinearLayouts + layout_index(choice);
-  }
+KernelKey kernel(const char* function, const Projections& p, size_t first, const Gemv& gemv,
+                 std::optional<at::ScalarType> table = std::nullopt) {
+  KernelKey key("decode.metal", function, {p.matrices[first].format.policy, p.x.scalar_type()});
+  if (table) key.add({*table});
+  return gemv.name(key.add({gemv.rows}));
+}
 
-  Kernel kernel(const char* function, const char* table_type = nullptr) const {
-    Kernel k{"decode.metal", function, {format.policy, metal_type(dtype)}, {}, ""};
-    if (table_type) k.arguments.emplace_back(table_type);
-    for (int n : {m, width, int(choice.outputs), int(choice.steps), int(choice.chains)})
-      k.arguments.push_back(std::to_string(n));
-    return k;
-  }
-
-  // `units`: outputs, or pairs of them. Binds the threadgroup memory too.
-  void run(Launch& launch, int64_t units, bool in_pairs, int64_t rows) const {
-    const uint32_t teams = choice.simdgroups / choice.split, each = choice.outputs / (in_pairs ? 2 : 1);
-    launch.tgmem(size_t(choice.simdgroups) * normed_sums(m, choice.outputs) * sizeof(float));
-    launch.run({{ceil_div(units, each * teams), ceil_div(rows, m), 1}, {kSimdWidth * choice.simdgroups, 1, 1}, false});
-  }
-};
+// `units`: outputs, or pairs of them.
+void run(Launch& launch, const Gemv& gemv, int64_t units, bool in_pairs, int64_t rows) {
+  const int each = gemv.choice.outputs / (in_pairs ? 2 : 1);
+  gemv.run(launch, units, each, ceil_div(rows, gemv.rows), normed_sums(gemv.rows, gemv.choice.outputs));
+}
 
 // Binds x, the gains, and `count` weights and biases; those of other formats are not read, others stand in for them.
-NormedArgs bind(Launch& launch, const Projections& p, const Way& way, size_t first, size_t end, size_t count) {
+NormedArgs bind(Launch& launch, const Projections& p, const Gemv& gemv, size_t first, size_t end, size_t count) {
   NormedArgs args{};
   args.rows = u32(p.rows);
   args.k = u32(p.k);
-  args.split = way.choice.split;
-  args.eps = p.eps;
-  args.offset = p.offset;
+  args.split = gemv.choice.split;
+  args.eps = p.norm.eps;
+  args.offset = p.norm.kind.offset;
   launch.in(p.x).in(p.gain);
   for (size_t i = 0; i < count; i++) {
     const bool used = i >= first && i < end;
@@ -158,15 +137,14 @@ at::Tensor norm_linear(const at::Tensor& x, const at::Tensor& gain, double eps, 
   at::Tensor y = at::empty(shape, x.options());
   if (y.numel() == 0) return y;
   p.each_run([&](size_t first, size_t end) {
-    const Way way(p, first, end, false);
-    static PipelineTable<Way::count> table;
-    Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("norm_linear"); }));
+    const Gemv gemv = gemv_of(p, first, end, false);
+    Launch launch(x.device(), kernel("norm_linear", p, first, gemv));
     NormLinearArgs args{};
-    args.normed = bind(launch, p, way, first, end, kMatrices);
+    args.normed = bind(launch, p, gemv, first, end, kMatrices);
     args.first = u32(p.outputs(0, first));
     args.end = u32(p.outputs(0, end));
     launch.out(y).args(args).moves(bytes_of(p, first, end));
-    way.run(launch, args.end - args.first, false, p.rows);
+    run(launch, gemv, args.end - args.first, false, p.rows);
   });
   return y;
 }
@@ -181,15 +159,14 @@ at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& gain, double eps, std
   const int64_t n = shape.back() = p.matrices[0].n;
   check_output_size(p.rows, n);
   NormGluArgs args{};
-  args.activation = activation_silu + choose("activation", activation, {"silu", "gelu_tanh", "gelu"});
+  args.activation = activation_named(activation).code;
   at::Tensor y = at::empty(shape, x.options());
   if (y.numel() == 0) return y;
-  const Way way(p, 0, 2, true);
-  static PipelineTable<Way::count> table;
-  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("norm_glu"); }));
-  args.normed = bind(launch, p, way, 0, 2, 2);
+  const Gemv gemv = gemv_of(p, 0, 2, true);
+  Launch launch(x.device(), kernel("norm_glu", p, 0, gemv));
+  args.normed = bind(launch, p, gemv, 0, 2, 2);
   launch.out(y).args(args).moves(bytes_of(p, 0, 2) - y.nbytes());
-  way.run(launch, n, true, p.rows);
+  run(launch, gemv, n, true, p.rows);
   return y;
 }
 
@@ -215,18 +192,14 @@ at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& gain, double eps, std
   at::Tensor q_out = at::empty({batch, n_heads, tokens, head_dim}, x.options());
   if (p.rows == 0) return q_out;
   p.each_run([&](size_t first, size_t end) {
-    const Way way(p, first, end, true);
-    const bool float_table = to.float_table(x.scalar_type());
-    static PipelineTable<2 * Way::count> table;
-    Launch launch(table.get(x.device(), way.index() * 2 + float_table, [&] {
-      return way.kernel("norm_qkv", float_table ? "float" : metal_type(x.scalar_type()));
-    }));
-    args.normed = bind(launch, p, way, first, end, kMatrices);
+    const Gemv gemv = gemv_of(p, first, end, true);
+    Launch launch(x.device(), kernel("norm_qkv", p, first, gemv, to.table_type(x.scalar_type())));
+    args.normed = bind(launch, p, gemv, first, end, kMatrices);
     args.first_pair = u32(p.outputs(0, first) / 2);
     args.end_pair = u32(p.outputs(0, end) / 2);
-    launch.in(cos ? *cos : x).in(sin ? *sin : x).in(positions ? *positions : x).in(step ? *step : x);
-    launch.inout(k_cache).inout(v_cache).out(q_out).args(args).moves(bytes_of(p, first, end));
-    way.run(launch, args.end_pair - args.first_pair, true, p.rows);
+    launch.in_or(cos, x).in_or(sin, x).in_or(positions, x).in_or(step, x).inout(k_cache).inout(v_cache).out(q_out);
+    launch.args(args).moves(bytes_of(p, first, end));
+    run(launch, gemv, args.end_pair - args.first_pair, true, p.rows);
   });
   return q_out;
 }

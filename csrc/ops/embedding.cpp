@@ -1,11 +1,10 @@
 // Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]).
 #include "embedding.h"
 
-#include <cmath>
-
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 #include "quant/format.h"
 
 namespace foundry {
@@ -26,13 +25,13 @@ float rounded_to(at::ScalarType dtype, double value) {
   return static_cast<float>(value);
 }
 
-at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optional<std::string_view> format,
-                     at::ScalarType dtype, double scale) {
+at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalName format, at::ScalarType dtype,
+                     double scale) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   check("ids", ids).dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(w.k);
-  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  finite("scale", scale);
   check_output_size(ids.numel(), w.k);
   at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
   check("output", y).floating();
@@ -41,19 +40,13 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, std::optio
   const bool wide_ids = ids.scalar_type() == at::kLong;
   if (ids.is_cpu()) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
   const bool aligned = w.format.packed() || (w.k % chunk == 0 && aligned_rows(weight));
-  static PipelineTable<kMaxFormats * 3 * 2 * 2> table;
-  const int variant = ((w.format.index * 3 + dtype_index(dtype)) * 2 + wide_ids) * 2 + aligned;
-  Pipeline& p = table.get(weight.device(), variant, [&] {
-    return Kernel{"embedding.metal",
-                  "embedding",
-                  {w.format.policy, metal_type(dtype), wide_ids ? "long" : "int", aligned ? "8" : "1"}};
-  });
+  const KernelKey key("embedding.metal", "embedding",
+                      {w.format.policy, dtype, wide_ids ? "long" : "int", aligned ? 8 : 1});
   const uint32_t row_threads = ceil_div(w.k, chunk);
   const EmbeddingArgs args{
-      static_cast<uint32_t>(w.n), static_cast<uint32_t>(w.k),       static_cast<uint32_t>(w.row_blocks), row_threads,
-      rounded_to(dtype, scale),   rows_of("ids", ids.unsqueeze(-1))};
+      u32(w.n), u32(w.k), u32(w.row_blocks), row_threads, rounded_to(dtype, scale), rows_of("ids", ids.unsqueeze(-1))};
   const int64_t row_bytes = w.k / w.format.block_size * w.format.block_bytes;
-  Launch(p)
+  Launch(weight.device(), key)
       .in(ids)
       .in(weight)
       .out(y)

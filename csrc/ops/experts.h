@@ -6,12 +6,10 @@
 #include "core/tuning.h"
 #include "moe.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 #include "quant/format.h"
 
 namespace foundry {
-
-using OptionalTensor = std::optional<at::Tensor>;
-using Name = std::optional<std::string_view>;
 
 // The experts' matrices W[experts, n, k] of one weight: dense [experts, n, k], or packed [experts, n, bytes of a row].
 struct ExpertMatrices {
@@ -20,7 +18,7 @@ struct ExpertMatrices {
   bool aligned; // rows of a dense weight, to 16 bytes
   bool words;   // pairs of a packed weight's blocks, to four bytes
 
-  ExpertMatrices(const char* name, const at::Tensor& weight, Name format, const at::Tensor& like);
+  ExpertMatrices(const char* name, const at::Tensor& weight, OptionalName format, const at::Tensor& like);
 };
 
 // Which experts each token goes to: ids int32 [tokens, chosen], rows may be strided.

@@ -1,14 +1,13 @@
 #include "core/op.h"
 #include "glu.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 
 namespace foundry {
 namespace {
 
-constexpr const char* kActivations[] = {"Silu", "GeluTanh", "Gelu"};
-
-at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view activation_name) {
-  const int activation = choose("activation", activation_name, {"silu", "gelu_tanh", "gelu"});
+at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view name) {
+  const Activation& activation = activation_named(name);
   check("gate", gate).floating().last_dim_contiguous();
   check("up", up).like(gate).last_dim_contiguous();
   check_same_shape("up", up, "gate", gate);
@@ -17,17 +16,16 @@ at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view ac
 
   const bool aligned = gate.size(-1) % 8 == 0 && aligned_rows(gate) && aligned_rows(up);
   GluArgs args{};
-  args.n = static_cast<uint32_t>(gate.size(-1));
+  args.n = u32(gate.size(-1));
   args.threads_per_row = ceil_div(args.n, glu_per_thread);
   args.gate = rows_of("gate", gate);
   args.up = rows_of("up", up);
-  static PipelineTable<18> table;
-  const int variant = (dtype_index(gate.scalar_type()) * 3 + activation) * 2 + aligned;
-  Pipeline& pipeline = table.get(gate.device(), variant, [&] {
-    return Kernel{
-        "glu.metal", "glu", {metal_type(gate.scalar_type()), kActivations[activation], aligned ? "8" : "1"}, {}, ""};
-  });
-  Launch(pipeline).in(gate).in(up).out(y).args(args).run(per_element(row_count(gate) * args.threads_per_row));
+  Launch(gate.device(), {"glu.metal", "glu", {gate.scalar_type(), activation.policy, aligned ? 8 : 1}})
+      .in(gate)
+      .in(up)
+      .out(y)
+      .args(args)
+      .run(per_element(row_count(gate) * args.threads_per_row));
   return y;
 }
 

@@ -7,8 +7,6 @@
 namespace foundry {
 namespace {
 
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
-
 void check_table(const char* name, const at::Tensor& table, const at::Tensor& like, int64_t batch, int64_t tokens,
                  bool by_position, Dim& rotary) {
   check(name, table).device(like).dtype({at::kFloat, like.scalar_type()}).last_dim_contiguous();
@@ -63,8 +61,7 @@ bool plain_caches(const at::Tensor& like, const HeadsTo& to) {
 }
 
 void HeadsTo::bind(Launch& launch, const at::Tensor& other) const {
-  cos ? launch.in(*cos).in(*sin) : launch.none().none();
-  launch.in(positions ? *positions : other).in(step ? *step : other).inout(k_cache).inout(v_cache);
+  launch.in(cos).in(sin).in_or(positions, other).in_or(step, other).inout(k_cache).inout(v_cache);
 }
 
 RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,

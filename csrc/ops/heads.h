@@ -4,11 +4,10 @@
 #include "core/launch.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 #include "rope_and_cache.h"
 
 namespace foundry {
-
-using OptionalTensor = std::optional<at::Tensor>;
 
 // cos, sin: [batch or 1, tokens, rotary]; with positions (int32 [batch, tokens]) tables [rows, rotary]. Neither: heads
 // don't rotate. step (int32 [2]): its first element takes the place of start, which then is a bound.
@@ -19,9 +18,9 @@ struct HeadsTo {
   const OptionalTensor& step;
   // Caches of other kinds (rope_and_store.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
   OptionalTensor rows = std::nullopt, table = std::nullopt;
-  std::optional<std::string_view> k_format = std::nullopt, v_format = std::nullopt;
+  OptionalName k_format = std::nullopt, v_format = std::nullopt;
 
-  bool float_table(at::ScalarType dtype) const { return cos && cos->scalar_type() != dtype; }
+  at::ScalarType table_type(at::ScalarType dtype) const { return cos ? cos->scalar_type() : dtype; }
 
   // Binds cos, sin, positions, step and the caches, in that order; `other` stands in for what is absent and not read.
   void bind(Launch& launch, const at::Tensor& other) const;

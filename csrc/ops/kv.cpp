@@ -3,33 +3,31 @@
 #include <bit>
 
 #include "core/check.h"
-#include "core/kernel.h"
 #include "kv_store.h"
 #include "ops/layout.h"
 
 namespace foundry {
 
-std::string KvStore::policy() const {
-  constexpr const char* names[kinds] = {"DenseKv<float>", "DenseKv<half>", "DenseKv<bfloat>", "Q8Kv", "Q4Kv"};
-  return packed() ? std::string(names[kind]) + "<" + std::to_string(columns) + ">" : names[kind];
-}
+namespace {
 
-const char* KvStore::writer() const {
-  constexpr const char* names[kinds] = {"DenseOut<float>", "DenseOut<half>", "DenseOut<bfloat>", "PackedOut<8>",
-                                        "PackedOut<4>"};
-  return names[kind];
-}
+constexpr KvFormat kDense[] = {{"f32", at::kFloat, 0, "DenseKv<float>", "DenseOut<float>"},
+                               {"f16", at::kHalf, 0, "DenseKv<half>", "DenseOut<half>"},
+                               {"bf16", at::kBFloat16, 0, "DenseKv<bfloat>", "DenseOut<bfloat>"}};
+constexpr KvFormat kPacked[] = {{"q8_0", at::kByte, 8, "Q8Kv", "PackedOut<8>"},
+                                {"q4_0", at::kByte, 4, "Q4Kv", "PackedOut<4>"}};
 
-KvStore kv_store(const char* name, const at::Tensor& cache, std::optional<std::string_view> format) {
+} // namespace
+
+KvStore kv_store(const char* name, const at::Tensor& cache, OptionalName format) {
   check_pages(name, cache).dim(4).last_dim_contiguous();
   if (!format) {
     check_pages(name, cache).floating();
-    return {dtype_index(cache.scalar_type()), cache.size(3)};
+    return {kDense[dtype_index(cache.scalar_type())], cache.size(3)};
   }
-  const int bits = choose("format", *format, {"q8_0", "q4_0"}) == 0 ? 8 : 4;
-  check_pages(name, cache).dtype({at::kByte});
+  const KvFormat& packed = named("format", *format, kPacked);
+  check_pages(name, cache).dtype({packed.dtype});
   for (int64_t columns = 16; columns <= 512; columns += 16) {
-    if (packed_row_bytes(static_cast<uint32_t>(columns), bits) == cache.size(3)) return {bits == 8 ? 3 : 4, columns};
+    if (packed_row_bytes(u32(columns), packed.bits) == cache.size(3)) return {packed, columns};
   }
   TORCH_CHECK(false, name, ": expected rows of ", *format, ", got ", cache.sizes());
 }

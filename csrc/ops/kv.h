@@ -1,27 +1,31 @@
 // How a KV cache's keys or values are stored (shaders/kv_store.h), and where: one buffer for each sequence, or pages.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <string_view>
-
 #include <ATen/core/Tensor.h>
+
+#include "core/kernel.h"
+#include "ops/options.h"
 
 namespace foundry {
 
-// kind: 0, 1, 2 for dense float32, float16, bfloat16; 3, 4 for q8_0, q4_0. columns: of a row, whatever its bytes.
-struct KvStore {
-  int kind;
-  int64_t columns;
+struct KvFormat {
+  const char* name;     // of packed ones
+  at::ScalarType dtype; // of the cache's elements
+  int bits;             // of a packed element; 0: dense
+  const char* reader;   // the type that kernels read it with; packed: of so many columns
+  const char* writer;   // and that they write it with (shaders/kv_pack.h)
+};
 
-  static constexpr int kinds = 5;
-  bool packed() const { return kind > 2; }
-  std::string policy() const; // the type that kernels read it with
-  const char* writer() const; // and that they write it with (shaders/kv_pack.h)
+struct KvStore {
+  const KvFormat& format;
+  int64_t columns; // of a row, whatever its bytes
+
+  bool packed() const { return format.bits != 0; }
+  KernelArgument reader() const { return packed() ? KernelArgument(format.reader, columns) : format.reader; }
 };
 
 // The store of cache[batch or pages, kv_heads, tokens, columns or bytes]; format: none for dense ones.
-KvStore kv_store(const char* name, const at::Tensor& cache, std::optional<std::string_view> format);
+KvStore kv_store(const char* name, const at::Tensor& cache, OptionalName format);
 
 // Whether kernels may read rows in vectors; packed rows must be, which is checked.
 bool kv_aligned(const char* name, const at::Tensor& cache, const KvStore& store);

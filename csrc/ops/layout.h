@@ -1,13 +1,11 @@
-// How tensors lie in memory, as kernels want to know it; and options given by name.
+// How tensors lie in memory, as kernels want to know it.
 #pragma once
-
-#include <initializer_list>
-#include <string_view>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include "core/grid.h"
 #include "rows.h"
 
 namespace foundry {
@@ -29,11 +27,11 @@ inline Rows rows_of(const char* name, const at::Tensor& x) {
     strides[level] = x.stride(d);
   }
   Rows rows{};
-  rows.size1 = static_cast<uint32_t>(sizes[1]);
-  rows.size2 = static_cast<uint32_t>(sizes[2]);
-  rows.stride0 = static_cast<uint32_t>(strides[0]);
-  rows.stride1 = static_cast<uint32_t>(strides[1]);
-  rows.stride2 = static_cast<uint32_t>(strides[2]);
+  rows.size1 = u32(sizes[1]);
+  rows.size2 = u32(sizes[2]);
+  rows.stride0 = u32(strides[0]);
+  rows.stride1 = u32(strides[1]);
+  rows.stride2 = u32(strides[2]);
   return rows;
 }
 
@@ -49,9 +47,7 @@ inline bool aligned_rows(const at::Tensor& x) {
 }
 
 // Stride of a dimension that may be broadcast.
-inline uint32_t stride_of(const at::Tensor& x, int64_t dim) {
-  return x.size(dim) == 1 ? 0 : static_cast<uint32_t>(x.stride(dim));
-}
+inline uint32_t stride_of(const at::Tensor& x, int64_t dim) { return x.size(dim) == 1 ? 0 : u32(x.stride(dim)); }
 
 inline void check_same_shape(const char* name, const at::Tensor& x, const char* other_name, const at::Tensor& other) {
   TORCH_CHECK(x.sizes() == other.sizes(), name, ": expected the shape of ", other_name, ", ", other.sizes(), ", got ",
@@ -62,17 +58,6 @@ inline void check_same_shape(const char* name, const at::Tensor& x, const char* 
 inline void check_writable(const char* name, const at::Tensor& x) {
   TORCH_CHECK(at::has_internal_overlap(x) != at::MemOverlap::Yes, name, ": expected memory without overlap, got shape ",
               x.sizes(), " with strides ", x.strides());
-}
-
-// Position of `value` among `names`.
-inline int choose(const char* name, std::string_view value, std::initializer_list<const char*> names) {
-  std::string expected;
-  int index = 0;
-  for (const char* n : names) {
-    if (value == n) return index;
-    expected += (index++ ? ", " : "") + std::string(n);
-  }
-  TORCH_CHECK(false, name, ": expected one of ", expected, ", got ", value);
 }
 
 } // namespace foundry

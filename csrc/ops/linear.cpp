@@ -1,19 +1,15 @@
 // y = act(x W^T + bias), then residual + scale * y, for weights of any format.
 #include "linear.h"
 
-#include <cmath>
-
 #include "core/op.h"
 #include "core/quant_table.h"
-#include "core/tuning.h"
+#include "ops/gemv.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 #include "quant/format.h"
 
 namespace foundry {
 namespace {
-
-using Name = std::optional<std::string_view>;
-using OptionalTensor = std::optional<at::Tensor>;
 
 // Which kernel serves M rows: the first line whose limit is not below M. Above FEW and FEW_DENSE rows
 // (torch_foundry/nn/linear.py) modules ask torch for the product instead, so this op sees no more unless it is called
@@ -39,17 +35,14 @@ int route(int64_t m, bool apart) {
   return i;
 }
 
-// Values of LinearArgs::activation.
-uint32_t activation_code(Name name) {
-  return name ? activation_silu + choose("activation", *name, {"silu", "gelu_tanh", "gelu"}) : activation_none;
-}
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, const OptionalTensor& bias,
-                  const OptionalTensor& residual, double scale, Name activation, bool apart) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
+                  const OptionalTensor& residual, double scale, OptionalName activation, bool apart) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   Dim K("in_features", w.k), N("out_features", w.n);
   check("x", x).last(K).floating().last_dim_contiguous().device(weight);
-  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  LinearArgs args{};
+  args.scale = finite("scale", scale);
+  args.activation = activation ? activation_named(*activation).code : activation_none;
   TORCH_CHECK(w.k > 0, "weight: expected at least one input feature, got ", weight.sizes());
 
   std::vector<int64_t> shape = x.sizes().vec();
@@ -67,52 +60,30 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, Name format, co
   const int r = route(m, apart);
   const int rows = kRoutes[r].rows;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
-  const int width = !aligned ? 1 : rows && in_words(w, weight) ? 16 : 8; // V of gemv.h
-  const LinearChoice choice =
-      rows ? linear_choice(x.device(), w.format.index, rows, w.n, w.k) : LinearChoice{1, 1, 1, 1, 1};
-  static PipelineTable<kMaxFormats * 3 * kRouteCount * 3 * kLinearLayouts> table;
-  const int kind = (w.format.index * 3 + dtype_index(x.scalar_type())) * kRouteCount + r;
-  const int variant = (kind * 3 + (width > 1) + (width > 8)) * kLinearLayouts + layout_index(choice);
-  Pipeline& p = table.get(x.device(), variant, [&] {
-    Kernel kernel{"linear.metal", kRoutes[r].function, {w.format.policy, metal_type(x.scalar_type())}};
-    if (rows) {
-      for (int n : {rows, width, int(choice.outputs), int(choice.steps), int(choice.chains)})
-        kernel.arguments.push_back(std::to_string(n));
-    } else {
-      kernel.arguments.push_back(std::to_string(width));
-    }
-    return kernel;
-  });
-  LinearArgs args{};
-  args.rows = static_cast<uint32_t>(m);
-  args.n = static_cast<uint32_t>(w.n);
-  args.k = static_cast<uint32_t>(w.k);
-  args.row_blocks = static_cast<uint32_t>(w.row_blocks);
-  args.split = choice.split;
-  args.activation = activation_code(activation);
+  const auto device = x.device();
+  const Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
+                  Gemv::width_of(aligned, rows && in_words(w, weight)), rows};
+  KernelKey key("linear.metal", kRoutes[r].function, {w.format.policy, x.scalar_type()});
+  key = rows ? gemv.name(key.add({rows})) : key.add({gemv.width});
+  args.rows = u32(m);
+  args.n = u32(w.n);
+  args.k = u32(w.k);
+  args.row_blocks = u32(w.row_blocks);
+  args.split = rows ? gemv.choice.split : 1;
   args.has_bias = bias.has_value();
   args.has_residual = residual.has_value();
-  args.scale = static_cast<float>(scale);
   args.x = rows_of("x", x);
   if (residual) args.residual = rows_of("residual", *residual);
   const int64_t moved =
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
-  Launch launch(p);
-  launch.in(weight)
-      .in(x)
-      .in(bias ? *bias : x) // bound but not read when absent: LinearArgs says so
-      .in(residual ? *residual : x)
-      .out(y)
-      .args(args)
-      .moves(moved);
+  Launch launch(device, key);
+  launch.in(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).moves(moved);
   if (!rows) {
     launch.run(tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads));
     return y;
   }
-  const uint32_t teams = choice.simdgroups / choice.split;
-  const size_t partials = choice.split > 1 ? choice.simdgroups * choice.outputs * rows : 1; // no length 0 in Metal
-  launch.tgmem(partials * sizeof(float));
-  launch.run({{ceil_div(w.n, choice.outputs * teams), ceil_div(m, rows), 1}, {kSimdWidth * choice.simdgroups, 1, 1}});
+  const LinearChoice& choice = gemv.choice;
+  gemv.run(launch, w.n, choice.outputs, ceil_div(m, rows), choice.split > 1 ? choice.outputs * rows : 0);
   return y;
 }
 

@@ -1,7 +1,6 @@
 // A mixture of experts for few tokens: shaders/moe.metal.
-#include <cmath>
-
 #include "ops/experts.h"
+#include "ops/gemv.h"
 
 namespace foundry {
 
@@ -16,7 +15,7 @@ at::Tensor first_of(const char* name, const at::Tensor& weight, const at::Tensor
 
 } // namespace
 
-ExpertMatrices::ExpertMatrices(const char* name, const at::Tensor& weight, Name format, const at::Tensor& like)
+ExpertMatrices::ExpertMatrices(const char* name, const at::Tensor& weight, OptionalName format, const at::Tensor& like)
     : one(weight_matrix(name, first_of(name, weight, like), format)), experts(weight.size(0)),
       bytes_of_one(one.n * weight.size(2) * weight.itemsize()), aligned(one.format.packed() || aligned_rows(weight)),
       words(in_words(one, weight.select(0, 0)) && weight.stride(0) % one.format.word == 0) {
@@ -32,71 +31,41 @@ RoutedArgs routed_args(const at::Tensor& ids, int64_t experts) {
   TORCH_CHECK(ids.size(1) > 0 && ids.size(1) <= moe_max_chosen, "ids: expected 1 to ", moe_max_chosen,
               " experts of a token, got ", ids.sizes());
   RoutedArgs args{};
-  args.experts = static_cast<uint32_t>(experts);
-  args.chosen = static_cast<uint32_t>(ids.size(1));
-  args.ids_stride = static_cast<uint32_t>(ids.stride(0));
+  args.experts = u32(experts);
+  args.chosen = u32(ids.size(1));
+  args.ids_stride = u32(ids.stride(0));
   return args;
 }
 
 RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const ExpertMatrices* second) {
   RoutedArgs args = routed_args(ids, first.experts);
-  args.expert_blocks[0] = static_cast<uint32_t>(first.expert_blocks);
-  args.expert_blocks[1] = static_cast<uint32_t>(second ? second->expert_blocks : 0);
+  args.expert_blocks[0] = u32(first.expert_blocks);
+  args.expert_blocks[1] = u32(second ? second->expert_blocks : 0);
   return args;
 }
 
 void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs& args) {
   check("weights", weights).dtype({at::kFloat}).device(ids).last_dim_contiguous();
   check_same_shape("weights", weights, "ids", ids);
-  args.weights_stride = static_cast<uint32_t>(weights.stride(0));
+  args.weights_stride = u32(weights.stride(0));
 }
 
 namespace {
 
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+Norm norm_of(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind) {
+  Dim K("in_features", x.size(-1));
+  check("norm_weight", gain).like(x).shape({K}).contiguous();
+  return Norm(kind, eps);
+}
 
-struct Norm {
-  float eps, offset;
-  Norm(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind) : eps(eps), offset(0.0f) {
-    Dim K("in_features", x.size(-1));
-    check("norm_weight", gain).like(x).shape({K}).contiguous();
-    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
-    if (choose("kind", kind, {"llama", "olmo", "gemma"}) == 2) offset = 1.0f;
-  }
-};
+void set_norm(NormedArgs& args, const Norm& norm) {
+  args.eps = norm.eps;
+  args.offset = norm.kind.offset;
+}
 
-// The variant of a kernel that multiplies one row of x at a time.
-struct Way {
-  const QuantFormat& format;
-  at::ScalarType dtype;
-  LinearChoice choice;
-  int width; // V of gemv.h
-
-  Way(const QuantFormat& format, at::ScalarType dtype, LinearChoice choice, bool aligned, bool words)
-      : format(format), dtype(dtype), choice(choice), width(!aligned ? 1
-                                                            : words  ? 16
-                                                                     : 8) {}
-
-  static constexpr int count = kMaxFormats * 3 * 3 * kLinearLayouts;
-  int index() const {
-    return ((format.index * 3 + dtype_index(dtype)) * 3 + (width > 1) + (width > 8)) * kLinearLayouts +
-           layout_index(choice);
-  }
-
-  Kernel kernel(const char* function) const {
-    Kernel k{"moe.metal", function, {format.policy, metal_type(dtype)}, {}, ""};
-    for (int n : {width, int(choice.outputs), int(choice.steps), int(choice.chains)})
-      k.arguments.push_back(std::to_string(n));
-    return k;
-  }
-
-  // A team of simdgroups for `each` of `units`; `sums`: floats of threadgroup memory that a simdgroup needs.
-  void run(Launch& launch, int64_t units, int each, int64_t rows, int sums) const {
-    const uint32_t teams = choice.simdgroups / choice.split;
-    launch.tgmem(size_t(choice.simdgroups) * sums * sizeof(float));
-    launch.run({{ceil_div(units, each * teams), u32(rows), 1}, {kSimdWidth * choice.simdgroups, 1, 1}, false});
-  }
-};
+KernelKey kernel(const char* function, const QuantFormat& format, at::ScalarType dtype, const Gemv& gemv) {
+  return gemv.name({"moe.metal", function, {format.policy, dtype}});
+}
 
 ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
@@ -115,7 +84,7 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
                                              const OptionalTensor& shared, int64_t k, bool normalize) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
-  const Norm norm(x, gain, eps, kind);
+  const Norm norm = norm_of(x, gain, eps, kind);
   const WeightMatrix w = weight_matrix("weight", weight, std::nullopt);
   check("weight", weight).device(x).last(K);
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
@@ -131,18 +100,16 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   while (choice.outputs > 1 && rows < choice.outputs * moe_route_simdgroups) choice.outputs /= 2;
   choice.split = 1;
   choice.simdgroups = std::min(moe_route_simdgroups, ceil_div(rows, choice.outputs));
-  const Way way(w.format, x.scalar_type(), choice, aligned, false);
+  const Gemv gemv{choice, Gemv::width_of(aligned, false)};
   args.normed.rows = u32(tokens);
   args.normed.k = u32(K);
   args.normed.n[0] = u32(w.n);
   args.normed.n[1] = shared.has_value();
   args.normed.row_blocks[0] = u32(w.row_blocks);
   args.normed.split = 1;
-  args.normed.eps = norm.eps;
-  args.normed.offset = norm.offset;
-  static PipelineTable<Way::count> table;
-  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("moe_route"); }));
-  launch.in(x).in(gain).in(weight).in(shared ? *shared : weight).out(ids).out(weights).args(args);
+  set_norm(args.normed, norm);
+  Launch launch(x.device(), kernel("moe_route", w.format, x.scalar_type(), gemv));
+  launch.in(x).in(gain).in(weight).in_or(shared, weight).out(ids).out(weights).args(args);
   launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, kSimdWidth * choice.simdgroups));
   return {ids, weights};
 }
@@ -155,27 +122,24 @@ std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const Op
   const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize);
   auto [ids, weights] = chosen(logits, T, args);
   if (T == 0) return {ids, weights};
-  static PipelineTable<3> table;
-  Launch launch(table.get(logits.device(), dtype_index(logits.scalar_type()), [&] {
-    return Kernel{"moe.metal", "moe_choose", {metal_type(logits.scalar_type())}, {}, ""};
-  }));
-  launch.in(logits).in(shared ? *shared : logits).out(ids).out(weights).args(args).run(per_row(T, kSimdWidth));
+  Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type()}});
+  launch.in(logits).in_or(shared, logits).out(ids).out(weights).args(args).run(per_row(T, kSimdWidth));
   return {ids, weights};
 }
 
 at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, std::string_view kind,
-                   const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, Name format,
+                   const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, OptionalName format,
                    std::string_view activation) {
   const ExpertMatrices g("gate", gate, format, x), u("up", up, format, x);
   TORCH_CHECK(g.experts == u.experts && g.one.n == u.one.n && g.one.k == u.one.k && &g.one.format == &u.one.format,
               "up: expected the shape and format of gate, ", gate.sizes(), ", got ", up.sizes());
   Dim T("tokens"), K("in_features", g.one.k);
   check("x", x).floating().shape({T, K}).contiguous();
-  const std::optional<Norm> norm = gain ? std::optional<Norm>(Norm(x, *gain, eps, kind)) : std::nullopt;
   MoeGluArgs args{};
+  if (gain) set_norm(args.normed, norm_of(x, *gain, eps, kind));
   args.routed = routed_args(ids, g, &u);
   check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
-  args.activation = activation_silu + choose("activation", activation, {"silu", "gelu_tanh", "gelu"});
+  args.activation = activation_named(activation).code;
   const int64_t pairs = T * args.routed.chosen, n = g.one.n;
   check_output_size(pairs, n);
   at::Tensor y = at::empty({T, int64_t(args.routed.chosen), n}, x.options());
@@ -184,56 +148,47 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, 
   const bool aligned = K % chunk == 0 && aligned_rows(x) && (!gain || aligned_rows(*gain)) && g.aligned && u.aligned;
   LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, 2 * n, K);
   if (choice.outputs < 2) choice.outputs = 2;
-  const Way way(g.one.format, x.scalar_type(), choice, aligned, g.words && u.words);
+  const Gemv gemv{choice, Gemv::width_of(aligned, g.words && u.words)};
   args.normed.rows = u32(T);
   args.normed.k = u32(K);
   args.normed.n[0] = u32(n);
   args.normed.row_blocks[0] = u32(g.one.row_blocks);
   args.normed.row_blocks[1] = u32(u.one.row_blocks);
   args.normed.split = choice.split;
-  args.normed.eps = norm ? norm->eps : 0.0f;
-  args.normed.offset = norm ? norm->offset : 0.0f;
-  static PipelineTable<2 * Way::count> table;
-  Launch launch(table.get(x.device(), way.index() * 2 + norm.has_value(), [&] {
-    Kernel kernel = way.kernel("moe_glu");
-    kernel.arguments.emplace_back(norm ? "true" : "false");
-    return kernel;
-  }));
-  launch.in(x).in(gain ? *gain : x).in(ids).in(gate).in(up).out(y).args(args);
+  Launch launch(x.device(), kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({gain.has_value()}));
+  launch.in(x).in_or(gain, x).in(ids).in(gate).in(up).out(y).args(args);
   launch.moves(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
                (gain ? gain->nbytes() : 0) + ids.nbytes());
-  way.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
+  gemv.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
   return y;
 }
 
 at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights, const at::Tensor& weight,
-                    Name format, const OptionalTensor& residual, double scale) {
+                    OptionalName format, const OptionalTensor& residual, double scale) {
   const ExpertMatrices w("weight", weight, format, x);
   MoeDownArgs args{};
   args.routed = routed_args(ids, w);
   check_weights(weights, ids, args.routed);
   Dim T("tokens", ids.size(0)), K("in_features", w.one.k), N("out_features", w.one.n);
   check("x", x).floating().device(ids).shape({T, int64_t(args.routed.chosen), K}).contiguous();
-  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  args.scale = finite("scale", scale);
   if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
   check_output_size(T, N);
   at::Tensor y = at::empty({T, w.one.n}, x.options());
   if (y.numel() == 0) return y;
 
   const LinearChoice choice = moe_down_choice(x.device(), w.one.format.index, N, K);
-  const Way way(w.one.format, x.scalar_type(), choice, K % chunk == 0 && aligned_rows(x) && w.aligned, w.words);
+  const Gemv gemv{choice, Gemv::width_of(K % chunk == 0 && aligned_rows(x) && w.aligned, w.words)};
   args.n = u32(N);
   args.k = u32(K);
   args.row_blocks = u32(w.one.row_blocks);
   args.split = choice.split;
   args.has_residual = residual.has_value();
-  args.scale = static_cast<float>(scale);
-  static PipelineTable<Way::count> table;
-  Launch launch(table.get(x.device(), way.index(), [&] { return way.kernel("moe_down"); }));
-  launch.in(x).in(ids).in(weights).in(weight).in(residual ? *residual : x).out(y).args(args);
+  Launch launch(x.device(), kernel("moe_down", w.one.format, x.scalar_type(), gemv));
+  launch.in(x).in(ids).in(weights).in(weight).in_or(residual, x).out(y).args(args);
   launch.moves(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
                (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
-  way.run(launch, N, choice.outputs, T, choice.outputs);
+  gemv.run(launch, N, choice.outputs, T, choice.outputs);
   return y;
 }
 

@@ -1,12 +1,8 @@
 // A mixture of experts for many tokens: shaders/moe_many.metal.
-#include <cmath>
-
 #include "ops/experts.h"
 
 namespace foundry {
 namespace {
-
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 
 std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t experts) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
@@ -19,15 +15,14 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
   at::Tensor table = at::empty({tiles, int64_t(moe_tile_fields)}, ids.options());
   if (pairs == 0) return {order, table};
   const uint32_t threads = ceil_div(experts, kSimdWidth) * kSimdWidth;
-  static PipelineTable<1> pipelines;
-  Launch launch(pipelines.get(ids.device(), 0, [] { return Kernel{"moe_many.metal", "moe_group", {}, {}, ""}; }));
+  Launch launch(ids.device(), {"moe_many.metal", "moe_group"});
   launch.in(ids).out(order).out(table).args(args);
   launch.tgmem(threads * sizeof(int)).tgmem(threads * sizeof(int)).run(per_row(1, threads));
   return {order, table};
 }
 
 at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Tensor& table, const at::Tensor& weight,
-                      Name format) {
+                      OptionalName format) {
   const ExpertMatrices w("weight", weight, format, x);
   Dim R("rows"), K("in_features", w.one.k), P("pairs"), tiles("tiles");
   check("x", x).floating().shape({R, K}).contiguous();
@@ -45,15 +40,10 @@ at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Te
   args.row_blocks = u32(w.one.row_blocks);
   args.per_row = u32(P / R);
   const bool aligned = K % chunk == 0 && aligned_rows(x) && w.aligned;
-  static PipelineTable<kMaxFormats * 3 * 2> pipelines;
-  const int variant = (w.one.format.index * 3 + dtype_index(x.scalar_type())) * 2 + aligned;
-  Launch launch(pipelines.get(x.device(), variant, [&] {
-    const char* type = metal_type(x.scalar_type());
-    return Kernel{"moe_many.metal", "moe_linear", {w.one.format.policy, type, aligned ? "8" : "1"}, {}, ""};
-  }));
+  Launch launch(x.device(), {"moe_many.metal", "moe_linear", {w.one.format.policy, x.scalar_type(), aligned ? 8 : 1}});
   launch.in(x).in(order).in(table).in(weight).out(y).args(args);
   launch.moves(experts_read(w.experts, P) * w.bytes_of_one + x.nbytes() + y.nbytes() + order.nbytes());
-  launch.run({{ceil_div(w.one.n, linear_bn), u32(tiles), 1}, {linear_tile_threads, 1, 1}, false});
+  launch.run(per_row(ceil_div(w.one.n, linear_bn), linear_tile_threads, tiles));
   return y;
 }
 
@@ -65,17 +55,13 @@ at::Tensor moe_combine(const at::Tensor& x, const at::Tensor& ids, const at::Ten
   Dim T("tokens", ids.size(0)), N("features");
   check("x", x).floating().device(ids).shape({ids.numel(), N}).contiguous();
   if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
-  TORCH_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  args.scale = finite("scale", scale);
   at::Tensor y = at::empty({T.value(), N.value()}, x.options());
   if (y.numel() == 0) return y;
   args.n = u32(N);
   args.has_residual = residual.has_value();
-  args.scale = static_cast<float>(scale);
-  static PipelineTable<3> pipelines;
-  Launch launch(pipelines.get(x.device(), dtype_index(x.scalar_type()), [&] {
-    return Kernel{"moe_many.metal", "moe_combine", {metal_type(x.scalar_type())}, {}, ""};
-  }));
-  launch.in(x).in(ids).in(weights).in(residual ? *residual : x).out(y).args(args).run(per_element(y.numel()));
+  Launch launch(x.device(), {"moe_many.metal", "moe_combine", {x.scalar_type()}});
+  launch.in(x).in(ids).in(weights).in_or(residual, x).out(y).args(args).run(per_element(y.numel()));
   return y;
 }
 

@@ -6,8 +6,7 @@
 namespace foundry {
 namespace {
 
-std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor& order,
-                                           const std::optional<at::Tensor>& gain) {
+std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor& order, const OptionalTensor& gain) {
   Dim N("features");
   check("x", x).floating().last(N).contiguous();
   check("order", order).dtype({at::kInt}).device(x).shape({N}).contiguous();
@@ -17,18 +16,15 @@ std::tuple<at::Tensor, at::Tensor> reorder(const at::Tensor& x, const at::Tensor
   if (x.numel() == 0 && gains.numel() == 0) return {y, gains};
 
   ReorderArgs args{};
-  args.n = static_cast<uint32_t>(x.size(-1));
-  args.rows = static_cast<uint32_t>(x.numel() / std::max<int64_t>(x.size(-1), 1));
+  args.n = u32(x.size(-1));
+  args.rows = u32(x.numel() / std::max<int64_t>(x.size(-1), 1));
   args.threads_per_row = ceil_div(args.n, reorder_per_thread);
-  static PipelineTable<3> table;
-  Pipeline& pipeline = table.get(x.device(), dtype_index(x.scalar_type()), [&] {
-    return Kernel{"reorder.metal", "reorder", {metal_type(x.scalar_type())}, {}, ""};
-  });
   const int64_t rows = args.rows + (gain ? 1 : 0);
-  Launch(pipeline) // what has no elements has no memory: the other stands in for it
+  // what has no elements has no memory: the other stands in for it
+  Launch(x.device(), {"reorder.metal", "reorder", {x.scalar_type()}})
       .in(args.rows ? x : *gain)
       .in(order)
-      .in(gain ? *gain : x)
+      .in_or(gain, x)
       .out(args.rows ? y : gains)
       .out(gain ? gains : y)
       .args(args)

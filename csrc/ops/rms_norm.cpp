@@ -1,22 +1,17 @@
-#include <cmath>
 #include <tuple>
 
 #include "core/op.h"
 #include "ops/layout.h"
+#include "ops/options.h"
 #include "rms_norm.h"
 
 namespace foundry {
 namespace {
 
-constexpr const char* kKinds[] = {"Llama", "Olmo", "Gemma"};
-
-int kind_index(std::string_view kind) { return choose("kind", kind, {"llama", "olmo", "gemma"}); }
-
-void check_operands(const at::Tensor& x, const at::Tensor& weight, double eps) {
+void check_operands(const at::Tensor& x, const at::Tensor& weight) {
   Dim H("hidden");
   check("x", x).floating().last(H).last_dim_contiguous();
   check("weight", weight).shape({H}).contiguous().like(x);
-  TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
 }
 
 void check_residual(const at::Tensor& residual, const at::Tensor& x) {
@@ -35,60 +30,54 @@ bool is_aligned(const at::Tensor& x, const at::Tensor& weight) {
   return x.size(-1) % 8 == 0 && aligned_rows(x) && aligned_rows(weight);
 }
 
-Kernel kernel(const char* function, const at::Tensor& x, int kind, bool aligned) {
-  return {"rms_norm.metal", function, {metal_type(x.scalar_type()), kKinds[kind], aligned ? "8" : "1"}, {}, ""};
-}
-
-RmsNormArgs arguments(const at::Tensor& x, double eps) {
+RmsNormArgs arguments(const at::Tensor& x, const Norm& norm) {
   RmsNormArgs args{};
-  args.hidden = static_cast<uint32_t>(x.size(-1));
-  args.eps = static_cast<float>(eps);
+  args.hidden = u32(x.size(-1));
+  args.eps = norm.eps;
   args.x = rows_of("x", x);
   return args;
 }
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, std::string_view kind_name,
-                    const std::optional<at::Tensor>& residual) {
-  const int kind = kind_index(kind_name);
-  check_operands(x, weight, eps);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, std::string_view kind,
+                    const OptionalTensor& residual) {
+  const Norm norm(kind, eps);
+  check_operands(x, weight);
   if (residual) check_residual(*residual, x);
   at::Tensor y = at::empty(x.sizes(), x.options());
   if (x.numel() == 0) return y;
 
-  RmsNormArgs args = arguments(x, eps);
+  RmsNormArgs args = arguments(x, norm);
   if (residual) args.residual = rows_of("residual", *residual);
   const bool aligned = is_aligned(x, weight) && (!residual || aligned_rows(*residual));
-  static PipelineTable<36> table;
-  const int variant = ((dtype_index(x.scalar_type()) * 3 + kind) * 2 + aligned) * 2 + residual.has_value();
-  Pipeline& pipeline = table.get(x.device(), variant, [&] {
-    Kernel k = kernel("rms_norm", x, kind, aligned);
-    k.constants = {{FC_RMS_NORM_RESIDUAL, residual.has_value()}};
-    return k;
-  });
-  Launch launch(pipeline);
-  launch.in(x).in(weight);
-  residual ? launch.in(*residual) : launch.none();
-  launch.out(y).args(args).run(grid(x));
+  Launch launch(x.device(), {"rms_norm.metal",
+                             "rms_norm",
+                             {x.scalar_type(), norm.kind.policy, aligned ? 8 : 1},
+                             {{FC_RMS_NORM_RESIDUAL, residual.has_value()}}});
+  launch.in(x).in(weight).in(residual).out(y).args(args).run(grid(x));
   return y;
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
-                                                const at::Tensor& weight, double eps, std::string_view kind_name,
+                                                const at::Tensor& weight, double eps, std::string_view kind,
                                                 double scale) {
-  const int kind = kind_index(kind_name);
-  check_operands(x, weight, eps);
+  const Norm norm(kind, eps);
+  check_operands(x, weight);
   check_residual(residual, x);
   at::Tensor y = at::empty(x.sizes(), x.options()), h = at::empty(x.sizes(), x.options());
   if (x.numel() == 0) return {y, h};
 
-  RmsNormArgs args = arguments(x, eps);
+  RmsNormArgs args = arguments(x, norm);
   args.scale = static_cast<float>(scale);
   args.residual = rows_of("residual", residual);
   const bool aligned = is_aligned(x, weight) && aligned_rows(residual);
-  static PipelineTable<18> table;
-  const int variant = (dtype_index(x.scalar_type()) * 3 + kind) * 2 + aligned;
-  Pipeline& pipeline = table.get(x.device(), variant, [&] { return kernel("add_rms_norm", x, kind, aligned); });
-  Launch(pipeline).in(x).in(residual).in(weight).out(y).out(h).args(args).run(grid(x));
+  Launch(x.device(), {"rms_norm.metal", "add_rms_norm", {x.scalar_type(), norm.kind.policy, aligned ? 8 : 1}})
+      .in(x)
+      .in(residual)
+      .in(weight)
+      .out(y)
+      .out(h)
+      .args(args)
+      .run(grid(x));
   return {y, h};
 }
 

@@ -1,14 +1,10 @@
 #include "rope_and_cache.h"
 
-#include <cmath>
-
 #include "core/op.h"
 #include "ops/heads.h"
 
 namespace foundry {
 namespace {
-
-uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 
 // Heads in x[batch, tokens, heads * dim].
 int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
@@ -17,50 +13,35 @@ int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
   return x.size(2) / dim;
 }
 
-constexpr const char* kKinds[] = {"Llama", "Olmo", "Gemma"};
+using MaybeNorm = std::optional<Norm>;
 
 // A kernel is chosen by the dtypes and the way in which heads are handled: vectors, single pairs, or with norms.
-Pipeline& pipeline(const at::Tensor& q, const HeadsTo& to, bool aligned, int norm_kind) {
-  static PipelineTable<3 * 2 * 2 * 5> table;
-  const bool rotates = to.cos.has_value(), float_table = to.float_table(q.scalar_type());
-  const int way = norm_kind >= 0 ? 2 + norm_kind : aligned;
-  const int variant = ((dtype_index(q.scalar_type()) * 2 + float_table) * 2 + rotates) * 5 + way;
-  return table.get(q.device(), variant, [&] {
-    const char* type = metal_type(q.scalar_type());
-    const char* last = norm_kind >= 0 ? kKinds[norm_kind] : aligned ? "8" : "1";
-    return Kernel{"rope_and_cache.metal",
-                  norm_kind >= 0 ? "norm_rope_and_cache" : "rope_and_cache",
-                  {type, float_table ? "float" : type, last},
-                  {{FC_ROPE_ROTATE, rotates}},
-                  ""};
-  });
+KernelKey kernel(at::ScalarType dtype, const HeadsTo& to, bool aligned, const MaybeNorm& norm) {
+  const KernelArgument last = norm ? KernelArgument(norm->kind.policy) : aligned ? 8 : 1;
+  return {"rope_and_cache.metal",
+          norm ? "norm_rope_and_cache" : "rope_and_cache",
+          {dtype, to.table_type(dtype), last},
+          {{FC_ROPE_ROTATE, to.cos.has_value()}}};
 }
 
 // The same for caches of every kind.
-Pipeline& store_pipeline(const at::Tensor& q, const HeadsTo& to, int norm_kind) {
-  static PipelineMap table;
+KernelKey store_kernel(at::ScalarType dtype, const HeadsTo& to, const MaybeNorm& norm) {
   const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
   const KvStore values = kv_store("v_cache", to.v_cache, to.v_format);
-  const bool rotates = to.cos.has_value(), float_table = to.float_table(q.scalar_type());
-  uint64_t variant = static_cast<uint64_t>(dtype_index(q.scalar_type()));
-  for (int part : {keys.kind, values.kind, norm_kind + 1, int(rotates), int(float_table), int(to.table.has_value())})
-    variant = variant * 8 + static_cast<uint64_t>(part);
-  return table.get(q.device(), variant, [&] {
-    const char* type = metal_type(q.scalar_type());
-    return Kernel{"rope_and_store.metal",
-                  "rope_and_store",
-                  {type, float_table ? "float" : type, kKinds[std::max(norm_kind, 0)], keys.writer(), values.writer()},
-                  {{FC_ROPE_ROTATE, rotates}, {FC_ROPE_NORM, norm_kind >= 0}, {FC_ROPE_PAGED, to.table.has_value()}},
-                  ""};
-  });
+  const char* policy = norm ? norm->kind.policy : kNormKinds[0].policy;
+  return {
+      "rope_and_store.metal",
+      "rope_and_store",
+      {dtype, to.table_type(dtype), policy, keys.format.writer, values.format.writer},
+      {{FC_ROPE_ROTATE, to.cos.has_value()}, {FC_ROPE_NORM, norm.has_value()}, {FC_ROPE_PAGED, to.table.has_value()}}};
 }
 
 at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cos,
                           const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache,
                           int64_t start, int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step,
                           const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps, std::string_view kind,
-                          const OptionalTensor& rows, const OptionalTensor& block_table,
-                          std::optional<std::string_view> k_format, std::optional<std::string_view> v_format) {
+                          const OptionalTensor& rows, const OptionalTensor& block_table, OptionalName k_format,
+                          OptionalName v_format) {
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
   TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "k_norm: expected both q_norm and k_norm, or neither");
   Dim B("batch"), L("tokens"), Q("heads*head_dim"), K("kv_heads*head_dim"), V("kv_heads*value_dim");
@@ -75,14 +56,12 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   TORCH_CHECK(V.value() == n_kv_heads * args.value_dim && args.value_dim % 2 == 0,
               "v: expected kv_heads * value_dim = ", n_kv_heads, " * ", args.value_dim, ", value_dim even, got ",
               v.sizes());
-  int norm_kind = -1;
+  MaybeNorm norm;
   if (q_norm) {
     Dim D("head_dim", head_dim);
     check("q_norm", *q_norm).like(q).shape({D}).contiguous();
     check("k_norm", *k_norm).like(q).shape({D}).contiguous();
-    norm_kind = choose("kind", kind, {"llama", "olmo", "gemma"});
-    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
-    args.eps = static_cast<float>(eps);
+    args.eps = norm.emplace(kind, eps).eps;
   }
   const bool plain = plain_caches(q, to);
   if (!plain || q_norm) { // a head lies in threadgroup memory
@@ -98,12 +77,11 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
   const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
   if (!plain) {
-    Launch launch(store_pipeline(q, to, norm_kind));
+    Launch launch(q.device(), store_kernel(q.scalar_type(), to, norm));
     launch.in(q).in(k).in(v);
     to.bind(launch, q);
-    launch.out(q_out).args(args);
-    q_norm ? launch.in(*q_norm).in(*k_norm) : launch.none().none();
-    launch.in(rows ? *rows : q).in(block_table ? *block_table : q).moves(3 * q.nbytes() + k.nbytes() + v.nbytes());
+    launch.out(q_out).args(args).in(q_norm).in(k_norm).in_or(rows, q).in_or(block_table, q);
+    launch.moves(3 * q.nbytes() + k.nbytes() + v.nbytes());
     launch.run(simdgroup_per_row(heads, rope_store_simdgroups));
     return q_out;
   }
@@ -112,7 +90,7 @@ at::Tensor rope_and_cache(const at::Tensor& q, const at::Tensor& k, const at::Te
                        fits(v_cache, args.value_dim) &&
                        (!cos || (fits(*cos, args.rotary_dim) && fits(*sin, args.rotary_dim)));
   args.units = std::max(args.head_dim, args.value_dim) / (aligned ? 16 : 2);
-  Launch launch(pipeline(q, to, aligned, norm_kind));
+  Launch launch(q.device(), kernel(q.scalar_type(), to, aligned, norm));
   launch.in(q).in(k).in(v);
   to.bind(launch, q);
   const int64_t written = B.value() * L.value() * n_kv_heads * (head_dim + args.value_dim);

@@ -5,8 +5,6 @@
 namespace foundry {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
 // The device state of a batch, which every step reads and writes.
 struct State {
   const at::Tensor &params, &rules, &length, &finished, &errors, &ids, &newest;
@@ -29,8 +27,8 @@ struct State {
     TORCH_CHECK(V.value() > 0 && V.value() <= sample_max_vocabulary, "logits: expected a vocabulary of 1 to ",
                 sample_max_vocabulary, " tokens, got ", V.value());
     SampleArgs args{};
-    args.n = static_cast<uint32_t>(V);
-    args.capacity = static_cast<uint32_t>(C);
+    args.n = u32(V);
+    args.capacity = u32(C);
     args.own_params = own_params;
     args.own_rules = own_rules;
     return args;
@@ -41,37 +39,35 @@ struct Flags {
   bool draw = false, rules = false, counts = false, bans = false, probs = false;
 
   // All constants of the file, whichever the kernel uses.
-  Kernel kernel(const char* function, std::vector<std::string> arguments = {}) const {
+  KernelKey kernel(const char* function, std::initializer_list<KernelArgument> arguments = {}) const {
     return {"sample.metal",
             function,
-            std::move(arguments),
+            arguments,
             {{FC_SAMPLE_DRAW, draw},
              {FC_SAMPLE_RULES, rules},
              {FC_SAMPLE_COUNTS, counts},
              {FC_SAMPLE_BANS, bans},
-             {FC_SAMPLE_PROBS, probs}},
-            ""};
+             {FC_SAMPLE_PROBS, probs}}};
   }
 };
 
 void merge(const at::Tensor& parts, const State& state, const SampleArgs& args, int64_t rows) {
-  static PipelineTable<2> table;
-  const bool counts = state.counts.has_value();
-  Pipeline& pipeline =
-      table.get(parts.device(), counts, [&] { return Flags{false, false, counts}.kernel("sample_greedy"); });
-  Launch launch(pipeline);
+  Launch launch(parts.device(), Flags{.counts = state.counts.has_value()}.kernel("sample_greedy"));
   launch.in(parts).in(state.params).in(state.rules);
-  counts ? launch.inout(*state.counts) : launch.none();
-  launch.inout(state.length).inout(state.finished).inout(state.errors).inout(state.ids).out(state.newest).args(args);
+  launch.inout(state.counts)
+      .inout(state.length)
+      .inout(state.finished)
+      .inout(state.errors)
+      .inout(state.ids)
+      .out(state.newest)
+      .args(args);
   launch.moves(rows * args.parts * int64_t(sizeof(SamplePart)));
   launch.run(per_row(rows, kSimdWidth * std::min(ceil_div(args.parts, kSimdWidth), 8u)));
 }
 
 void ban(const at::Tensor& sequences, const at::Tensor& banned, const State& state, const SampleArgs& args,
          int64_t rows) {
-  static PipelineTable<1> table;
-  Pipeline& pipeline = table.get(banned.device(), 0, [] { return Flags{}.kernel("sample_bans"); });
-  Launch launch(pipeline);
+  Launch launch(banned.device(), Flags{}.kernel("sample_bans"));
   launch.in(state.ids).in(state.length).in(state.params).in(sequences).inout(banned).args(args);
   launch.moves(state.ids.numel() * 8).run(per_row(rows, 256));
 }
@@ -102,21 +98,13 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   if (banned) ban(*sequences, *banned, state, args, rows);
 
   const at::Tensor parts = at::empty({rows, args.parts, 2}, logits.options().dtype(at::kInt));
-  at::Tensor scores;
+  OptionalTensor scores;
   if (draw) scores = at::empty({rows, n}, logits.options().dtype(at::kFloat));
-  static PipelineTable<48> table;
-  const int variant = (((dtype_index(logits.scalar_type()) * 2 + draw) * 2 + use_rules) * 2 + counts.has_value()) * 2;
-  Pipeline& pipeline = table.get(logits.device(), variant + banned.has_value(), [&] {
-    return Flags{draw, use_rules, counts.has_value(), banned.has_value()}.kernel("sample_scores",
-                                                                                 {metal_type(logits.scalar_type())});
-  });
   {
-    Launch launch(pipeline);
+    const Flags flags{draw, use_rules, counts.has_value(), banned.has_value()};
+    Launch launch(logits.device(), flags.kernel("sample_scores", {logits.scalar_type()}));
     launch.in(logits).out(parts);
-    draw ? launch.out(scores) : launch.none();
-    launch.in(params).in(length).in(rules);
-    counts ? launch.in(*counts) : launch.none();
-    banned ? launch.in(*banned) : launch.none();
+    launch.out(scores).in(params).in(length).in(rules).in(counts).in(banned);
     const uint32_t simdgroups = std::min(args.parts, sample_tiles_per_group);
     const int64_t read = logits.itemsize() + 4 * (counts.has_value() + banned.has_value());
     launch.args(args).moves(rows * (n * (read + 4 * draw) + args.parts * int64_t(sizeof(SamplePart))) + use_rules * n);
@@ -124,16 +112,11 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   }
   if (!draw) return merge(parts, state, args, rows);
 
-  static PipelineTable<8> draws;
-  Pipeline& drawing = draws.get(logits.device(), (truncate * 2 + counts.has_value()) * 2 + probs.has_value(), [&] {
-    return Flags{true, false, counts.has_value(), false, probs.has_value()}.kernel("sample_draw",
-                                                                                   {truncate ? "true" : "false"});
-  });
-  Launch launch(drawing);
+  const Flags flags{.draw = true, .counts = counts.has_value(), .probs = probs.has_value()};
+  Launch launch(logits.device(), flags.kernel("sample_draw", {truncate}));
   launch.in(parts).in(scores).in(params).in(rules);
-  counts ? launch.inout(*counts) : launch.none();
-  launch.inout(length).in(start).in(streams).inout(finished).inout(errors).inout(ids).out(newest);
-  probs ? launch.out(*probs) : launch.none();
+  launch.inout(counts).inout(length).in(start).in(streams).inout(finished).inout(errors).inout(ids).out(newest).out(
+      probs);
   launch.args(args).moves(rows * (args.parts * int64_t(sizeof(SamplePart)) + sample_tile * 4));
   launch.run(per_row(rows, kSimdWidth * std::min(args.parts, sample_draw_simdgroups)));
 }
@@ -146,13 +129,11 @@ void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t
   TORCH_CHECK(prompt >= 0 && prompt <= C, "prompt: expected at most ", C.value(), " tokens, got ", prompt);
   if (B == 0 || prompt == 0) return;
   SampleArgs args{};
-  args.n = static_cast<uint32_t>(V);
-  args.capacity = static_cast<uint32_t>(C);
-  static PipelineTable<1> table;
-  Pipeline& pipeline = table.get(ids.device(), 0, [] { return Flags{}.kernel("sample_count_prompt"); });
-  Launch launch(pipeline);
+  args.n = u32(V);
+  args.capacity = u32(C);
+  Launch launch(ids.device(), Flags{}.kernel("sample_count_prompt"));
   launch.in(ids).in(first).inout(counts).args(args).moves(B * prompt * 12);
-  launch.run({{static_cast<uint32_t>(prompt), static_cast<uint32_t>(B), 1}, {64, 1, 1}, true});
+  launch.run(per_element(prompt, 64, B));
 }
 
 } // namespace
