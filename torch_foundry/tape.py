@@ -42,16 +42,6 @@ class Tape:
         """
         self._tape.replay()
 
-    def ranges(self) -> torch.Tensor | None:
-        """How much of the tape the next replays run: int32 [parts, 2] on the device, for each part its start and its
-        number of launches. A kernel that writes 0 to the number stops later replays, without asking the CPU.
-
-        None unless replays are indirect commands on Metal (TORCH_FOUNDRY_ICB). Starts belong to the GPU; writing any
-        number but 0 and the original one is undefined.
-        """
-        found: torch.Tensor | None = self._tape.ranges()
-        return found
-
     def launches(self) -> list[Recorded]:
         """What is on the tape, in order."""
         return [Recorded(*found) for found in self._tape.launches()]

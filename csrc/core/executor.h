@@ -37,10 +37,6 @@ class Replayer {
 public:
   virtual ~Replayer() = default;
   virtual void replay() = 0;
-  // For stopping early without asking the CPU: int32 [parts, 2] on the device, of each part of the tape where it starts
-  // and how many launches of it the next replays run; a kernel that sets that number to 0 skips the part. Undefined
-  // where a replay can't depend on it.
-  virtual at::Tensor ranges() { return {}; }
 };
 
 class Executor {

@@ -23,7 +23,6 @@ struct Constant {
   std::string type; // MSL scalar type, as the source declares it: "bool", "int", "float", ...
   std::string value;
   Constant(int index, bool value) : index(index), type("bool"), value(value ? "true" : "false") {}
-  Constant(int index, int value) : index(index), type("int"), value(std::to_string(value)) {}
   Constant(int index, std::string type, std::string value)
       : index(index), type(std::move(type)), value(std::move(value)) {}
 };

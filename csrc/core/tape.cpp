@@ -118,26 +118,15 @@ void Tape::check_unchanged() const {
   }
 }
 
-Replayer& Tape::replayer() {
-  TORCH_CHECK(!current, "torch_foundry: a tape can't be replayed while one is recording in this thread");
-  check_unchanged();
-  if (!replayer_) replayer_ = launches_[0].pipeline->executor.prepare(launches_);
-  return *replayer_;
-}
-
 void Tape::replay() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (launches_.empty()) return;
-  Replayer& found = replayer();
+  TORCH_CHECK(!current, "torch_foundry: a tape can't be replayed while one is recording in this thread");
+  check_unchanged();
+  if (!replayer_) replayer_ = launches_[0].pipeline->executor.prepare(launches_);
   RECORD_FUNCTION("tape of " + std::to_string(size()) + " kernels", c10::ArrayRef<const c10::IValue>{});
   CountedLaunch counted(bytes_, size());
-  found.replay();
-}
-
-std::optional<at::Tensor> Tape::ranges() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  at::Tensor found = launches_.empty() ? at::Tensor() : replayer().ranges();
-  return found.defined() ? std::optional(std::move(found)) : std::nullopt;
+  replayer_->replay();
 }
 
 namespace {
@@ -148,7 +137,6 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       .def("start", &Tape::start)
       .def("stop", &Tape::stop)
       .def("replay", &Tape::replay)
-      .def("ranges", &Tape::ranges)
       .def("launches", &Tape::launches)
       .def("part", &Tape::part)
       .def("size", &Tape::size)

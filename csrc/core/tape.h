@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -41,7 +40,6 @@ public:
   void stop();
   void replay(); // throws if a tensor changed its memory, or shaders were replaced, since it was recorded
 
-  std::optional<at::Tensor> ranges(); // Replayer::ranges, if there are any
   // Of each launch: the kernel, the scope in which it was recorded, and the bytes that it must move.
   std::vector<std::tuple<std::string, std::string, int64_t>> launches() const;
   // A tape of some of the launches, by index, in the order given. For measurements.
@@ -56,7 +54,6 @@ public:
 private:
   void append(RecordedLaunch launch);
   void check_unchanged() const;
-  Replayer& replayer();
 
   struct Memory { // where a recorded tensor lay
     const void* data;

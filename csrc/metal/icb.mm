@@ -4,8 +4,6 @@
 #include <mutex>
 #include <set>
 
-#include <ATen/ATen.h>
-
 #include "core/tape.h"
 #include "metal/pipeline.h"
 #include "metal/replay.h"
@@ -67,7 +65,6 @@ struct Plan {
   std::vector<at::TensorBase> tensors;              // indirect commands retain nothing
   std::vector<id<MTLComputePipelineState>> pipelines;
   bool warm = false; // nothing to warm up
-  at::Tensor ranges; // see Replayer::ranges; undefined until somebody asks
 
   bool allocate(c10::ArrayRef<RecordedLaunch> launches);
   void record(c10::ArrayRef<RecordedLaunch> launches);
@@ -176,17 +173,8 @@ void Plan::encode(id<MTLComputeCommandEncoder> encoder) const {
   [encoder useResources:read_only.data() count:read_only.size() usage:MTLResourceUsageRead];
   if (!writable.empty())
     [encoder useResources:writable.data() count:writable.size() usage:MTLResourceUsageRead | MTLResourceUsageWrite];
-  for (size_t i = 0; i < stretches.size(); i++) {
-    id<MTLIndirectCommandBuffer> commands = (stretches[i].threads ? threads : groups).buffer.get();
-    if (!ranges.defined()) {
-      [encoder executeCommandsInBuffer:commands withRange:stretches[i].range];
-      continue;
-    }
-    const Place at = place(ranges);
-    [encoder executeCommandsInBuffer:commands
-                      indirectBuffer:at.buffer
-                indirectBufferOffset:at.offset + i * sizeof(MTLIndirectCommandBufferExecutionRange)];
-  }
+  for (const Stretch& stretch : stretches)
+    [encoder executeCommandsInBuffer:(stretch.threads ? threads : groups).buffer.get() withRange:stretch.range];
 }
 
 class IndirectReplayer : public Replayer {
@@ -204,25 +192,10 @@ public:
     streams_.insert(stream);
   }
 
-  at::Tensor ranges() override {
-    if (!plan_->ranges.defined()) {
-      const auto parts = static_cast<int64_t>(plan_->stretches.size());
-      const at::Tensor filled = at::empty({parts, 2}, at::kInt);
-      for (int64_t i = 0; i < parts; i++) {
-        const NSRange range = plan_->stretches[i].range;
-        filled.mutable_data_ptr<int>()[2 * i] = static_cast<int>(range.location);
-        filled.mutable_data_ptr<int>()[2 * i + 1] = static_cast<int>(range.length);
-      }
-      plan_->ranges = filled.to(at::kMPS);
-    }
-    return plan_->ranges;
-  }
-
 private:
   void encode_into(id<MTLComputeCommandEncoder> encoder) const {
     // Where torch captures the stream, its encoder stands for a real one and takes plain dispatches only.
     if ([encoder respondsToSelector:@selector(executeCommandsInBuffer:withRange:)]) return plan_->encode(encoder);
-    TORCH_CHECK(!plan_->ranges.defined(), "torch_foundry: a tape whose ranges are in use can't be captured by torch");
     launches_.encode(encoder);
   }
 

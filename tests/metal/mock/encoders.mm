@@ -222,12 +222,6 @@ void run_dispatch(const Dispatch& d) {
   MOCK_OPEN;
   mock::execute_icb(self, commands, range);
 }
-- (void)executeCommandsInBuffer:(id<MTLIndirectCommandBuffer>)commands
-                 indirectBuffer:(id<MTLBuffer>)buffer_
-           indirectBufferOffset:(NSUInteger)offset {
-  MOCK_OPEN;
-  mock::execute_icb_indirect(self, commands, mock::checked<MockBuffer>(buffer_, "indirect buffer"), offset);
-}
 @end
 
 @implementation MockBlit

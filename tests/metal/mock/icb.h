@@ -25,7 +25,5 @@ namespace mock {
 
 MockIcb* make_icb(MTLIndirectCommandBufferDescriptor* descriptor, NSUInteger count);
 void execute_icb(MockCompute* encoder, id<MTLIndirectCommandBuffer> commands, NSRange range);
-void execute_icb_indirect(MockCompute* encoder, id<MTLIndirectCommandBuffer> commands, MockBuffer* range,
-                          NSUInteger offset);
 
 } // namespace mock

@@ -133,21 +133,6 @@ void execute_icb(MockCompute* encoder, id<MTLIndirectCommandBuffer> commands, NS
   }];
 }
 
-void execute_icb_indirect(MockCompute* encoder, id<MTLIndirectCommandBuffer> commands, MockBuffer* buffer,
-                          NSUInteger offset) {
-  auto* icb = checked<MockIcb>(commands, "indirect command buffer");
-  MOCK_RULE("icb-range", offset % 4 == 0 && offset + sizeof(MTLIndirectCommandBufferExecutionRange) <= buffer->length,
-            "indirectBufferOffset ", offset, " in a buffer of ", buffer->length, " bytes");
-  check_commands(encoder, *icb->own, NSMakeRange(0, icb->own->commands.size()));
-  trace("icb indirect");
-  [encoder encode:[icb, offset, source = Retained<MockBuffer>(buffer), token = in_flight(icb),
-                   read_only = read_only_buffers(encoder)] {
-    MTLIndirectCommandBufferExecutionRange range; // as it is when the GPU comes to it
-    memcpy(&range, source.get()->bytes + offset, sizeof range);
-    run_commands(icb, NSMakeRange(range.location, range.length), read_only);
-  }];
-}
-
 namespace {
 
 IcbState& modifiable(MockIcb* icb) {

@@ -34,11 +34,6 @@ static inline MTLSize MTLSizeMake(NSUInteger width, NSUInteger height, NSUIntege
   return size;
 }
 
-typedef struct {
-  uint32_t location;
-  uint32_t length;
-} MTLIndirectCommandBufferExecutionRange API_AVAILABLE(macos(10.14));
-
 typedef NS_ENUM(NSUInteger, MTLDataType) {
   MTLDataTypeNone = 0,
   MTLDataTypeFloat = 3,
@@ -315,9 +310,6 @@ API_AVAILABLE(macos(10.11))
                usage:(MTLResourceUsage)usage API_AVAILABLE(macos(10.13));
 - (void)executeCommandsInBuffer:(id<MTLIndirectCommandBuffer>)indirectCommandBuffer
                       withRange:(NSRange)executionRange API_AVAILABLE(macos(11.0));
-- (void)executeCommandsInBuffer:(id<MTLIndirectCommandBuffer>)indirectCommandbuffer
-                 indirectBuffer:(id<MTLBuffer>)indirectRangeBuffer
-           indirectBufferOffset:(NSUInteger)indirectBufferOffset API_AVAILABLE(macos(11.0));
 - (void)memoryBarrierWithScope:(MTLBarrierScope)scope API_AVAILABLE(macos(10.14));
 - (void)memoryBarrierWithResources:(const id<MTLResource> _Nonnull[_Nonnull])resources
                              count:(NSUInteger)count API_AVAILABLE(macos(10.14));
