@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "torch_foundry"
 
 # What the modules of a layer may import from torch_foundry, beside their own layer.
-BASE = {"_ext", "environment", "runtime", "sources"}
+BASE = {"_ext", "environment", "limits", "runtime", "sources"}
 OPS = BASE | {"ops", "reference", "reference_moe", "quant"}
 MODELS = OPS | {"nn", "kvcache"}
 ALLOWED: dict[str, set[str]] = {
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "nvrtc": set(),
     "support": set(),
     "_ext": {"environment", "nvrtc", "sources", "support"},
+    "limits": {"_ext"},
     "runtime": {"_ext", "support"},
     "tape": {"_ext"},
     "shader": {"_ext", "msl", "sources"},

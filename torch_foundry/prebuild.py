@@ -15,6 +15,7 @@ from itertools import product
 import torch
 
 from torch_foundry import _ext, ops
+from torch_foundry.limits import SAMPLE_PARAMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128)
@@ -122,7 +123,7 @@ def _sample(device: Device, dtype: torch.dtype, draw: bool, truncate: bool) -> N
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     ops.sample(
         torch.zeros(1, 64, dtype=dtype, device=device),
-        torch.ones(18, device=device).view(torch.int32),  # a temperature of 1
+        torch.ones(len(SAMPLE_PARAMS), device=device).view(torch.int32),  # a temperature of 1
         torch.zeros(64, dtype=torch.uint8, device=device),
         start=row,
         streams=ids[0].clone(),

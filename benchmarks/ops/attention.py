@@ -13,7 +13,8 @@ from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import Model
 from torch_foundry import ops
 from torch_foundry import reference as plain
-from torch_foundry.quant.kv import BITS, BLOCK, pack_rows
+from torch_foundry.limits import KV_BLOCK
+from torch_foundry.quant.kv import BITS, pack_rows
 
 
 def _rope_inputs(case: Case, g: torch.Generator) -> Given:
@@ -64,7 +65,7 @@ def _attention_inputs(case: Case, g: torch.Generator) -> Given:
     step, most = (1 / 32, 127) if case.format == "q8_0" else (0.5, 7)
     for cache in caches.values():
         cache.copy_((cache / step).round().clamp(-most, most) * step)
-        cache[..., ::BLOCK] = most * step if case.format == "q8_0" else -8 * step
+        cache[..., ::KV_BLOCK] = most * step if case.format == "q8_0" else -8 * step
     return {"q": q, **{name: pack_rows(cache, case.format) for name, cache in caches.items()}, "dense": caches}
 
 

@@ -8,6 +8,7 @@
 #include "kv_store.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
+#include "ops/limits.h"
 
 namespace foundry {
 namespace {
@@ -39,8 +40,9 @@ bool can_multiply_matrices(const at::Tensor& q, const KvStore& keys, const KvSto
 }
 
 void check_columns(const char* name, int64_t columns, const at::Tensor& tensor) {
-  TORCH_CHECK(columns % 16 == 0 && columns >= 32 && columns <= 256, name,
-              ": expected a head_dim of 32 to 256 in steps of 16, got ", tensor.sizes());
+  TORCH_CHECK(columns % kHeadDimStep == 0 && columns >= kLeastHeadDim && columns <= kMostHeadDim, name,
+              ": expected a head_dim of ", kLeastHeadDim, " to ", kMostHeadDim, " in steps of ", kHeadDimStep, ", got ",
+              tensor.sizes());
 }
 
 // The tensors of a call, as the kernels bind them.

@@ -5,6 +5,7 @@
 #include "core/quant_table.h"
 #include "ops/gemv.h"
 #include "ops/layout.h"
+#include "ops/limits.h"
 #include "ops/options.h"
 #include "quant/format.h"
 
@@ -20,10 +21,10 @@ struct Route {
   int rows; // rows of x that share one reading of the weight; 0: a tile of linear_bm
 };
 constexpr Route kRoutes[] = {
-    {1, "linear_rows", 1},  // decode: bound by reading W once
-    {2, "linear_rows", 2},  // few rows still are; the sums of one row do not depend on how many share the reading, so
-    {4, "linear_rows", 4},  // results equal those of M = 1 bit for bit
-    {16, "linear_rows", 8}, // 9..16: W is read twice, which costs less than a tile that is mostly padding
+    {1, "linear_rows", 1}, // decode: bound by reading W once
+    {2, "linear_rows", 2}, // few rows still are; the sums of one row do not depend on how many share the reading, so
+    {4, "linear_rows", 4}, // results equal those of M = 1 bit for bit
+    {kFewRows, "linear_rows", kRowsTogether}, // 9..16: W is read twice
     {INT64_MAX, "linear_tiles", 0},
 };
 constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_foundry import ops, quant
+from torch_foundry import limits, ops, quant
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
-FEW = 16  # rows that ops.linear and its like are made for
+FEW = limits.FEW_ROWS
 FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
 AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
+from torch_foundry.limits import TILE_ROWS
 from torch_foundry.ops.fake import fake as _fake
 
 _ops = torch.ops.torch_foundry
-TILE = 32  # pairs in a tile of moe_linear
 
 
 def moe_route(
@@ -142,7 +142,7 @@ def moe_group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 @_fake("moe_group")
 def _(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     pairs = ids.numel()
-    return ids.new_empty((pairs,)), ids.new_empty((pairs // TILE + torch.sym_min(pairs, experts), 3))
+    return ids.new_empty((pairs,)), ids.new_empty((pairs // TILE_ROWS + torch.sym_min(pairs, experts), 3))
 
 
 def moe_linear(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, format: str | None = None) -> Tensor:

@@ -13,9 +13,10 @@ from typing import Any
 
 from transformers.cache_utils import DynamicLayer
 
+from torch_foundry import limits
 from torch_foundry.patch.state import ModelPlan
 
-LONGEST_STEP = 8  # tokens of a row in a recorded step: as many rows as kernels read weights for at once
+LONGEST_STEP = limits.ROWS_TOGETHER  # tokens of a row in a recorded step
 CACHES = ("past_key_values", "cache_params", "cache", "state")  # what forward() calls it
 TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry import limits
 from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.buffer import LARGEST
 from torch_foundry.patch.guard import mask_reason
@@ -33,7 +34,6 @@ ARGUMENTS = frozenset(
 )  # fmt: skip
 ATTENTION = frozenset({"sdpa", "eager", "paged|sdpa", "paged|eager"})
 FULL = "full_attention"
-LEAST_PAGE = 16  # tokens, that kernels take; any power of two from there
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Continuous:
         self.in_place = (
             self.full
             and not spec.window
-            and self.page >= LEAST_PAGE
+            and self.page >= limits.LEAST_PAGE
             and not self.page & (self.page - 1)
             and self.stride * keys.stride(0) <= LARGEST
         )

@@ -8,14 +8,11 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from torch_foundry import limits
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of
 from torch_foundry.patch.families import FAMILIES, NORMS, PRE, Family, class_key
 from torch_foundry.patch.swap import base_class
-
-HEAD_DIMS = range(32, 257, 16)  # that ops.attention is built for
-
-MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # that ops.moe_choose is built for
 
 
 class Unsupported(Exception):
@@ -105,7 +102,7 @@ def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
     experts, router = block.experts, block.gate
     count, inner, chosen = int(experts.num_experts), int(experts.intermediate_dim), int(router.top_k)
     require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
-    require(count <= MOST_EXPERTS and chosen <= MOST_CHOSEN, f"{chosen} of {count} experts")
+    require(count <= limits.MAX_EXPERTS and chosen <= limits.MAX_CHOSEN, f"{chosen} of {count} experts")
     if not isinstance(experts, FoundryExperts):
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
         shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
@@ -137,7 +134,9 @@ def build_spec(layer: Any) -> LayerSpec:
 
     head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
     n_heads, n_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-    require(head_dim in HEAD_DIMS, f"head_dim {head_dim} is not a multiple of 16 from 32 to 256")
+    known = limits.HEAD_DIMS
+    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
+    require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
     require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 

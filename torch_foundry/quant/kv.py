@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 32  # columns of a scale
+from torch_foundry.limits import KV_BLOCK
+
 BITS = {"q8_0": 8, "q4_0": 4}
 LARGEST = 65504.0  # of f16
 
@@ -23,7 +24,7 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def row_bytes(columns: int, name: str) -> int:
     """Bytes of a row of `columns` elements, a multiple of 16, in the format `name`."""
-    return (columns * BITS[name] // 8 + 2 * -(-columns // BLOCK) + 3) // 4 * 4
+    return (columns * BITS[name] // 8 + 2 * -(-columns // KV_BLOCK) + 3) // 4 * 4
 
 
 def pack_rows(x: Tensor, name: str) -> Tensor:
@@ -32,7 +33,7 @@ def pack_rows(x: Tensor, name: str) -> Tensor:
     A block with NaN or infinity becomes NaN; what is larger than the largest scale can say is cut to that.
     """
     columns, bits = x.shape[-1], BITS[name]
-    wide = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
+    wide = torch.nn.functional.pad(x.float(), (0, -columns % KV_BLOCK)).unflatten(-1, (-1, KV_BLOCK))
     if bits == 8:
         scale = wide.abs().amax(-1) / 127
     else:
@@ -61,10 +62,10 @@ def columns_of(nbytes: int, name: str) -> int:
 def unpack_rows(packed: Tensor, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 [..., row_bytes] as `dtype` [..., columns]; exact in float32."""
     columns, bits = columns_of(packed.shape[-1], name), BITS[name]
-    codes_end, blocks = columns * bits // 8, -(-columns // BLOCK)
+    codes_end, blocks = columns * bits // 8, -(-columns // KV_BLOCK)
     codes, scale = packed[..., :codes_end], packed[..., codes_end : codes_end + 2 * blocks]
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     wide = codes.float() - (128 if bits == 8 else 8)
-    scales = scale.contiguous().view(torch.float16).float().repeat_interleave(BLOCK, -1)[..., :columns]
+    scales = scale.contiguous().view(torch.float16).float().repeat_interleave(KV_BLOCK, -1)[..., :columns]
     return (wide * scales).to(dtype)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
+from torch_foundry.limits import SAMPLE_BITS as BITS
+from torch_foundry.limits import SAMPLE_PARAMS
 from torch_foundry.sampling.settings import Settings
 
-# Bits of rules[token], as in shaders/sample.h.
-EOS, BAD_WORD, MIN_LENGTH, MIN_NEW, FORCED_BOS, FORCED_EOS, SUPPRESSED, BEGIN_SUPPRESSED = (1 << i for i in range(8))
-TOP_K, TOP_P, MIN_P, FORCES_BOS, GREEDY = (1 << i for i in range(5))  # bits of SampleParams::stages there
-PARAMS = 18  # words of SampleParams there
-ERRORS = {1: "NaN among the scores", 2: "no token has a score above -inf", 4: "an infinite score can't be drawn from"}
+ERRORS = {
+    BITS["error_nan"]: "NaN among the scores",
+    BITS["error_nothing"]: "no token has a score above -inf",
+    BITS["error_infinite"]: "an infinite score can't be drawn from",
+}
 
 
 class Sampler:
@@ -47,7 +49,7 @@ class Sampler:
             torch.empty(batch, dtype=torch.int32, device=device) for _ in range(4)
         )
         self.streams = torch.empty(batch, dtype=torch.int64, device=device)
-        self.params = torch.empty(PARAMS, dtype=torch.int32, device=device)
+        self.params = torch.empty(len(SAMPLE_PARAMS), dtype=torch.int32, device=device)
         self.rules = rules_of(settings, vocab_size).to(device)
         self.sequences = _sequences(settings, vocab_size).to(device) if settings.bans_sequences else None
         table = (batch, vocab_size)
@@ -172,24 +174,35 @@ def _random_seed() -> int:
 def params_of(settings: Settings, seed: int) -> list[int]:
     """SampleParams of shaders/sample.h, word by word."""
     s = settings
-    named = ((TOP_K, s.top_k), (TOP_P, s.top_p), (MIN_P, s.min_p), (FORCES_BOS, s.forced_bos))
-    stages = sum(bit for bit, value in named if value is not None)
+    named = {"top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p, "forced_bos": s.forced_bos}
+    stages = sum(BITS[f"stage_{name}"] for name, value in named.items() if value is not None)
     # p = 1 is no limit, and has no fraction of 32 bits
     if s.top_p == 1:
-        stages &= ~TOP_P
+        stages &= ~BITS["stage_top_p"]
     if not s.do_sample:
-        stages = stages & FORCES_BOS | GREEDY
-    packed = struct.pack(
-        "<5f5I4iIi2I",
-        *(s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
-        *(s.temperature if s.do_sample else 1.0, s.min_p or 0.0),
-        *(min(round((s.top_p or 0.0) * 2**32), 2**32 - 1), min(s.top_k or 0, 2**32 - 1), stages),
-        *(s.top_p_keep, s.min_p_keep),
-        *(s.min_length, s.min_new_length, s.forced_eos_length, s.begin_index),
-        *(s.no_repeat_ngram, s.pad),
-        *(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF),
-    )
-    return list(struct.unpack("<18i", packed))
+        stages = stages & BITS["stage_forced_bos"] | BITS["stage_greedy"]
+    params = {
+        "repetition": s.repetition_penalty,
+        "presence": s.presence_penalty,
+        "frequency": s.frequency_penalty,
+        "temperature": s.temperature if s.do_sample else 1.0,
+        "min_p": s.min_p or 0.0,
+        "top_p": min(round((s.top_p or 0.0) * 2**32), 2**32 - 1),
+        "top_k": min(s.top_k or 0, 2**32 - 1),
+        "stages": stages,
+        "top_p_keep": s.top_p_keep,
+        "min_p_keep": s.min_p_keep,
+        "min_length": s.min_length,
+        "min_new_length": s.min_new_length,
+        "forced_eos_length": s.forced_eos_length,
+        "begin_index": s.begin_index,
+        "ngram": s.no_repeat_ngram,
+        "pad": s.pad,
+        "seed_low": seed & 0xFFFFFFFF,
+        "seed_high": seed >> 32 & 0xFFFFFFFF,
+    }
+    packed = struct.pack("<" + "".join(SAMPLE_PARAMS.values()), *(params[name] for name in SAMPLE_PARAMS))
+    return list(struct.unpack(f"<{len(SAMPLE_PARAMS)}i", packed))
 
 
 def rules_of(settings: Settings, vocab_size: int) -> Tensor:
@@ -199,18 +212,18 @@ def rules_of(settings: Settings, vocab_size: int) -> Tensor:
     forced = () if s.forced_bos is None else (s.forced_bos,)
     for name, tokens in (("bad_words", single), ("forced_bos", forced), ("forced_eos", s.forced_eos)):
         _require_known(name, tokens, vocab_size)
-    for bit, tokens in (
-        (EOS, s.eos),
-        (BAD_WORD, single),
-        (MIN_LENGTH, s.min_length_tokens),
-        (MIN_NEW, s.min_new_tokens),
-        (FORCED_BOS, forced),
-        (FORCED_EOS, s.forced_eos),
-        (SUPPRESSED, s.suppress),
-        (BEGIN_SUPPRESSED, s.begin_suppress),
+    for name, tokens in (
+        ("eos", s.eos),
+        ("bad_word", single),
+        ("min_length", s.min_length_tokens),
+        ("min_new", s.min_new_tokens),
+        ("forced_bos", forced),
+        ("forced_eos", s.forced_eos),
+        ("suppressed", s.suppress),
+        ("begin_suppressed", s.begin_suppress),
     ):
         known = [token for token in tokens if 0 <= token < vocab_size]
-        rules[known] |= bit
+        rules[known] |= BITS[f"rule_{name}"]
     return rules
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry.sampling.sampler import PARAMS, check_errors, params_of, rules_of
+from torch_foundry.limits import SAMPLE_PARAMS
+from torch_foundry.sampling.sampler import check_errors, params_of, rules_of
 from torch_foundry.sampling.settings import Settings
 
 PEEKED = 1 << 26  # bytes, at most, of what `peek` copies at a time
@@ -18,7 +19,8 @@ class Slots:
     """Rows that requests come to and leave; a step is taken by any rows that lie side by side.
 
     A row's tokens are those that a `Sampler` with its settings, seed and stream would choose from the same logits,
-    whatever the other rows are. Tensors as of `Sampler`, with `params` int32 [rows, 18] and `rules` uint8 [rows, V].
+    whatever the other rows are. Tensors as of `Sampler`, with `params` int32 [rows, len(SAMPLE_PARAMS)] and `rules`
+    uint8 [rows, V].
 
     rows, capacity: of `ids`. vocab_size: V of the logits, up to 2^20.
     """
@@ -32,7 +34,7 @@ class Slots:
             torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)
         )
         self.streams = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.params = torch.zeros(rows, PARAMS, dtype=torch.int32, device=device)
+        self.params = torch.zeros(rows, len(SAMPLE_PARAMS), dtype=torch.int32, device=device)
         self.rules = torch.zeros(rows, vocab_size, dtype=torch.uint8, device=device)
         self._counts: Tensor | None = None  # int32 [rows, V], once a request asks for penalties
         for row in range(rows):
