@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +130,8 @@ def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
 
 
 def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
+    from tqdm import tqdm
+
     from torch_foundry import tuner, tuning
 
     if args.again:
@@ -139,39 +140,13 @@ def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
     tuning.apply(table)
     done = {(e.key.op, e.key.format, e.key.rows, *tuning.bucket(e.key)) for e in table.entries}
     todo = [k for k in _wanted(args) if (k.op, k.format, k.rows, *tuning.bucket(k)) not in done]
-    bar = Bar(len(todo), sys.stderr)
-    for key in todo:
-        bar.show(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}")
-        table = table.with_entry(tuner.tune(key, device))
-        tuning.write(table)  # after each, so that a run that is interrupted goes on where it was
-        bar.step()
-    bar.close()
+    terminal = sys.stderr.isatty()
+    pace = {} if terminal else {"delay": 10, "mininterval": 10}  # for logs
+    with tqdm(todo, "Tuning", leave=False, **pace) as bar:
+        for key in bar:
+            bar.set_postfix_str(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}", refresh=terminal)
+            table = table.with_entry(tuner.tune(key, device))
+            tuning.write(table)  # after each, so that a run that is interrupted goes on where it was
     print(describe(table))
     print(f"\nkept in {tuning.path_of(table)}")
     return 0
-
-
-class Bar:
-    """A progress bar on a terminal; a line every ten seconds elsewhere."""
-
-    def __init__(self, total: int, stream: Any) -> None:
-        self.total, self.stream, self.done, self.said = total, stream, 0, time.monotonic()
-
-    def show(self, what: str) -> None:
-        """Say what is under way."""
-        if self.stream.isatty():
-            filled = 30 * self.done // max(self.total, 1)
-            self.stream.write(f"\r[{'#' * filled:30}] {self.done}/{self.total} {what:50.50}")
-            self.stream.flush()
-        elif time.monotonic() - self.said > 10:
-            print(f"{self.done}/{self.total} {what}", file=self.stream)
-            self.said = time.monotonic()
-
-    def step(self) -> None:
-        """One more is done."""
-        self.done += 1
-
-    def close(self) -> None:
-        """Clear the bar."""
-        if self.stream.isatty():
-            self.stream.write(f"\r{'':95}\r")

@@ -86,17 +86,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """What can be packed: name, module, and the lengths of its rows, one of which must be whole blocks."""
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
-        key, found = class_key(cls), _any(module)
+        key = class_key(cls)
+        found: Any = module
         if cls is nn.Linear and found.out_features > 1:  # a single output is a gate's: routers stay dense
             yield name, module, [found.in_features]
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None:
             yield name, module, [found.embedding_dim]
         elif key in EXPERTS:
             yield name, module, [p.shape[-1] for p in module.parameters()]
-
-
-def _any(module: nn.Module) -> Any:
-    return module
 
 
 def _whole(columns: list[int], fmt: str) -> bool:
