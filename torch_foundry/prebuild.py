@@ -18,7 +18,7 @@ from torch_foundry import _ext, ops
 from torch_foundry.limits import SAMPLE_PARAMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-HEAD_DIMS = (64, 128)
+COMMON_HEAD_DIMS = (64, 128)
 PACKED = ("q8_0", "q4_0")
 Device = torch.device | str
 
@@ -154,7 +154,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
         yield f"sample {short}", partial(_sample, device, dtype, True, False)
         yield f"sample of top-k, top-p, min-p {short}", partial(_sample, device, dtype, True, True)
         yield f"rope_and_cache {short}", partial(_rope, device, dtype)
-        for head_dim in HEAD_DIMS:
+        for head_dim in COMMON_HEAD_DIMS:
             for length in (1, 16):
                 name = f"attention head_dim {head_dim}, {length} queries, {short}"
                 yield name, partial(_attention, device, dtype, head_dim, length)

@@ -14,7 +14,7 @@ from torch_foundry.doctor import blocks, timing, truth
 from torch_foundry.tape import record
 
 ROWS = (1, 2, 4, 8)
-HEAD_DIMS = (64, 96, 128, 256)
+TUNED_HEAD_DIMS = (64, 96, 128, 256)
 # Outputs and inputs of the linear layers of Qwen2.5-0.5B, Llama-3.2-1B, Qwen3-4B and Llama-3-8B.
 SHAPES = (
     *((128, 896), (896, 896), (4864, 896), (9728, 896), (896, 4864), (151936, 896)),
@@ -55,7 +55,7 @@ def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> 
                     found.setdefault((op, name, m, *tuning.bucket(key)), key)
     for name in formats:
         if name in DTYPES:
-            for d in HEAD_DIMS:
+            for d in TUNED_HEAD_DIMS:
                 found[(name, d)] = tuning.Key("attention", name, 1, d, 1)
     return list(found.values())
 

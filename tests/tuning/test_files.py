@@ -144,7 +144,7 @@ def test_keys_are_one_a_bucket_and_one_row_first() -> None:
     keys = tuner.keys(["f16"], [(4864, 896), (4200, 1000), (896, 4864)], [4])
     linear = [(k.rows, k.n, k.k) for k in keys if k.op == "linear"]
     assert linear == [(1, 4864, 896), (4, 4864, 896), (1, 896, 4864), (4, 896, 4864)]
-    assert [k.n for k in keys if k.op == "attention"] == list(tuner.HEAD_DIMS)
+    assert [k.n for k in keys if k.op == "attention"] == list(tuner.TUNED_HEAD_DIMS)
     keys = tuner.keys(["q4_k", "q8_0"], list(tuner.SHAPES), [1])
     assert {(k.op, k.format) for k in keys} == set(itertools.product(set(tuning.OPS) - {"attention"}, ("q4_k", "q8_0")))
     assert all(k.k % 256 == 0 for k in keys if k.format == "q4_k")
