@@ -16,6 +16,22 @@ from torch_foundry import _ext  # noqa: F401  (loads the extension)
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
+class GraphInvalid(RuntimeError):
+    """What was recorded can't be repeated: a tensor has other memory, or shaders were replaced. Record it again."""
+
+
+class NotCapturable(RuntimeError):
+    """An op that a replay would not repeat was called while launches were recorded.
+
+    reason: the message without advice.
+    """
+
+    def __init__(self, op: str) -> None:
+        self.reason = f"{op} can't be recorded"
+        advice = "a tape repeats torch_foundry's ops only. Compute it before the tape starts, or in a kernel."
+        super().__init__(f"{self.reason}: {advice}")
+
+
 class Recorded(NamedTuple):
     """A launch on a tape."""
 
@@ -37,10 +53,11 @@ class Tape:
     def replay(self) -> None:
         """Launch everything again, in stream order like the launches themselves.
 
-        RuntimeError, naming kernel and buffer: a recorded tensor has moved to other memory (a cache that has grown), or
-        shaders were replaced since.
+        GraphInvalid, naming kernel and buffer: a recorded tensor has moved to other memory (a cache that has grown), or
+        shaders were replaced since. Nothing is launched then.
         """
-        self._tape.replay()
+        if why := self._tape.replay():
+            raise GraphInvalid(why)
 
     def launches(self) -> list[Recorded]:
         """What is on the tape, in order."""
@@ -67,10 +84,7 @@ class _OnlyLaunches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _repeats(func):
-            raise RuntimeError(
-                f"{func.name()} can't be recorded: a tape repeats torch_foundry's ops only. Compute it before the tape "
-                "starts, or in a kernel."
-            )
+            raise NotCapturable(func.name())
         return func(*args, **(kwargs or {}))
 
 
@@ -95,9 +109,9 @@ def record(*, checked: bool = True) -> Iterator[Tape]:
     """Context manager `with record() as tape:` that runs the block and records the launches that this thread makes in
     it.
 
-    Ops run normally while they are recorded. A torch op that computes something raises RuntimeError with its name,
-    because a replay would not repeat it; views and allocations are allowed. A tensor allocated inside lives as long as
-    the tape. If the block raises, don't use the tape.
+    Ops run normally while they are recorded. A torch op that computes something raises NotCapturable (a RuntimeError)
+    with its name, because a replay would not repeat it; views and allocations are allowed. A tensor allocated inside
+    lives as long as the tape. If the block raises, don't use the tape.
 
     checked=False skips the check of each op, for code that has been recorded before. What a replay can't repeat is then
     left out silently.

@@ -90,7 +90,8 @@ std::vector<std::tuple<std::string, std::string, int64_t>> Tape::launches() cons
 }
 
 c10::intrusive_ptr<Tape> Tape::part(const std::vector<int64_t>& indices) const {
-  check_unchanged();
+  const std::string why = changed();
+  TORCH_CHECK(why.empty(), why);
   auto part = c10::make_intrusive<Tape>();
   part->generation_ = generation_;
   for (const int64_t i : indices) {
@@ -102,31 +103,33 @@ c10::intrusive_ptr<Tape> Tape::part(const std::vector<int64_t>& indices) const {
   return part;
 }
 
-void Tape::check_unchanged() const {
-  TORCH_CHECK(generation_ == source_generation().load(),
-              "torch_foundry: shaders were replaced since this tape was recorded; record it again");
+std::string Tape::changed() const {
+  if (generation_ != source_generation().load())
+    return "torch_foundry: shaders were replaced since this tape was recorded; record it again";
   for (size_t i = 0; i < launches_.size(); i++) {
     const std::vector<at::TensorBase>& tensors = launches_[i].tensors;
     for (size_t b = 0; b < tensors.size(); b++) {
       if (!tensors[b].defined()) continue;
       const Memory& was = memory_[i][b];
-      TORCH_CHECK(data_of(tensors[b]) == was.data && tensors[b].storage_offset() == was.offset &&
-                      static_cast<int64_t>(tensors[b].nbytes()) == was.bytes,
-                  "torch_foundry: launch ", i, " of the tape (", launches_[i].pipeline->kernel.entry(), "): buffer ", b,
-                  " has other memory than when it was recorded; record the tape again");
+      if (data_of(tensors[b]) != was.data || tensors[b].storage_offset() != was.offset ||
+          static_cast<int64_t>(tensors[b].nbytes()) != was.bytes)
+        return c10::str("torch_foundry: launch ", i, " of the tape (", launches_[i].pipeline->kernel.entry(),
+                        "): buffer ", b, " has other memory than when it was recorded; record the tape again");
     }
   }
+  return {};
 }
 
-void Tape::replay() {
+std::string Tape::replay() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (launches_.empty()) return;
+  if (launches_.empty()) return {};
   TORCH_CHECK(!current, "torch_foundry: a tape can't be replayed while one is recording in this thread");
-  check_unchanged();
+  if (std::string why = changed(); !why.empty()) return why;
   if (!replayer_) replayer_ = launches_[0].pipeline->executor.prepare(launches_);
   RECORD_FUNCTION("tape of " + std::to_string(size()) + " kernels", c10::ArrayRef<const c10::IValue>{});
   CountedLaunch counted(bytes_, size());
   replayer_->replay();
+  return {};
 }
 
 namespace {

@@ -38,7 +38,9 @@ public:
   ~Tape() override;
   void start(); // from here on launches of this thread are appended; throws if a tape records already
   void stop();
-  void replay(); // throws if a tensor changed its memory, or shaders were replaced, since it was recorded
+  // Nothing is launched, and the result says why, if a tensor changed its memory, or shaders were replaced, since it
+  // was recorded; otherwise the result is empty.
+  std::string replay();
 
   // Of each launch: the kernel, the scope in which it was recorded, and the bytes that it must move.
   std::vector<std::tuple<std::string, std::string, int64_t>> launches() const;
@@ -53,7 +55,7 @@ public:
 
 private:
   void append(RecordedLaunch launch);
-  void check_unchanged() const;
+  std::string changed() const; // as of `replay`
 
   struct Memory { // where a recorded tensor lay
     const void* data;

@@ -20,8 +20,8 @@ import torch_foundry
 from tests.exact import assert_found_as_exact
 from tests.patch.zoo import build, ids, shared
 from torch_foundry import runtime
+from torch_foundry.core.errors import Fallback
 from torch_foundry.patch import report, unpatch
-from torch_foundry.patch.state import Blocked
 
 pytestmark = pytest.mark.usefixtures("quiet")
 Change = Callable[[Any], Any]
@@ -227,7 +227,7 @@ def test_other_attention_implementations() -> None:
     model.set_attn_implementation("eager")
     plan.check()
     model.config._attn_implementation = "flex_attention"
-    with pytest.raises(Blocked, match="attention implementation flex_attention"):
+    with pytest.raises(Fallback, match="attention implementation flex_attention"):
         plan.check()
 
 

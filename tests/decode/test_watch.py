@@ -14,11 +14,11 @@ from transformers import DynamicCache
 
 import torch_foundry
 from tests.patch.zoo import ids, shared
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.request import check_request
 from torch_foundry.decode.state import StepState
 from torch_foundry.decode.watch import Snapshot
 from torch_foundry.patch import report
-from torch_foundry.patch.state import Blocked
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -142,5 +142,5 @@ def test_gpus_that_wait_for_each_other_take_hugging_faces_loop() -> None:
     model = torch_foundry.patch(copy.deepcopy(shared("llama")))
     given = {"past_key_values": DynamicCache(config=model.config)}
     check_request(model, model.generation_config, False, given)
-    with pytest.raises(Blocked, match="synced_gpus"):
+    with pytest.raises(Fallback, match="synced_gpus"):
         check_request(model, model.generation_config, True, given)

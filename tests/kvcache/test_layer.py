@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.core.errors import Fallback
+from torch_foundry.kvcache.adopt import adopt
 from torch_foundry.kvcache.buffer import CAPACITY_STEP, GrowingBuffer
 from torch_foundry.kvcache.formats import PLAIN, Formats, stored, unstored
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
@@ -259,27 +260,27 @@ def test_what_is_not_adopted() -> None:
     class Custom(DynamicCache):
         """Anything may be different in it."""
 
-    with pytest.raises(ForeignCache, match="Custom"):
+    with pytest.raises(Fallback, match="Custom"):
         adopt(Custom(), 0)
-    with pytest.raises(ForeignCache, match="list"):
+    with pytest.raises(Fallback, match="list"):
         adopt([], 0)
     cache = DynamicCache()
     cache.layers = [DynamicSlidingWindowLayer(sliding_window=1)]
-    with pytest.raises(ForeignCache, match="DynamicSlidingWindowLayer"):
+    with pytest.raises(Fallback, match="DynamicSlidingWindowLayer"):
         adopt(cache, 0)
     offloaded = DynamicCache()
     offloaded.offloading = True  # its layers come and go
-    with pytest.raises(ForeignCache, match="offloaded DynamicCache"):
+    with pytest.raises(Fallback, match="offloaded DynamicCache"):
         adopt(offloaded, 0)
     prefix = DynamicCache()
     k, v = states(torch.Generator().manual_seed(0), 1, 3)
     prefix.update(k.requires_grad_(), v, 0)
-    with pytest.raises(ForeignCache, match="DynamicLayer"):
+    with pytest.raises(Fallback, match="DynamicLayer"):
         adopt(prefix, 0)
     window = DynamicCache()
     window.layers = [DynamicSlidingWindowLayer(sliding_window=9)]
     window.update(k, v, 0)
-    with pytest.raises(ForeignCache, match="DynamicSlidingWindowLayer"):
+    with pytest.raises(Fallback, match="DynamicSlidingWindowLayer"):
         adopt(window, 0)
     with torch.no_grad():  # nobody will differentiate
         write(adopt(prefix, 0), k, v)

@@ -12,9 +12,10 @@ from torch import nn
 
 from tests.exact import assert_as_exact
 from tests.patch.zoo import build, classes, config, ids, random_model, shared
+from torch_foundry.core.errors import Fallback
 from torch_foundry.patch import patch, report
 from torch_foundry.patch.families import NORMS, SCALED_EMBEDDINGS, class_key
-from torch_foundry.patch.spec import Unsupported, build_spec
+from torch_foundry.patch.spec import build_spec
 
 PROMPT = ids(2, 10)
 
@@ -142,5 +143,5 @@ def test_spec_reads_what_differs_between_layers() -> None:
     assert [build_spec(layer).rope for layer in build("smollm3").model.layers] == [True, False]
     assert build_spec(build("granite").model.layers[0]).residual_scale == 0.4
     assert [build_spec(layer).experts for layer in build("qwen2_moe").model.layers] == [True, False]
-    with pytest.raises(Unsupported, match="Linear of torch"):
+    with pytest.raises(Fallback, match="Linear of torch"):
         build_spec(nn.Linear(1, 1))

@@ -15,9 +15,9 @@ from transformers.generation.continuous_batching import model_runner
 import torch_foundry
 from tests.patch.zoo import build, fused_all, ids, shared
 from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache import base
 from torch_foundry.patch import continuous, patch, report
-from torch_foundry.patch.state import Blocked
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PROMPTS = [ids(1, length, seed=length)[0].tolist() for length in (12, 5, 40, 1, 20)]
@@ -127,5 +127,5 @@ def test_what_stock_code_has_to_do() -> None:
 
 
 def test_another_kind_of_cache() -> None:
-    with pytest.raises(Blocked, match="cache is object"):
+    with pytest.raises(Fallback, match="cache is object"):
         continuous.Continuous(0, {"cache": object()})

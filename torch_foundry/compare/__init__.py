@@ -44,8 +44,8 @@ def compare(model: nn.Module, ids: torch.Tensor, **inputs: Any) -> Drift:
 
 def _compare(model: nn.Module, ids: torch.Tensor, inputs: dict[str, Any]) -> Drift:
     from torch_foundry.compare.steps import KNOWN, compare_steps, why_not
+    from torch_foundry.core.errors import Fallback
     from torch_foundry.patch.model import ModelMixin
-    from torch_foundry.patch.state import Blocked
     from torch_foundry.patch.swap import is_swapped
 
     swapped = {n: m for n, m in model.named_modules() if is_swapped(m) and not isinstance(m, ModelMixin)}
@@ -71,8 +71,8 @@ def _compare(model: nn.Module, ids: torch.Tensor, inputs: dict[str, Any]) -> Dri
     if (left_out := why_not(model, inputs)) is None:
         try:
             paths += compare_steps(model, ids, inputs, {id(m): name for name, m in swapped.items()}, fused)
-        except Blocked as blocked:
-            left_out = str(blocked)
+        except Fallback as fallback:
+            left_out = str(fallback)
     same = (stock.argmax(-1) == ours.argmax(-1)).float().mean().item()
     return Drift(paths, stock.dtype, same, left_out)
 

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from torch_foundry.compare.kernels import wrong_kernels
 from torch_foundry.compare.result import LIMIT, REPLAY, STEP, Path, Stage, error, stages_of
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.decoder import DecoderMixin
 from torch_foundry.decode.models import finished, head_of
 from torch_foundry.decode.plan import DecoderPlan
@@ -19,7 +20,6 @@ from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.forward import forward
-from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.weights import GEMV
 
 STEPS = 3  # the first is recorded, the others are replayed
@@ -40,8 +40,8 @@ def why_not(model: Any, inputs: dict[str, Any]) -> str | None:
     try:
         plan = model.model.decoder_plan()
         plan.check()
-    except Blocked as blocked:
-        return str(blocked)
+    except Fallback as fallback:
+        return str(fallback)
     return None if plan.rotary.constant else "rope depends on the length of the text"
 
 
@@ -51,7 +51,7 @@ def compare_steps(
     """The paths "decode step" and "replayed step", over STEPS tokens that the stock model chooses behind `ids`.
 
     names: of the stages, by id() of their modules. All run on caches with the same contents, stored as the model stores
-    them, so that a packed cache costs neither side more than the other. Raises Blocked.
+    them, so that a packed cache costs neither side more than the other. Raises Fallback.
     """
     text = _Text(model, ids[:FEW], {name: None if v is None else v[:FEW] for name, v in inputs.items()})
     plan: DecoderPlan = model.model.decoder_plan()
@@ -198,14 +198,14 @@ def _tape(
     stock: list[torch.Tensor],
     limit: float,
 ) -> Path:
-    """The model's own steps: they run on a tape, or Blocked is raised."""
+    """The model's own steps: they run on a tape, or Fallback is raised."""
     stages = []
     before = plan.steps
     for step in range(STEPS):
         logits = model(**text.arguments(step, cache)).logits
         if plan.steps != before + step + 1:
             reasons = ", ".join(plan.eager) or "unknown"
-            raise Blocked(f"no tape ran: {reasons}")
+            raise Fallback(f"no tape ran: {reasons}")
         name = "recorded" if step == 0 else f"replay {step}"
         stages.append(Stage(name, error(logits, stock[step]), None, error(logits, by_kernels[step]), False))
     return Path(REPLAY, stages, max(stage.drift for stage in stages), limit)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import StepTape
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.model import ModelMixin
-from torch_foundry.patch.state import Blocked, ModelState
+from torch_foundry.patch.state import ModelState
 
 # `tokenizer` is passed down by `transformers serve`, without meaning for the result
 USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
@@ -27,15 +28,15 @@ class DecoderMixin(ModelMixin):
         """Up to eight tokens on a filled `DynamicCache`."""
         cache = kwargs.get("past_key_values")
         if type(cache) is not DynamicCache:
-            raise Blocked("no cache that is known" if cache is None else f"cache is {type(cache).__name__}")
+            raise Fallback("no cache that is known" if cache is None else f"cache is {type(cache).__name__}")
         given = kwargs if not args else {"input_ids": args[0], **kwargs}
         if len(args) > 1 or (args and "input_ids" in kwargs):
-            raise Blocked("positional arguments")
+            raise Fallback("positional arguments")
         ids = given.get("input_ids")
         if ids is None:
-            raise Blocked("the caller embeds the tokens (inputs_embeds)")
+            raise Fallback("the caller embeds the tokens (inputs_embeds)")
         if type(ids) is not torch.Tensor or ids.dim() != 2:
-            raise Blocked("ids are not a tensor of [batch, tokens]")
+            raise Fallback("ids are not a tensor of [batch, tokens]")
         plan = self.decoder_plan()
         check_arguments(self, given)
         seen = cache.get_seq_length()
@@ -52,18 +53,18 @@ class DecoderMixin(ModelMixin):
 
 
 def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
-    """Raise Blocked for what only the layers, one by one, can do."""
+    """Raise Fallback for what only the layers, one by one, can do."""
     for name, value in kwargs.items():
         if name in USED or value is None or (value is False and name in OFF) or (value is True and name in ON):
             continue
-        raise Blocked(f"argument {name}")
+        raise Fallback(f"argument {name}")
     settings = object.__getattribute__(module.config, "__dict__")  # the config's own __getattribute__ is slow
     if kwargs.get("use_cache") is None and not settings.get("use_cache", True):
-        raise Blocked("use_cache is off")
+        raise Fallback("use_cache is off")
     if settings.get("use_bidirectional_attention"):
-        raise Blocked("attention is not causal")
+        raise Fallback("attention is not causal")
     if any(map(settings.get, ("output_hidden_states", "_output_attentions", "output_router_logits"))):
-        raise Blocked("outputs of layers are asked for")
+        raise Fallback("outputs of layers are asked for")
 
 
 def step(
@@ -74,27 +75,27 @@ def step(
     positions: torch.Tensor | None,
     seen: int,
 ) -> torch.Tensor:
-    """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Blocked."""
+    """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Fallback."""
     batch, length = ids.shape
     plan.check()
     if batch * length > FEW:
-        raise Blocked(f"more than {FEW} tokens in a step")
+        raise Fallback(f"more than {FEW} tokens in a step")
     device = plan.device
     if ids.device != device or ids.is_floating_point():
-        raise Blocked("ids are not integers on the model's device")
+        raise Fallback("ids are not integers on the model's device")
     if device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < plan.vocabulary:
-        raise Blocked("ids outside the vocabulary")  # refused by the op: a tape looks at no values
+        raise Fallback("ids outside the vocabulary")  # refused by the op: a tape looks at no values
     if mask is not None and (
         type(mask) is not torch.Tensor or mask.dtype not in MASKS or mask.shape != (batch, seen + length)
     ):
-        raise Blocked("mask is not one of [batch, tokens]")
+        raise Fallback("mask is not one of [batch, tokens]")
     if positions is not None and (
         type(positions) is not torch.Tensor or positions.dim() != 2 or positions.shape[1] != length
         or positions.shape[0] not in (1, batch)
     ):  # fmt: skip
-        raise Blocked("positions are not [batch, tokens]")
+        raise Fallback("positions are not [batch, tokens]")
     if positions is None and not plan.rotary.constant:
-        raise Blocked("rope depends on the length of the text")
+        raise Fallback("rope depends on the length of the text")
 
     tapes = plan.tapes_of(cache)
     starts, same = tapes.layers.place(plan, batch, length)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.steps import Steps
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.patch.calls import LONGEST_STEP
-from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 
 LONGEST = 3  # tokens that are looked up
@@ -70,7 +70,7 @@ class DraftModel:
     """A smaller model of the same vocabulary, patched, on steps of its own.
 
     It draws with the same random numbers as the model that it guesses for, so where both have the same distribution
-    they draw the same token. Raises Blocked if the model can't take steps by itself.
+    they draw the same token. Raises Fallback if the model can't take steps by itself.
     """
 
     def __init__(self, model: Any, prompt: torch.Tensor, capacity: int) -> None:
@@ -113,7 +113,7 @@ class DraftModel:
         self._steps.position = len(text) - 1
         self._sampler.seek([len(text)], text[-1:])
         if not self._steps.submit(self._cache, most, most):
-            raise Blocked("the draft's cache has to move")
+            raise Fallback("the draft's cache has to move")
         self.usual = len(text) - 1 - right <= LONGEST_STEP and plan.recorded == recorded
         self._fed, self._known = list(text), len(text)
         return self._sampler.ids[0, len(text) : len(text) + most]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerationMixin
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.kept import Kept, KeptGuesses
 from torch_foundry.decode.loop import Loop
 from torch_foundry.decode.pace import Guesses
@@ -18,7 +19,7 @@ from torch_foundry.decode.request import Request, chosen_by_call, without_usual_
 from torch_foundry.decode.speculation import Guesser
 from torch_foundry.patch.calls import generated, generation
 from torch_foundry.patch.model import ModelMixin
-from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
+from torch_foundry.patch.state import ModelPlan, ModelState
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
 
@@ -103,9 +104,9 @@ class GeneratorMixin(CountingMixin):
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         try:
             request = Request(self, plan, input_ids, *given, model_kwargs)
-        except Blocked as blocked:
+        except Fallback as fallback:
             if plan.state.enabled:
-                plan.eager[f"generate: {blocked}"] += 1
+                plan.eager[f"generate: {fallback}"] += 1
             model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
             return super()._sample(input_ids, *given, **model_kwargs)  # type: ignore[misc]
         steps, stops, cache = request.steps, request.stops, request.cache
@@ -144,12 +145,12 @@ class GeneratorMixin(CountingMixin):
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         try:
             if assistant_tokenizer is not None:
-                raise Blocked("the draft has another tokenizer")
+                raise Fallback("the draft has another tokenizer")
             request = Request(self, plan, input_ids, *given, model_kwargs)
             guesser = Guesser(request, plan.guesses, generation_config, assistant_model)
-        except Blocked as blocked:
+        except Fallback as fallback:
             if plan.state.enabled:
-                plan.eager[f"assisted generate: {blocked}"] += 1
+                plan.eager[f"assisted generate: {fallback}"] += 1
             model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
             models = (inputs_tensor, assistant_model, assistant_tokenizer, tokenizer)
             return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]

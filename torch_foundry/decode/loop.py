@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.steps import Steps
 from torch_foundry.decode.stops import Stops
-from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler
 
 OVERLAPPED = 4  # tokens: blocks up to that size are read while the device is at the next one
@@ -82,13 +82,13 @@ class Loop:
         try:
             if steps and not self.steps.submit(cache, steps, left - fresh):
                 return 0
-        except Blocked as blocked:
+        except Fallback as fallback:
             if fresh:
                 tokens, steps = fresh, 0
             elif self._waiting:
                 return 0
             else:
-                self.plan.eager[f"step of generate: {blocked}"] += 1
+                self.plan.eager[f"step of generate: {fallback}"] += 1
                 self.steps.step_by_layers(cache)
                 tokens, steps = 1, 0
         self._waiting.append(Block(self.sampler, self._prompt + chosen, tokens, steps))

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.models import decoder_of
 from torch_foundry.decode.state import RopeTables, Rotary
 from torch_foundry.decode.tape import CacheTapes
@@ -17,7 +18,7 @@ from torch_foundry.nn import FoundryEmbedding
 from torch_foundry.patch.guard import attention_reason, device_reason, recording_reason
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import EmbeddingMixin, NormMixin
-from torch_foundry.patch.state import Blocked, ModelPlan, ModelState
+from torch_foundry.patch.state import ModelPlan, ModelState
 from torch_foundry.patch.weights import Norm, Siblings, weight_reason
 
 
@@ -47,18 +48,18 @@ class DecoderPlan(ModelPlan):
         self._tapes: weakref.WeakKeyDictionary[DynamicCache, CacheTapes] = weakref.WeakKeyDictionary()
 
     def check(self) -> None:
-        """Raise Blocked if a step may not be taken by a tape now. Cheap if nothing has changed since the last call."""
+        """Raise Fallback if a step may not be taken by a tape now. Cheap if nothing has changed since the last call."""
         if reason := recording_reason() or attention_reason(self.config):
-            raise Blocked(reason)
+            raise Fallback(reason)
         if torch._C._len_torch_dispatch_stack():  # of this thread, unlike torch's flag; it wants to see each op
-            raise Blocked("a dispatch mode is active")
+            raise Fallback("a dispatch mode is active")
         if self.snapshot is None or self._facts != self._read_facts() or not self.snapshot.holds():
             self._renew()
         assert self.snapshot is not None
         if reason := device_reason(self.dtype, self.device.type):
-            raise Blocked(reason)
+            raise Fallback(reason)
         if torch.is_grad_enabled() and self.snapshot.requires_grad():
-            raise Blocked("gradients are needed")
+            raise Fallback("gradients are needed")
 
     def _read_facts(self) -> tuple[Any, ...]:
         """Numbers that end up in launches, and what decides which these are."""
@@ -81,11 +82,11 @@ class DecoderPlan(ModelPlan):
         self._tapes.clear()
         module = self.module
         if module.training:
-            raise Blocked("training")
+            raise Fallback("training")
         used = list(module.layers)[: self.config.num_hidden_layers]
         self.layers = [self._layer(layer) for layer in used]
         if not self.layers:
-            raise Blocked("no layers")
+            raise Fallback("no layers")
         self._ordered = [
             siblings
             for plan in self.layers
@@ -95,9 +96,9 @@ class DecoderPlan(ModelPlan):
         embedding: Any = module.embed_tokens
         norm: Any = module.norm
         if not issubclass(type(embedding), EmbeddingMixin | FoundryEmbedding):
-            raise Blocked(f"the embedding is a {type(embedding).__name__}")
+            raise Fallback(f"the embedding is a {type(embedding).__name__}")
         if not issubclass(type(norm), NormMixin):
-            raise Blocked(f"the last norm is a {type(norm).__name__}")
+            raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
         self.rotary = Rotary(module.rotary_emb)
         self.vocabulary = embedding.num_embeddings
@@ -105,28 +106,28 @@ class DecoderPlan(ModelPlan):
         rest = (norm._parameters, embedding._parameters)
         for owners in (rest, *(plan.parameters for plan in self.layers)):
             if reason := weight_reason(owners, self.dtype):
-                raise Blocked(reason)
+                raise Fallback(reason)
         snapshot = Snapshot([module, module.layers, embedding, norm, *(m for layer in used for m in layer.modules())])
         if reason := snapshot.reason():
-            raise Blocked(reason)
+            raise Fallback(reason)
         if any(t.device != self.device for t in snapshot.tensors):
-            raise Blocked("weights on several devices")
+            raise Fallback("weights on several devices")
         self._facts = self._read_facts()
         self._scale = self._read_scale()
         self.snapshot = snapshot
 
     def _layer(self, layer: Any) -> LayerPlan:
         if not isinstance(layer, LayerMixin):
-            raise Blocked(f"{type(layer).__name__} is not fused")
+            raise Fallback(f"{type(layer).__name__} is not fused")
         plan = layer._foundry
         if plan.__class__ is not LayerPlan:
             plan = layer._make_plan()
         if layer.training:
-            raise Blocked("training")
+            raise Fallback("training")
         if plan.config is not self.config:
-            raise Blocked("a layer has a config of its own")  # `check` looks at one
+            raise Fallback("a layer has a config of its own")  # `check` looks at one
         if reason := plan.watch.changed():
-            raise Blocked(reason)
+            raise Fallback(reason)
         return plan
 
     def _read_scale(self) -> float:
@@ -136,7 +137,7 @@ class DecoderPlan(ModelPlan):
         if self.decoder.multiplier is not None:
             scale *= float(getattr(self.module, self.decoder.multiplier))
             if float(torch.tensor(scale, dtype=self.dtype)) != scale:  # stock code multiplies by the exact number
-                raise Blocked("the factor on the embedding is not one of the model's dtype")
+                raise Fallback("the factor on the embedding is not one of the model's dtype")
         return scale
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -158,7 +159,7 @@ class DecoderPlan(ModelPlan):
         return ropes
 
     def tapes_of(self, cache: DynamicCache) -> CacheTapes:
-        """The tapes on `cache`; they live as long as it does. Raises Blocked if its layers are not ours to write to."""
+        """The tapes on `cache`; they live as long as it does. Raises Fallback if its layers are not ours."""
         tapes = self._tapes.get(cache)
         if tapes is None or not tapes.layers.belong_to(cache):
             tapes = self._tapes[cache] = CacheTapes(cache, len(self.layers), self.state.kv_cache)

@@ -1,4 +1,4 @@
-"""What a call of generate() asks for, checked: whatever our own loop does not do raises Blocked."""
+"""What a call of generate() asks for, checked: whatever our own loop does not do raises Fallback."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from torch_foundry import environment
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.decoder import OFF, ON, DecoderMixin
 from torch_foundry.decode.state import horizon_for
 from torch_foundry.decode.steps import Steps
 from torch_foundry.decode.stops import Stops
-from torch_foundry.patch.state import Blocked, ModelPlan
+from torch_foundry.patch.state import ModelPlan
 from torch_foundry.sampling import Sampler, Settings
 
 BY_DEFAULT = 16
@@ -39,16 +40,16 @@ class Request:
         streamer: Any,
         model_kwargs: dict[str, Any],
     ) -> None:
-        """Arguments as of `GenerationMixin._sample`. Raises Blocked; until `prefill` nothing has happened."""
+        """Arguments as of `GenerationMixin._sample`. Raises Fallback; until `prefill` nothing has happened."""
         if not plan.state.enabled:
-            raise Blocked("switched off")
+            raise Fallback("switched off")
         self.model, self.input_ids, self.config, self.streamer = model, input_ids, config, streamer
         self._model_kwargs = model_kwargs
         self.every = tokens_in_flight(config, plan.state.sync_every, streamer)
         check_request(model, config, synced_gpus, model_kwargs)
         settings, reason = Settings.from_generation_config(config, logits_processor)
         if settings is None:
-            raise Blocked(reason)
+            raise Fallback(reason)
         self.settings = settings
         pad = config._pad_token_tensor
         self.stops = Stops(stopping_criteria, input_ids, None if pad is None else int(pad))
@@ -109,7 +110,7 @@ def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
     """How many tokens are handed to the device before they are read: `sync_every` of generate(), of the generation
     config, of `patch()` or of the environment, in this order; default: 1 with a streamer, else 16.
 
-    ValueError: not a whole number from 0. Blocked: 0, which asks for Hugging Face's loop.
+    ValueError: not a whole number from 0. Fallback: 0, which asks for Hugging Face's loop.
     """
     every: Any = chosen_by_call.get()
     every = getattr(config, "sync_every", None) if every is None else every
@@ -120,30 +121,30 @@ def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
     if not str(every).isdecimal():
         raise ValueError(f"sync_every={every!r}: expected a number of tokens, or 0 for Hugging Face's own loop")
     if int(every) == 0:
-        raise Blocked("sync_every is 0")
+        raise Fallback("sync_every is 0")
     return int(every)
 
 
 def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict[str, Any]) -> None:
-    """Raise Blocked for what the loop doesn't do."""
+    """Raise Fallback for what the loop doesn't do."""
     if synced_gpus:
-        raise Blocked("synced_gpus")
+        raise Fallback("synced_gpus")
     for name in RECORDED:
         if getattr(config, name, None):
-            raise Blocked(name)
+            raise Fallback(name)
     for name, value in model_kwargs.items():
         usual = name in KNOWN or value is None or (value is True and name in ON) or (value is False and name in OFF)
         if not usual:
-            raise Blocked(f"argument {name}")
+            raise Fallback(f"argument {name}")
     if type(model_kwargs.get("past_key_values")) is not DynamicCache:
-        raise Blocked(f"cache is {type(model_kwargs.get('past_key_values')).__name__}")
+        raise Fallback(f"cache is {type(model_kwargs.get('past_key_values')).__name__}")
     if getattr(model.config, "use_bidirectional_attention", False):
-        raise Blocked("attention is not causal")
+        raise Fallback("attention is not causal")
     if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
-        raise Blocked("methods of the model were replaced")
+        raise Fallback("methods of the model were replaced")
     if not isinstance(getattr(model, "model", None), DecoderMixin):
-        raise Blocked("the decoder is not a known one")
+        raise Fallback("the decoder is not a known one")
     plan = model.model.decoder_plan()
     plan.check()
     if not plan.rotary.constant:
-        raise Blocked("rope depends on the length of the text")
+        raise Fallback("rope depends on the length of the text")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.drafts import LONGEST, DraftModel, PromptLookup, accepted
 from torch_foundry.decode.kept import KeptGuesses
 from torch_foundry.decode.pace import Guesses, Pace, rows_of
@@ -23,7 +24,6 @@ from torch_foundry.decode.steps import EXPECTED, ROOM, Steps
 from torch_foundry.decode.tape import CacheLayers, StepTape
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.patch.calls import LONGEST_STEP
-from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Sampler, Settings
 from torch_foundry.sampling.sampler import check_errors
 
@@ -42,7 +42,7 @@ class Verifier:
     ) -> None:
         """prompt: int64 [1, n]; capacity: as of the sampler of single steps."""
         if settings.counts_tokens or settings.bans_sequences:
-            raise Blocked("what may come next depends on tokens that are only guessed")
+            raise Fallback("what may come next depends on tokens that are only guessed")
         self.steps, self.cache, self.recorded = steps, cache, False
         self._settings, self._prompt, self._capacity = settings, prompt, capacity
         self._seed = 0
@@ -86,7 +86,7 @@ class Verifier:
         """`guesses`, and what the model chooses after `newest`, of a text of `length` tokens, and after each of them.
 
         guesses: int64 [n], of which the host may know nothing yet. remaining: tokens that there may be yet. Waits for
-        the device, once. Nothing is part of the text before `count`. Raises Blocked if no tape may do it; then nothing
+        the device, once. Nothing is part of the text before `count`. Raises Fallback if no tape may do it; then nothing
         has happened.
         """
         count = len(guesses)
@@ -101,7 +101,7 @@ class Verifier:
         if any(found[count + rows :]):
             # a guess may be what gave no scores, also for the tokens before it: 0 times infinity is NaN in attention
             sampler.errors.zero_()
-            raise Blocked("no token could be chosen behind a guess")
+            raise Fallback("no token could be chosen behind a guess")
         return found[:count], found[count : 2 * count + 1]
 
     def go_on(self, token: int, length: int, steps: int, remaining: int) -> list[int]:
@@ -168,7 +168,7 @@ class Verifier:
 
     def _read(self, found: torch.Tensor) -> list[int]:
         """Wait for what the device has found; meanwhile look whether the next step can go the same way."""
-        with contextlib.suppress(Blocked):  # that step will say so
+        with contextlib.suppress(Fallback):  # that step will say so
             self._plan = self.steps.ready()
         values: list[int] = found.tolist()
         return values
@@ -204,9 +204,9 @@ class Guesser:
     """The part of a generation that guesses."""
 
     def __init__(self, request: Request, totals: Guesses, config: Any, assistant: Any) -> None:
-        """config: of the generation; assistant: its draft model, or None. Raises Blocked for what is not known."""
+        """config: of the generation; assistant: its draft model, or None. Raises Fallback for what is not known."""
         if request.input_ids.shape[0] != 1:
-            raise Blocked("several rows")
+            raise Fallback("several rows")
         self.request, self.totals = request, totals
         self.draft: PromptLookup | DraftModel
         if config.prompt_lookup_num_tokens is not None:
@@ -216,7 +216,7 @@ class Guesser:
             self.draft = DraftModel(assistant, request.input_ids, request.capacity)
             most = assistant.generation_config.num_assistant_tokens
         else:
-            raise Blocked("the draft is no patched model")
+            raise Fallback("the draft is no patched model")
         self.most = max(1, min(int(most or MOST), MOST))
         self.verifier = Verifier(request.steps, request.cache, request.settings, request.input_ids, request.capacity)
 
@@ -234,8 +234,8 @@ class Guesser:
         try:
             while not self.request.stops.done[0]:
                 self._step(text, pace)
-        except Blocked as blocked:
-            self.totals.stopped = f"switched off: {blocked}"
+        except Fallback as fallback:
+            self.totals.stopped = f"switched off: {fallback}"
         finally:
             self.verifier.settle()
 

@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.decoder import DecoderMixin
 from torch_foundry.decode.kept import Kept
 from torch_foundry.decode.models import head_of, is_plain, logits_of
 from torch_foundry.decode.plan import DecoderPlan
 from torch_foundry.decode.tape import CacheLayers, StepTape, Tail
 from torch_foundry.decode.watch import Snapshot
-from torch_foundry.kvcache.adopt import ForeignCache, expect
+from torch_foundry.kvcache.adopt import expect
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryLinear
 from torch_foundry.nn.linear import FEW
 from torch_foundry.patch.leaves import LinearMixin
-from torch_foundry.patch.state import Blocked, ModelPlan
+from torch_foundry.patch.state import ModelPlan
 from torch_foundry.patch.weights import Linear, weight_reason
 from torch_foundry.sampling import Sampler
 
@@ -35,19 +36,19 @@ class Steps:
     sampler: Sampler  # given before the first step
 
     def __init__(self, model: Any, plan: ModelPlan, batch: int, model_kwargs: dict[str, Any]) -> None:
-        """Reads, before anything is under way, where the prompt ends. Raises Blocked for what is not usual."""
+        """Reads, before anything is under way, where the prompt ends. Raises Fallback for what is not usual."""
         self.model, self.plan, self.batch = model, plan, batch
         self.decoder: DecoderMixin = model.model
         if self.batch > FEW:
-            raise Blocked(f"more than {FEW} rows")
+            raise Fallback(f"more than {FEW} rows")
         head = head_of(model)
         assert head is not None
         self.head = head
         positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
         if positions is None or positions.dim() != 2 or positions.shape[0] not in (1, self.batch):
-            raise Blocked("positions are not [batch, tokens]")
+            raise Fallback("positions are not [batch, tokens]")
         if mask is not None and (mask.dim() != 2 or mask.shape[0] != self.batch):
-            raise Blocked("mask is not [batch, tokens]")
+            raise Fallback("mask is not [batch, tokens]")
         last = positions[:, -1].tolist()
         self._next = [p + 1 for p in (last if len(last) == self.batch else last * self.batch)]  # of each row's newest
         self.mask = mask
@@ -61,11 +62,8 @@ class Steps:
 
     def expect(self, cache: DynamicCache, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
-        try:
-            plan = self.decoder.decoder_plan()
-            expect(cache, len(plan.layers), min(tokens, EXPECTED), plan.state.kv_cache)
-        except ForeignCache as foreign:
-            raise Blocked(f"cache is {foreign}") from None
+        plan = self.decoder.decoder_plan()
+        expect(cache, len(plan.layers), min(tokens, EXPECTED), plan.state.kv_cache)
 
     def resume(self, kept: Kept | None, cache: DynamicCache, prompt: int, tokens: int) -> bool:
         """Go on with what an earlier generation has left, if it fits, which is the result: the prompt will be stored in
@@ -91,10 +89,10 @@ class Steps:
         return Kept.of(self.sampler, self._tape, self.output, self._layers)
 
     def ready(self) -> DecoderPlan:
-        """The decoder's plan. Raises Blocked if a tape may not run now."""
+        """The decoder's plan. Raises Fallback if a tape may not run now."""
         model: Any = self.model
         if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
-            raise Blocked(f"hook on {type(model).__name__}")
+            raise Fallback(f"hook on {type(model).__name__}")
         plan = self.decoder.decoder_plan()
         plan.check()
         return plan
@@ -116,7 +114,7 @@ class Steps:
     def submit(self, cache: DynamicCache, steps: int, remaining: int) -> bool:
         """Hand `steps` steps, of `remaining` that there may be, to the device.
 
-        False if the cache has to move while there are tokens that don't count yet. Raises Blocked if no tape may do it.
+        False if the cache has to move while there are tokens that don't count yet. Raises Fallback if no tape may.
         In both cases nothing has happened.
         """
         plan = self.ready()

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
-from torch_foundry.patch.state import Blocked
+from torch_foundry.core.errors import Fallback
 
 
 class Stops:
-    """Maximum length, end-of-text tokens and stop strings. Raises Blocked for other criteria.
+    """Maximum length, end-of-text tokens and stop strings. Raises Fallback for other criteria.
 
     `take` has generate()'s semantics: a row that has ended gets `pad` (if there are end-of-text tokens at all), and the
     generation ends when all rows have.
@@ -30,11 +30,11 @@ class Stops:
             elif type(each) is StopStringCriteria:
                 self._strings.append(each)
             else:
-                raise Blocked(f"{type(each).__name__} is not known")
+                raise Fallback(f"{type(each).__name__} is not known")
         if self.max_length is None:
-            raise Blocked("no maximum length")
+            raise Fallback("no maximum length")
         if self.eos and pad is None:
-            raise Blocked("no padding token")
+            raise Fallback("no padding token")
         self._pad = pad
         self.done = [False] * input_ids.shape[0]
         self.length = input_ids.shape[1]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.state import RopeRows, RopeTables, StepState, horizon_for
-from torch_foundry.kvcache.adopt import ForeignCache, adopt
+from torch_foundry.kvcache.adopt import adopt
 from torch_foundry.kvcache.base import KVView
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import Formats
 from torch_foundry.patch.forward import forward
-from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.weights import GEMV
 from torch_foundry.runtime import scope
-from torch_foundry.tape import Tape, record
+from torch_foundry.tape import GraphInvalid, NotCapturable, Tape, record
 
 if TYPE_CHECKING:
     from torch_foundry.decode.plan import DecoderPlan
@@ -30,13 +30,10 @@ class CacheLayers:
     """The layers of a cache, as memory at fixed addresses that a tape writes to."""
 
     def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
-        try:
-            slots = [adopt(cache, index, formats) for index in range(count)]
-        except ForeignCache as foreign:
-            raise Blocked(f"cache is {foreign}") from None
+        slots = [adopt(cache, index, formats) for index in range(count)]
         for slot in slots:
             if not isinstance(slot, Buffered):
-                raise Blocked(f"cache layer is {type(slot).__name__}")
+                raise Fallback(f"cache layer is {type(slot).__name__}")
         self.slots = cast("list[Buffered]", slots)
         self.buffers: list[torch.Tensor] = []  # keys and values of each layer in turn
         self._seen = 0  # tokens, when they were placed
@@ -49,14 +46,14 @@ class CacheLayers:
     def place(self, plan: DecoderPlan, batch: int, tokens: int) -> tuple[list[int], bool]:
         """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged.
 
-        Raises Blocked unless the layers hold the same number of tokens, of the model's shape, dtype and device.
+        Raises Fallback unless the layers hold the same number of tokens, of the model's shape, dtype and device.
         """
         starts: list[int] = []
         buffers: list[Any] = []
         seen = self.slots[0].get_seq_length()
         for slot in self.slots:
             if slot.get_seq_length() != seen or slot.buffers[0] is None:
-                raise Blocked("layers of the cache hold different numbers of tokens")
+                raise Fallback("layers of the cache hold different numbers of tokens")
             starts += slot.place(tokens)
             buffers += slot.buffers
         same = len(buffers) == len(self.buffers) and all(map(is_, buffers, self.buffers))
@@ -64,10 +61,10 @@ class CacheLayers:
             for slot, layer in zip(self.slots, plan.layers, strict=True):
                 spec = layer.spec
                 if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, plan.dtype, plan.device):
-                    raise Blocked("cache holds another shape, dtype or device")
+                    raise Fallback("cache holds another shape, dtype or device")
             self.buffers = buffers
         elif buffers[0].shape[0] != batch:
-            raise Blocked("cache holds another shape, dtype or device")
+            raise Fallback("cache holds another shape, dtype or device")
         self._seen = seen
         return starts, same
 
@@ -154,9 +151,7 @@ class StepTape:
             return self._record()
         try:
             self._tape.replay()
-        except RuntimeError as error:
-            if "record" not in str(error):
-                raise
+        except GraphInvalid:
             return self._record()  # memory or shaders were exchanged; nothing was launched
         self._counted()
         assert self._result is not None
@@ -175,10 +170,8 @@ class StepTape:
                 with scope("head"):
                     x = self.plan.norm(x)
                     self._result = x if self.tail is None else self.tail(x)
-        except RuntimeError as error:
-            if "can't be recorded" in str(error):
-                raise Blocked(str(error).split(": ")[0]) from None
-            raise
+        except NotCapturable as error:
+            raise Fallback(error.reason) from None
         self._tape = tape
         proven.add(kind)
         self.plan.recorded += 1

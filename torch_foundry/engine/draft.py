@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.speculation import MOST
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.groups import Part
@@ -17,7 +18,6 @@ from torch_foundry.engine.requests import Job
 from torch_foundry.kvcache.blocks import OutOfBlocks
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.patch.calls import LONGEST_STEP
-from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
 
 PIECE = 256  # tokens of a text that are read at a time
@@ -56,8 +56,8 @@ class Draft:
         self.cache = PagedCache(config, blocks, block_size=block_size)
         try:
             self._forward = Forward(draft, self.cache, requests=requests, exact=exact)
-        except Blocked as blocked:
-            raise RuntimeError(f"assistant_model: an engine can't run it: {blocked}") from None
+        except Fallback as fallback:
+            raise RuntimeError(f"assistant_model: an engine can't run it: {fallback}") from None
         self._plan = self._forward.plan
         if self._plan.device != model.device:
             raise ValueError(f"assistant_model: expected it on {model.device}, got {self._plan.device}")

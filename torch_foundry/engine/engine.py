@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.pace import Guesses
 from torch_foundry.engine.choice import Chooser
 from torch_foundry.engine.draft import Draft
@@ -23,7 +24,6 @@ from torch_foundry.engine.seats import Seats
 from torch_foundry.engine.stream import Stream
 from torch_foundry.engine.turns import Turns
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.patch.state import Blocked
 from torch_foundry.sampling import Slots
 from torch_foundry.sampling.sampler import check_errors
 
@@ -87,8 +87,8 @@ class Engine:
         self.scheduler = Scheduler(self.cache.manager, running=requests, budget=max(budget, requests))
         try:
             self._forward = Forward(model, self.cache, requests=requests, exact=invariant)
-        except Blocked as blocked:
-            raise RuntimeError(f"{REFUSED}: {blocked}") from None
+        except Fallback as fallback:
+            raise RuntimeError(f"{REFUSED}: {fallback}") from None
         self.device = self._forward.plan.device
         check_lookup(prompt_lookup_num_tokens)
         if prompt_lookup_num_tokens and assistant_model is not None:
@@ -189,8 +189,8 @@ class Engine:
                 raise RuntimeError(f"{REFUSED}: its vocabulary has changed, which needs a new engine")
             try:
                 return self._step()
-            except Blocked as blocked:
-                raise RuntimeError(f"{REFUSED}: {blocked}") from None
+            except Fallback as fallback:
+                raise RuntimeError(f"{REFUSED}: {fallback}") from None
 
     def _step(self) -> int:
         began, before = time.perf_counter(), list(self.scheduler.running)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.models import head_of, logits_of
 from torch_foundry.decode.state import horizon_for
 from torch_foundry.engine.groups import Inputs, Part
@@ -17,13 +18,12 @@ from torch_foundry.engine.tapes import EXPERTS, Tapes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.nn.linear import FEW, FEW_DENSE
 from torch_foundry.patch.forward import forward
-from torch_foundry.patch.state import Blocked
 from torch_foundry.patch.weights import ROW_BY_ROW, Gemm, Linear
 from torch_foundry.tape import abandon
 
 
 class Forward:
-    """The forward pass of a patched model with a `PagedCache`. Raises Blocked for a model that it can't be taken of.
+    """The forward pass of a patched model with a `PagedCache`. Raises Fallback for a model that it can't be taken of.
 
     exact: every token's results are the same bits whatever else is in the step, by kernels whose rows don't depend on
     each other: those for few rows, or few rows at a time.
@@ -32,13 +32,13 @@ class Forward:
     def __init__(self, model: Any, cache: PagedCache, *, requests: int, exact: bool) -> None:
         head = head_of(model)
         if head is None or not hasattr(model.model, "decoder_plan"):
-            raise Blocked(f"{type(model).__name__} is not a patched model of a known family")
+            raise Fallback(f"{type(model).__name__} is not a patched model of a known family")
         self.model, self.cache, self.exact, self.head = model, cache, exact, head
         self.plan = model.model.decoder_plan()
         with torch.no_grad():
             self.plan.check()
         if not self.plan.rotary.constant:
-            raise Blocked("rope depends on the length of the text")
+            raise Fallback("rope depends on the length of the text")
         for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
             spec = plan.spec
             shape = (spec.n_kv_heads, spec.head_dim, self.plan.dtype, self.plan.device)
@@ -51,7 +51,7 @@ class Forward:
     def __call__(self, parts: Sequence[Part]) -> Tensor:
         """Logits [n, V] that are wanted, in the order of the parts and their tokens.
 
-        Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Blocked if the model
+        Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Fallback if the model
         has changed into one that this can't be done for.
         """
         self.plan.check()
@@ -71,7 +71,7 @@ class Forward:
         for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
             shape = (plan.spec.n_kv_heads, plan.spec.head_dim, self.plan.dtype, self.plan.device)
             if not all(pool.fits(*shape) for pool in layer.pools):
-                raise Blocked("the model has another shape, dtype or device than its cache")
+                raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.snapshot
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.drafts import LONGEST, PromptLookup
 from torch_foundry.decode.pace import GAIN, NEWEST, PLAIN_EVERY, Guesses, Rates
 from torch_foundry.decode.speculation import MOST
@@ -18,7 +19,6 @@ from torch_foundry.engine.draft import Draft
 from torch_foundry.engine.requests import Job, Params
 from torch_foundry.engine.scheduler import Chunk
 from torch_foundry.patch.calls import LONGEST_STEP
-from torch_foundry.patch.state import Blocked
 
 # rows of each request in a step: its newest token and guesses
 LENGTHS = tuple(1 << i for i in range(LONGEST_STEP.bit_length()))
@@ -105,8 +105,8 @@ class Guessing:
             count = min(length - 1, max(self._own[job.name].found for job, _ in drafted))
             try:
                 found = self._draft.propose([job for job, _ in drafted], slots, [row for _, row in drafted], count)
-            except Blocked as blocked:  # it has changed; answers don't depend on it
-                self.totals.stopped = f"switched off: {blocked}"
+            except Fallback as fallback:  # it has changed; answers don't depend on it
+                self.totals.stopped = f"switched off: {fallback}"
             else:
                 texts.update(found)
         for job in jobs:

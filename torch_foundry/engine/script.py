@@ -68,7 +68,7 @@ class Script:
         return result
 
     def replay(self) -> None:
-        """Everything again. RuntimeError as of `Tape.replay`; then what was done so far has no meaning."""
+        """Everything again. GraphInvalid as of `Tape.replay`; then what was done so far has no meaning."""
         if self._graph is not None:
             self._graph.replay()
             return

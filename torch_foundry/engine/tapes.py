@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.decode.state import power_of_two
 from torch_foundry.engine.groups import Inputs, Part, Sizes
 from torch_foundry.engine.script import Script
 from torch_foundry.nn.linear import AT_ONCE, FEW
 from torch_foundry.patch.calls import LONGEST_STEP
-from torch_foundry.patch.state import Blocked
+from torch_foundry.tape import GraphInvalid, NotCapturable
 
 if TYPE_CHECKING:
     from torch_foundry.engine.forward import Forward
@@ -64,9 +65,9 @@ class Tapes:
             tape = StepTape(self, sizes, self._width)
         try:
             hidden = tape.run([group for group in (few, pieces) if group])
-        except Blocked as blocked:
+        except Fallback as fallback:
             self._refused = self.plan.snapshot
-            self.plan.eager[f"step of an engine: {blocked}"] += 1
+            self.plan.eager[f"step of an engine: {fallback}"] += 1
             return None
         self._tapes[sizes] = tape
         while sum(map(self._bytes, self._tapes)) > self._memory:
@@ -185,9 +186,7 @@ class StepTape:
         if self._script is not None:
             try:
                 self._script.replay()
-            except RuntimeError as error:
-                if "record" not in str(error):
-                    raise
+            except GraphInvalid:
                 self._script = None  # memory or shaders were exchanged
         if self._script is None:
             self._record()
@@ -200,9 +199,7 @@ class StepTape:
         try:
             with torch.inference_mode(False), torch.no_grad(), script.record():
                 self._hidden = self.forward.decoder(self.inputs, script)
-        except RuntimeError as error:
-            if "can't be recorded" in str(error):
-                raise Blocked(str(error).split(": ")[0]) from None
-            raise
+        except NotCapturable as error:
+            raise Fallback(error.reason) from None
         self._script = script
         self.plan.recorded += 1

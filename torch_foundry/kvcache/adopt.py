@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import KVCache, KVLayer
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import PLAIN, Formats, parse
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
-
-
-class ForeignCache(Exception):
-    """The cache is of another kind, which only its own methods may change."""
 
 
 def slot_of(cache: Any, index: int, formats: Formats = PLAIN) -> KVLayer:
@@ -27,23 +24,23 @@ def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> KVLayer:
     """The layer `index` of `cache`; one of transformers' dynamic layers is replaced by ours with the same contents,
     stored in `formats`. A `KVLayer` stays as it is.
 
-    Raises ForeignCache for anything else: another class (which may store less, quantise, offload ...) has to be used
+    Raises Fallback for anything else: another class (which may store less, quantise, offload ...) has to be used
     through its own `update`.
     """
     if type(cache) is not DynamicCache:
-        raise ForeignCache(type(cache).__name__)
+        raise Fallback(f"cache is {type(cache).__name__}")
     layers = cache.layers
     if index < len(layers):
         ours = layers[index]
         if isinstance(ours, KVLayer):
             return ours
     if cache.offloading:
-        raise ForeignCache("offloaded DynamicCache")
+        raise Fallback("cache is offloaded DynamicCache")
     if cache.layer_class_to_replicate is DynamicLayer:
         while len(layers) <= index:
             layers.append(DynamicLayer())
     if index >= len(layers):
-        raise ForeignCache(f"DynamicCache without layer {index}")
+        raise Fallback(f"cache is DynamicCache without layer {index}")
     layer: Any = layers[index]
     if type(layer) is DynamicLayer and not _is_differentiable(layer):
         layers[index] = adopted = FoundryLayer.adopt(layer, formats)
@@ -51,12 +48,12 @@ def adopt(cache: Any, index: int, formats: Formats = PLAIN) -> KVLayer:
     if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1 and not _is_differentiable(layer):
         layers[index] = adopted_window = FoundrySlidingLayer.adopt(layer, formats)
         return adopted_window
-    raise ForeignCache(type(layer).__name__)
+    raise Fallback(f"cache is {type(layer).__name__}")
 
 
 def expect(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLAIN) -> None:
     """Reserve room in the first `layers` layers of `cache`, when they are allocated, for `tokens` more than are stored
-    then, so that the memory does not have to move for that long. Raises ForeignCache as `adopt` does.
+    then, so that the memory does not have to move for that long. Raises Fallback as `adopt` does.
     """
     for index in range(layers):
         layer = adopt(cache, index, formats)

@@ -10,18 +10,23 @@ from typing import Any, TypeVar
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.generation.utils import GenerationMixin
 
 from torch_foundry import runtime, support
+from torch_foundry.core.errors import Fallback
+from torch_foundry.decode.decoder import DecoderMixin
+from torch_foundry.decode.generator import CountingMixin, GeneratorMixin
+from torch_foundry.decode.models import decoder_of, head_of
 from torch_foundry.kvcache.formats import parse
 from torch_foundry.patch.adapters import SAME, merge
 from torch_foundry.patch.families import FAMILIES, TESTED_VERSIONS, class_key
 from torch_foundry.patch.layer import LayerMixin, LayerPlan
 from torch_foundry.patch.leaves import leaf_mixin
 from torch_foundry.patch.left import left_alone
-from torch_foundry.patch.model import forget, model_mixin
+from torch_foundry.patch.model import ModelMixin, forget
 from torch_foundry.patch.packing import Formats, dequantize_model, pack_model, packed_formats, plan_formats
 from torch_foundry.patch.quantizer import attach
-from torch_foundry.patch.spec import Unsupported, known_layers
+from torch_foundry.patch.spec import known_layers
 from torch_foundry.patch.state import ModelState, Plan
 from torch_foundry.patch.summary import Report, build_report
 from torch_foundry.patch.swap import is_swapped, restore, swap
@@ -74,7 +79,7 @@ def patch(
         for module in model.modules()
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
-    models = [(m, model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
+    models = [(m, _model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
 
     replaced = {id(module) for module, _ in plans} | {id(module) for module, _, _ in leaves}
     left = left_alone(model, replaced, left, {id(module): mixin for module, mixin in models})
@@ -261,6 +266,15 @@ def _plan_layers(model: nn.Module, state: ModelState) -> tuple[list[tuple[nn.Mod
         if _looks_like_a_decoder_layer(type(module)):
             try:
                 plans.append((module, LayerPlan(module, state)))
-            except Unsupported as unsupported:
-                left[name] = str(unsupported)
+            except Fallback as fallback:
+                left[name] = str(fallback)
     return plans, left
+
+
+def _model_mixin(model: PreTrainedModel) -> type[ModelMixin]:
+    """The mixin for a whole model."""
+    if decoder_of(model) is not None:
+        return DecoderMixin
+    if head_of(model) is not None:
+        return GeneratorMixin
+    return CountingMixin if isinstance(model, GenerationMixin) else ModelMixin

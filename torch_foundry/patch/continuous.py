@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from torch_foundry import limits
+from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.buffer import LARGEST
 from torch_foundry.patch.guard import mask_reason
 from torch_foundry.patch.spec import LayerSpec
-from torch_foundry.patch.state import Blocked
 
 # what transformers 5.17 to 5.23 hand down with their cache; a table of blocks comes with flash attention alone
 ARGUMENTS = frozenset(
@@ -76,15 +76,15 @@ class Continuous:
                 self.full = cache.sliding_windows[index] == 1
                 self.memory = cache.key_cache[at], cache.value_cache[at]
         except (AttributeError, KeyError):
-            raise Blocked(f"cache is {type(cache).__name__}") from None
+            raise Fallback(f"cache is {type(cache).__name__}") from None
 
     def check(self, spec: LayerSpec, x: Tensor, mask: Any) -> None:
-        """Raise Blocked if stock code has to run."""
+        """Raise Fallback if stock code has to run."""
         keys, _ = self.memory
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
-            raise Blocked("cache holds another shape, dtype or device")
+            raise Fallback("cache holds another shape, dtype or device")
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise Blocked("continuous batching in a CUDA graph")  # the host has to know the lengths
+            raise Fallback("continuous batching in a CUDA graph")  # the host has to know the lengths
         self.in_place = (
             self.full
             and not spec.window
@@ -94,9 +94,9 @@ class Continuous:
         )
         if not self.in_place:
             if mask is None:
-                raise Blocked("continuous batching without a mask")
+                raise Fallback("continuous batching without a mask")
             if reason := mask_reason(mask, x.dtype, 1, spec.n_heads, x.shape[1], mask.shape[-1]):
-                raise Blocked(reason)
+                raise Fallback(reason)
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Tensor:
         """See `KVStep`; of [1, T, heads * head_dim]."""

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_foundry.kvcache.adopt import ForeignCache, slot_of
+from torch_foundry.core.errors import Fallback
+from torch_foundry.kvcache.adopt import slot_of
 from torch_foundry.kvcache.base import KVLayer
 from torch_foundry.patch import continuous
 from torch_foundry.patch.forward import FusedLayer, forward
 from torch_foundry.patch.guard import Watch, attention_reason, mask_reason, recording_reason, tensor_reason
 from torch_foundry.patch.memory import Described, explain, is_out_of_memory
-from torch_foundry.patch.spec import Unsupported, build_spec
-from torch_foundry.patch.state import Blocked, ModelState, Plan
+from torch_foundry.patch.spec import build_spec
+from torch_foundry.patch.state import ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
 from torch_foundry.patch.weights import AUTO, weight_reason
 
@@ -73,8 +74,8 @@ class LayerMixin(FoundryModule):
             if plan.__class__ is not LayerPlan:
                 plan = self._make_plan()
             slot, keys = check(plan, self.training, hidden_states, args, kwargs)
-        except Blocked as blocked:
-            plan.fell_back(self._foundry_base.__name__, str(blocked))
+        except Fallback as fallback:
+            plan.fell_back(self._foundry_base.__name__, str(fallback))
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         try:
@@ -86,10 +87,7 @@ class LayerMixin(FoundryModule):
             raise
 
     def _make_plan(self: Any) -> LayerPlan:
-        try:
-            plan = LayerPlan(self, self._foundry.state)
-        except Unsupported as unsupported:
-            raise Blocked(str(unsupported)) from None
+        plan = LayerPlan(self, self._foundry.state)
         plan.fused, plan.fallbacks = self._foundry.fused, self._foundry.fallbacks
         self.__dict__["_foundry"] = plan
         return plan
@@ -98,48 +96,45 @@ class LayerMixin(FoundryModule):
 def check(
     plan: LayerPlan, training: bool, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Slot | None, int]:
-    """The cache layer to write to (None: no cache) and the number of keys to attend to. Raises Blocked if stock code
+    """The cache layer to write to (None: no cache) and the number of keys to attend to. Raises Fallback if stock code
     has to run."""
     if training:
-        raise Blocked("training")
+        raise Fallback("training")
     if args:
-        raise Blocked("positional arguments")
+        raise Fallback("positional arguments")
     requests = kwargs.get("cache")  # of continuous batching
     known, attention = (KNOWN, attention_reason) if requests is None else (KNOWN_OF_MANY, continuous.attention_reason)
     for name in kwargs:
         if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
-            raise Blocked(f"argument {name}")
+            raise Fallback(f"argument {name}")
     mask = kwargs.get("attention_mask")
     if torch.is_grad_enabled() and plan.needs_grad(x, mask):
-        raise Blocked("gradients are needed")
+        raise Fallback("gradients are needed")
     if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or attention(plan.config):
-        raise Blocked(reason)
+        raise Fallback(reason)
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype):
-        raise Blocked(reason)
+        raise Fallback(reason)
     spec = plan.spec
     if spec.rope and kwargs.get("position_embeddings") is None:
-        raise Blocked("no position embeddings")
+        raise Fallback("no position embeddings")
     batch, queries, _ = x.shape
     slot: KVLayer | None = None
     keys = queries
     cache = kwargs.get("past_key_values")
     if requests is not None:
         if cache is not None:
-            raise Blocked("two caches")
+            raise Fallback("two caches")
         pages = continuous.Continuous(spec.layer_idx, kwargs)
         pages.check(spec, x, mask)
         return pages, keys
     if cache is not None:
-        try:
-            slot = slot_of(cache, spec.layer_idx, plan.state.kv_cache)
-        except ForeignCache as foreign:
-            raise Blocked(f"cache is {foreign}") from None
+        slot = slot_of(cache, spec.layer_idx, plan.state.kv_cache)
         if not slot.fits(batch, spec.n_kv_heads, spec.head_dim, dtype, x.device):
-            raise Blocked("cache holds another shape, dtype or device")
+            raise Fallback("cache holds another shape, dtype or device")
         keys = slot.visible(queries)
     if mask is not None and (reason := mask_reason(mask, dtype, batch, spec.n_heads, queries, keys)):
-        raise Blocked(reason)
+        raise Fallback(reason)
     return slot, keys
 
 

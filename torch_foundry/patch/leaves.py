@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
 from torch_foundry.patch.families import SCALED_EMBEDDINGS, class_key
 from torch_foundry.patch.guard import device_reason, tensor_reason
 from torch_foundry.patch.memory import Described, described, explain, is_out_of_memory
 from torch_foundry.patch.spec import norm_kind
-from torch_foundry.patch.state import Blocked, ModelState, Plan
+from torch_foundry.patch.state import ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule, base_class
 from torch_foundry.patch.weights import Linear, Norm, weight_reason
 
@@ -36,17 +37,17 @@ def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
 
 
 def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tensor | None) -> None:
-    """Raise Blocked if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
+    """Raise Fallback if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
     if reason := weight_reason((parameters,), dtype):
-        raise Blocked(reason)
+        raise Fallback(reason)
     if torch.is_grad_enabled() and (
         (x is not None and x.requires_grad) or any(p is not None and p.requires_grad for p in parameters.values())
     ):
-        raise Blocked("gradients are needed")
+        raise Fallback("gradients are needed")
 
 
 class LeafMixin(FoundryModule):
-    """`forward` of a swapped leaf: `_fused` unless it raises Blocked."""
+    """`forward` of a swapped leaf: `_fused` unless it raises Fallback."""
 
     plan_class: Callable[[Any, ModelState], Plan]
     weight: Any
@@ -62,8 +63,8 @@ class LeafMixin(FoundryModule):
             plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
         try:
             result = self._fused(plan, input)
-        except Blocked as blocked:
-            plan.fell_back(self._foundry_base.__name__, str(blocked))
+        except Fallback as fallback:
+            plan.fell_back(self._foundry_base.__name__, str(fallback))
             return super().forward(input)  # type: ignore[misc]
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -96,7 +97,7 @@ class LinearMixin(LeafMixin):
 
     def _fused(self, plan: LinearPlan, input: torch.Tensor) -> torch.Tensor:
         if reason := tensor_reason(input):
-            raise Blocked(reason)
+            raise Fallback(reason)
         check_weights(plan.linear.parameters, input.dtype, input)
         return plan.linear.of_many(input.contiguous())
 
@@ -121,7 +122,7 @@ class NormMixin(LeafMixin):
 
     def _fused(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
         if reason := tensor_reason(input):
-            raise Blocked(reason)
+            raise Fallback(reason)
         check_weights(plan.norm.parameters, input.dtype, input)
         return plan.norm(input.contiguous())
 
@@ -157,11 +158,11 @@ class EmbeddingMixin(LeafMixin):
     def _fused(self, plan: EmbeddingPlan, input: torch.Tensor) -> torch.Tensor:
         weight = plan.parameters["weight"]
         if type(input) is not torch.Tensor or input.dtype not in (torch.int64, torch.int32) or not input.numel():
-            raise Blocked("ids are not a tensor of integers")
+            raise Fallback("ids are not a tensor of integers")
         if reason := device_reason(weight.dtype, weight.device.type):
-            raise Blocked(reason)
+            raise Fallback(reason)
         if input.device != weight.device:
-            raise Blocked("ids are on another device")
+            raise Fallback("ids are on another device")
         check_weights(plan.parameters, weight.dtype, None)
         return ops.embedding(input.contiguous(), weight, scale=plan.scale())
 

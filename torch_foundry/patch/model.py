@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.undo import Undo
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.patch.calls import forward_pass, is_step, replayed
 from torch_foundry.patch.memory import Described, conclude, described, explain, is_out_of_memory
-from torch_foundry.patch.state import Blocked, ModelPlan, ModelState, Plan
+from torch_foundry.patch.state import ModelPlan, ModelState, Plan
 from torch_foundry.patch.swap import FoundryModule
 
 
@@ -41,8 +41,8 @@ class ModelMixin(FoundryModule):
         if is_step(args, kwargs):
             try:
                 result = self._by_a_tape(args, kwargs)
-            except Blocked as blocked:
-                why = str(blocked)
+            except Fallback as fallback:
+                why = str(fallback)
             else:
                 replayed()
                 return result
@@ -50,8 +50,8 @@ class ModelMixin(FoundryModule):
             return self._by_layers(args, kwargs)
 
     def _by_a_tape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a step. Raises Blocked."""
-        raise Blocked(f"{self._foundry_base.__name__} is not a decoder that tapes are known for")
+        """The result of a step. Raises Fallback."""
+        raise Fallback(f"{self._foundry_base.__name__} is not a decoder that tapes are known for")
 
     def _by_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
@@ -120,11 +120,3 @@ def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             groups.setdefault(id(module.weight), []).append(module)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def model_mixin(model: nn.Module) -> type[ModelMixin]:
-    """The mixin for a whole model. `decode` has one for known families; it is found by name, because `decode` imports
-    this package and not the other way round.
-    """
-    above = importlib.import_module("torch_foundry.decode.mixins")
-    return above.mixin_of(model) or ModelMixin

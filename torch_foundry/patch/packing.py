@@ -14,7 +14,6 @@ from transformers.utils.logging import tqdm
 from torch_foundry import quant
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.patch.families import EXPERTS, SCALED_EMBEDDINGS, class_key
-from torch_foundry.patch.spec import Unsupported
 from torch_foundry.patch.swap import base_class, is_swapped, restore
 
 Formats: TypeAlias = str | Mapping[str, str | None]
@@ -28,7 +27,7 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
         embeddings and output layer. What a pattern says of a module holds for all modules that share its weight.
 
     ValueError: an unknown format; a pattern that matches nothing, or a module whose rows are not whole blocks; a weight
-    that is shared with a module that can't be packed. Unsupported: a single format for a model without `layers`.
+    that is shared with a module that can't be packed. ValueError: a single format for a model without `layers`.
     """
     if isinstance(formats, str):
         formats = formats.lower()  # ggml writes q4_K
@@ -42,7 +41,7 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
     if isinstance(formats, str):
         if not layers:
             reason = f"{type(model).__name__} has no decoder layers of a known family"
-            raise Unsupported(f"cannot quantize: {reason}; patterns ({{'*': {formats!r}}}) pack any model")
+            raise ValueError(f"cannot quantize: {reason}; patterns ({{'*': {formats!r}}}) pack any model")
         inside = {id(module) for layer in layers for module in layer.modules()}
         inside |= {id(module) for module in _ends(model)}
         packable = (n for n, m, columns in _candidates(model) if id(m) in inside and _whole(columns, formats))

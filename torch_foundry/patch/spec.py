@@ -9,14 +9,11 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from torch_foundry import limits
+from torch_foundry.core.errors import Fallback
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of
 from torch_foundry.patch.families import FAMILIES, NORMS, PRE, Family, class_key
 from torch_foundry.patch.swap import base_class
-
-
-class Unsupported(Exception):
-    """A module is not understood completely; the text says why. Raised before anything is changed."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,9 @@ class LayerSpec:
 
 
 def require(condition: object, why: str) -> None:
-    """Raise Unsupported with `why` unless `condition` holds."""
+    """Raise Fallback with `why` unless `condition` holds."""
     if not condition:
-        raise Unsupported(why)
+        raise Fallback(why)
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -91,7 +88,7 @@ def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
 def _known_activation(module: nn.Module) -> str:
     name = activation_of(module)
     if name is None:
-        raise Unsupported(f"activation {type(module).__name__}")
+        raise Fallback(f"activation {type(module).__name__}")
     return name
 
 
@@ -123,11 +120,11 @@ def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
 
 
 def build_spec(layer: Any) -> LayerSpec:
-    """The spec of `layer`. Raises Unsupported; never changes anything."""
+    """The spec of `layer`. Raises Fallback; never changes anything."""
     cls = base_class(type(layer))
     family = FAMILIES.get(class_key(cls))
     if family is None:
-        raise Unsupported(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
+        raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     _check_children(cls.__name__, layer, {"self_attn", "mlp", *family.norms.names(), *family.inert})
     attn, mlp, config = layer.self_attn, layer.mlp, layer.self_attn.config
@@ -188,7 +185,7 @@ def known_layers(model: nn.Module) -> list[nn.Module]:
     """The decoder layers of `model` that are understood."""
     layers = []
     for module in model.modules():
-        with contextlib.suppress(Unsupported, AttributeError):
+        with contextlib.suppress(Fallback, AttributeError):
             if class_key(base_class(type(module))) in FAMILIES:
                 build_spec(module)
                 layers.append(module)

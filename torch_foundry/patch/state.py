@@ -27,10 +27,6 @@ class ModelState:
     warned: set[str] = field(default_factory=set)
 
 
-class Blocked(Exception):
-    """Stock code has to run; the text is the reason."""
-
-
 class Plan:
     """What one swapped module needs for its fused path (in subclasses), and what it did.
 
