@@ -82,7 +82,7 @@ def again(forward: Forward, parts: list[Part]) -> torch.Tensor:
     x = forward.decoder(tape.inputs)
     single = all(len(part.ids) == 1 for part in parts)  # those of steps ahead are not the ones that it was filled with
     logits = forward._logits(x[: len(parts)] if single else tape.inputs.wanted(x, parts))
-    if len(tape.inputs.ids) <= forward.plan.layers[0].o.few or forward.exact:
+    if len(tape.inputs.ids) <= forward.plan.layers[0].layer.mixer.o.few or forward.exact:
         assert torch.equal(forward._logits(forward._eager(parts)), logits), "padding changes bits"
     return logits
 
