@@ -27,8 +27,8 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def scale(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = model.model.layers[1]._foundry
-    plan.spec = dataclasses.replace(plan.spec, scale=1.0001 * plan.spec.scale)
+    mixer = model.model.layers[1]._foundry.layer.mixer
+    mixer.spec = dataclasses.replace(mixer.spec, scale=1.0001 * mixer.spec.scale)
 
 
 def rope(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
