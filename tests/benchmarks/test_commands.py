@@ -28,6 +28,8 @@ from torch_foundry import ops
 from torch_foundry.cli.loading import UserError
 from torch_foundry.decode.pace import Pace
 
+pytestmark = pytest.mark.tier("models")
+
 CPU = torch.device("cpu")
 EFFORT = measuring.Effort(0, rounds=3, budget_s=0.0)
 FEW = ["--quick", "--silent", "--device", "cpu"]

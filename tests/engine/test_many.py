@@ -13,7 +13,7 @@ from tests.engine.test_engine import alone, drain
 from tests.patch.zoo import build, ids
 from torch_foundry.engine import Engine, Params, QueueFull
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.tier("models"), pytest.mark.usefixtures("quiet")]
 REQUESTS = 10_000
 LENGTHS = (1, 2, 5, 16, 17, 33, 60)
 

@@ -17,6 +17,8 @@ from torch_foundry import demo_model
 from torch_foundry.kvcache.adopt import new_cache
 from torch_foundry.kvcache.paged import PagedCache
 
+pytestmark = pytest.mark.tier("models")
+
 MIXED = {"k": "q8_0", "v": "q4_0"}
 CACHES: dict[str, Any] = {
     "q8_0": lambda c: new_cache(c, "q8_0"),

@@ -19,6 +19,8 @@ import torch
 from tests.quant.test_contraction import setup_flags
 from torch_foundry import _ext, sources
 
+pytestmark = pytest.mark.tier("kernels")
+
 ROOT = Path(__file__).parents[2]
 NAME, GGUF_TYPE = "late8", 250
 

@@ -14,6 +14,8 @@ import torch
 import torch_foundry
 from torch_foundry import _ext, sources
 
+pytestmark = pytest.mark.tier("kernels")
+
 FILL = (
     "#include <metal_stdlib>\nkernel void fill(device float* y, uint i [[thread_position_in_grid]]) {{ y[i] = {}; }}\n"
 )

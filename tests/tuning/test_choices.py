@@ -14,6 +14,8 @@ from kit import F32, every_key
 from torch_foundry import ops, tuning
 from torch_foundry.environment import Choice
 
+pytestmark = pytest.mark.tier("kernels")
+
 FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_100"]
 PACKED = kit.CODES
 
