@@ -17,7 +17,10 @@ from torch_foundry.decode.drafts import PromptLookup
 from torch_foundry.engine import Engine, Params
 from torch_foundry.patch import report
 
-pytestmark = pytest.mark.usefixtures("quiet", "steps_take_as_long", "never_switched_off")
+pytestmark = [
+    pytest.mark.tier("models"),
+    pytest.mark.usefixtures("quiet", "steps_take_as_long", "never_switched_off"),
+]
 PROMPT = ids(1, 20)[0].tolist()
 TOKENS, KEPT, SEEDS = 4, 3, 1200
 

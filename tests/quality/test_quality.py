@@ -17,6 +17,8 @@ from tools.demo_model.evaluate import perplexity as plain_perplexity
 from torch_foundry.demo_model import demo_model_path, held_out_sample
 from torch_foundry.quality import measure, perplexity
 
+pytestmark = pytest.mark.tier("models")
+
 VOCABULARY = 97
 
 
