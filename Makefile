@@ -39,7 +39,7 @@ test-all:  ## all of these
 test-nightly:  ## seeded faults and removed checks, which tests have to notice
 TESTS := test test-kernels test-models test-files test-metal test-others test-all test-nightly
 $(TESTS): $(VENV)/.built $(VENV)/.dev
-	@$(if $(filter metal,$(TIER)),.ci/system-packages --optional mock-of-metal=clang)
+	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --tier "$(TIER)" $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
