@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 # What the build reads: when one of these changes, it is built again.
-SOURCES := setup.py $(addprefix torch_foundry/, sources.py support.py nvrtc.py prebuild.py metallib.py) \
+SOURCES := setup.py $(addprefix torch_foundry/, environment.py sources.py support.py nvrtc.py prebuild.py metallib.py) \
   $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
 
 .PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu results build format clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,39 +14,38 @@ from tests import tiers
 ROOT = Path(__file__).parents[1]
 
 
-def cases(file: str, name: str, count: int, tier: str | None = None) -> list[Any]:
-    """As pytest has them."""
-    marker = SimpleNamespace(args=(tier,)) if tier else None
-    return [
-        SimpleNamespace(nodeid=f"{file}::{name}[{i}]", path=ROOT / file, get_closest_marker=lambda _: marker, number=i)
-        for i in range(count)
-    ]
+@dataclass(eq=False)
+class Case:
+    """What tiers read of a test, as pytest has it."""
+
+    nodeid: str
+    path: Path
+    number: int
+    tier: str | None
+
+    def get_closest_marker(self, name: str) -> Any:
+        return SimpleNamespace(args=(self.tier,)) if self.tier else None
 
 
-def chosen(items: list[Any]) -> dict[str, list[int]]:
+def cases(file: str, count: int, tier: str | None = None) -> dict[str, list[int]]:
+    """The cases of a test, by their tiers."""
+    items: list[Any] = [Case(f"{file}::test_y[{i}]", ROOT / file, i, tier) for i in range(count)]
     found: dict[str, list[int]] = {}
-    for item, tier in tiers.tiers_of([_Hashed(item) for item in items]).items():
-        found.setdefault(tier, []).append(item.number)
+    for item, name in tiers.tiers_of(items).items():
+        found.setdefault(name, []).append(item.number)
     return found
 
 
-class _Hashed(SimpleNamespace):
-    def __init__(self, item: Any) -> None:
-        super().__init__(**vars(item))
-
-    __hash__ = object.__hash__
-
-
 def test_of_many_cases_some_are_quick() -> None:
-    assert chosen(cases("tests/ops/test_x.py", "test_y", 9)) == {"quick": [0, 4, 8], "kernels": [1, 2, 3, 5, 6, 7]}
-    assert chosen(cases("tests/ops/test_x.py", "test_y", 1)) == {"quick": [0]}
-    assert chosen(cases("tests/decode/test_x.py", "test_y", 4)) == {"quick": [0, 2, 3], "models": [1]}
-    assert chosen(cases("tests/msl/test_x.py", "test_y", 50)) == {"quick": list(range(50))}
+    assert cases("tests/ops/test_x.py", 9) == {"quick": [0, 4, 8], "kernels": [1, 2, 3, 5, 6, 7]}
+    assert cases("tests/ops/test_x.py", 1) == {"quick": [0]}
+    assert cases("tests/decode/test_x.py", 4) == {"quick": [0, 2, 3], "models": [1]}
+    assert cases("tests/msl/test_x.py", 50) == {"quick": list(range(50))}
 
 
 def test_what_names_its_tier_is_of_it() -> None:
-    assert chosen(cases("tests/ops/test_x.py", "test_y", 2, "nightly")) == {"nightly": [0, 1]}
-    assert chosen(cases("tests/metal/test_x.py", "test_y", 2)) == {"metal": [0, 1]}
+    assert cases("tests/ops/test_x.py", 2, "nightly") == {"nightly": [0, 1]}
+    assert cases("tests/metal/test_x.py", 2) == {"metal": [0, 1]}
 
 
 def test_every_folder_and_tier_is_one() -> None:

@@ -7,11 +7,12 @@ ARCHITECTURE.md.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Variable:
+class Variable(ABC):
     """A variable, and what it is for."""
 
     name: str
@@ -21,9 +22,9 @@ class Variable:
         """Its text; empty if it isn't set."""
         return os.environ.get(self.name, "")
 
+    @abstractmethod
     def values(self) -> str:
         """What it may be, for the documentation."""
-        raise NotImplementedError
 
     def error(self, expected: str) -> ValueError:
         """What is raised for another value."""
