@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 # What the build reads: when one of these changes, it is built again.
-SOURCES := setup.py $(addprefix torch_foundry/, environment.py sources.py support.py nvrtc.py prebuild.py metallib.py) \
+SOURCES := setup.py $(wildcard torch_foundry/core/*.py torch_foundry/aot/*.py) \
   $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
 
 .PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu results build format clean
@@ -47,7 +47,7 @@ test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minut
 	$(PY) tests/ops/attention_grid.py all 55
 
 # On a machine with an NVIDIA GPU, CUDA's toolkit and a torch that has CUDA, whose interpreter is PYTHON: builds in place,
-# then op suites, patched models, tapes as graphs and compute-sanitizer. Needs no network. PARTS="gpu models" runs some.
+# then op suites, patched models, graphs as CUDA graphs and compute-sanitizer. Needs no network. PARTS="gpu models" runs some.
 test-gpu:  ## tests on an NVIDIA GPU, with compute-sanitizer (PARTS=)
 	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh $(PARTS)
 
@@ -57,7 +57,7 @@ lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h' '*.mm' | grep -v '^tests/')
-	$(PY) -m torch_foundry.msl --lint -I shaders shaders/*.metal
+	$(PY) -m torch_foundry.msl --lint -I shaders $$(git ls-files 'shaders/*.metal')
 
 # The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them. libstdc++ is loaded
 # beside the sanitizer, which otherwise doesn't find its exception handling before torch brings it.
@@ -76,11 +76,11 @@ tsan: $(VENV)/.built $(VENV)/.dev  ## kernel tests under ThreadSanitizer
 # a minute of chat templates made at random, then, where atheris can be installed, what coverage leads to. FUZZ is how many of each.
 FUZZ ?= 200000
 fuzz: $(VENV)/.built $(VENV)/.dev  ## hostile files through the loaders (FUZZ=200000)
-	$(PY) -m tests.loaders.fuzz.run --inputs $(FUZZ)
-	mkdir -p build/fuzz && $(PY) -m tests.loaders.fuzz.header build/fuzz $(FUZZ)
+	$(PY) -m tests.io.fuzz.run --inputs $(FUZZ)
+	mkdir -p build/fuzz && $(PY) -m tests.io.fuzz.header build/fuzz $(FUZZ)
 	$(PY) -W ignore -m tests.text.generated 0 60
-	if $(PY) -m pip install -q -r tests/loaders/fuzz/requirements.txt; then for kind in gguf safetensors packs; do \
-	  $(PY) -m tests.loaders.fuzz.guided $$kind -runs=$(FUZZ) -max_len=4096 -artifact_prefix=build/fuzz/ || exit 1; \
+	if $(PY) -m pip install -q -r tests/io/fuzz/requirements.txt; then for kind in gguf safetensors packs; do \
+	  $(PY) -m tests.io.fuzz.guided $$kind -runs=$(FUZZ) -max_len=4096 -artifact_prefix=build/fuzz/ || exit 1; \
 	done; else echo "no atheris for this interpreter: mutants alone"; fi
 
 # Compiles and links the extension for macOS against torch's macOS wheels, which it downloads (100 MB each) to

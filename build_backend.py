@@ -10,7 +10,7 @@ from typing import Any
 
 from setuptools.build_meta import *  # noqa: F403
 
-from torch_foundry import support
+from torch_foundry.core import support
 
 
 def requirements(settings: Any = None) -> list[str]:

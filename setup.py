@@ -12,7 +12,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
-from torch_foundry import environment, nvrtc, sources, support  # noqa: E402  (needs the path above; none imports torch)
+from torch_foundry.core import environment, nvrtc, sources, support  # noqa: E402  (needs the path above; none imports torch)
 
 support.use_installed_torch()
 import torch  # noqa: E402
@@ -61,15 +61,15 @@ class Build(BuildExtension):
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)
-        loaded = subprocess.run(support.module_command("torch_foundry.runtime", package.parent))
+        loaded = subprocess.run(support.module_command("torch_foundry.core.runtime", package.parent))
         if problem := support.load_problem(loaded.returncode, environment.CXX.given() or "c++"):
             sys.exit(f"torch_foundry can't be built here: {problem}")
         if platform.system() == "Darwin":  # without Apple's compiler it says so, and that is well too
-            subprocess.run(support.module_command("torch_foundry.metallib", package.parent), check=True)
+            subprocess.run(support.module_command("torch_foundry.aot.metallib", package.parent), check=True)
         # a Mac runs them on the GPU, and compiles the host's when they are asked for
         by_default = "0" if platform.system() == "Darwin" else "1"
         if (environment.PREBUILD.value() or by_default) == "1":
-            subprocess.run(support.module_command("torch_foundry.prebuild", package.parent), check=True)
+            subprocess.run(support.module_command("torch_foundry.aot.prebuild", package.parent), check=True)
 
 
 extension = CppExtension(
@@ -84,7 +84,7 @@ extension = CppExtension(
 
 setup(
     packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
-    package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/include/**/*", "msl/*.h"]},
+    package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/**/*.h", "msl/include/*"]},
     # make has built in place already when it records the package
     ext_modules=[] if environment.SKIP_EXTENSION.on() else [extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=True)},

@@ -15,8 +15,9 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.chart import Bar, bars
-from torch_foundry.kvcache.adopt import expect, new_cache
+from torch_foundry.diagnostics.chart import Bar, bars
+from torch_foundry.kvcache.base import KVSpec
+from torch_foundry.kvcache.hf_cache import new_cache, reserve_hint
 from torch_foundry.kvcache.paged import PagedCache
 
 # the shapes that matter of Llama 3.2 1B and Gemma 3 1B; four of five of Gemma's layers see 512 tokens
@@ -61,19 +62,19 @@ def allocated(config: Any, kind: Kind, tokens: int) -> int:
     """Bytes of a cache for one sequence of so many tokens: a prompt, then one token. As in generate(), the cache is
     told how many tokens will come. Of pages, those that the sequence owns.
     """
-    shape, device = (1, config.num_key_value_heads, config.head_dim), torch.device("cpu")
+    spec, device = KVSpec(config.num_key_value_heads, config.head_dim), torch.device("cpu")
     cache: DynamicCache | PagedCache
     if kind.paged:
         cache = PagedCache(config, -(-tokens // BLOCK), block_size=BLOCK, kv_cache=kind.kv_cache)
     else:
         cache = new_cache(config, kind.kv_cache)
-        expect(cache, config.num_hidden_layers, 1)
+        reserve_hint(cache, config.num_hidden_layers, 1)
     layers: list[Any] = cache.layers
     for layer in layers:
         for new in (tokens - 1, 1):
-            layer.reserve(*shape, new, kind.dtype, device)
+            layer.reserve(1, spec, new, kind.dtype, device)
             layer.commit(new)
-    memory = [m for layer in layers for m in ((p.data for p in layer.pools) if kind.paged else layer.buffers)]
+    memory = [m for layer in layers for m in layer.memory]
     assert len({m.data_ptr() for m in memory}) == 2 * config.num_hidden_layers
     return sum(m.nbytes for m in memory)
 
@@ -96,7 +97,7 @@ def table(found: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(lines)
 
 
-def picture(found: dict[str, dict[str, list[float]]]) -> str:
+def svg(found: dict[str, dict[str, list[float]]]) -> str:
     """An SVG document: a bar for each model and kind, at the last of CONTEXTS."""
     most = max(figures[-1] for kinds in found.values() for figures in kinds.values())
     groups = {
@@ -114,7 +115,7 @@ def main() -> None:
     found = measure()
     print(table(found))
     if args.picture is not None:
-        args.picture.write_text(picture(found))
+        args.picture.write_text(svg(found))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import torch_foundry
 from benchmarks import load_file
 from benchmarks.harness import machine
 from torch_foundry import quant
-from torch_foundry.loaders import open_gguf
+from torch_foundry.io import open_gguf
 
 ROW = """
 import json, sys

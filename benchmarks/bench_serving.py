@@ -26,8 +26,8 @@ from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import MODELS, REAL, build
 from torch_foundry import quant
-from torch_foundry.doctor.timing import synchronize
-from torch_foundry.engine import Engine, Params, Stream
+from torch_foundry.engine import Engine, SamplingParams, Stream
+from torch_foundry.testing.timing import synchronize
 
 TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
 CRITERION = "the tokens of one request, or a near-tie where they part"
@@ -37,7 +37,7 @@ Timed = tuple[list[list[int]], float]  # answers, seconds a token
 
 
 @dataclass(frozen=True)
-class Way:
+class GenerationMode:
     """What a row measures, and what its answers are compared with. extra: further figures of the last run."""
 
     name: str
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stock: dict[str, Times] = {}
             ways = [*runs.engines(sorted({1, *concurrent})), runs.generate()]
             for way in (*ways, *([runs.arriving(args.arriving, args.longest)] if args.arriving else [])):
-                taken = [way.run() for _ in range(args.iterations + 1)][1:]  # the first one compiles and records
+                taken = [way.run() for _ in range(args.iterations + 1)][1:]  # the first one compiles and captures
                 times = Times(tuple(seconds for _, seconds in taken))
                 kind = way.name.split(",")[0]
                 records.append(
@@ -96,18 +96,18 @@ class Runs:
         self._draw = lambda n=prompt: torch.randint(3, model.config.vocab_size, (n,), generator=g).tolist()
         self._lengths = lambda n, most: torch.randint(SHORTEST, max(SHORTEST, most) + 1, (n,), generator=g).tolist()
 
-    def engines(self, concurrent: Sequence[int]) -> Iterator[Way]:
+    def engines(self, concurrent: Sequence[int]) -> Iterator[GenerationMode]:
         """The engine with so many requests at a time; only tokens after each one's first are timed."""
         prompts = [self._draw() for _ in range(max(concurrent))]
         alone = [self._serve([prompt])[0][0] for prompt in prompts]
         for n in concurrent:
             shape = {"requests": n, "prompt": len(prompts[0]), "tokens": self.tokens}
-            yield Way(f"engine, {n}", shape, lambda n=n: self._serve(prompts[:n]), prompts[:n], alone[:n])  # type: ignore[misc]
+            yield GenerationMode(f"engine, {n}", shape, lambda n=n: self._serve(prompts[:n]), prompts[:n], alone[:n])  # type: ignore[misc]
 
     def _serve(self, prompts: list[list[int]]) -> Timed:
         blocks = len(prompts) * -(-(len(prompts[0]) + self.tokens) // 16)
         engine = Engine(self.model, requests=len(prompts), budget=max(256, len(prompts)), blocks=blocks + len(prompts))
-        params = Params(max_tokens=self.tokens, temperature=0)
+        params = SamplingParams(max_tokens=self.tokens, temperature=0)
         streams = [engine.submit(prompt, params) for prompt in prompts]
         while any(not stream.tokens for stream in streams):
             engine.step()
@@ -117,12 +117,12 @@ class Runs:
         answers = [stream.tokens for stream in streams]
         return answers, seconds / (sum(map(len, answers)) - early)
 
-    def arriving(self, count: int, longest: int) -> Way:
+    def arriving(self, count: int, longest: int) -> GenerationMode:
         """Requests that arrive while others are answered. Timed from the arrival of the first one to the last token."""
         prompts = [self._draw(n) for n in self._lengths(count, longest)]
         tokens = self._lengths(count, self.tokens)
         engine = Engine(self.model, requests=count)
-        each = [Params(max_tokens=most, temperature=0) for most in tokens]
+        each = [SamplingParams(max_tokens=most, temperature=0) for most in tokens]
         alone = [list(engine.submit(*request)) for request in zip(prompts, each, strict=True)]
         extra: dict[str, Any] = {}
 
@@ -131,9 +131,9 @@ class Runs:
             return self._arrive(engine, list(zip(prompts, each, strict=True)), extra)
 
         shape = {"requests": count, "prompts": sum(map(len, prompts)), "tokens": sum(tokens)}
-        return Way(f"arriving, {count}", shape, run, prompts, alone, extra)
+        return GenerationMode(f"arriving, {count}", shape, run, prompts, alone, extra)
 
-    def _arrive(self, engine: Engine, requests: list[tuple[list[int], Params]], extra: dict[str, Any]) -> Timed:
+    def _arrive(self, engine: Engine, requests: list[tuple[list[int], SamplingParams]], extra: dict[str, Any]) -> Timed:
         streams: list[Stream] = []
         seen: list[list[tuple[float, int]]] = []  # when a request had how many tokens
         start, steps = self._now(), 0
@@ -155,11 +155,11 @@ class Runs:
         extra["steps"] = steps
         return answers, seconds / sum(map(len, answers))
 
-    def generate(self) -> Way:
-        """generate() with one sequence, whose steps are tapes."""
+    def generate(self) -> GenerationMode:
+        """generate() with one sequence, whose steps are graphs."""
         prompt = self._draw()
         shape = {"prompt": len(prompt), "tokens": self.tokens}
-        return Way("generate", shape, lambda: self._generate(prompt), [prompt], self._generate(prompt)[0])
+        return GenerationMode("generate", shape, lambda: self._generate(prompt), [prompt], self._generate(prompt)[0])
 
     def _generate(self, prompt: list[int]) -> Timed:
         text = torch.tensor([prompt], device=self.device)
@@ -176,7 +176,7 @@ class Runs:
         synchronize(self.device)
         return time.perf_counter()
 
-    def parity(self, way: Way, answers: list[list[int]]) -> Parity:
+    def parity(self, way: GenerationMode, answers: list[list[int]]) -> Parity:
         """Whether the answers are those expected."""
         pairs = list(zip(way.prompts, answers, way.expected, strict=True))
         parted = [pair for pair in pairs if pair[1] != pair[2]]

@@ -15,9 +15,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.harness import clock
 from benchmarks.harness.clock import Times
-from benchmarks.ways import Network, Way
-from torch_foundry import report, runtime
-from torch_foundry.doctor.timing import synchronize
+from benchmarks.ways import GenerationMode, Network
+from torch_foundry import report
+from torch_foundry.core import runtime
+from torch_foundry.testing.timing import synchronize
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def generate(network: Network, ids: Tensor, new: int, **options: Any) -> Tensor:
     return out[:, ids.shape[1] :]
 
 
-def time_generation(network: Network, way: Way, ids: Tensor, cell: Cell, iterations: int) -> Generated:
+def time_generation(network: Network, way: GenerationMode, ids: Tensor, cell: Cell, iterations: int) -> Generated:
     """Times of generate() by the CPU's clock, as a user sees it.
 
     An iteration generates one token, then all; the difference is the time of decoding. Single steps are examined in a

@@ -17,9 +17,10 @@ from benchmarks.harness import clock
 from benchmarks.harness.clock import Times
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import Parity, Record
-from torch_foundry import quant, runtime
-from torch_foundry.doctor import truth
-from torch_foundry.tape import record
+from torch_foundry import quant
+from torch_foundry.core import runtime
+from torch_foundry.core.graph import capture
+from torch_foundry.testing import tolerance
 
 CRITERION = "float64: L2 and largest error at most twice torch's; timed results the same bits"
 LAUNCHES = 16  # in a round, at least
@@ -80,7 +81,7 @@ def check(op: Op, case: Case, given: Given, meant: Given) -> tuple[tuple[Tensor,
     got = _several(op.run(**_clone(given), format=case.format))
     device = got[0].device
     where = device if device.type == "cuda" else torch.device("cpu")
-    wide = {name: truth.double(value.to(where)) for name, value in meant.items()}
+    wide = {name: tolerance.double(value.to(where)) for name, value in meant.items()}
     expected = _several(op.truth(**wide, format=case.format))
     del wide
     stock = _several(op.stock(**_clone(meant), format=case.format))
@@ -88,21 +89,21 @@ def check(op: Op, case: Case, given: Given, meant: Given) -> tuple[tuple[Tensor,
     try:
         for mine, right, theirs in zip(got, expected, stock, strict=True):
             error = max(error, _agree(mine.to(where), right, theirs.to(where)))
-    except truth.Disagreement as wrong:
+    except tolerance.Mismatch as wrong:
         return got, Parity(False, CRITERION, None, str(wrong))
     return got, Parity(True, CRITERION, error)
 
 
 def _agree(got: Tensor, expected: Tensor, stock: Tensor) -> float:
     if not got.is_floating_point():
-        truth.assert_equal(got, expected)
+        tolerance.assert_equal(got, expected)
         return 0.0
-    truth.assert_norm(got, expected, stock)
-    allowed = 2 * (stock.double() - expected).abs().amax() + truth.FLOOR[got.dtype] * expected.abs().amax()
+    tolerance.assert_norm(got, expected, stock)
+    allowed = 2 * (stock.double() - expected).abs().amax() + tolerance.FLOOR[got.dtype] * expected.abs().amax()
     worst = (got.double() - expected).abs().amax()
     if not bool(worst <= allowed):
-        raise truth.Disagreement(f"largest error {worst.item():.3e}, allowed {allowed.item():.3e}")
-    return truth.relative_error(got, expected)
+        raise tolerance.Mismatch(f"largest error {worst.item():.3e}, allowed {allowed.item():.3e}")
+    return tolerance.relative_error(got, expected)
 
 
 def _several(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -129,8 +130,8 @@ def _turns(copies: list[Given]) -> list[Given]:
 def _time_ours(
     run: Callable[..., Any], given: Given, expected: tuple[Tensor, ...], device: torch.device, effort: Effort
 ) -> tuple[dict[str, Any], bool]:
-    """Times of a tape's calls and of calls from Python, launches and host time of a call; and whether all results of
-    the tape are `expected`.
+    """Times of a graph's calls and of calls from Python, launches and host time of a call; and whether all results of
+    the graph are `expected`.
     """
     turns = _turns(_copies(given, effort.cache_bytes))
 
@@ -142,10 +143,10 @@ def _time_ours(
     runtime.reset_counters()
     calls()
     counts = runtime.counters()
-    with record() as tape:
+    with capture() as graph:
         results = [_several(run(**inputs)) for inputs in turns]
     found = {
-        "times": clock.measure(device, tape.replay, len(turns), rounds=effort.rounds, budget_s=effort.budget_s),
+        "times": clock.measure(device, graph.replay, len(turns), rounds=effort.rounds, budget_s=effort.budget_s),
         "launches": counts.launches / len(turns),
         "host_us": round(counts.host_ns / len(turns) / 1e3, 3),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import torch_foundry
 from benchmarks.harness.record import Parity
-from benchmarks.ways import Network, Way
+from benchmarks.ways import GenerationMode, Network
 
 COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
 TIMES = 4  # twice stock's error, as of an op, of each of two logits
@@ -18,7 +18,7 @@ STRICT = "the greedy tokens of HF eager"
 
 
 @torch.no_grad()
-def parity(network: Network, way: Way, ids: Tensor, got: Tensor, expected: Tensor | None) -> Parity:
+def parity(network: Network, way: GenerationMode, ids: Tensor, got: Tensor, expected: Tensor | None) -> Parity:
     """Whether `got` is right. `network` is the stock model; `expected` are HF eager's tokens, or None for packed
     weights.
 

@@ -36,7 +36,7 @@ if wanted build; then # without the host's kernels: none of them is run here
   [[ $failed -eq 0 ]] || exit 1
   # The kernels that all models use, compiled side by side; each of the others when it is first asked for.
   step kernels "$PYTHON" -c 'from concurrent.futures import ThreadPoolExecutor as Pool
-from torch_foundry import prebuild
+from torch_foundry.aot import prebuild
 with Pool() as pool:
     for job in [pool.submit(call) for _, call in prebuild.calls("cuda")]:
         job.result()'

@@ -177,7 +177,7 @@ def generation(rows: list[Row]) -> list[Cells]:
         extra = r["extra"]
         steps = extra.get("step_us_by_rows", {})
         step = ", ".join(f"{steps[n]:.0f}" if n in steps else "-" for n in "1248") if steps else ""
-        drafts = f"{extra['accepted']} of {extra['guessed']}" if "accepted" in extra else ""
+        drafts = f"{extra['accepted']} of {extra.get('drafted', extra.get('guessed'))}" if "accepted" in extra else ""
         numbers = f"{value(r, 'tokens_per_s'):.0f}", f"{r['speedup']:.2f}", r["stock"]
         table.append(
             (r["name"], r["format"], shape, r["way"], *numbers, extra.get("tokens_per_step", ""), drafts, step)

@@ -15,9 +15,9 @@ import kit
 import pytest
 import torch
 
-from torch_foundry import runtime
+from torch_foundry.core import runtime
 
-MODULES = ("rms_norm", "linear", "embedding", "rope_and_cache", "attention", "glu", "argmax")
+MODULES = ("rms_norm", "linear", "embedding", "rope_kv", "attention", "glu", "argmax")
 
 
 def _rows() -> Iterator[Any]:

@@ -31,7 +31,7 @@ def _needs_compiler(device: torch.device, packed: bool) -> str | None:
 
 
 @dataclass(frozen=True)
-class Way:
+class GenerationMode:
     """One way: the model generates inside of `ready(network)`, with `options` for generate(); greedily by default.
 
     why_not: the reason for which it cannot run with (device, packed weights), or None. rank: a right token is one of
@@ -65,9 +65,11 @@ RANK = 50
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": RANK, "top_p": 0.9}
 BASELINE = "eager"
 WAYS = {
-    BASELINE: Way("HF eager", why_not=_needs_dense),
-    "compiled": Way("HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler),
-    "patched": Way("patched", ready=torch_foundry.patched, ours=True),
-    "patched-hf-loop": Way("patched, HF's loop", ready=_hf_loop, ours=True),
-    "patched-sampled": Way("patched, sampled", torch_foundry.patched, SAMPLED, ours=True, rank=RANK),
+    BASELINE: GenerationMode("HF eager", why_not=_needs_dense),
+    "compiled": GenerationMode(
+        "HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler
+    ),
+    "patched": GenerationMode("patched", ready=torch_foundry.patched, ours=True),
+    "patched-hf-loop": GenerationMode("patched, HF's loop", ready=_hf_loop, ours=True),
+    "patched-sampled": GenerationMode("patched, sampled", torch_foundry.patched, SAMPLED, ours=True, rank=RANK),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.configure(config)
+    if config.getoption("numprocesses", default=None):  # before xdist's threads, which can import half of torch
+        import torch_foundry.models.state  # noqa: F401
     if path := config.getoption("--skips-allowed"):
         config.pluginmanager.register(AllowedSkips(Path(path)), "allowed-skips")
 
 
 # Files whose tests take longest come first, so that all processes end at about the same time; the ops before what
 # launches the same kernels on the mock of Metal, where one process compiles them one after the other.
-SLOW = ("tests/ops/", "tests/cuda/", "tests/metal/test_suites", "tests/doctor/test_on_mock", "tests/metal/",
-        "tests/sampling/test_faults", "tests/decode/test_on_mps")  # fmt: skip
+SLOW = ("tests/ops/", "tests/cuda/", "tests/metal/test_suites", "tests/diagnostics/test_on_mock", "tests/metal/",
+        "tests/sampling/test_faults", "tests/generation/test_on_mps")  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,6 +43,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((i for i, part in enumerate(SLOW) if part in item.path.as_posix()), len(SLOW))
 
     items.sort(key=place)
+
+
+# Files whose tests take too long for one process: a unit of work is one of their functions, or one case of it.
+FUNCTIONS = ("tests/ops/test_linear.py", "tests/tuning/test_choices.py")
+CASES = ("tests/metal/test_suites.py", "tests/diagnostics/test_on_mock.py")
+
+
+def unit_of_work(nodeid: str) -> str:
+    """What one process runs as a whole; as a rule a file, so that it makes fixtures and compiles kernels once."""
+    file = nodeid.partition("::")[0]
+    return nodeid if file in CASES else nodeid.partition("[")[0] if file in FUNCTIONS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For --dist loadfile: as ever, but for the files above."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of_work(nodeid)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 class AllowedSkips:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from torch_foundry.doctor.truth import UNIT, assert_norm, double, relative_error
+from torch_foundry.testing.tolerance import UNIT, assert_norm, double, relative_error
 
 MOST = 200  # roundings: a larger error of stock is none of rounding, and would excuse any of ours
 

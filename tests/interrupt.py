@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -11,7 +12,7 @@ import torch_foundry
 
 
 class Interrupt:
-    """For sys.settrace: KeyboardInterrupt at the n-th line that is run of some files of the package, and of those of
+    """For sys.settrace: Ctrl-C at the n-th line that is run of some files of the package, and of those of
     others that enter and leave contexts."""
 
     def __init__(self, lines: int, files: Sequence[str]) -> None:
@@ -27,5 +28,5 @@ class Interrupt:
         self._left -= event == "line"
         if not self._left:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return self._line

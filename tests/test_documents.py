@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "tests/*.md", "benchmarks/*.md")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
+LIVING = [path for path in DOCUMENTS if "decisions" not in path.parts and path.name != "RESULTS.md"]  # true of today
+PATH = re.compile(r"`([\w.*-]+/[\w./*-]*)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -27,6 +29,27 @@ def test_links(document: Path) -> None:
             target = document.parent / path if path else document
             assert target.exists(), f"{link}: no such file"
             assert not anchor or anchor in anchors(target.read_text()), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("document", LIVING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_paths(document: Path) -> None:
+    """Those in backticks, from the repository, the package, its folders or the document's: x stands for any name."""
+    for path in PATH.findall(document.read_text()):
+        if Path(path).stem.removeprefix("test_") != "x":
+            folders = [
+                ROOT,
+                document.parent,
+                *(ROOT / folder for folder in ("torch_foundry", "torch_foundry/io", "csrc")),
+            ]
+            assert any(any(folder.glob(path.rstrip("/"))) for folder in folders), f"{path}: no such file"
+
+
+@pytest.mark.parametrize("document", LIVING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_lines_are_short(document: Path) -> None:
+    """But for tables, and addresses, which can't be broken."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
+    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "![", "[!["))]
+    assert not [line for line in long if " " in line.strip()], "break these lines at 120 characters"
 
 
 def test_every_decision_is_listed_once() -> None:

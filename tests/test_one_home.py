@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch_foundry
-from torch_foundry.patch.families import FAMILIES
-from torch_foundry.quant import FORMATS
+from torch_foundry.models.families import FAMILIES
+from torch_foundry.quant import FORMATS, kv
 
 PACKAGE = Path(torch_foundry.__file__).parent
 MODULES = {
@@ -16,9 +16,8 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if "_built" not in path.parts
 }
-PACKED = {name for name, known in FORMATS.items() if known.packed}
-# Modes of other libraries' files have such names; so have the formats of KV caches, which are others.
-HOMES = ("loaders/packs/", "quant/kv.py")
+PACKED = {name for name, known in FORMATS.items() if known.packed} | kv.FORMATS.keys()
+HOMES = ("io/packed/",)  # modes of other libraries' files have such names
 
 
 def keys_of(node: ast.AST) -> Iterator[str]:
@@ -38,7 +37,7 @@ def test_no_table_is_keyed_by_formats() -> None:
 
 
 def test_no_table_is_keyed_by_families() -> None:
-    """What a file calls its architecture is another matter: `loaders/gguf` reads it."""
+    """What a file calls its architecture is another matter: `io/gguf` reads it."""
     classes = {key.rsplit(".", 1)[1] for key in FAMILIES}
     for module, tree in MODULES.items():
         strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -54,8 +53,8 @@ def names_of(tree: ast.Module) -> set[str]:
 
 def test_no_limit_is_stated_again() -> None:
     """`limits` asks the extension; a number under the same name elsewhere would be a copy."""
-    limits = {name for name in names_of(MODULES["limits.py"]) if name.isupper()}
+    limits = {name for name in names_of(MODULES["core/limits.py"]) if name.isupper()}
     assert "HEAD_DIMS" in limits
     for module, tree in MODULES.items():
         copied = names_of(tree) & limits
-        assert not copied or module == "limits.py", f"{module}: {sorted(copied)}"
+        assert not copied or module == "core/limits.py", f"{module}: {sorted(copied)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import tiers
+from tests import conftest, tiers
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,7 +39,7 @@ def cases(file: str, count: int, tier: str | None = None) -> dict[str, list[int]
 def test_of_many_cases_some_are_quick() -> None:
     assert cases("tests/ops/test_x.py", 9) == {"quick": [0, 4, 8], "kernels": [1, 2, 3, 5, 6, 7]}
     assert cases("tests/ops/test_x.py", 1) == {"quick": [0]}
-    assert cases("tests/decode/test_x.py", 4) == {"quick": [0, 2, 3], "models": [1]}
+    assert cases("tests/generation/test_x.py", 4) == {"quick": [0, 2, 3], "models": [1]}
     assert cases("tests/msl/test_x.py", 50) == {"quick": list(range(50))}
 
 
@@ -60,3 +60,12 @@ def test_a_name_that_is_none_is_an_error() -> None:
     config: Any = SimpleNamespace(getoption=lambda _: "quick quik", addinivalue_line=lambda *_: None)
     with pytest.raises(pytest.UsageError, match=r"expected quick, kernels, .*, got 'quik'"):
         tiers.configure(config)
+
+
+def test_long_files_are_shared_by_processes() -> None:
+    assert all((ROOT / file).is_file() for file in (*conftest.FUNCTIONS, *conftest.CASES))
+    cases = [
+        f"{file}::test_y[{i}-a[b]]" for file in ("tests/x.py", conftest.FUNCTIONS[0], conftest.CASES[0]) for i in (1, 2)
+    ]
+    units = [conftest.unit_of_work(nodeid) for nodeid in cases]
+    assert units[:4] == ["tests/x.py"] * 2 + [f"{conftest.FUNCTIONS[0]}::test_y"] * 2 and units[4:] == cases[4:]

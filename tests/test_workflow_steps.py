@@ -70,7 +70,7 @@ class Run:
 def play(place: Path, matrix: dict[str, str], gpu: str = "", fail: str = "", bad: str = "", built: str = "") -> Run:
     """Runs the job's steps as bash does there. `fail`: part of a command that fails; `bad`: a shader that does."""
     for folder in ("torch_foundry", "shaders"):
-        others = {path.name for path in (ROOT / "shaders").glob("*.metal")} - SHADERS
+        others = {path.name for path in (ROOT / "shaders").rglob("*.metal")} - SHADERS
         ignored = shutil.ignore_patterns("_built", "demo_model", "*.so", "__pycache__", *others)
         shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
     (place / "bin").mkdir()

@@ -14,8 +14,8 @@ QUICK = "quick"
 CASES = 3  # of a test with parameters, in `quick`
 FOLDERS = {
     "kernels": ("ops", "quant", "sampling", "tuning", "cuda"),
-    "models": ("patch", "decode", "engine", "kvcache", "session", "quality", "doctor"),
-    "files": ("loaders", "text"),
+    "models": ("hf", "generation", "engine", "kvcache", "session", "diagnostics"),
+    "files": ("io", "text"),
     "metal": ("metal",),  # all of it: the mock of Metal has to be built
 }
 TIERS = {
@@ -34,6 +34,9 @@ def add_option(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"tier(name): the tier that all cases belong to: {', '.join(TIERS)}")
+    # opcheck, which knows no device; ids that only the CPU checks; which numbers kernels give in every variant, order
+    # of lanes or combination; buffers larger than the mock's; drafts by graphs, as calls that are watched capture none
+    config.addinivalue_line("markers", "cpu_only: not run on the mock of Metal")
     for name in _wanted(config):
         if name not in TIERS:
             raise pytest.UsageError(f"--tier: expected {', '.join(TIERS)}, got {name!r}")

@@ -11,77 +11,52 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torch_foundry import registration
+from torch_foundry.hf import registration
 
 if TYPE_CHECKING:
-    from torch_foundry.compare import compare
+    from torch_foundry.core.graph import capture
+    from torch_foundry.core.runtime import counters, executor, host_options, reset_counters, scope
+    from torch_foundry.core.shader import compile_shader
+    from torch_foundry.diagnostics.compare import compare
+    from torch_foundry.diagnostics.profiling import profile
     from torch_foundry.engine import Engine
-    from torch_foundry.loaders import LoadError
-    from torch_foundry.loading import load
-    from torch_foundry.patch.api import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
-    from torch_foundry.patch.quantizer import FoundryConfig
-    from torch_foundry.profiling import profile
-    from torch_foundry.runtime import counters, executor, host_options, reset_counters, scope
-    from torch_foundry.save import save_gguf
-    from torch_foundry.session import Session
-    from torch_foundry.shader import compile_shader
-    from torch_foundry.tape import record
+    from torch_foundry.hf.api import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
+    from torch_foundry.hf.quantizer import FoundryConfig
+    from torch_foundry.io import LoadError
+    from torch_foundry.io.gguf.writer import save_gguf
+    from torch_foundry.io.load import load
+    from torch_foundry.io.session import Session
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Engine": "engine",
-    "FoundryConfig": "patch.quantizer",
-    "LoadError": "loaders",
-    "Session": "session",
-    "compare": "compare",
-    "compile_shader": "shader",
-    "counters": "runtime",
-    "dequantize": "patch.api",
-    "executor": "runtime",
-    "host_options": "runtime",
-    "load": "loading",
-    "merge_adapters": "patch.api",
-    "patch": "patch.api",
-    "patched": "patch.api",
-    "profile": "profiling",
-    "quantize": "patch.api",
-    "record": "tape",
-    "report": "patch.api",
-    "reset_counters": "runtime",
-    "save_gguf": "save",
-    "scope": "runtime",
-    "unpatch": "patch.api",
+    "FoundryConfig": "hf.quantizer",
+    "LoadError": "io",
+    "Session": "io.session",
+    "compare": "diagnostics.compare",
+    "compile_shader": "core.shader",
+    "counters": "core.runtime",
+    "dequantize": "hf.api",
+    "executor": "core.runtime",
+    "host_options": "core.runtime",
+    "load": "io.load",
+    "merge_adapters": "hf.api",
+    "patch": "hf.api",
+    "patched": "hf.api",
+    "profile": "diagnostics.profiling",
+    "quantize": "hf.api",
+    "capture": "core.graph",
+    "report": "hf.api",
+    "reset_counters": "core.runtime",
+    "save_gguf": "io.gguf.writer",
+    "scope": "core.runtime",
+    "unpatch": "hf.api",
 }
 
-__all__ = [
-    "Engine",
-    "FoundryConfig",
-    "LoadError",
-    "Session",
-    "__version__",
-    "compare",
-    "compile_shader",
-    "counters",
-    "dequantize",
-    "executor",
-    "host_options",
-    "load",
-    "merge_adapters",
-    "patch",
-    "patched",
-    "profile",
-    "quantize",
-    "record",
-    "report",
-    "reset_counters",
-    "save_gguf",
-    "scope",
-    "unpatch",
-]
+__all__ = [*_HOMES, "__version__"]
 
-
-registration.install()
+registration.install("torch_foundry.hf.quantizer")
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_foundry.doctor.timing import synchronize
+from torch_foundry.testing.timing import synchronize
 
 Run = Callable[[], object]
 ROUND_S = 2e-3  # length of a round at least: far beyond the resolution of the events

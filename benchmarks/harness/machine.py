@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from torch_foundry import runtime
-from torch_foundry.doctor import machine as facts
-from torch_foundry.doctor import measure
+from torch_foundry.core import runtime
+from torch_foundry.diagnostics.doctor import machine as facts
+from torch_foundry.diagnostics.doctor import measure
 
 ROOT = Path(__file__).parents[2]
 STREAM = 1 << 30  # bytes that are read and copied: many times any cache

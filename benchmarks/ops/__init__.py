@@ -6,13 +6,13 @@ import dataclasses
 
 from benchmarks.cases import Case, Op, Sizes
 from benchmarks.models import Model
-from benchmarks.ops.attention import ATTENTION, ROPE_AND_CACHE
+from benchmarks.ops.attention import ATTENTION, ROPE_KV
 from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
 from benchmarks.ops.matrices import EMBEDDING, LINEAR
 from benchmarks.ops.moe import MOE_DOWN, MOE_GLU
 from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
 from torch_foundry import quant
-from torch_foundry.quant.kv import BITS
+from torch_foundry.quant.kv import FORMATS as KV_FORMATS
 
 OPS: dict[str, Op] = {
     "linear": LINEAR,
@@ -24,7 +24,7 @@ OPS: dict[str, Op] = {
     "rms_norm": RMS_NORM,
     "add_rms_norm": ADD_RMS_NORM,
     "glu": GLU,
-    "rope_and_cache": ROPE_AND_CACHE,
+    "rope_kv": ROPE_KV,
     "attention": ATTENTION,
     "embedding": EMBEDDING,
     "argmax": ARGMAX,
@@ -42,7 +42,7 @@ def cases(
             for shape in op.shapes(model, sizes):
                 for fmt in formats:
                     f, sized = quant.get_format(fmt), shape
-                    if f.packed and op.caches and fmt in BITS:
+                    if f.packed and op.caches and fmt in KV_FORMATS:
                         sized = {**shape, "k": shape["heads"][2]}
                     elif f.packed and not (op.packs and shape["k"] % f.block_size == 0):
                         continue

@@ -12,9 +12,9 @@ from torch import Tensor
 from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import Model
 from torch_foundry import ops
-from torch_foundry import reference as plain
-from torch_foundry.limits import KV_BLOCK
-from torch_foundry.quant.kv import BITS, pack_rows
+from torch_foundry.core.limits import KV_BLOCK
+from torch_foundry.quant.kv import FORMATS, pack_rows
+from torch_foundry.testing import reference as plain
 
 
 def _rope_inputs(case: Case, g: torch.Generator) -> Given:
@@ -44,11 +44,11 @@ def _rope_cost(case: Case, _: int) -> tuple[int, int]:
     return 3 * case.rows * (heads + kv) * d, 2 * case.rows * (heads + 2 * kv + 1) * d * case.dtype.itemsize
 
 
-ROPE_AND_CACHE = Op(
-    run=_rope(ops.rope_and_cache),
-    stock=_rope(plain.rope_and_cache),
+ROPE_KV = Op(
+    run=_rope(ops.rope_kv),
+    stock=_rope(plain.rope_kv),
     stock_is="the operations of transformers",
-    truth=_rope(plain.rope_and_cache),
+    truth=_rope(plain.rope_kv),
     inputs=_rope_inputs,
     cost=_rope_cost,
     shapes=lambda m, s: ({"where": "attention", "rows": r, "n": 0, "heads": m.heads} for r in (1, s.prompt)),
@@ -59,13 +59,14 @@ def _attention_inputs(case: Case, g: torch.Generator) -> Given:
     heads, kv, d = case.heads
     caches = {name: normal(g, case.dtype, 1, kv, case.n, d) for name in ("k_cache", "v_cache")}
     q = normal(g, case.dtype, 1, heads, case.rows, d)
-    if case.format not in BITS:
+    if case.format not in FORMATS:
         return {"q": q, **caches}
     # numbers that the format and float16 both have: so stock torch and the truth get the same ones
-    step, most = (1 / 32, 127) if case.format == "q8_0" else (0.5, 7)
+    f, step = FORMATS[case.format], 1 / 32 if case.format == "q8_0" else 0.5
+    most = f.zero - 1
     for cache in caches.values():
         cache.copy_((cache / step).round().clamp(-most, most) * step)
-        cache[..., ::KV_BLOCK] = most * step if case.format == "q8_0" else -8 * step
+        cache[..., ::KV_BLOCK] = most * step if f.symmetric else -f.zero * step
     return {"q": q, **{name: pack_rows(cache, case.format) for name, cache in caches.items()}, "dense": caches}
 
 

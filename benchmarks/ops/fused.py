@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.ops.matrices import packed, weight
 from torch_foundry import ops
-from torch_foundry import reference as plain
+from torch_foundry.testing import reference as plain
 
 EPS = 1e-6
 
@@ -104,7 +104,7 @@ def _by_parts(rms_norm: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Te
     ) -> tuple[Tensor, Tensor, Tensor]:
         h, d = rms_norm(x, norm).view(-1, 1, x.shape[-1]), k_cache.shape[-1]
         q, k, v = (F.linear(h, w[name]) for name in ("q", "k", "v"))
-        y = plain.rope_and_cache(q, k, v, cos, sin, k_cache, v_cache, 0, head_dim=d)
+        y = plain.rope_kv(q, k, v, cos, sin, k_cache, v_cache, 0, head_dim=d)
         return y, k_cache, v_cache
 
     return call

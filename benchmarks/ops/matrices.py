@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import DTYPES, Model
 from torch_foundry import ops, quant
-from torch_foundry.doctor import blocks
+from torch_foundry.testing import weights
 
 SAMPLE = 1024  # rows of a weight that are drawn; the others repeat them in random order
 
@@ -21,7 +21,7 @@ def weight(case: Case, g: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
     """A weight in the case's format and the float weights that it stands for; both [n, k]."""
     drawn = normal(g, torch.float32, min(n, SAMPLE), case.k, scale=case.k**-0.5)
     order = torch.randint(0, drawn.shape[0], (n,), generator=g, device=g.device)
-    stored = blocks.packed(drawn, case.format)
+    stored = weights.packed(drawn, case.format)
     meant = quant.dequantize(stored, case.format).to(case.dtype) if case.format not in DTYPES else stored
     return stored[order], meant[order]
 

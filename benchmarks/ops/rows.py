@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import Model
 from torch_foundry import ops
-from torch_foundry import reference as plain
+from torch_foundry.testing import reference as plain
 
 EPS = 1e-6
 

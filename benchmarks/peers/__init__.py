@@ -17,7 +17,7 @@ from benchmarks.harness.record import Parity, Record
 from benchmarks.models import MODELS
 from benchmarks.parity import judge
 from benchmarks.ways import Network
-from torch_foundry.compare import LIMIT
+from torch_foundry.diagnostics.compare import LIMIT
 
 SIGMAS = 8  # times the error of a layer that `compare` allows, in standard deviations of the logits
 

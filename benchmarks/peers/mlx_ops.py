@@ -17,8 +17,8 @@ from benchmarks.models import DTYPES
 from benchmarks.ops import cases
 from benchmarks.ops.matrices import SAMPLE
 from benchmarks.peers import Job, known
-from torch_foundry.compare import LIMIT
-from torch_foundry.doctor import truth
+from torch_foundry.diagnostics.compare import LIMIT
+from torch_foundry.testing import tolerance
 
 BITS = {"q8_0": 8, "q4_0": 4}
 GROUP = 32
@@ -56,7 +56,7 @@ def _record(case: Case, job: Job) -> Record:
         mx.eval([_product(vector, w, case.format) for w in turns])
 
     got = to_torch(_product(vector, weight, case.format)).to(dtype)
-    error = truth.relative_error(got, F.linear(x.double(), meant.double())[:, order])
+    error = tolerance.relative_error(got, F.linear(x.double(), meant.double())[:, order])
     parity = Parity(error <= LIMIT[dtype], f"float64: relative L2 error at most {LIMIT[dtype]:.0e}", error)
     return Record(
         kind="peer",

@@ -14,7 +14,7 @@ struct Counts {
   int64_t host_ns = 0; // spent in launching; on the host executor that includes running
 };
 
-// Counts one launch (or a tape's), with the time until it goes out of scope.
+// Counts one launch (or a graph's), with the time until it goes out of scope.
 class CountedLaunch {
 public:
   explicit CountedLaunch(int64_t bytes, int64_t launches = 1)

@@ -30,9 +30,9 @@ struct LaunchRecord {
   Grid grid;
 };
 
-struct RecordedLaunch;
+struct CapturedLaunch;
 
-// Launches of a tape in the form that an executor repeats fastest.
+// Launches of a graph in the form that an executor repeats fastest.
 class Replayer {
 public:
   virtual ~Replayer() = default;
@@ -49,7 +49,7 @@ public:
   // Stream-ordered on devices that have streams; never waits there.
   virtual void launch(Pipeline& pipeline, const LaunchRecord& record) = 0;
   // `launches` outlive the replayer and stay as they are. By default they are launched one by one.
-  virtual std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches);
+  virtual std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches);
 };
 
 // The executor for tensors on `device`. Throws if this build has none for it.

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "common/portable.h"
+
 namespace foundry {
 
 struct Grid {
@@ -11,8 +13,6 @@ struct Grid {
   std::array<uint32_t, 3> group{1, 1, 1}; // threads per threadgroup
   bool threads = false;                   // dispatchThreads: the last threadgroup of an axis may be smaller
 };
-
-constexpr uint32_t kSimdWidth = 32;
 
 // Sizes and strides as kernels take them: 32 bits, which checks have made sure of.
 constexpr uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
@@ -31,12 +31,12 @@ constexpr Grid per_element(int64_t n, uint32_t threads = 256, int64_t batch = 1)
 
 // One simdgroup per row (or per group of rows), `simdgroups` of them in a threadgroup.
 constexpr Grid simdgroup_per_row(int64_t rows, uint32_t simdgroups, int64_t batch = 1) {
-  return {{ceil_div(rows, simdgroups), u32(batch), 1}, {kSimdWidth * simdgroups, 1, 1}, false};
+  return {{ceil_div(rows, simdgroups), u32(batch), 1}, {simd_width * simdgroups, 1, 1}, false};
 }
 
 // `each` units for every team of `team` simdgroups, `simdgroups` in a threadgroup; a second axis for batches.
 constexpr Grid teams(int64_t units, uint32_t each, uint32_t team, uint32_t simdgroups, int64_t batch = 1) {
-  return per_row(ceil_div(units, each * (simdgroups / team)), kSimdWidth * simdgroups, batch);
+  return per_row(ceil_div(units, each * (simdgroups / team)), simd_width * simdgroups, batch);
 }
 
 // Tiles of BM x BN over an m x n result: x over n, y over m, z over batches.

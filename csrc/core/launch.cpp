@@ -3,7 +3,7 @@
 #include <ATen/record_function.h>
 
 #include "core/counters.h"
-#include "core/tape.h"
+#include "core/graph.h"
 
 namespace foundry {
 
@@ -19,15 +19,15 @@ Launch& Launch::bytes(const void* data, size_t size) {
 
 void Launch::run(const Grid& grid) {
   if (grid.size[0] == 0 || grid.size[1] == 0 || grid.size[2] == 0) return;
-  if (moved_ < 0) {
-    moved_ = 0;
-    for (const Binding& b : bindings_) moved_ += b.tensor ? b.tensor->nbytes() : 0;
+  if (min_bytes_ < 0) {
+    min_bytes_ = 0;
+    for (const Binding& b : bindings_) min_bytes_ += b.tensor ? b.tensor->nbytes() : 0;
   }
   RECORD_FUNCTION("kernel " + pipeline_.kernel.entry(), c10::ArrayRef<const c10::IValue>{}); // for torch.profiler
-  CountedLaunch counted(moved_);
+  CountedLaunch counted(min_bytes_);
   const LaunchRecord record{bindings_, threadgroup_memory_, grid};
   pipeline_.executor.launch(pipeline_, record);
-  if (Tape* tape = Tape::recording()) tape->append(pipeline_, record, moved_);
+  if (LaunchGraph* graph = LaunchGraph::capturing()) graph->append(pipeline_, record, min_bytes_);
 }
 
 } // namespace foundry

@@ -47,8 +47,8 @@ public:
     return *this;
   }
   // Bytes that the op must move, for the counters, where the sum of its tensors would be wrong.
-  Launch& moves(int64_t bytes) {
-    moved_ = bytes;
+  Launch& min_bytes(int64_t bytes) {
+    min_bytes_ = bytes;
     return *this;
   }
   void run(const Grid& grid);
@@ -65,7 +65,7 @@ private:
   alignas(16) char inline_[kInline];
   size_t used_ = 0;
   std::vector<std::unique_ptr<char[]>> long_bytes_; // for which `inline_` has no room
-  int64_t moved_ = -1;
+  int64_t min_bytes_ = -1;
 };
 
 } // namespace foundry

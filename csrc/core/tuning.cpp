@@ -70,7 +70,7 @@ const char* objection(Op op, int rows, const Choice& c) {
   }
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
-  if (simdgroups * kSimdWidth > 1024) return "more than 1024 threads";
+  if (simdgroups * simd_width > 1024) return "more than 1024 threads";
   if (outputs * rows > 32) return "outputs * rows must be at most 32";
   if (outputs * steps > 8) return "outputs * steps must be at most 8";
   if (simdgroups * outputs * rows * sizeof(float) > 32768) return "more than 32 KiB of threadgroup memory";

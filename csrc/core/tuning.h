@@ -67,7 +67,7 @@ inline LinearChoice linear_choice(c10::Device device, int format, int rows, int6
   return choice_of(tuning::Op::linear, device, format, rows, n, k);
 }
 
-// The same for kernels that norm x on the way (decode.metal): n outputs of all the matrices.
+// The same for kernels that norm x on the way (norm_linear.metal): n outputs of all the matrices.
 inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
   return choice_of(tuning::Op::norm_linear, device, format, rows, n, k);
 }

@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include "core/tape.h"
+#include "core/graph.h"
 #include "cuda/module.h"
 
 namespace foundry::cuda {
@@ -132,8 +132,8 @@ int device_of(const std::string& kernel, const LaunchRecord& record) {
   return device < 0 ? c10::cuda::current_device() : device;
 }
 
-// A tape as a CUDA graph: one kernel node after another. While torch captures a graph of its own, in which no other can
-// be made or launched, the kernels go into that one.
+// A graph as a CUDA graph: one kernel node after another. While torch captures a graph of its own, in which no other
+// can be made or launched, the kernels go into that one.
 class GraphReplayer : public Replayer {
 public:
   GraphReplayer(int device, std::vector<PreparedLaunch> launches, std::vector<std::string> kernels)
@@ -227,13 +227,13 @@ public:
     launch_prepared(prepared, current_stream(device), name);
   }
 
-  std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {
+  std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches) override {
     std::vector<PreparedLaunch> prepared;
     std::vector<std::string> names;
     int device = -1;
-    for (const RecordedLaunch& recorded : launches) {
-      auto& kernel = static_cast<CudaPipeline&>(*recorded.pipeline);
-      const LaunchRecord record = recorded.record();
+    for (const CapturedLaunch& captured : launches) {
+      auto& kernel = static_cast<CudaPipeline&>(*captured.pipeline);
+      const LaunchRecord record = captured.record();
       const int on = device_of(kernel.name(), record);
       if (device >= 0 && device != on) return Executor::prepare(launches); // a graph has one stream, these have several
       device = on;

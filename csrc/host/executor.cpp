@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "common/portable.h"
 #include "core/executor.h"
 #include "host/pipeline.h"
 #include "host/runtime.h"
@@ -13,6 +14,8 @@
 
 namespace foundry::host {
 namespace {
+
+static_assert(simd_width == MSL_LANES, "shaders and the prelude have one number of lanes");
 
 // The fiber runtime, itself compiled through the toolchain so that a sanitizer build needs no second extension.
 struct Runtime {

@@ -20,7 +20,7 @@ namespace msl_ {
 struct Simdgroup;
 struct LaunchState; // of the runtime
 
-constexpr uint32_t kLanes = 32;
+constexpr uint32_t kLanes = MSL_LANES;
 
 struct alignas(64) Thread {
   Context context;

@@ -5,7 +5,7 @@
 
 #include <torch/library.h>
 
-#include "core/tape.h"
+#include "core/graph.h"
 #include "metal/archive.h"
 #include "metal/pipeline.h"
 #include "metal/prebuilt.h"
@@ -18,10 +18,10 @@ namespace {
 // Encodes all launches again, in one block of the queue.
 class EncodingReplayer : public Replayer {
 public:
-  explicit EncodingReplayer(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {}
+  explicit EncodingReplayer(c10::ArrayRef<CapturedLaunch> launches) : launches_(launches) {}
   void replay() override {
     encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { launches_.encode(encoder); }, launches_.size(),
-                     this, kTapeName);
+                     this, kGraphName);
   }
 
 private:
@@ -48,7 +48,7 @@ void check_gpu() {
   check_storage();
 }
 
-// Whether tapes become indirect command buffers. Off by default: no measurement says that it is faster.
+// Whether graphs become indirect command buffers. Off by default: no measurement says that it is faster.
 std::atomic<bool> indirect{false};
 
 IndirectReplay& indirect_replay() {
@@ -77,13 +77,13 @@ public:
                      own.name.c_str());
   }
 
-  std::unique_ptr<Replayer> prepare(c10::ArrayRef<RecordedLaunch> launches) override {
-    // each launch was checked when it was recorded
+  std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches) override {
+    // each launch was checked when it was captured
     if (indirect) {
       std::string why_not = "this build has no indirect command buffers";
       if (const IndirectReplay make = indirect_replay())
         if (auto replayer = make(launches, why_not)) return replayer;
-      TORCH_WARN_ONCE("torch_foundry: tapes are encoded again at each replay: ", why_not);
+      TORCH_WARN_ONCE("torch_foundry: graphs are encoded again at each replay: ", why_not);
     }
     return std::make_unique<EncodingReplayer>(launches);
   }

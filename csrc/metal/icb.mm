@@ -1,10 +1,10 @@
-// Launches of a tape as indirect commands: recorded once, replayed by a few calls.
+// Launches of a graph as indirect commands: captured once, replayed by a few calls.
 
 #include <cstring>
 #include <mutex>
 #include <set>
 
-#include "core/tape.h"
+#include "core/graph.h"
 #include "metal/pipeline.h"
 #include "metal/replay.h"
 #include "metal/stream.h"
@@ -22,7 +22,7 @@ struct Commands {
   NSUInteger count = 0;
 };
 
-// A stretch of the tape in one of the two command buffers. Stretches are ordered by the serial encoder.
+// A stretch of the graph in one of the two command buffers. Stretches are ordered by the serial encoder.
 struct Stretch {
   bool threads;
   NSRange range;
@@ -55,7 +55,7 @@ private:
   Buffers read_, written_;
 };
 
-// All that the GPU needs until it is done. Nothing of it changes once it is recorded, so it may be in flight many
+// All that the GPU needs until it is done. Nothing of it changes once it is captured, so it may be in flight many
 // times.
 struct Plan {
   Commands groups, threads;
@@ -66,9 +66,9 @@ struct Plan {
   std::vector<id<MTLComputePipelineState>> pipelines;
   bool warm = false; // nothing to warm up
 
-  bool allocate(c10::ArrayRef<RecordedLaunch> launches);
-  void record(c10::ArrayRef<RecordedLaunch> launches);
-  void add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& constant);
+  bool allocate(c10::ArrayRef<CapturedLaunch> launches);
+  void capture(c10::ArrayRef<CapturedLaunch> launches);
+  void add(const CapturedLaunch& launch, Hazards& hazards, NSUInteger& constant);
   void encode(id<MTLComputeCommandEncoder> encoder) const;
 };
 
@@ -85,9 +85,9 @@ Ref<id<MTLIndirectCommandBuffer>> make_commands(NSUInteger count, MTLIndirectCom
                                      options:MTLResourceStorageModeShared]);
 }
 
-bool Plan::allocate(c10::ArrayRef<RecordedLaunch> launches) {
+bool Plan::allocate(c10::ArrayRef<CapturedLaunch> launches) {
   NSUInteger of_threads = 0, slots = 1;
-  for (const RecordedLaunch& launch : launches) {
+  for (const CapturedLaunch& launch : launches) {
     of_threads += launch.grid.threads;
     for (const Binding& b : launch.bindings) slots += (b.size + kSlot - 1) / kSlot;
   }
@@ -98,7 +98,7 @@ bool Plan::allocate(c10::ArrayRef<RecordedLaunch> launches) {
   return constants && (threads.buffer || !of_threads) && (groups.buffer || !of_groups);
 }
 
-void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& constant) {
+void Plan::add(const CapturedLaunch& launch, Hazards& hazards, NSUInteger& constant) {
   MetalPipeline& pipeline = metal(*launch.pipeline);
   Commands& commands = launch.grid.threads ? threads : groups;
   if (stretches.empty() || stretches.back().threads != launch.grid.threads) {
@@ -139,12 +139,12 @@ void Plan::add(const RecordedLaunch& launch, Hazards& hazards, NSUInteger& const
     [command concurrentDispatchThreadgroups:size threadsPerThreadgroup:group];
 }
 
-void Plan::record(c10::ArrayRef<RecordedLaunch> launches) {
+void Plan::capture(c10::ArrayRef<CapturedLaunch> launches) {
   @autoreleasepool {
     Hazards hazards;
     NSUInteger constant = 0;
     Buffers read, written;
-    for (const RecordedLaunch& launch : launches) {
+    for (const CapturedLaunch& launch : launches) {
       add(launch, hazards, constant);
       for (const Binding& b : launch.bindings)
         if (b.tensor) (b.access == Access::read ? read : written).insert(place(*b.tensor).buffer);
@@ -179,7 +179,7 @@ void Plan::encode(id<MTLComputeCommandEncoder> encoder) const {
 
 class IndirectReplayer : public Replayer {
 public:
-  IndirectReplayer(std::shared_ptr<Plan> plan, c10::ArrayRef<RecordedLaunch> launches)
+  IndirectReplayer(std::shared_ptr<Plan> plan, c10::ArrayRef<CapturedLaunch> launches)
       : plan_(std::move(plan)), launches_(launches) {}
   ~IndirectReplayer() override { // on any thread: a garbage collector's, too
     for (StreamHandle stream : streams_) keep_until_done(stream, plan_);
@@ -187,7 +187,7 @@ public:
 
   void replay() override {
     StreamHandle stream = encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { encode_into(encoder); },
-                                           launches_.size(), this, kTapeName);
+                                           launches_.size(), this, kGraphName);
     std::lock_guard<std::mutex> lock(mutex_);
     streams_.insert(stream);
   }
@@ -205,7 +205,7 @@ private:
   std::set<StreamHandle> streams_; // of the replays: from torch 2.14 on each thread has one
 };
 
-std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launches, std::string& why_not) {
+std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<CapturedLaunch> launches, std::string& why_not) {
   if (is_paravirtual()) { // it takes indirect commands and then fails on them
     why_not = "the GPU of a virtual machine runs no indirect commands";
     return nullptr;
@@ -214,7 +214,7 @@ std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launch
     why_not = "this one has more than " + std::to_string(kMostCommands) + " launches";
     return nullptr;
   }
-  for (const RecordedLaunch& launch : launches) {
+  for (const CapturedLaunch& launch : launches) {
     const NSUInteger threads = threads_of(launch.grid);
     id<MTLComputePipelineState> state = metal(*launch.pipeline).state(threads, true);
     if (state && threads <= [state maxTotalThreadsPerThreadgroup]) continue;
@@ -226,7 +226,7 @@ std::unique_ptr<Replayer> indirect_replayer(c10::ArrayRef<RecordedLaunch> launch
     why_not = "this GPU makes no indirect command buffers";
     return nullptr;
   }
-  plan->record(launches);
+  plan->capture(launches);
   return std::make_unique<IndirectReplayer>(std::move(plan), launches);
 }
 

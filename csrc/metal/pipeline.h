@@ -49,15 +49,15 @@ LongBytes long_bytes(const MetalPipeline& pipeline, const LaunchRecord& record);
 void encode(id<MTLComputeCommandEncoder> encoder, MetalPipeline& pipeline, const LaunchRecord& record,
             const LongBytes& long_bytes);
 
-// Launches of a tape, to be encoded as often as one likes. They outlive this.
+// Launches of a graph, to be encoded as often as one likes. They outlive this.
 class EncodedLaunches {
 public:
-  explicit EncodedLaunches(c10::ArrayRef<RecordedLaunch> launches);
+  explicit EncodedLaunches(c10::ArrayRef<CapturedLaunch> launches);
   void encode(id<MTLComputeCommandEncoder> encoder) const;
   int size() const { return static_cast<int>(launches_.size()); }
 
 private:
-  c10::ArrayRef<RecordedLaunch> launches_;
+  c10::ArrayRef<CapturedLaunch> launches_;
   std::vector<LongBytes> long_bytes_; // of each launch
 };
 

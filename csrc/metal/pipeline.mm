@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "core/tape.h"
+#include "core/graph.h"
 #include "metal/stream.h"
 
 namespace foundry::metal {
@@ -100,9 +100,9 @@ void encode(id<MTLComputeCommandEncoder> encoder, MetalPipeline& pipeline, const
     [encoder dispatchThreadgroups:size threadsPerThreadgroup:group];
 }
 
-EncodedLaunches::EncodedLaunches(c10::ArrayRef<RecordedLaunch> launches) : launches_(launches) {
+EncodedLaunches::EncodedLaunches(c10::ArrayRef<CapturedLaunch> launches) : launches_(launches) {
   long_bytes_.reserve(launches.size());
-  for (const RecordedLaunch& launch : launches)
+  for (const CapturedLaunch& launch : launches)
     long_bytes_.push_back(long_bytes(metal(*launch.pipeline), launch.record()));
 }
 

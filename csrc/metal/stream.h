@@ -27,7 +27,7 @@ using StreamHandle = void*;
 
 // Runs `encode` on the current stream's queue with torch's shared, serial compute encoder: the encoder is valid inside
 // only, and is torch's to end. `encode` must not allocate tensors, compile, or wait. `launches`: how many it encodes,
-// for the policy of commits. `profiled`: a pipeline or a tape, and its name, for torch.mps.profiler. Returns the
+// for the policy of commits. `profiled`: a pipeline or a graph, and its name, for torch.mps.profiler. Returns the
 // stream.
 StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
                               const void* profiled, const char* name);

@@ -1,4 +1,4 @@
-#include "argmax.h"
+#include "sampling/argmax.h"
 #include "core/op.h"
 #include "ops/layout.h"
 
@@ -25,7 +25,7 @@ at::Tensor argmax(const at::Tensor& logits) {
   }
   const at::Tensor partials = at::empty({rows, args.chunks, 2}, logits.options().dtype(at::kInt));
   Launch(device, chunks).in(logits).out(partials).out(result).args(args).run(grid);
-  const uint32_t threads = kSimdWidth * std::min(ceil_div(args.chunks, kSimdWidth), 32u);
+  const uint32_t threads = simd_width * std::min(ceil_div(args.chunks, simd_width), 32u);
   Launch(device, {"argmax.metal", "argmax_merge"}).in(partials).out(result).args(args).run(per_row(rows, threads));
   return result;
 }

@@ -1,11 +1,11 @@
-#include "attention.h"
+#include "attention/attention.h"
 
 #include <cmath>
 
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "core/tuning.h"
-#include "kv_store.h"
+#include "attention/kv_store.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
 #include "ops/limits.h"
@@ -31,7 +31,7 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, int64_t kv_len) {
   TORCH_CHECK(mask.size(3) >= kv_len, "mask: expected at least kv_len=", kv_len, " columns, got ", mask.sizes());
 }
 
-// Whether attention_matrix.metal has a kernel for these: keys and values of q's own 16 bits, or packed.
+// Whether attention_decode_matrix.metal has a kernel for these: keys and values of q's own 16 bits, or packed.
 bool can_multiply_matrices(const at::Tensor& q, const KvStore& keys, const KvStore& values) {
   const auto fits = [&](const KvStore& store) {
     return store.columns % 32 == 0 && (store.packed() || store.format.dtype == q.scalar_type());
@@ -63,7 +63,7 @@ struct Call : Inputs {
   at::Tensor y;
   AttentionChoice choice;
   bool aligned, wide_sinks;
-  int64_t moved;
+  int64_t min_bytes;
 
   Call(const Inputs& inputs, OptionalName k_format, OptionalName v_format, int64_t kv_len)
       : Inputs(inputs), keys(kv_store("k_cache", k_cache, k_format)), values(kv_store("v_cache", v_cache, v_format)) {
@@ -111,9 +111,9 @@ struct Call : Inputs {
     aligned = aligned_rows(q) && k_aligned && v_aligned;
     wide_sinks = sinks && sinks->scalar_type() == at::kFloat;
     const int64_t row_bytes = k_cache.size(3) * k_cache.itemsize() + v_cache.size(3) * v_cache.itemsize();
-    moved = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
+    min_bytes = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
     choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
-    if (choice.lanes == kSimdWidth && !can_multiply_matrices(q, keys, values)) choice.lanes = 8;
+    if (choice.lanes == simd_width && !can_multiply_matrices(q, keys, values)) choice.lanes = 8;
   }
 
   int64_t grouped_rows() const { return int64_t(args.q_len) * args.group; } // that share a KV head
@@ -149,8 +149,8 @@ private:
 void prefill(const Call& call) {
   Launch launch(call.q.device(), call.kernel("attention_prefill.metal", "attention_prefill"));
   call.bind(launch);
-  launch.out(call.y).args(call.args).moves(call.moved);
-  launch.run(per_row(ceil_div(call.grouped_rows(), attention_prefill_rows), kSimdWidth * attention_prefill_simdgroups,
+  launch.out(call.y).args(call.args).min_bytes(call.min_bytes);
+  launch.run(per_row(ceil_div(call.grouped_rows(), attention_prefill_rows), simd_width * attention_prefill_simdgroups,
                      call.heads()));
 }
 
@@ -160,10 +160,10 @@ void prefill(const Call& call) {
 int rows_together(const Call& call) {
   const AttentionChoice& choice = call.choice;
   const int64_t columns = call.keys.columns, widest = std::max<int64_t>(columns, call.values.columns);
-  if (choice.lanes == kSimdWidth) return call.args.group > 8 && widest <= 128 ? 16 : 8;
+  if (choice.lanes == simd_width) return call.args.group > 8 && widest <= 128 ? 16 : 8;
   const auto fits = [&](int rows) {
     const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
-    const int64_t floats = rows * (columns + choice.simdgroups * 2 * kSimdWidth);
+    const int64_t floats = rows * (columns + choice.simdgroups * 2 * simd_width);
     return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
   };
   const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
@@ -174,9 +174,9 @@ int rows_together(const Call& call) {
 
 KernelKey decode_kernel(const Call& call, int rows) {
   const int simdgroups = call.choice.simdgroups, lanes = call.choice.lanes;
-  if (lanes == kSimdWidth)
-    return call.kernel("attention_matrix.metal", "attention_decode_matrix").add({rows / 8, simdgroups});
-  return call.kernel("attention.metal", "attention_decode").add({rows, simdgroups, lanes});
+  if (lanes == simd_width)
+    return call.kernel("attention_decode_matrix.metal", "attention_decode_matrix").add({rows / 8, simdgroups});
+  return call.kernel("attention_decode.metal", "attention_decode").add({rows, simdgroups, lanes});
 }
 
 void decode(Call& call) {
@@ -194,19 +194,19 @@ void decode(Call& call) {
   }
   Launch launch(call.q.device(), decode_kernel(call, rows));
   call.bind(launch);
-  launch.out(call.y).out(partial_y).out(partials).args(call.args).moves(call.moved);
-  const uint32_t threads = kSimdWidth * call.choice.simdgroups;
+  launch.out(call.y).out(partial_y).out(partials).args(call.args).min_bytes(call.min_bytes);
+  const uint32_t threads = simd_width * call.choice.simdgroups;
   launch.run(per_row(ceil_div(call.grouped_rows(), rows), threads, call.heads(), splits));
   if (splits == 1) return;
 
   Launch merge(call.q.device(),
-               {"attention.metal",
+               {"attention_decode.metal",
                 "attention_merge",
                 {call.q.scalar_type(), int(columns)},
                 {{FC_ATTENTION_SINKS, call.sinks.has_value()}, {FC_ATTENTION_WIDE_SINKS, call.wide_sinks}}});
   merge.in(partial_y).in(partials).in(call.sinks).in_or(call.step, call.q).in_or(call.rows, call.q);
   merge.out(call.y).args(call.args);
-  merge.run(per_row(out_rows, kSimdWidth * attention_merge_simdgroups, ceil_div(columns, 32)));
+  merge.run(per_row(out_rows, simd_width * attention_merge_simdgroups, ceil_div(columns, 32)));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,

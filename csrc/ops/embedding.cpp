@@ -1,5 +1,5 @@
 // Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]).
-#include "embedding.h"
+#include "embedding/embedding.h"
 
 #include "core/op.h"
 #include "core/quant_table.h"
@@ -51,7 +51,7 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalNa
       .in(weight)
       .out(y)
       .args(args)
-      .moves(ids.nbytes() + ids.numel() * row_bytes + y.nbytes())
+      .min_bytes(ids.nbytes() + ids.numel() * row_bytes + y.nbytes())
       .run(per_element(ids.numel() * row_threads));
   return y;
 }

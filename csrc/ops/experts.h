@@ -1,10 +1,10 @@
-// What ops on the experts of a mixture have in common: shaders/moe.h.
+// What ops on the experts of a mixture have in common: shaders/moe/moe.h.
 #pragma once
 
 #include "core/op.h"
 #include "core/quant_table.h"
 #include "core/tuning.h"
-#include "moe.h"
+#include "moe/moe.h"
 #include "ops/layout.h"
 #include "ops/options.h"
 #include "quant/format.h"

@@ -1,4 +1,4 @@
-// What ops that multiply few rows of x have in common: shaders/gemv.h.
+// What ops that multiply few rows of x have in common: shaders/linear/gemv.h.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #include "core/op.h"
-#include "glu.h"
+#include "linear/glu.h"
 #include "ops/layout.h"
 #include "ops/options.h"
 

@@ -24,7 +24,7 @@ void check_table(const char* name, const at::Tensor& table, const at::Tensor& li
 
 // Checks caches of any kind; returns how many tokens they have room for, and the values' columns.
 std::pair<int64_t, int64_t> check_caches(const at::Tensor& like, int64_t batch, int64_t n_kv_heads, int64_t head_dim,
-                                         const HeadsTo& to, RopeAndCacheArgs& args) {
+                                         const HeadsTo& to, RopeKvArgs& args) {
   const auto check = [&](const char* name, const at::Tensor& x) { return Check(name, x, to.table.has_value()); };
   check("k_cache", to.k_cache).device(like);
   check("v_cache", to.v_cache).device(like);
@@ -64,11 +64,11 @@ void HeadsTo::bind(Launch& launch, const at::Tensor& other) const {
   launch.in(cos).in(sin).in_or(positions, other).in_or(step, other).inout(k_cache).inout(v_cache);
 }
 
-RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
-                            int64_t head_dim, const HeadsTo& to) {
+RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
+                      int64_t head_dim, const HeadsTo& to) {
   TORCH_CHECK(to.cos.has_value() == to.sin.has_value(), "sin: expected both cos and sin, or neither");
   Dim B("batch", batch), L("tokens", tokens), R("rotary_dim");
-  RopeAndCacheArgs args{};
+  RopeKvArgs args{};
   int64_t capacity, value_dim;
   if (plain_caches(like, to)) {
     Dim D("head_dim", head_dim), H("kv_heads", n_kv_heads), C("capacity"), VC("capacity"), VD("value_dim");

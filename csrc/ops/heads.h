@@ -1,11 +1,11 @@
-// What ops that rotate heads and write them to a KV cache have in common: shaders/heads.h.
+// What ops that rotate heads and write them to a KV cache have in common: shaders/attention/heads.h.
 #pragma once
 
 #include "core/launch.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
 #include "ops/options.h"
-#include "rope_and_cache.h"
+#include "attention/rope_kv.h"
 
 namespace foundry {
 
@@ -16,7 +16,7 @@ struct HeadsTo {
   const at::Tensor &k_cache, &v_cache;
   int64_t start;
   const OptionalTensor& step;
-  // Caches of other kinds (rope_and_store.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
+  // Caches of other kinds (rope_kv.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
   OptionalTensor rows = std::nullopt, table = std::nullopt;
   OptionalName k_format = std::nullopt, v_format = std::nullopt;
 
@@ -28,8 +28,8 @@ struct HeadsTo {
 
 // Checks all of them against q [batch, tokens, n_heads * head_dim] of `like`'s dtype and device; the sizes and strides
 // of tables and caches. value_dim: of v_cache.
-RopeAndCacheArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
-                            int64_t head_dim, const HeadsTo& to);
+RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int64_t n_heads, int64_t n_kv_heads,
+                      int64_t head_dim, const HeadsTo& to);
 
 // Whether the caches are dense, of `like`'s dtype, contiguous and filled alike: what the plain kernels write to.
 bool plain_caches(const at::Tensor& like, const HeadsTo& to);

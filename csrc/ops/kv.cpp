@@ -2,19 +2,38 @@
 
 #include <bit>
 
+#include <torch/library.h>
+
 #include "core/check.h"
-#include "kv_store.h"
+#include "attention/kv_store.h"
 #include "ops/layout.h"
 
 namespace foundry {
 
 namespace {
 
-constexpr KvFormat kDense[] = {{"f32", at::kFloat, 0, "DenseKv<float>", "DenseOut<float>"},
-                               {"f16", at::kHalf, 0, "DenseKv<half>", "DenseOut<half>"},
-                               {"bf16", at::kBFloat16, 0, "DenseKv<bfloat>", "DenseOut<bfloat>"}};
-constexpr KvFormat kPacked[] = {{"q8_0", at::kByte, 8, "Q8Kv", "PackedOut<8>"},
-                                {"q4_0", at::kByte, 4, "Q4Kv", "PackedOut<4>"}};
+constexpr KvFormat kDense[] = {{"f32", at::kFloat, 0, false, "DenseKv<float>", "DenseOut<float>"},
+                               {"f16", at::kHalf, 0, false, "DenseKv<half>", "DenseOut<half>"},
+                               {"bf16", at::kBFloat16, 0, false, "DenseKv<bfloat>", "DenseOut<bfloat>"}};
+
+const KvFormat& packed_format(std::string_view name) {
+  std::string known;
+  for (const KvFormat& format : kv_formats()) {
+    if (name == format.name) return format;
+    known += (known.empty() ? "" : ", ") + std::string(format.name);
+  }
+  TORCH_CHECK(false, "format: expected one of ", known, ", got ", name);
+}
+
+c10::Dict<std::string, std::tuple<int64_t, bool>> describe_formats() {
+  c10::Dict<std::string, std::tuple<int64_t, bool>> dict;
+  for (const KvFormat& format : kv_formats())
+    dict.insert(format.name, std::tuple<int64_t, bool>(format.bits, format.symmetric));
+  return dict;
+}
+
+int64_t row_bytes(int64_t columns, std::string_view format) { return packed_format(format).row_bytes(columns); }
+int64_t columns_of(int64_t bytes, std::string_view format) { return packed_format(format).columns(bytes); }
 
 } // namespace
 
@@ -24,12 +43,11 @@ KvStore kv_store(const char* name, const at::Tensor& cache, OptionalName format)
     check_pages(name, cache).floating();
     return {kDense[dtype_index(cache.scalar_type())], cache.size(3)};
   }
-  const KvFormat& packed = named("format", *format, kPacked);
+  const KvFormat& packed = packed_format(*format);
   check_pages(name, cache).dtype({packed.dtype});
-  for (int64_t columns = 16; columns <= 512; columns += 16) {
-    if (packed_row_bytes(u32(columns), packed.bits) == cache.size(3)) return {packed, columns};
-  }
-  TORCH_CHECK(false, name, ": expected rows of ", *format, ", got ", cache.sizes());
+  const int64_t columns = packed.columns(cache.size(3));
+  TORCH_CHECK(columns, name, ": expected rows of ", *format, ", got ", cache.sizes());
+  return {packed, columns};
 }
 
 bool kv_aligned(const char* name, const at::Tensor& cache, const KvStore& store) {
@@ -47,6 +65,12 @@ int check_table(const at::Tensor& table, const at::Tensor& like, int64_t batch, 
   TORCH_CHECK(page >= kv_page_least && std::has_single_bit(static_cast<uint64_t>(page)),
               "k_cache: expected pages of a power of two of at least ", kv_page_least, " tokens, got ", page);
   return std::countr_zero(static_cast<uint64_t>(page));
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("kv_formats() -> Dict(str, (int, bool))", &describe_formats);
+  m.def("kv_row_bytes(int columns, str format) -> int", &row_bytes);
+  m.def("kv_columns(int row_bytes, str format) -> int", &columns_of);
 }
 
 } // namespace foundry

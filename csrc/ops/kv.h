@@ -1,20 +1,14 @@
-// How a KV cache's keys or values are stored (shaders/kv_store.h), and where: one buffer for each sequence, or pages.
+// How a KV cache's keys or values are stored (shaders/attention/kv_store.h), and where: one buffer for each sequence,
+// or pages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "core/kernel.h"
+#include "core/kv_table.h"
 #include "ops/options.h"
 
 namespace foundry {
-
-struct KvFormat {
-  const char* name;     // of packed ones
-  at::ScalarType dtype; // of the cache's elements
-  int bits;             // of a packed element; 0: dense
-  const char* reader;   // the type that kernels read it with; packed: of so many columns
-  const char* writer;   // and that they write it with (shaders/kv_pack.h)
-};
 
 struct KvStore {
   const KvFormat& format;

@@ -6,7 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "core/grid.h"
-#include "rows.h"
+#include "common/rows.h"
 
 namespace foundry {
 

@@ -6,10 +6,10 @@
 
 #include <torch/library.h>
 
-#include "kv_store.h"
-#include "linear.h"
-#include "moe.h"
-#include "sample.h"
+#include "attention/kv_store.h"
+#include "linear/linear.h"
+#include "moe/moe.h"
+#include "sampling/sample.h"
 
 namespace foundry {
 namespace {

@@ -1,5 +1,5 @@
 // y = act(x W^T + bias), then residual + scale * y, for weights of any format.
-#include "linear.h"
+#include "linear/linear.h"
 
 #include "core/op.h"
 #include "core/quant_table.h"
@@ -30,14 +30,14 @@ constexpr Route kRoutes[] = {
 constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);
 
 // apart: by a kernel whose rows don't depend on each other, however many there are.
-int route(int64_t m, bool apart) {
+int route(int64_t m, bool batch_invariant) {
   int i = 0;
-  while (m > kRoutes[i].limit && !(apart && i == kRouteCount - 2)) i++;
+  while (m > kRoutes[i].limit && !(batch_invariant && i == kRouteCount - 2)) i++;
   return i;
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
-                  const OptionalTensor& residual, double scale, OptionalName activation, bool apart) {
+                  const OptionalTensor& residual, double scale, OptionalName activation, bool batch_invariant) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   Dim K("in_features", w.k), N("out_features", w.n);
   check("x", x).last(K).floating().last_dim_contiguous().device(weight);
@@ -58,7 +58,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   }
   if (y.numel() == 0) return y;
 
-  const int r = route(m, apart);
+  const int r = route(m, batch_invariant);
   const int rows = kRoutes[r].rows;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   const auto device = x.device();
@@ -75,10 +75,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   args.has_residual = residual.has_value();
   args.x = rows_of("x", x);
   if (residual) args.residual = rows_of("residual", *residual);
-  const int64_t moved =
+  const int64_t min_bytes =
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   Launch launch(device, key);
-  launch.in(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).moves(moved);
+  launch.in(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
   if (!rows) {
     launch.run(tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads));
     return y;
@@ -91,7 +91,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
 } // namespace
 
 FOUNDRY_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, Tensor? residual=None, "
-           "float scale=1.0, str? activation=None, bool apart=False) -> Tensor",
+           "float scale=1.0, str? activation=None, bool batch_invariant=False) -> Tensor",
            "linear", linear)
 
 } // namespace foundry

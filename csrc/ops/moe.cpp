@@ -1,4 +1,4 @@
-// A mixture of experts for few tokens: shaders/moe.metal.
+// A mixture of experts for few tokens: shaders/moe/moe.metal.
 #include "ops/experts.h"
 #include "ops/gemv.h"
 
@@ -52,9 +52,9 @@ void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs&
 
 namespace {
 
-Norm norm_of(const at::Tensor& x, const at::Tensor& gain, double eps, std::string_view kind) {
+Norm norm_of(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind) {
   Dim K("in_features", x.size(-1));
-  check("norm_weight", gain).like(x).shape({K}).contiguous();
+  check("norm_weight", norm_weight).like(x).shape({K}).contiguous();
   return Norm(kind, eps);
 }
 
@@ -79,12 +79,12 @@ std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, c
   return {at::empty(shape, x.options().dtype(at::kInt)), at::empty(shape, x.options().dtype(at::kFloat))};
 }
 
-std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& gain, double eps,
+std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
                                              std::string_view kind, const at::Tensor& weight,
                                              const OptionalTensor& shared, int64_t k, bool normalize) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
-  const Norm norm = norm_of(x, gain, eps, kind);
+  const Norm norm = norm_of(x, norm_weight, eps, kind);
   const WeightMatrix w = weight_matrix("weight", weight, std::nullopt);
   check("weight", weight).device(x).last(K);
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
@@ -94,7 +94,7 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   auto [ids, weights] = chosen(x, tokens, args.choice);
   if (tokens == 0) return {ids, weights};
 
-  const bool aligned = K % chunk == 0 && aligned_rows(x) && aligned_rows(gain) && aligned_rows(weight) &&
+  const bool aligned = K % chunk == 0 && aligned_rows(x) && aligned_rows(norm_weight) && aligned_rows(weight) &&
                        (!shared || aligned_rows(*shared));
   LinearChoice choice = norm_linear_choice(x.device(), w.format.index, 1, rows, K);
   while (choice.outputs > 1 && rows < choice.outputs * moe_route_simdgroups) choice.outputs /= 2;
@@ -109,8 +109,8 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   args.normed.split = 1;
   set_norm(args.normed, norm);
   Launch launch(x.device(), kernel("moe_route", w.format, x.scalar_type(), gemv));
-  launch.in(x).in(gain).in(weight).in_or(shared, weight).out(ids).out(weights).args(args);
-  launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, kSimdWidth * choice.simdgroups));
+  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).out(ids).out(weights).args(args);
+  launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, simd_width * choice.simdgroups));
   return {ids, weights};
 }
 
@@ -123,11 +123,11 @@ std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const Op
   auto [ids, weights] = chosen(logits, T, args);
   if (T == 0) return {ids, weights};
   Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type()}});
-  launch.in(logits).in_or(shared, logits).out(ids).out(weights).args(args).run(per_row(T, kSimdWidth));
+  launch.in(logits).in_or(shared, logits).out(ids).out(weights).args(args).run(per_row(T, simd_width));
   return {ids, weights};
 }
 
-at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, std::string_view kind,
+at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                    const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, OptionalName format,
                    std::string_view activation) {
   const ExpertMatrices g("gate", gate, format, x), u("up", up, format, x);
@@ -136,7 +136,7 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, 
   Dim T("tokens"), K("in_features", g.one.k);
   check("x", x).floating().shape({T, K}).contiguous();
   MoeGluArgs args{};
-  if (gain) set_norm(args.normed, norm_of(x, *gain, eps, kind));
+  if (norm_weight) set_norm(args.normed, norm_of(x, *norm_weight, eps, kind));
   args.routed = routed_args(ids, g, &u);
   check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
   args.activation = activation_named(activation).code;
@@ -145,7 +145,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, 
   at::Tensor y = at::empty({T, int64_t(args.routed.chosen), n}, x.options());
   if (y.numel() == 0) return y;
 
-  const bool aligned = K % chunk == 0 && aligned_rows(x) && (!gain || aligned_rows(*gain)) && g.aligned && u.aligned;
+  const bool aligned =
+      K % chunk == 0 && aligned_rows(x) && (!norm_weight || aligned_rows(*norm_weight)) && g.aligned && u.aligned;
   LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, 2 * n, K);
   if (choice.outputs < 2) choice.outputs = 2;
   const Gemv gemv{choice, Gemv::width_of(aligned, g.words && u.words)};
@@ -155,10 +156,10 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& gain, double eps, 
   args.normed.row_blocks[0] = u32(g.one.row_blocks);
   args.normed.row_blocks[1] = u32(u.one.row_blocks);
   args.normed.split = choice.split;
-  Launch launch(x.device(), kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({gain.has_value()}));
-  launch.in(x).in_or(gain, x).in(ids).in(gate).in(up).out(y).args(args);
-  launch.moves(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
-               (gain ? gain->nbytes() : 0) + ids.nbytes());
+  Launch launch(x.device(), kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({norm_weight.has_value()}));
+  launch.in(x).in_or(norm_weight, x).in(ids).in(gate).in(up).out(y).args(args);
+  launch.min_bytes(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
+                   (norm_weight ? norm_weight->nbytes() : 0) + ids.nbytes());
   gemv.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
   return y;
 }
@@ -186,8 +187,8 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   args.has_residual = residual.has_value();
   Launch launch(x.device(), kernel("moe_down", w.one.format, x.scalar_type(), gemv));
   launch.in(x).in(ids).in(weights).in(weight).in_or(residual, x).out(y).args(args);
-  launch.moves(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
-               (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
+  launch.min_bytes(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
+                   (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
   gemv.run(launch, N, choice.outputs, T, choice.outputs);
   return y;
 }

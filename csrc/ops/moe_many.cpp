@@ -1,4 +1,4 @@
-// A mixture of experts for many tokens: shaders/moe_many.metal.
+// A mixture of experts for many tokens: shaders/moe/moe_many.metal.
 #include "ops/experts.h"
 
 namespace foundry {
@@ -14,7 +14,7 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
   at::Tensor order = at::empty({pairs}, ids.options());
   at::Tensor table = at::empty({tiles, int64_t(moe_tile_fields)}, ids.options());
   if (pairs == 0) return {order, table};
-  const uint32_t threads = ceil_div(experts, kSimdWidth) * kSimdWidth;
+  const uint32_t threads = ceil_div(experts, simd_width) * simd_width;
   Launch launch(ids.device(), {"moe_many.metal", "moe_group"});
   launch.in(ids).out(order).out(table).args(args);
   launch.tgmem(threads * sizeof(int)).tgmem(threads * sizeof(int)).run(per_row(1, threads));
@@ -42,7 +42,7 @@ at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Te
   const bool aligned = K % chunk == 0 && aligned_rows(x) && w.aligned;
   Launch launch(x.device(), {"moe_many.metal", "moe_linear", {w.one.format.policy, x.scalar_type(), aligned ? 8 : 1}});
   launch.in(x).in(order).in(table).in(weight).out(y).args(args);
-  launch.moves(experts_read(w.experts, P) * w.bytes_of_one + x.nbytes() + y.nbytes() + order.nbytes());
+  launch.min_bytes(experts_read(w.experts, P) * w.bytes_of_one + x.nbytes() + y.nbytes() + order.nbytes());
   launch.run(per_row(ceil_div(w.one.n, linear_bn), linear_tile_threads, tiles));
   return y;
 }

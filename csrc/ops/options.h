@@ -8,7 +8,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "linear.h"
+#include "linear/linear.h"
 
 namespace foundry {
 
@@ -39,7 +39,7 @@ inline const Activation& activation_named(std::string_view name) { return named(
 
 struct NormKind {
   const char *name, *policy;
-  float offset; // added to the gains
+  float offset; // added to the weight
 };
 inline constexpr NormKind kNormKinds[] = {{"llama", "Llama", 0.0f}, {"olmo", "Olmo", 0.0f}, {"gemma", "Gemma", 1.0f}};
 

@@ -3,7 +3,7 @@
 #include "core/op.h"
 #include "ops/layout.h"
 #include "ops/options.h"
-#include "rms_norm.h"
+#include "norm/rms_norm.h"
 
 namespace foundry {
 namespace {
@@ -22,8 +22,8 @@ void check_residual(const at::Tensor& residual, const at::Tensor& x) {
 
 Grid grid(const at::Tensor& x) {
   const uint32_t per_thread = x.size(-1) < rms_norm_long ? rms_norm_per_thread : rms_norm_per_thread_long;
-  const uint32_t simdgroups = ceil_div(x.size(-1), per_thread * kSimdWidth);
-  return per_row(row_count(x), kSimdWidth * std::min(simdgroups, rms_norm_max_threads / kSimdWidth));
+  const uint32_t simdgroups = ceil_div(x.size(-1), per_thread * simd_width);
+  return per_row(row_count(x), simd_width * std::min(simdgroups, rms_norm_max_threads / simd_width));
 }
 
 bool is_aligned(const at::Tensor& x, const at::Tensor& weight) {

@@ -1,4 +1,4 @@
-#include "sample.h"
+#include "sampling/sample.h"
 #include "core/op.h"
 #include "ops/layout.h"
 
@@ -61,15 +61,15 @@ void merge(const at::Tensor& parts, const State& state, const SampleArgs& args, 
       .inout(state.ids)
       .out(state.newest)
       .args(args);
-  launch.moves(rows * args.parts * int64_t(sizeof(SamplePart)));
-  launch.run(per_row(rows, kSimdWidth * std::min(ceil_div(args.parts, kSimdWidth), 8u)));
+  launch.min_bytes(rows * args.parts * int64_t(sizeof(SamplePart)));
+  launch.run(per_row(rows, simd_width * std::min(ceil_div(args.parts, simd_width), 8u)));
 }
 
 void ban(const at::Tensor& sequences, const at::Tensor& banned, const State& state, const SampleArgs& args,
          int64_t rows) {
   Launch launch(banned.device(), Flags{}.kernel("sample_bans"));
   launch.in(state.ids).in(state.length).in(state.params).in(sequences).inout(banned).args(args);
-  launch.moves(state.ids.numel() * 8).run(per_row(rows, 256));
+  launch.min_bytes(state.ids.numel() * 8).run(per_row(rows, 256));
 }
 
 void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor& rules,
@@ -107,8 +107,9 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
     launch.out(scores).in(params).in(length).in(rules).in(counts).in(banned);
     const uint32_t simdgroups = std::min(args.parts, sample_tiles_per_group);
     const int64_t read = logits.itemsize() + 4 * (counts.has_value() + banned.has_value());
-    launch.args(args).moves(rows * (n * (read + 4 * draw) + args.parts * int64_t(sizeof(SamplePart))) + use_rules * n);
-    launch.run(per_row(rows, kSimdWidth * simdgroups, ceil_div(args.parts, simdgroups)));
+    launch.args(args).min_bytes(rows * (n * (read + 4 * draw) + args.parts * int64_t(sizeof(SamplePart))) +
+                                use_rules * n);
+    launch.run(per_row(rows, simd_width * simdgroups, ceil_div(args.parts, simdgroups)));
   }
   if (!draw) return merge(parts, state, args, rows);
 
@@ -117,8 +118,8 @@ void sample(const at::Tensor& logits, const at::Tensor& params, const at::Tensor
   launch.in(parts).in(scores).in(params).in(rules);
   launch.inout(counts).inout(length).in(start).in(streams).inout(finished).inout(errors).inout(ids).out(newest).out(
       probs);
-  launch.args(args).moves(rows * (args.parts * int64_t(sizeof(SamplePart)) + sample_tile * 4));
-  launch.run(per_row(rows, kSimdWidth * std::min(args.parts, sample_draw_simdgroups)));
+  launch.args(args).min_bytes(rows * (args.parts * int64_t(sizeof(SamplePart)) + sample_tile * 4));
+  launch.run(per_row(rows, simd_width * std::min(args.parts, sample_draw_simdgroups)));
 }
 
 void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t prompt, const at::Tensor& counts) {
@@ -132,7 +133,7 @@ void sample_count_prompt(const at::Tensor& ids, const at::Tensor& first, int64_t
   args.n = u32(V);
   args.capacity = u32(C);
   Launch launch(ids.device(), Flags{}.kernel("sample_count_prompt"));
-  launch.in(ids).in(first).inout(counts).args(args).moves(B * prompt * 12);
+  launch.in(ids).in(first).inout(counts).args(args).min_bytes(B * prompt * 12);
   launch.run(per_element(prompt, 64, B));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#define MSL_LANES 32                    // threads of a simdgroup
 #define MSL_MAX_THREADS 1024            // threads in a threadgroup
 #define MSL_MAX_THREADGROUP_BYTES 32768 // dynamic and static threadgroup memory together
 #define MSL_MAX_BUFFERS 31              // buffer indices 0..30, also threadgroup memory indices

@@ -33,7 +33,7 @@
 //     static void pack(const float* w, block& b);
 //   };
 #pragma once
-#include "../portable.h"
+#include "common/portable.h"
 
 #ifdef __METAL_VERSION__
 #define FOUNDRY_DEVICE device
@@ -192,7 +192,7 @@ template <int N, int Align> struct Bytes {
 
 // The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
 // bytes begin within a word. Words are read whole, from the one before the bytes on, or, if After, to the one after.
-template <int N, bool Words, bool After> struct Straddling {
+template <int N, bool Words, bool After> struct UnalignedWords {
   FOUNDRY_CONST int size = Words ? N + 1 : 2 * N;
   uint32_t q[size];
   METAL_FUNC void read(device const uint16_t* from, bool odd) thread {

@@ -37,8 +37,8 @@ struct Q3_K {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 4, groups = 4;
     FOUNDRY_CONST bool has_offset = false;
-    Straddling<2, Words, true> high, q;
-    Straddling<3, Words, true> scales;
+    UnalignedWords<2, Words, true> high, q;
+    UnalignedWords<3, Words, true> scales;
     foundry_half d;
 
     static METAL_FUNC uint first(uint i) { return i / 4 * 128 + i % 4 * 8; }

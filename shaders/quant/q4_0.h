@@ -31,7 +31,7 @@ struct Q4_0 {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 4, groups = 1;
     FOUNDRY_CONST bool has_offset = false;
-    Straddling<4, Words, false> q;
+    UnalignedWords<4, Words, false> q;
     foundry_half d;
 
     static METAL_FUNC uint first(uint i) { return i * 32; }

@@ -28,8 +28,8 @@ struct Q5_0 {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 2, groups = 1;
     FOUNDRY_CONST bool has_offset = false;
-    Straddling<1, Words, false> fifth;
-    Straddling<2, Words, false> q;
+    UnalignedWords<1, Words, false> fifth;
+    UnalignedWords<2, Words, false> q;
     foundry_half d;
 
     static METAL_FUNC uint first(uint i) { return i / 2 * 32 + i % 2 * 8; }

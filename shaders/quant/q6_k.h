@@ -36,7 +36,7 @@ struct Q6_K {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 4, groups = 4;
     FOUNDRY_CONST bool has_offset = false;
-    Straddling<2, Words, true> low, next, high, scales; // low: of chunks 0 and 2, next: of 1 and 3
+    UnalignedWords<2, Words, true> low, next, high, scales; // low: of chunks 0 and 2, next: of 1 and 3
     foundry_half d;
 
     static METAL_FUNC uint first(uint i) { return i / 4 * 128 + i % 4 * 8; }

@@ -52,7 +52,7 @@ template <typename Grid, int N> float squared_error(const float* w, float scale,
 
 struct Fit {
   float scale, offset;
-  float gain; // by how much the sum of squared errors is less than that of the squared weights
+  float norm_weight; // by how much the sum of squared errors is less than that of the squared weights
 };
 
 // The best scale and offset (from 0 on) for given values.
@@ -79,7 +79,7 @@ template <typename Grid, int N, bool Offset> Fit fit(const float* w) {
   const auto consider = [&](float scale, float offset) {
     Fit found = solve<N, Offset>(moments<Grid, N>(w, scale, offset));
     if (Offset) found = solve<N, Offset>(moments<Grid, N>(w, found.scale, found.offset));
-    const bool better = found.gain > best.gain;
+    const bool better = found.norm_weight > best.norm_weight;
     if (better) best = found;
     return better;
   };

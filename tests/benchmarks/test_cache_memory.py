@@ -10,7 +10,7 @@ import pytest
 import torch_foundry
 from benchmarks import bench_cache
 from benchmarks.bench_cache import KINDS, Kind, allocated
-from tests.patch.zoo import COMMON, config, ids, random_model
+from tests.hf.tiny_models import COMMON, config, ids, random_model
 from torch_foundry.kvcache.formats import bytes_per_token, parse
 from torch_foundry.kvcache.paged import PagedCache
 
@@ -52,6 +52,6 @@ def test_a_generation_has_no_more(name: str, kind: Kind) -> None:
     out = model.generate(ids(1, 500), max_new_tokens=12, do_sample=False, return_dict_in_generate=True, **options)
     layers: list[Any] = out.past_key_values.layers
     assert len(layers) == COMMON["num_hidden_layers"] and layers[0].get_seq_length() == 511
-    memory = [m for layer in layers for m in ([p.data for p in layer.pools] if kind.paged else layer.buffers)]
+    memory = [m for layer in layers for m in ([p.data for p in layer.pools] if kind.paged else layer.memory)]
     expected = Kind("", model.dtype, kind.kv_cache, kind.paged)
     assert sum(m.nbytes for m in memory) == allocated(settings, expected, 511)

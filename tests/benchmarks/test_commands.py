@@ -14,7 +14,16 @@ import pytest
 import torch
 
 import torch_foundry
-from benchmarks import bench_e2e, bench_guesses, bench_ops, bench_peers, bench_serving, generating, measuring, results
+from benchmarks import (
+    bench_e2e,
+    bench_ops,
+    bench_peers,
+    bench_serving,
+    bench_speculation,
+    generating,
+    measuring,
+    results,
+)
 from benchmarks.cases import QUICK, Case
 from benchmarks.generating import Cell
 from benchmarks.harness import clock, options, record
@@ -26,7 +35,7 @@ from benchmarks.peers import PEERS
 from benchmarks.ways import WAYS
 from torch_foundry import ops
 from torch_foundry.cli.loading import UserError
-from torch_foundry.decode.pace import Pace
+from torch_foundry.generation.draft_length import DraftLengthController
 
 pytestmark = pytest.mark.tier("models")
 
@@ -337,29 +346,29 @@ def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "WRONG, 1 part" in capsys.readouterr().out
 
 
-def test_bench_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that repeats itself as often as was asked for, with guesses and without."""
-    monkeypatch.setattr(Pace, "pays", lambda self, kind: True)  # whatever steps take on this machine
+def test_bench_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that repeats itself as often as was asked for, with drafts and without."""
+    monkeypatch.setattr(DraftLengthController, "pays", lambda self, kind: True)  # whatever steps take on this machine
     few = [*FEW, "--formats", "f32", "--networks", "repeating,random", "--prompt", "128", "--max-tokens", "90"]
     few += ["--concurrent", "2"]
-    assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0
-    found = rows(tmp_path / "guesses.jsonl")
+    assert bench_speculation.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0
+    found = rows(tmp_path / "speculation.jsonl")
     shapes = [(row["shape"]["network"], row["shape"]["hold"]) for row in found]
     assert shapes == [("repeating", h) for h in (1, 1, 1, 1, 0.8, 0.8, 0.8, 0.8)] + [("random", 1)] * 2
     assert [row["way"] for row in found[:3:2]] == ["generate", "engine, 2"]
     assert all(row["valid"] and row["speedup"] for row in found)
     always, often = found[1]["extra"], found[5]["extra"]
-    assert always["accepted"] == always["guessed"] > 60, "a circle"
-    assert 0.4 < often["accepted"] / often["guessed"] < 0.95 and often["tokens_per_step"] > 1.2
+    assert always["accepted"] == always["drafted"] > 60, "a circle"
+    assert 0.4 < often["accepted"] / often["drafted"] < 0.95 and often["tokens_per_step"] > 1.2
     assert "1.0" in capsys.readouterr().out
-    generate = bench_guesses.Runs._generate
+    generate = bench_speculation.Runs._generate
 
     def wrong(runs: Any, tokens: int, **source: Any) -> Any:
         answer, seconds = generate(runs, tokens, **source)
         return ([*answer[:-1], answer[-1] ^ 1] if source else answer), seconds
 
-    monkeypatch.setattr(bench_guesses.Runs, "_generate", wrong)
-    assert bench_guesses.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(bench_speculation.Runs, "_generate", wrong)
+    assert bench_speculation.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1
     assert "WRONG" in capsys.readouterr().out
     with pytest.raises(UserError, match="--holds: expected numbers above"):
-        bench_guesses.main([*few, "--holds", "0.3"])
+        bench_speculation.main([*few, "--holds", "0.3"])

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from shader_text import edited_shaders
 
 import torch_foundry
-from torch_foundry import LoadError, runtime
+from torch_foundry import LoadError
 from torch_foundry.cli import main
+from torch_foundry.core import runtime
 
 
 def generate(directory: Path, *options: str) -> int:
@@ -61,12 +63,11 @@ def test_compare_prints_the_drift_table(tiny_model: Path, capsys: pytest.Capture
     assert "model.layers.1" in out and "no stage is out of line" in out
 
 
+@pytest.mark.tier("models")
 def test_compare_looks_at_decode_steps(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A fault in a kernel that no prompt goes through is named, and the exit code says so."""
-    shaders = shutil.copytree(Path(__file__).parents[2] / "shaders", tmp_path / "shaders")
-    text = (shaders / "decode.metal").read_text()
-    (shaders / "decode.metal").write_text(text.replace("activate(args.activation, value) * up", "value * up"))
-    with runtime.use_shaders(shaders):
+    fault = ("norm_linear.metal", "activate(args.activation, value) * up", "value * up")
+    with runtime.use_shaders(edited_shaders(tmp_path, fault)):
         assert main(["compare", "--model", str(tiny_model), "--prompt", "abcdef"]) == 1
     assert "first out of line: model.layers.0 of the decode step, by norm_glu" in capsys.readouterr().out
 
@@ -190,7 +191,7 @@ def test_without_a_model_the_demo_model_answers(capsys: pytest.CaptureFixture) -
 
 
 def test_a_gguf_file_is_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    from tests.loaders.gguf_models import make, write
+    from tests.io.gguf_models import make, write
 
     file = tmp_path / "model.gguf"
     write(file, "qwen3", make("qwen3"))

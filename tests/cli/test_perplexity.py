@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from torch_foundry.cli import main
-from torch_foundry.quality import perplexity
+from torch_foundry.diagnostics.perplexity import perplexity
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 3
 

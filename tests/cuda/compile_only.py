@@ -21,7 +21,7 @@ HEADERS = (*(ROOT / "csrc" / "core").glob("*.h"), ROOT / "csrc" / "cuda" / "comp
 
 def unavailable() -> str | None:
     """Why nothing can be compiled here; None if it can."""
-    from torch_foundry import nvrtc
+    from torch_foundry.core import nvrtc
 
     if any((Path(directory) / "nvrtc.h").is_file() for directory in nvrtc.include_dirs()):
         return None
@@ -32,7 +32,7 @@ def build() -> Path:
     """The library, up to date. RuntimeError has the compiler's messages."""
     import torch
 
-    from torch_foundry import nvrtc
+    from torch_foundry.core import nvrtc
 
     torch_root = Path(torch.__file__).parent
     extension = next((ROOT / "torch_foundry").glob("_C*.so"))
@@ -62,8 +62,8 @@ def load(arch: str = "sm_90", *, checked: bool = False, cache: Path | None = Non
     """From here on the kernels of CPU tensors are compiled for `arch` and not run."""
     import torch
 
-    import torch_foundry._ext as ext
-    from torch_foundry import nvrtc, sources
+    import torch_foundry.core.extension as ext
+    from torch_foundry.core import nvrtc, sources
 
     torch.ops.load_library(build())
     root = ROOT / "csrc"

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 import torch_foundry
-from tests.engine import test_tapes
+from tests.engine import test_graphs
 from tests.exact import assert_as_exact
+from tests.hf import tiny_models
 from tests.msl import test_stdlib
-from tests.patch import zoo
-from torch_foundry import ops, runtime, tuning
+from torch_foundry import ops
+from torch_foundry.core import runtime, tuning
 from torch_foundry.engine import Engine
-from torch_foundry.patch import patch, report
+from torch_foundry.hf.api import patch, report
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tests" / "msl" / "kernels"
@@ -217,24 +218,24 @@ def given() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(3, 64, device="cuda"), torch.randn(64, 64, device="cuda") / 8, torch.randn(64, device="cuda")
 
 
-def test_a_tape_is_a_graph(given: Any) -> None:
+def test_a_captured_graph_is_a_cuda_graph(given: Any) -> None:
     """Equal to the code on new inputs, on any stream, many times over."""
     x = given[0]
     block(*given)
-    with torch_foundry.record() as tape:
+    with torch_foundry.capture() as graph:
         y = block(*given)
-    assert len(tape) == 3
+    assert len(graph) == 3
     for seed in range(3):
         torch.manual_seed(seed)
         x.copy_(torch.randn_like(x))
-        tape.replay()
+        graph.replay()
         assert torch.equal(y, block(*given))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         x.mul_(2)
         for _ in range(50):
-            tape.replay()
+            graph.replay()
     side.synchronize()
     assert torch.equal(y, block(*given))
 
@@ -242,16 +243,16 @@ def test_a_tape_is_a_graph(given: Any) -> None:
 def test_launches_and_replays_are_captured(given: Any) -> None:
     x = given[0]
     block(*given)
-    with torch_foundry.record() as tape:
+    with torch_foundry.capture() as graph:
         y = block(*given)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    outer = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(outer):
         z = block(*given)
-        tape.replay()
+        graph.replay()
     for seed in range(2):
         torch.manual_seed(seed)
         x.copy_(torch.randn_like(x))
-        graph.replay()
+        outer.replay()
         expected = block(*given)
         assert torch.equal(z, expected) and torch.equal(y, expected)
 
@@ -285,7 +286,7 @@ def test_two_devices(given: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
-MODULES = ["argmax", "attention", "embedding", "glu", "linear", "rms_norm", "rope_and_cache"]
+MODULES = ["argmax", "attention", "embedding", "glu", "linear", "rms_norm", "rope_kv"]
 
 
 def all_cases() -> Iterator[Any]:
@@ -339,36 +340,36 @@ def test_float32_matrix_products_are_as_exact_as_the_hosts(k: int) -> None:
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_patched_models_give_stocks_tokens(family: str) -> None:
-    stock = copy.deepcopy(zoo.shared(family)).cuda()
+    stock = copy.deepcopy(tiny_models.shared(family)).cuda()
     ours = patch(copy.deepcopy(stock))
-    inputs = {name: value.cuda() for name, value in zoo.padded([9, 20, 14]).items()}
+    inputs = {name: value.cuda() for name, value in tiny_models.padded([9, 20, 14]).items()}
     options = {"max_new_tokens": 40, "do_sample": False}
     assert torch.equal(ours.generate(**inputs, **options), stock.generate(**inputs, **options))
     runtime.reset_counters()
-    prompt = zoo.ids(2, 40).cuda()
+    prompt = tiny_models.ids(2, 40).cuda()
     with torch.no_grad():
         assert_as_exact(lambda model: model(prompt).logits, ours, stock)
     assert runtime.counters().launches > 8
 
 
-@pytest.mark.parametrize("family, requests", [*itertools.product(zoo.FAMILIES, [5, 20]), ("llama", 80)])
+@pytest.mark.parametrize("family, requests", [*itertools.product(tiny_models.FAMILIES, [5, 20]), ("llama", 80)])
 def test_an_engines_steps_are_what_the_ops_compute(family: str, requests: int) -> None:
-    """One tape of our own, or a graph of torch's with its products."""
-    model = patch(zoo.build(family, dtype=torch.float16).cuda())
+    """One graph of our own, or a graph of torch's with its products."""
+    model = patch(tiny_models.build(family, dtype=torch.float16).cuda())
     engine = Engine(model, requests=requests, budget=max(60, 2 * requests))
-    steps, prompted = test_tapes.compared(engine, requests + 3)  # the last of which begin beside those that generate
+    steps, prompted = test_graphs.compared(engine, requests + 3)  # the last of which begin beside those that generate
     assert steps > 8 and prompted
-    assert report(model).recorded and not report(model).eager
+    assert report(model).captured and not report(model).eager
 
 
 @pytest.mark.usefixtures("same_variants")
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 def test_quantized_models_give_the_hosts_tokens(quantize: str) -> None:
-    stock = zoo.shared("llama")
+    stock = tiny_models.shared("llama")
     host = patch(copy.deepcopy(stock), quantize=quantize)
     device = patch(copy.deepcopy(stock).cuda(), quantize=quantize)
-    prompt = zoo.ids(1, 12)
+    prompt = tiny_models.ids(1, 12)
     options = {"max_new_tokens": 24, "do_sample": False}
     assert device.generate(prompt.cuda(), **options).tolist() == host.generate(prompt, **options).tolist()

@@ -60,9 +60,9 @@ fi
 if wanted models; then # models that live on the GPU
   export TORCH_FOUNDRY_TEST_DEVICE=cuda
   # Not here: assisted decoding of Gemma 2, with which stock transformers 5.17 fails on torch 2.11.
-  step tests/patch/test_families.py "${pytest[@]}" tests/patch/test_families.py -k "not gemma2-assisted"
-  step tests/patch/test_running.py "${pytest[@]}" tests/patch/test_running.py
-  step "guesses at the end of a cache" "${pytest[@]}" tests/kvcache/test_formats.py -k wrong_guesses
+  step tests/hf/test_families.py "${pytest[@]}" tests/hf/test_families.py -k "not gemma2-assisted"
+  step tests/hf/test_running.py "${pytest[@]}" tests/hf/test_running.py
+  step "drafts at the end of a cache" "${pytest[@]}" tests/kvcache/test_formats.py -k rejected_drafts
   unset TORCH_FOUNDRY_TEST_DEVICE
 fi
 
@@ -72,15 +72,15 @@ on_copies() { # suites
   for suite; do
     # Not here: faults, which are in the shaders' text; opcheck, which the CPU has passed; what asks the host's runtime
     # (barrier divergence, ids out of range) or its compiler (arguments left unread); what PTX leaves to the machine
-    # (division by zero); guesses behind a cache's limit, which are a tape's (see models).
+    # (division by zero); drafts behind a cache's limit, which are a graph's (see models).
     step "$suite" "${pytest[@]}" -p tests.on_device --on-device cuda "$suite" --ignore-glob="*/test_faults.py" \
       --deselect tests/ops/test_embedding.py::test_bad_inputs \
-      -k "not opcheck and not divergence and not compile_errors and not wrong_guesses and not leaves_unread and \
+      -k "not opcheck and not divergence and not compile_errors and not rejected_drafts and not leaves_unread and \
         not division_by_zero"
   done
 }
 if wanted ops; then on_copies tests/ops; fi
-if wanted others; then on_copies tests/quant tests/sampling tests/runtime/test_compile_shader.py tests/kvcache; fi
+if wanted others; then on_copies tests/quant tests/sampling tests/core/test_compile_shader.py tests/kvcache; fi
 
 # compute-sanitizer over the kernel tests, all tools side by side; only our kernels are looked at. To synccheck threads
 # that have returned are no fault: barriers that not all threads reach are found by the checked build (on_gpu.py).

@@ -19,8 +19,9 @@ pytestmark = [
 ALL = """
 import json, torch
 from concurrent.futures import ThreadPoolExecutor
-from torch_foundry import ops, prebuild, quant
-from torch_foundry.doctor import blocks
+from torch_foundry import ops, quant
+from torch_foundry.aot import prebuild
+from torch_foundry.testing import weights as blocks
 from torch_foundry.quant.kv import row_bytes
 calls = [call for _, call in prebuild.calls()]
 def linear(dtype, name, rows):
@@ -47,10 +48,18 @@ def attend(dtype, queries, d, dv, k, v, **given):
     ops.attention(q, *caches, 64, scale=1.0, sinks=torch.zeros(4), softcap=9.0, **names)
     x = [torch.zeros(1, queries, h * n, dtype=dtype) for h, n in ((4, d), (2, d), (2, dv))]
     cos, gain = torch.zeros(1, queries, d), torch.ones(d, dtype=dtype)
-    ops.rope_and_cache(*x, cos, cos.clone(), *caches, 0, head_dim=d, q_norm=gain, k_norm=gain, **names)
+    ops.rope_kv(*x, cos, cos.clone(), *caches, 0, head_dim=d, q_norm=gain, k_norm=gain, **names)
 for dtype, d, dv, k, v in ((torch.float16, 128, 128, "q8_0", "q8_0"), (torch.float32, 80, 112, "q4_0", None)):
     for queries in (1, 20):
         calls.append(lambda t=dtype, q=queries, a=(d, dv, k, v): attend(t, q, *a))
+def mix(dtype, d, dv):
+    q, v, b = (torch.zeros(9, 2, *size, dtype=dtype) for size in ((d,), (2, dv), (2,)))
+    channels, table = 4 * d + 4 * dv, torch.zeros(1, 9, dtype=torch.int32)
+    conv, states = torch.zeros(9, channels, 4, dtype=dtype), torch.zeros(9, 4, d, dv)
+    ops.gated_delta(q, q, v, v, b, b, conv[0], b[0].flatten(), b[0].flatten(), v[0, 0, 0], 1e-6, conv, states,
+                    table[:, :2], table, table[:, 0], prompts=True)
+for dtype, d, dv in ((torch.float16, 128, 128), (torch.bfloat16, 64, 64), (torch.float32, 96, 192)):
+    calls.append(lambda t=dtype, a=(d, dv): mix(t, *a))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()
 print(json.dumps(dict(torch.ops.compile_only.compiled())))
@@ -60,7 +69,7 @@ print(json.dumps(dict(torch.ops.compile_only.compiled())))
 def test_every_shipped_kernel_compiles() -> None:
     compiled = json.loads(compile_only.run(ALL))
     files = {kernel.split()[0] for kernel in compiled}
-    shaders = {path.name for path in (compile_only.ROOT / "shaders").glob("*.metal")}
+    shaders = {path.name for path in (compile_only.ROOT / "shaders").rglob("*.metal")}
     assert files == shaders, f"no kernel of {sorted(shaders - files)} was compiled"
     assert len(compiled) > 60
     assert all(size > 1000 for size in compiled.values())
@@ -170,7 +179,7 @@ def test_the_cache_is_used(tmp_path: Path) -> None:
 
 DAMAGED = """
 import hashlib, pathlib
-from torch_foundry import nvrtc
+from torch_foundry.core import nvrtc
 cache = pathlib.Path({cache!r})
 torch.ops.compile_only.setup(nvrtc.libraries("13"), {root!r} + "/csrc", "", False, str(cache), "sm_90")
 def size(): return torch.ops.compile_only.variant(path, "f", 0, [], 0)

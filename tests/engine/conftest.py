@@ -1,3 +1,3 @@
 """Fixtures of the engine tests: those of the patch."""
 
-from tests.patch.conftest import _one_thread, pair, quiet  # noqa: F401
+from tests.hf.conftest import _one_thread, pair, quiet  # noqa: F401

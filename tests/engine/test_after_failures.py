@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import signal
 import weakref
 from typing import Any
 
@@ -10,8 +12,8 @@ import pytest
 import torch
 
 from tests.engine.test_engine import GREEDY, KINDS, drain, patched, prompts
-from torch_foundry.engine import Engine, Params
-from torch_foundry.engine.guessing import Guessing
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine.drafting import Drafting
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -33,7 +35,7 @@ def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch
     """Those that have none yet get theirs later, and the one that is half filled is filled again."""
     model = patched()
     engine, calls = Engine(model), [0]
-    fill = engine._seats.slots.fill
+    fill = engine._sampler.fill
 
     def fails(*args: Any, **kwargs: Any) -> None:
         calls[0] += 1
@@ -41,7 +43,7 @@ def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch
             raise torch.OutOfMemoryError("no memory")
         fill(*args, **kwargs)
 
-    monkeypatch.setattr(engine._seats.slots, "fill", fails)
+    monkeypatch.setattr(engine._sampler, "fill", fails)
     streams = submitted(engine)
     with pytest.raises(torch.OutOfMemoryError):
         engine.step()
@@ -51,54 +53,42 @@ def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_an_interrupt_while_tokens_are_handed_out(ahead: int) -> None:
-    """Requests behind the one that it met go on where they were."""
+    """It waits until all have theirs."""
     model = patched()
     for n in range(1, 9):
         engine, calls = Engine(model, ahead=ahead), [0]
         streams = submitted(engine)
-        take = streams[2].take
+        append = streams[2].sequence.append
 
-        def interrupted(at: int, calls: list[int] = calls, n: int = n, take: Any = take) -> str:
+        def interrupted(token: int, calls: list[int] = calls, n: int = n, append: Any = append) -> str:
             calls[0] += 1
             if calls[0] == n:
-                raise KeyboardInterrupt
-            return str(take(at))
+                signal.raise_signal(signal.SIGINT)
+            return str(append(token))
 
-        streams[2].take = interrupted
+        streams[2].sequence.append = interrupted
         with pytest.raises(KeyboardInterrupt):
             engine.run()
-        assert all(stream.job.pending for stream in streams), "a request that no step would go on with"
+        assert all(stream.sequence.pending for stream in streams), "a request that no step would go on with"
         drain(engine)
         assert [stream.tokens for stream in streams] == expected(model)
 
 
 @pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("n", [2, 4])
-def test_a_step_that_fails_behind_the_choice_of_its_tokens(ahead: int, n: int) -> None:
+def test_a_step_that_fails_behind_the_choice_of_its_tokens(ahead: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has counted tokens that nobody got: the rows are filled again."""
     model = patched()
     engine, calls = Engine(model, ahead=ahead), [0]
 
-    class Failing:
-        def __init__(self, chooser: Any) -> None:
-            self._chooser = chooser
+    def failing(sample: Any, *args: Any) -> None:
+        sample(*args)
+        calls[0] += 1
+        if calls[0] == n:
+            raise torch.OutOfMemoryError("seeded")
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._chooser, name)
-
-        def __call__(self, *args: Any) -> Any:
-            return self._then_fail(self._chooser(*args))
-
-        def several(self, *args: Any) -> Any:
-            return self._then_fail(self._chooser.several(*args))
-
-        def _then_fail(self, found: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == n:
-                raise torch.OutOfMemoryError("seeded")
-            return found
-
-    engine._chooser = Failing(engine._chooser)
+    for name in ("_sample", "_sample_ahead"):
+        monkeypatch.setattr(engine, name, functools.partial(failing, getattr(engine, name)))
     streams = submitted(engine)
     with pytest.raises(torch.OutOfMemoryError, match="seeded"):
         engine.run()
@@ -120,7 +110,7 @@ def test_another_dtype_than_the_caches() -> None:
 
 
 def test_weights_that_were_replaced_are_let_go() -> None:
-    """By tapes of any number of requests, also of those that no step has any more."""
+    """By graphs of any number of requests, also of those that no step has any more."""
     model = patched()
     engine = Engine(model)
     submitted(engine)
@@ -143,18 +133,18 @@ def test_prompts_read_by_other_weights_are_forgotten_when_asked() -> None:
             layer.mlp.up_proj.weight.neg_()
     engine.cache.manager.forget()
     stream = engine.submit(prompt, GREEDY)
-    assert stream.result() == Engine(model).submit(prompt, GREEDY).result() and not stream.job.reused
+    assert stream.result() == Engine(model).submit(prompt, GREEDY).result() and not stream.sequence.reused
 
 
 def test_a_draft_model_that_can_be_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = Guessing.timed  # what is guessed doesn't depend on this machine
-    monkeypatch.setattr(Guessing, "timed", lambda self, n, length, tokens, _: timed(self, n, length, tokens, 1.0))
-    model, draft, params = patched(), patched(), Params(max_tokens=60, temperature=0)
+    timed = Drafting.timed  # what is drafted doesn't depend on this machine
+    monkeypatch.setattr(Drafting, "timed", lambda self, n, length, tokens, _: timed(self, n, length, tokens, 1.0))
+    model, draft, params = patched(), patched(), SamplingParams(max_tokens=60, temperature=0)
     engine = Engine(model, assistant_model=draft)
     stream = engine.submit([5], params)
-    while not engine.guesses.guessed:
+    while not engine.speculation.drafted:
         engine.step()
     draft.train()
     assert stream.result() == Engine(model).submit([5], params).result()
-    assert engine.guesses.stopped == "switched off: training"
+    assert engine.speculation.stopped == "switched off: training"
     drain(engine)

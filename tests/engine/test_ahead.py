@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 from typing import Any
 
 import pytest
 
 from tests.engine.test_engine import KINDS, alone, drain, patched, prompts
-from torch_foundry.engine import Engine, Params
+from torch_foundry.engine import Engine, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -16,15 +18,16 @@ def answers(engine: Engine) -> tuple[list[list[int]], list[str]]:
     """Greedy and drawn ones, with penalties, ends of text and lengths of their own."""
     streams = [engine.submit(p, KINDS[i % len(KINDS)]) for i, p in enumerate(prompts(9))]
     streams += [
-        engine.submit(p, Params(max_tokens=3 * i + 1, seed=i, temperature=2.0)) for i, p in enumerate(prompts(6))
+        engine.submit(p, SamplingParams(max_tokens=3 * i + 1, seed=i, temperature=2.0))
+        for i, p in enumerate(prompts(6))
     ]
-    ends = Params(max_tokens=30, seed=1, temperature=1.5, stop_token_ids=tuple(range(40, 52)))
+    ends = SamplingParams(max_tokens=30, seed=1, temperature=1.5, stop_token_ids=tuple(range(40, 52)))
     streams += [engine.submit(p, ends) for p in prompts(4)]
     drain(engine)
     return [s.tokens for s in streams], [s.finish_reason for s in streams]
 
 
-@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"invariant": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"batch_invariant": True}], ids=str)
 def test_answers_are_the_same(options: dict[str, Any]) -> None:
     model = patched()
     expected = answers(Engine(model, requests=5, budget=30, ahead=1, **options))
@@ -38,7 +41,9 @@ def test_how_often_is_waited() -> None:
     model = patched()
     for ahead, waits in ((1, 21), (4, 6), (100, 2)):
         engine = Engine(model, requests=2, ahead=ahead)
-        streams = [engine.submit(prompts()[i], Params(max_tokens=n, temperature=0)) for i, n in enumerate((21, 9))]
+        streams = [
+            engine.submit(prompts()[i], SamplingParams(max_tokens=n, temperature=0)) for i, n in enumerate((21, 9))
+        ]
         steps = [engine.step()]
         while not engine.idle:
             steps.append(engine.step())
@@ -52,38 +57,29 @@ def test_no_step_ahead_without_room() -> None:
     """Nobody is preempted for tokens that are not due."""
     model = patched()
     engine = Engine(model, requests=2, blocks=3, ahead=16)
-    told = Params(max_tokens=10, temperature=0)
+    told = SamplingParams(max_tokens=10, temperature=0)
     streams = [engine.submit(prompts()[0][:5], told), engine.submit(prompts()[0][:6], told)]
     drain(engine)
     assert [s.tokens for s in streams] == [alone(model, prompts()[0][:n], 10) for n in (5, 6)]
-    assert not any(s.job.preempted for s in streams)
+    assert not any(s.sequence.preempted for s in streams)
 
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_an_interrupt_when_tokens_are_read(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has gone on by then, the requests have not: they get the tokens that they would have had."""
+    """The step comes to its end first: requests get the tokens that they would have had."""
     model = patched()
     expected = answers(Engine(model, requests=5, budget=30))
     for n in range(0, 24, 3):
         engine, calls = Engine(model, requests=5, budget=30, ahead=ahead), [0]
-        chooser = engine._chooser
 
-        class Interrupted:
-            slots = chooser.slots
+        def interrupted(sample: Any, *args: Any, calls: list[int] = calls, n: int = n) -> None:
+            sample(*args)
+            calls[0] += 1
+            if calls[0] == n + 1:
+                signal.raise_signal(signal.SIGINT)
 
-            def _then(self, found: Any, calls: list[int] = calls, n: int = n) -> Any:
-                calls[0] += 1
-                if calls[0] == n + 1:
-                    raise KeyboardInterrupt
-                return found
-
-            def __call__(self, *args: Any, chooser: Any = chooser) -> Any:
-                return self._then(chooser(*args))
-
-            def several(self, *args: Any, chooser: Any = chooser) -> Any:
-                return self._then(chooser.several(*args))
-
-        monkeypatch.setattr(engine, "_chooser", Interrupted())
+        for name in ("_sample", "_sample_ahead"):
+            monkeypatch.setattr(engine, name, functools.partial(interrupted, getattr(engine, name)))
         step = engine.step
 
         def go_on(step: Any = step) -> int:

@@ -1,4 +1,4 @@
-"""Texts that are drawn with guesses have the model's distribution, by chi-square against all that there can be."""
+"""Texts that are drawn with drafts have the model's distribution, by chi-square against all that there can be."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decode.test_speculation import never_switched_off  # noqa: F401
+from tests.engine.test_drafting import similar, steps_take_as_long  # noqa: F401
 from tests.engine.test_engine import drain, patched
-from tests.engine.test_guessing import similar, steps_take_as_long  # noqa: F401
-from tests.patch.zoo import ids, shared
-from torch_foundry.decode.drafts import PromptLookup
-from torch_foundry.engine import Engine, Params
-from torch_foundry.patch import report
+from tests.generation.test_speculation import never_switched_off  # noqa: F401
+from tests.hf.tiny_models import ids, shared
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.generation.drafting import PromptLookup
+from torch_foundry.hf.api import report
 
 pytestmark = [
     pytest.mark.tier("models"),
@@ -78,10 +78,10 @@ def check(texts: list[list[int]], exact: dict[tuple[int, ...], float]) -> None:
 def test_an_engines_texts(options: dict[str, Any], exact: dict[tuple[int, ...], float]) -> None:
     engine = Engine(patched(), requests=16, queue=SEEDS, **options)
     asked = {"max_tokens": TOKENS, "temperature": 0.5, "top_k": KEPT}
-    streams = [engine.submit(PROMPT, Params(seed=seed, **asked)) for seed in range(SEEDS)]  # type: ignore[arg-type]
+    streams = [engine.submit(PROMPT, SamplingParams(seed=seed, **asked)) for seed in range(SEEDS)]  # type: ignore[arg-type]
     drain(engine)
     check([stream.tokens for stream in streams], exact)
-    assert SEEDS / 10 < engine.guesses.accepted < engine.guesses.guessed, str(engine.guesses)
+    assert SEEDS / 10 < engine.speculation.accepted < engine.speculation.drafted, str(engine.speculation)
 
 
 @pytest.mark.parametrize("options", ["lookup", "draft"], indirect=True)
@@ -100,4 +100,4 @@ def test_generates_texts(options: dict[str, Any], exact: dict[tuple[int, ...], f
         )
         texts.append(found[0, len(PROMPT) :].tolist())
     check(texts, exact)
-    assert SEEDS / 20 < report(model).guesses.accepted < report(model).guesses.guessed
+    assert SEEDS / 20 < report(model).speculation.accepted < report(model).speculation.drafted

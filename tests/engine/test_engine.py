@@ -11,19 +11,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
-from tests.patch.zoo import FAMILIES, VOCAB, build, ids, shared
+from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.engine import Engine, Params, QueueFull
-from torch_foundry.kvcache.blocks import OutOfBlocks
+from torch_foundry.engine import Engine, QueueFull, SamplingParams
+from torch_foundry.kvcache.block_manager import OutOfBlocks
 
 pytestmark = pytest.mark.usefixtures("quiet")
-GREEDY = Params(max_tokens=14, temperature=0)
+GREEDY = SamplingParams(max_tokens=14, temperature=0)
 KINDS = (
     GREEDY,
-    Params(max_tokens=14, seed=5),
-    Params(max_tokens=9, seed=6, temperature=0.6, top_k=8, top_p=0.9),
-    Params(max_tokens=14, temperature=0, repetition_penalty=1.4),
-    Params(max_tokens=12, seed=7, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.2),
+    SamplingParams(max_tokens=14, seed=5),
+    SamplingParams(max_tokens=9, seed=6, temperature=0.6, top_k=8, top_p=0.9),
+    SamplingParams(max_tokens=14, temperature=0, repetition_penalty=1.4),
+    SamplingParams(max_tokens=12, seed=7, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.2),
 )
 
 
@@ -48,11 +48,7 @@ def drain(engine: Engine) -> None:
     while not engine.idle:
         engine.step()
         engine.cache.manager.check()
-    assert (
-        engine.cache.manager.used == 0
-        and engine._seats.rows == engine._seats.slots.settings == [None] * len(engine._seats.rows)
-        and not engine._streams
-    )
+    assert engine.cache.manager.used == 0 and engine._sampler.settings == [None] * engine.config.requests
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,25 +56,27 @@ def test_answers_are_generates(family: str) -> None:
     """Prompts in pieces, shared beginnings, and blocks for a third of what runs."""
     model = patched(family)
     engine = Engine(model, requests=4, budget=20, blocks=9)
-    streams = [engine.submit(prompt, Params(max_tokens=30, temperature=0)) for prompt in prompts()]
+    streams = [engine.submit(prompt, SamplingParams(max_tokens=30, temperature=0)) for prompt in prompts()]
     drain(engine)
     assert [s.tokens for s in streams] == [alone(model, prompt, 30) for prompt in prompts()]
     assert {s.finish_reason for s in streams} == {"length"}
-    assert sum(s.job.preempted for s in streams) and sum(s.job.reused for s in streams)
+    assert sum(s.sequence.preempted for s in streams) and sum(s.sequence.reused for s in streams)
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_answers_do_not_depend_on_the_load(invariant: bool) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_answers_do_not_depend_on_the_load(batch_invariant: bool) -> None:
     """Greedy and drawn, with penalties and without; first each alone in an engine, then all in random company."""
     model = patched()
     requests = [(prompt, KINDS[i % len(KINDS)]) for i, prompt in enumerate(prompts(25))]
     expected = []
     for prompt, params in requests:
-        engine = Engine(model, requests=1, budget=16, invariant=invariant)
+        engine = Engine(model, requests=1, budget=16, batch_invariant=batch_invariant)
         expected.append(engine.submit(prompt, params).result())
     for seed in range(3):
         chance = random.Random(seed)
-        engine = Engine(model, requests=6, budget=chance.choice([9, 40]), blocks=14, queue=100, invariant=invariant)
+        engine = Engine(
+            model, requests=6, budget=chance.choice([9, 40]), blocks=14, queue=100, batch_invariant=batch_invariant
+        )
         streams: dict[int, Any] = {}
         order = chance.sample(range(len(requests)), len(requests))
         while order or not engine.idle:
@@ -101,17 +99,16 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
 
     def run(requests: int, budget: int, which: list[int]) -> dict[int, list[torch.Tensor]]:
         found.clear()
-        engine = Engine(model, requests=requests, budget=budget, blocks=40, invariant=True)
-        single = engine._chooser._single
+        engine = Engine(model, requests=requests, budget=budget, blocks=40, batch_invariant=True)
+        step = engine._sampler.step
 
-        def seen(rows: Any, logits: torch.Tensor) -> None:
+        def seen(logits: torch.Tensor, rows: Any) -> None:
+            owner = {sequence.row: sequence for sequence in engine.scheduler.running}
             for row, each in zip(rows, logits, strict=True):
-                job = engine._seats.rows[row]
-                assert job is not None
-                found.setdefault(which[job.name], []).append(each.clone())
-            single(rows, logits)
+                found.setdefault(which[owner[row].id], []).append(each.clone())
+            step(logits, rows)
 
-        monkeypatch.setattr(engine._chooser, "_single", seen)
+        monkeypatch.setattr(engine._sampler, "step", seen)
         for i in which:
             engine.submit(prompts(10)[i], GREEDY)
         drain(engine)
@@ -149,7 +146,7 @@ def test_packed_caches(kv_cache: Any) -> None:
     model = patched()
     found = []
     for requests, budget in ((1, 16), (5, 30)):
-        engine = Engine(model, requests=requests, budget=budget, kv_cache=kv_cache, invariant=True)
+        engine = Engine(model, requests=requests, budget=budget, kv_cache=kv_cache, batch_invariant=True)
         found.append([engine.submit(p, GREEDY) for p in prompts()])
         drain(engine)
     assert [s.tokens for s in found[0]] == [s.tokens for s in found[1]]
@@ -229,16 +226,16 @@ def test_ends_of_text() -> None:
     model = patched()
     full = alone(model, prompts()[1])
     engine = Engine(model)
-    ends = Params(max_tokens=14, temperature=0, stop_token_ids=(full[4],))
+    ends = SamplingParams(max_tokens=14, temperature=0, stop_token_ids=(full[4],))
     at = full.index(full[4])
     assert engine.submit(prompts()[1], ends).result() == full[: at + 1]
     model.generation_config.eos_token_id = [full[4], VOCAB + 7]
     engine = Engine(model)
     stream = engine.submit(prompts()[1], GREEDY)
     assert stream.result() == full[: at + 1] and stream.finish_reason == "stop"
-    ignored = Params(max_tokens=14, temperature=0, ignore_eos=True)
+    ignored = SamplingParams(max_tokens=14, temperature=0, ignore_eos=True)
     assert engine.submit(prompts()[1], ignored).result() == full
-    later = Params(max_tokens=14, temperature=0, min_tokens=8)
+    later = SamplingParams(max_tokens=14, temperature=0, min_tokens=8)
     assert full[4] not in engine.submit(prompts()[1], later).result()[:8]
 
 
@@ -246,7 +243,7 @@ def test_limits_of_model_and_cache() -> None:
     model = patched()
     engine = Engine(model, requests=2, blocks=2, queue=3)
     assert engine.limit == 32
-    stream = engine.submit(list(range(3, 30)), Params(max_tokens=100, temperature=0))
+    stream = engine.submit(list(range(3, 30)), SamplingParams(max_tokens=100, temperature=0))
     assert len(stream.result()) == 5 and stream.finish_reason == "length"
     for prompt, message in (
         ([], "at least one token"),
@@ -267,9 +264,9 @@ def test_limits_of_model_and_cache() -> None:
         with pytest.raises(ValueError, match=message):
             engine.submit(prompt)
     with pytest.raises(ValueError, match="stop: texts need"):
-        engine.submit([3], Params(stop=("x",)))
+        engine.submit([3], SamplingParams(stop=("x",)))
     for wrong in ({"salt": "a"}, {"params": {"max_tokens": 3}}):  # salt: would have stopped every later step
-        with pytest.raises(ValueError, match="params, salt: expected Params and bytes"):
+        with pytest.raises(ValueError, match="params, salt: expected SamplingParams and bytes"):
             engine.submit([3], **wrong)
     for _ in range(3):
         engine.submit([3], GREEDY)
@@ -294,12 +291,12 @@ def test_limits_of_model_and_cache() -> None:
 )  # fmt: skip
 def test_wrong_parameters(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Params(**wrong)
+        SamplingParams(**wrong)
 
 
 def test_the_largest_parameters_are_answered() -> None:
     engine = Engine(patched(), blocks=4)
-    largest = Params(
+    largest = SamplingParams(
         max_tokens=2**80, min_tokens=2**80, top_k=2**80, temperature=3e38, repetition_penalty=3e38,
         presence_penalty=-3e38, frequency_penalty=3e38, seed=2**64 - 1, stop_token_ids=(2**80, 5),
     )  # fmt: skip
@@ -317,7 +314,7 @@ def test_salts_share_nothing() -> None:
     for salt in (b"a", b"a", b"b", b""):
         stream = engine.submit(prompt, GREEDY, salt=salt)
         stream.result()
-        reused.append(stream.job.reused)
+        reused.append(stream.sequence.reused)
     assert reused == [0, 32, 0, 0]
 
 
@@ -374,16 +371,18 @@ def test_texts() -> None:
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = torch_foundry.patch(AutoModelForCausalLM.from_pretrained(path))
     engine = Engine(model, tokenizer)
-    told = Params(max_tokens=40, temperature=0)
+    told = SamplingParams(max_tokens=40, temperature=0)
     whole = engine.submit("Once upon a time", told)
     pieces = list(whole.texts())
     assert "".join(pieces) == whole.text == tokenizer.decode(whole.tokens, skip_special_tokens=True)
     assert len(pieces) > 10
     word = whole.text[30:38]
     assert whole.text.index(word) == 30
-    stopped = engine.submit("Once upon a time", Params(max_tokens=40, temperature=0, stop=("never there", word)))
+    stopped = engine.submit(
+        "Once upon a time", SamplingParams(max_tokens=40, temperature=0, stop=("never there", word))
+    )
     assert "".join(stopped.texts()) == stopped.text == whole.text[:30] and stopped.finish_reason == "stop"
-    almost = engine.submit("Once upon a time", Params(max_tokens=40, temperature=0, stop=(word + "\0",)))
+    almost = engine.submit("Once upon a time", SamplingParams(max_tokens=40, temperature=0, stop=(word + "\0",)))
     assert "".join(almost.texts()) == almost.text == whole.text
     drain(engine)
 

@@ -10,8 +10,8 @@ import pytest
 
 import torch_foundry
 from tests.engine.test_engine import alone, drain
-from tests.patch.zoo import build, ids
-from torch_foundry.engine import Engine, Params, QueueFull
+from tests.hf.tiny_models import build, ids
+from torch_foundry.engine import Engine, QueueFull, SamplingParams
 
 pytestmark = [pytest.mark.tier("models"), pytest.mark.usefixtures("quiet")]
 REQUESTS = 10_000
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 5, 16, 17, 33, 60)
 
 
 def test_ten_thousand_requests() -> None:
-    """Random lengths, a full queue, cancels, preemptions, shared prefixes and guesses."""
+    """Random lengths, a full queue, cancels, preemptions, shared prefixes and drafts."""
     model, chance = torch_foundry.patch(build("llama", layers=1)), random.Random(0)
     pool = [ids(1, n, seed=n)[0].tolist() for n in LENGTHS]
     expected = [alone(model, prompt, 60) for prompt in pool]
@@ -30,7 +30,7 @@ def test_ten_thousand_requests() -> None:
         while submitted < REQUESTS:
             which, tokens = chance.randrange(len(pool)), chance.choice([1, 1, 1, 2, 2, 3, 5, 60])
             try:
-                stream = engine.submit(pool[which], Params(max_tokens=tokens, temperature=0))
+                stream = engine.submit(pool[which], SamplingParams(max_tokens=tokens, temperature=0))
             except QueueFull:
                 seen["full"] += 1
                 break
@@ -45,8 +45,8 @@ def test_ten_thousand_requests() -> None:
         for which, tokens, stream in live:
             if stream.finish_reason:
                 seen[stream.finish_reason] += 1
-                seen["preempted"] += stream.job.preempted
-                seen["reused"] += stream.job.reused > 0
+                seen["preempted"] += stream.sequence.preempted
+                seen["reused"] += stream.sequence.reused > 0
                 whole = expected[which][: tokens if stream.finish_reason == "length" else len(stream.tokens)]
                 assert stream.tokens == whole
         live = [each for each in live if not each[2].finish_reason]
@@ -54,5 +54,5 @@ def test_ten_thousand_requests() -> None:
             engine.cache.manager.check()
     drain(engine)
     assert seen["cancelled"] + seen["length"] == REQUESTS and min(seen.values()) > 20, seen
-    assert not engine._guessing._own and engine.guesses.accepted
+    assert not engine._drafting._own and engine.speculation.accepted
     assert max(objects) < objects[0] + 2000, objects

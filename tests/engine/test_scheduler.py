@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from torch_foundry.engine.requests import Job
 from torch_foundry.engine.scheduler import Scheduler
-from torch_foundry.kvcache.blocks import BlockManager
+from torch_foundry.engine.sequence import Sequence
+from torch_foundry.kvcache.block_manager import BlockManager
 
 
 def answer(tokens: list[int]) -> int:
@@ -17,95 +17,107 @@ def answer(tokens: list[int]) -> int:
 
 
 class World:
-    """A scheduler, jobs, and a cache that remembers what was written to each place of each block."""
+    """A scheduler, sequences, and a cache that remembers what was written to each place of each block."""
 
     def __init__(self, seed: int, blocks: int = 24, size: int = 4, running: int = 5, budget: int = 12) -> None:
         self.random = random.Random(seed)
         self.manager = BlockManager(blocks, size)
         self.scheduler = Scheduler(self.manager, running=running, budget=budget)
         self.memory = [[None] * size for _ in range(blocks)]
-        self.jobs: dict[int, Job] = {}
-        self.order: list[int] = []  # of admission of jobs that were never preempted
+        self.sequences: dict[int, Sequence] = {}
+        self.order: list[int] = []  # of admission of sequences that were never preempted
         self.blocks, self.size, self.ended, self.right = blocks, size, 0, 0
 
-    def submit(self) -> Job:
-        name = len(self.jobs)
+    def submit(self) -> Sequence:
+        name = len(self.sequences)
         common = self.random.choice([[], [7] * 8, list(range(13))])
         prompt = common + [self.random.randrange(1009) for _ in range(self.random.randrange(1, 20))]
         limit = min(len(prompt) + self.random.randrange(1, 30), self.blocks * self.size)
-        job = Job(name, prompt, len(prompt), limit, salt=bytes([name % 2]))
-        self.jobs[name] = job
-        self.scheduler.add(job)
-        return job
+        return self.add(Sequence(prompt, len(prompt), limit, salt=bytes([name % 2])))
+
+    def add(self, sequence: Sequence) -> Sequence:
+        self.scheduler.add(sequence)
+        self.sequences[sequence.id] = sequence
+        return sequence
 
     def step(self) -> int:
         """One step, with everything checked that is promised of it."""
         manager, scheduler = self.manager, self.scheduler
         before = list(scheduler.running)
-        for job in before:
-            job.guesses = self.guesses(job) if job.pending == 1 else []
-        chunks = scheduler.next()
+        for sequence in before:
+            sequence.drafts = self.drafts(sequence) if sequence.pending == 1 else []
+        batch = scheduler.next()
         manager.check()
-        assert len(scheduler.running) <= scheduler.most
-        total = sum(chunk.size for chunk in chunks)
-        assert all(chunk.complete and chunk.count == 1 for chunk in chunks if chunk.guesses)
-        assert total <= scheduler.budget and all(chunk.count > 0 for chunk in chunks)
-        assert len({chunk.job.name for chunk in chunks}) == len(chunks)
-        assert all(chunk.job in scheduler.running for chunk in chunks)
+        assert len(scheduler.running) <= scheduler.max_running
+        total = sum(len(each.ids) for each in batch)
+        assert all(each.wanted == len(each.ids) for each in batch if each.drafts)
+        assert total <= scheduler.budget and all(each.ids for each in batch)
+        assert len({each.id for each in batch}) == len(batch)
+        assert all(each.sequence in scheduler.running for each in batch)
         if scheduler.running or scheduler.waiting:
             assert total, "there is work, and none is done"
-        kept = [job for job in before if job in scheduler.running]
-        generating = [job for job in kept if job.pending == 1]
-        assert all(any(chunk.job is job for chunk in chunks) for job in generating), "all that generate get a token"
+        kept = [sequence for sequence in before if sequence in scheduler.running]
+        generating = [sequence for sequence in kept if sequence.pending == 1]
+        assert all(any(each.sequence is sequence for each in batch) for sequence in generating), (
+            "all that generate get a token"
+        )
         writers: set[tuple[int, int]] = set()
-        for chunk in chunks:
-            assert not chunk.copies
-            job, table = chunk.job, manager.table(chunk.job.name)
-            for at in range(job.computed):  # what is said to be stored is there
-                assert self.memory[table[at // self.size]][at % self.size] == (job.salt, tuple(job.tokens[: at + 1]))
-            for at in range(job.computed, job.computed + chunk.size):
+        for each in batch:
+            assert not each.copies
+            sequence, table = each.sequence, manager.table(each.id)
+            for at in range(sequence.computed):  # what is said to be stored is there
+                assert self.memory[table[at // self.size]][at % self.size] == (
+                    sequence.salt,
+                    tuple(sequence.tokens[: at + 1]),
+                )
+            for at in range(sequence.computed, sequence.computed + len(each.ids)):
                 place = table[at // self.size], at % self.size
                 assert place not in writers
                 writers.add(place)
-        for chunk in chunks:
-            job, table = chunk.job, manager.table(chunk.job.name)
-            text = (*job.tokens[: job.computed], *chunk.ids)
-            for at in range(job.computed, job.computed + chunk.size):
-                self.memory[table[at // self.size]][at % self.size] = (job.salt, text[: at + 1])
+        for each in batch:
+            sequence, table = each.sequence, manager.table(each.id)
+            text = (*sequence.tokens[: sequence.computed], *each.ids)
+            for at in range(sequence.computed, sequence.computed + len(each.ids)):
+                self.memory[table[at // self.size]][at % self.size] = (sequence.salt, text[: at + 1])
         new = {}
-        for chunk in chunks:
-            text = list(chunk.job.tokens)
-            while chunk.complete and (len(text) == len(chunk.job.tokens) or text[-1] == chunk.guesses[chunk.right]):
-                chunk.right = len(text) - len(chunk.job.tokens)
+        for each in batch:
+            text = list(each.sequence.tokens)
+            while each.wanted and (
+                len(text) == len(each.sequence.tokens) or text[-1] == each.drafts[each.num_accepted]
+            ):
+                each.num_accepted = len(text) - len(each.sequence.tokens)
                 text.append(answer(text))
-                if chunk.right == len(chunk.guesses):
+                if each.num_accepted == len(each.drafts):
                     break
-            new[chunk.job.name] = text[len(chunk.job.tokens) :]
-            self.right += chunk.right
-        scheduler.done(chunks)
+            new[each.id] = text[len(each.sequence.tokens) :]
+            self.right += each.num_accepted
+        for each in batch:
+            scheduler.commit(each, each.ids[: len(each.ids) - len(each.drafts) + each.num_accepted])
         manager.check()
-        for chunk in chunks:
-            job = chunk.job
-            if chunk.guesses:
-                assert len(manager.table(job.name)) == -(-job.computed // self.size), "room of guesses is given up"
-            for token in new[job.name]:
-                job.tokens.append(token)
-                if len(job.tokens) >= job.limit:
-                    self.end(job)
+        for each in batch:
+            sequence = each.sequence
+            if each.drafts:
+                assert len(manager.table(sequence.id)) == -(-sequence.computed // self.size), (
+                    "room of rejected draft tokens is given up"
+                )
+            for token in new[sequence.id]:
+                sequence.tokens.append(token)
+                if len(sequence.tokens) >= sequence.limit:
+                    self.end(sequence)
                     break
             else:
-                assert not new[job.name] or job.pending == 1
+                assert not new[sequence.id] or sequence.pending == 1
         return total
 
-    def guesses(self, job: Job) -> list[int]:
+    def drafts(self, sequence: Sequence) -> list[int]:
         """Up to three, the first ones of which are right."""
-        text = list(job.tokens)
+        text = list(sequence.tokens)
         for _ in range(self.random.choice([0, 0, 1, 3])):
             text.append(answer(text) if self.random.random() < 0.7 else 5)
-        return text[len(job.tokens) :]
+        return text[len(sequence.tokens) :]
 
-    def end(self, job: Job) -> None:
-        self.scheduler.remove(job)
+    def end(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
         self.manager.check()
         self.ended += 1
 
@@ -115,18 +127,18 @@ class World:
             self.end(self.random.choice(alive))
 
     def check_answers(self) -> None:
-        for job in self.jobs.values():
-            tokens = job.tokens[: job.prompt]
-            while len(tokens) < len(job.tokens):
+        for sequence in self.sequences.values():
+            tokens = sequence.tokens[: sequence.prompt]
+            while len(tokens) < len(sequence.tokens):
                 tokens.append(answer(tokens))
-            assert job.tokens == tokens
+            assert sequence.tokens == tokens
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_requests(seed: int) -> None:
     """Five hundred each: of all lengths, many cancelled, with too few blocks for what runs."""
     world = World(seed)
-    while len(world.jobs) < 500:
+    while len(world.sequences) < 500:
         for _ in range(world.random.choice([0, 0, 1, 3])):
             world.submit()
         if world.random.random() < 0.05:
@@ -137,23 +149,25 @@ def test_random_requests(seed: int) -> None:
         world.step()
         steps += 1
         assert steps < 100_000
-    assert world.ended == len(world.jobs) and world.manager.used == 0
+    assert world.ended == len(world.sequences) and world.manager.used == 0
     world.check_answers()
-    assert any(job.preempted for job in world.jobs.values()) and any(job.reused for job in world.jobs.values())
-    assert all(len(job.tokens) <= job.limit for job in world.jobs.values()) and world.right > 100
+    assert any(sequence.preempted for sequence in world.sequences.values()) and any(
+        sequence.reused for sequence in world.sequences.values()
+    )
+    assert all(len(sequence.tokens) <= sequence.limit for sequence in world.sequences.values()) and world.right > 100
 
 
 @pytest.mark.parametrize("at", range(25))
 def test_cancelling_in_every_step(at: int) -> None:
-    """Each of the jobs that there are after `at` steps; the others are none the worse."""
+    """Each of the sequences that there are after `at` steps; the others are none the worse."""
     for victim in range(6):
         world = World(3, blocks=14)
-        jobs = [world.submit() for _ in range(6)]
+        sequences = [world.submit() for _ in range(6)]
         for _ in range(at):
             world.step()
-        job = jobs[victim]
-        if job in world.scheduler.running or job in world.scheduler.waiting:
-            world.end(job)
+        sequence = sequences[victim]
+        if sequence in world.scheduler.running or sequence in world.scheduler.waiting:
+            world.end(sequence)
         while world.scheduler.running or world.scheduler.waiting:
             world.step()
         world.check_answers()
@@ -163,11 +177,8 @@ def test_cancelling_in_every_step(at: int) -> None:
 def test_arrival_decides() -> None:
     """Nobody is admitted past one that waits; a long prompt takes turns with what others generate."""
     world = World(0, blocks=40, running=3, budget=8)
-    world.guesses = lambda job: []  # type: ignore[method-assign]
-    first, long, last = Job(0, [1], 1, 40), Job(1, [2] * 50, 50, 60), Job(2, [3], 1, 40)
-    for job in (first, long, last):
-        world.jobs[job.name] = job
-        world.scheduler.add(job)
+    world.drafts = lambda sequence: []  # type: ignore[method-assign]
+    first, long, last = (world.add(Sequence(*given)) for given in (([1], 1, 40), ([2] * 50, 50, 60), ([3], 1, 40)))
     world.step()
     assert world.scheduler.running == [first, long]
     tokens = []
@@ -181,13 +192,10 @@ def test_arrival_decides() -> None:
 
 def test_the_youngest_gives_way() -> None:
     world = World(0, blocks=6, size=4, running=3, budget=12)
-    jobs = [Job(i, [i + 1] * 4, 4, 24) for i in range(3)]
-    for job in jobs:
-        world.jobs[job.name] = job
-        world.scheduler.add(job)
+    sequences = [world.add(Sequence([i + 1] * 4, 4, 24)) for i in range(3)]
     while world.scheduler.running or world.scheduler.waiting:
         world.step()
-    assert jobs[0].preempted == 0 < max(job.preempted for job in jobs[1:])
+    assert sequences[0].preempted == 0 < max(sequence.preempted for sequence in sequences[1:])
     world.check_answers()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,9 @@ from transformers import AutoTokenizer
 
 from tests.engine.test_engine import GREEDY, alone, drain, patched, prompts
 from tests.engine.test_threads import run
-from torch_foundry import runtime
+from torch_foundry.core import runtime
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.engine import Engine, Params, Stream
+from torch_foundry.engine import Engine, SamplingParams, Stream
 from torch_foundry.text import StreamDecoder
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -32,7 +33,7 @@ def tokenizer() -> Any:
 
 def broken(stream: Stream, error: BaseException, good: int, method: str = "push") -> None:
     """Let the decoder of `stream` raise, after so many good calls."""
-    decoder: Any = stream._decoder
+    decoder: Any = stream.sequence.text._decoder
     work, calls = getattr(decoder, method), [0]
 
     def raises(*args: Any) -> str:
@@ -114,35 +115,36 @@ def test_a_fault_at_the_end_of_a_text(tokenizer: Any) -> None:
 
 def test_a_fault_at_the_last_token_is_an_error(tokenizer: Any) -> None:
     engine = Engine(patched(), tokenizer)
-    stream = engine.submit([5, 6], Params(max_tokens=4, temperature=0))
+    stream = engine.submit([5, 6], SamplingParams(max_tokens=4, temperature=0))
     broken(stream, FAULTS[0], 3)
     engine.run()
     assert stream.finish_reason == "error" and len(stream.tokens) == 4
     drain(engine)
 
 
-def test_a_fault_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-    """All texts are made again: the one that can't be ends, when an interrupt comes in a decoder too."""
+def test_ctrl_c_in_a_decoder(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """It comes after the step, and costs no text."""
     engine = Engine(patched(), tokenizer)
-    bad, good = (engine.submit(prompt, GREEDY) for prompt in prompts(2))
-    engine.step()
-    text = good.text
-    broken(bad, KeyboardInterrupt(), 0)
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    push = StreamDecoder.push
-    first = bad.tokens[0]
+    streams = [engine.submit(prompt, GREEDY) for prompt in prompts(2)]
+    push, calls = StreamDecoder.push, [0]
 
-    def raises(self: StreamDecoder, ids: Any) -> str:
-        if ids == [first]:
-            raise FAULTS[1]
+    def pressed(self: StreamDecoder, ids: Any) -> str:
+        calls[0] += 1
+        if calls[0] % 5 == 1:
+            signal.raise_signal(signal.SIGINT)
         return push(self, ids)
 
-    monkeypatch.setattr(StreamDecoder, "push", raises)
-    assert first not in alone(engine.model, prompts()[1])
-    engine.run()
-    assert bad.finish_reason == "error" and good.finish_reason == "length"
-    assert good.text.startswith(text) and good.result() == alone(engine.model, prompts()[1])
+    monkeypatch.setattr(StreamDecoder, "push", pressed)
+    interrupts = 0
+    while not engine.idle:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    for stream, prompt in zip(streams, prompts(), strict=False):
+        assert stream.result() == alone(engine.model, prompt)
+        assert stream.text == tokenizer.decode(stream.tokens, skip_special_tokens=True)
+    assert interrupts > 2
     drain(engine)
 
 

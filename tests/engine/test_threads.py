@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import threading
 from typing import Any
@@ -14,20 +15,20 @@ from transformers import AutoTokenizer
 
 from tests.engine.test_engine import GREEDY, KINDS, alone, drain, patched, prompts
 from tests.interrupt import Interrupt
-from torch_foundry import runtime
+from torch_foundry.core import runtime
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.engine import Engine, Params
-from torch_foundry.patch import report
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.hf.api import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
-FILES = ("/engine/", "/kvcache/blocks", "/text/", "/tape.py", "/decode/drafts")
+FILES = ("/engine/", "/kvcache/", "/text/", "/core/graph.py", "/generation/")
 
 
-@pytest.mark.parametrize("guesses", ["none", "lookup", "draft"])
-def test_an_interrupt_at_any_line(guesses: str) -> None:
+@pytest.mark.parametrize("drafts", ["none", "lookup", "draft"])
+def test_an_interrupt_at_any_line(drafts: str) -> None:
     """Tokens and texts are those of requests that nobody interrupted, and nothing is left behind."""
-    model, tokenizer, chance = patched(), AutoTokenizer.from_pretrained(demo_model_path()), random.Random(guesses)
-    options = {"none": {}, "lookup": {"prompt_lookup_num_tokens": 7}, "draft": {"assistant_model": patched()}}[guesses]
+    model, tokenizer, chance = patched(), AutoTokenizer.from_pretrained(demo_model_path()), random.Random(drafts)
+    options = {"none": {}, "lookup": {"prompt_lookup_num_tokens": 7}, "draft": {"assistant_model": patched()}}[drafts]
     expected, interrupts = None, 0
     for times in (0, *[6] * 12):
         engine = Engine(model, tokenizer, requests=3, budget=30, blocks=10, **options)  # type: ignore[arg-type]
@@ -51,14 +52,14 @@ def test_an_interrupt_at_any_line(guesses: str) -> None:
 def test_an_interrupt_between_a_token_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request would have had nothing to compute, and no step would ever have gone on with it."""
     engine = Engine(patched())
-    stream, done = engine.submit([5, 6, 7], GREEDY), engine.scheduler.done
+    stream, commit = engine.submit([5, 6, 7], GREEDY), engine.scheduler.commit
 
-    def interrupted(chunks: Any) -> None:
+    def interrupted(*args: Any) -> None:
         monkeypatch.undo()
-        done(chunks)
-        raise KeyboardInterrupt
+        commit(*args)
+        signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(engine.scheduler, "done", interrupted)
+    monkeypatch.setattr(engine.scheduler, "commit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert engine.step() and stream.result() == alone(engine.model, [5, 6, 7])
@@ -69,13 +70,13 @@ def test_cancelling_in_the_middle_of_a_step() -> None:
     """As a signal handler does, which runs between any two instructions of the thread that steps."""
     engine = Engine(patched(), requests=2)
     victim, other = (engine.submit(prompt, GREEDY) for prompt in prompts(2))
-    take = other.take
+    append = other.sequence.append
 
-    def cancels(at: int) -> str:
+    def cancels(token: int) -> str:
         victim.cancel()
-        return take(at)
+        return append(token)
 
-    other.take = cancels  # type: ignore[method-assign]
+    other.sequence.append = cancels  # type: ignore[method-assign]
     engine.step()
     assert victim.finish_reason == ""
     drain(engine)
@@ -133,7 +134,7 @@ def test_threads_share_an_engine() -> None:
 
 
 def test_another_threads_dispatch_mode_is_no_reason_to_stop() -> None:
-    """Recording is one: two engines, or two calls of generate(), would stop each other."""
+    """Capturing is one: two engines, or two calls of generate(), would stop each other."""
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,4 +168,4 @@ def test_made_in_inference_mode() -> None:
         engine = Engine(model)
         inside = [engine.submit(prompts()[0], params).result() for params in KINDS]
     assert inside == [engine.submit(prompts()[0], params).result() for params in KINDS] == expected
-    assert Params() == Params(stop=[], stop_token_ids=[])
+    assert SamplingParams() == SamplingParams(stop=[], stop_token_ids=[])

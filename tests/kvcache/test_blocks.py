@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from torch_foundry.kvcache.blocks import BlockManager, OutOfBlocks
+from torch_foundry.kvcache.block_manager import BlockManager, OutOfBlocks
 
 
 def filled(manager: BlockManager, name: str, tokens: list[int]) -> int:

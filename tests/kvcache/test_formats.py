@@ -1,4 +1,4 @@
-"""Caches of every format: what they hold, how they grow, what models and tapes make of them."""
+"""Caches of every format: what they hold, how they grow, what models and graphs make of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import torch_foundry
-from tests.patch.zoo import config, ids, random_model
+from tests.hf.tiny_models import config, ids, random_model
 from tools.demo_model.evaluate import perplexity
 from torch_foundry import counters, demo_model, ops
 from torch_foundry.demo_model import held_out_sample
-from torch_foundry.kvcache.adopt import new_cache
+from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.buffer import LARGEST, GrowingBuffer
-from torch_foundry.kvcache.formats import Formats, bytes_per_token, packed, parse, stored, unstored
+from torch_foundry.kvcache.formats import Formats, bytes_per_token, decoded, encoded, packed, parse
+from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.layer import FoundryLayer
 from torch_foundry.quant.kv import row_bytes
 
@@ -37,7 +38,7 @@ def test_growing_is_one_shot(formats: Formats) -> None:
     stops = [2047, *range(2048, 2060), 4096, 4097]
     for stop in stops:
         tokens = stop - end
-        view = layer.reserve(1, 1, 32, tokens, F32, q.device)
+        view = layer.reserve(1, KVSpec(1, 32), tokens, F32, q.device)
         new = (x[:, 0, end:stop].contiguous() for x in (k, v))
         view.write(torch.zeros(1, tokens, 64), *new, (None, None), head_dim=32)
         layer.commit(tokens)
@@ -47,8 +48,8 @@ def test_growing_is_one_shot(formats: Formats) -> None:
         end = stop
     assert len(capacities) == 3  # 2048, at 2049 twice that, at 4097 again
     kinds: dict[str, Any] = {"k_format": packed(formats[0]), "v_format": packed(formats[1]), "scale": 0.2}
-    once = [x if name is None else stored(x, name) for x, name in zip((k, v), formats, strict=True)]
-    keys, values = layer.buffers
+    once = [x if name is None else encoded(x, name) for x, name in zip((k, v), formats, strict=True)]
+    keys, values = layer.memory
     assert keys is not None and values is not None
     assert torch.equal(keys[:, :, :4097], once[0]) and torch.equal(values[:, :, :4097], once[1])
     assert torch.equal(ops.attention(q, keys, values, 4097, **kinds), ops.attention(q, *once, 4097, **kinds))
@@ -75,8 +76,9 @@ def test_the_largest_buffer() -> None:
         GrowingBuffer().reserve(shape, most + 1, F32, device)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("kind", [None, "q8_0"])
-def test_wrong_guesses_take_no_room_behind_the_end(kind: str | None) -> None:
+def test_rejected_drafts_take_no_room_behind_the_end(kind: str | None) -> None:
     model = torch_foundry.patch(random_model(config("LlamaConfig")))
     model.generation_config.eos_token_id = None
     for prompt, new in ((13, 8), (22, 13), (34, 7)):
@@ -96,10 +98,10 @@ def test_a_limit(kind: str | None) -> None:
     layer: Any = cache.layers[0]
     with torch.no_grad():
         model(ids(1, 130), past_key_values=cache)
-        assert layer.buffers[0].shape[2] == 256
+        assert layer.memory[0].shape[2] == 256
         model(ids(1, 169), past_key_values=cache)
-        assert layer.buffers[0].shape[2] == 300
-        for tokens in (2, 30):  # by a tape, and layer by layer
+        assert layer.memory[0].shape[2] == 300
+        for tokens in (2, 30):  # by a graph, and layer by layer
             with pytest.raises(RuntimeError, match=f"no room for {299 + tokens} tokens: it was made for at most 300"):
                 model(ids(1, tokens), past_key_values=cache)
         assert all(each.get_seq_length() == 299 for each in cache.layers)
@@ -141,7 +143,7 @@ def test_memory_of_a_token() -> None:
     with torch.no_grad():
         model(ids(1, 100), past_key_values=cache)
     layer: Any = cache.layers[0]
-    used = sum(b.nbytes / b.shape[2] for b in layer.buffers)
+    used = sum(b.nbytes / b.shape[2] for b in layer.memory)
     assert used == bytes_per_token(2, 32, ("q8_0", "q8_0"), F32)
 
 
@@ -154,7 +156,7 @@ class Rounding(DynamicLayer):
         """As stock."""
         both = []
         for x, name in zip((key_states, value_states), self.formats, strict=True):
-            both.append(x if name is None else unstored(stored(x.float(), name), name, x.dtype))
+            both.append(x if name is None else decoded(encoded(x.float(), name), name, x.dtype))
         return super().update(*both, *args, **kwargs)
 
 
@@ -202,12 +204,12 @@ def test_models_compute_with_what_is_stored(name: str, options: dict[str, Any], 
     assert torch.equal(by_loop, model.generate(prompt, past_key_values=new_cache(model.config, kinds), **options))
     seen = torch_foundry.report(model)
     assert not seen.fallbacks, str(seen)
-    assert "recorded" in str(seen) or is_in_torch_dispatch_mode(), str(seen)  # the mock of mps is one: no tapes there
+    assert "captured" in str(seen) or is_in_torch_dispatch_mode(), str(seen)  # the mock of mps is one: no graphs there
 
 
 @torch.no_grad()
 def test_rows_are_packed_and_unpacked_inside_other_launches() -> None:
-    """On a tape, rotation and the write to the cache are a launch of their own then, and that is all."""
+    """On a graph, rotation and the write to the cache are a launch of their own then, and that is all."""
     launches = []
     for kind in (None, "q8_0", "q4_0"):
         model = torch_foundry.patch(random_model(config("LlamaConfig")), kv_cache=kind)
@@ -217,13 +219,13 @@ def test_rows_are_packed_and_unpacked_inside_other_launches() -> None:
         before = counters().launches
         model(ids(1, 1), past_key_values=cache)
         launches.append(counters().launches - before)
-    more = 0 if is_in_torch_dispatch_mode() else 2  # layers; the mock of mps is such a mode: no tapes there
+    more = 0 if is_in_torch_dispatch_mode() else 2  # layers; the mock of mps is such a mode: no graphs there
     assert launches == [launches[0], launches[0] + more, launches[0] + more]
 
 
 @pytest.mark.parametrize("way", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"pad": True}], ids=str)
 def test_ways_of_generating(way: dict[str, Any]) -> None:
-    """Beams reorder rows, guesses are cropped, rows are padded: the tokens of a stock model on the rounded numbers."""
+    """Beams reorder rows, drafts are cropped, rows are padded: the tokens of a stock model on the rounded numbers."""
     stock = random_model(config("LlamaConfig"))
     stock.generation_config.eos_token_id = None
     model = torch_foundry.patch(copy.deepcopy(stock), kv_cache="q8_0")
@@ -248,8 +250,8 @@ def test_a_sliding_window_that_is_packed() -> None:
     assert torch.equal(tokens, model.generate(prompt, past_key_values=cache, sync_every=0, **options))
     assert torch.equal(tokens, stock.generate(prompt, **options)), "as close as that is"
     sliding: Any = cache.layers[0]
-    assert sliding.buffers[1].dtype == torch.uint8 and sliding.buffers[0].dtype == torch.float16
-    assert sliding.buffers[0].shape[2] <= 128 + 64
+    assert sliding.memory[1].dtype == torch.uint8 and sliding.memory[0].dtype == torch.float16
+    assert sliding.memory[0].shape[2] <= 128 + 64
 
 
 def test_another_format_from_now_on() -> None:
@@ -262,7 +264,7 @@ def test_another_format_from_now_on() -> None:
         torch_foundry.patch(model, kv_cache=kind)
         model.generate(prompt, max_new_tokens=12, do_sample=False)
         out = model.generate(prompt, **options)
-        assert out.past_key_values.layers[0].buffers[0].dtype == dtype
+        assert out.past_key_values.layers[0].memory[0].dtype == dtype
 
 
 def test_no_gradients_and_no_other_dtype() -> None:
@@ -287,6 +289,7 @@ def test_assigning_what_was_read() -> None:
     assert layer.get_seq_length() == 18
 
 
+@pytest.mark.cpu_only
 def test_perplexity_of_the_demo_model() -> None:
     """Within 0.1 % of a dense cache's with q8_0, in a prompt; of q4_0 within 2 %."""
     directory = Path(demo_model.__file__).parent / "main"

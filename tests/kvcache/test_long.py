@@ -12,9 +12,9 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 import torch_foundry
-from tests.patch.zoo import COMMON, ids
+from tests.hf.tiny_models import COMMON, ids
 from torch_foundry import demo_model
-from torch_foundry.kvcache.adopt import new_cache
+from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.paged import PagedCache
 
 pytestmark = pytest.mark.tier("models")

@@ -10,10 +10,11 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 import torch_foundry
-from tests.patch.zoo import config, ids, random_model
+from tests.hf.tiny_models import config, ids, random_model
 from torch_foundry import ops
-from torch_foundry.kvcache.blocks import OutOfBlocks
-from torch_foundry.kvcache.formats import parse, stored, unstored
+from torch_foundry.kvcache.base import KVSpec
+from torch_foundry.kvcache.block_manager import OutOfBlocks
+from torch_foundry.kvcache.formats import decoded, encoded, parse
 from torch_foundry.kvcache.paged import PagedCache
 
 LAYERS, HEADS, DIM = 2, 2, 32
@@ -21,14 +22,14 @@ LLAMA = config("LlamaConfig")
 
 
 def through(x: torch.Tensor, name: str | None) -> torch.Tensor:
-    return x if name is None else unstored(stored(x, name), name, x.dtype)
+    return x if name is None else decoded(encoded(x, name), name, x.dtype)
 
 
 def fused(layer: Any, k: torch.Tensor, v: torch.Tensor) -> None:
     """What the fused layer does in place of `update`."""
     batch, heads, tokens, dim = k.shape
-    assert layer.fits(batch, heads, dim, k.dtype, k.device)
-    view = layer.reserve(batch, heads, dim, tokens, k.dtype, k.device)
+    assert layer.fits(batch, KVSpec(heads, dim), k.dtype, k.device)
+    view = layer.reserve(batch, KVSpec(heads, dim), tokens, k.dtype, k.device)
     flat = [x.transpose(1, 2).flatten(2).contiguous() for x in (k, v)]
     view.write(torch.zeros(batch, tokens, heads * dim), *flat, (None, None), head_dim=dim)
     layer.commit(tokens)
@@ -130,7 +131,7 @@ def test_pages_and_one_buffer_are_equal_bit_for_bit() -> None:
         expected = model(part, past_key_values=grown).logits
         got = model(part, past_key_values=pages).logits
         rounding = float((stock(part, past_key_values=dense).logits - expected).norm())
-        if part.shape[1] > 8:  # shorter ones go by a tape, whose norms are weighted on the way
+        if part.shape[1] > 8:  # shorter ones go by a graph, whose norms are weighted on the way
             assert torch.equal(got, expected)
         else:  # where that puts a code on the other side, little changes next to what all the rounding does
             assert float((got - expected).norm()) <= 0.15 * rounding
@@ -189,7 +190,7 @@ def test_sequences_by_name() -> None:
         cache.copy(manager.reserve(name, count))
         rows = torch.tensor([[start, count]], dtype=torch.int32)
         table = cache.tables([name], torch.device("cpu"))
-        ops.rope_and_cache(
+        ops.rope_kv(
             torch.zeros(1, count, 4 * DIM), k[:, start : start + count], v[:, start : start + count], None, None,
             keys, values, 0, head_dim=DIM, rows=rows, block_table=table, **names,
         )  # fmt: skip
@@ -205,7 +206,7 @@ def test_sequences_by_name() -> None:
     table = cache.tables(["b", "c"], torch.device("cpu"))
     rows = torch.tensor([[34, 1], [39, 1]], dtype=torch.int32)
     got = ops.attention(q, keys, values, 48, scale=0.2, rows=rows, block_table=table, **names)
-    whole = [stored(x.view(1, 40, HEADS, DIM).transpose(1, 2).contiguous(), "q8_0") for x in (k, v)]
+    whole = [encoded(x.view(1, 40, HEADS, DIM).transpose(1, 2).contiguous(), "q8_0") for x in (k, v)]
     for i, length in enumerate((35, 40)):
         assert torch.equal(got[i], ops.attention(q[i : i + 1], *whole, length, scale=0.2, **names)[0])
 

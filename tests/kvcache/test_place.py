@@ -27,11 +27,11 @@ def layer(kind: str, stored: int) -> FoundryLayer | FoundrySlidingLayer:
 
 
 def write(made: FoundryLayer | FoundrySlidingLayer, count: int) -> tuple[int, int]:
-    """What a tape does: write behind the end, then count."""
+    """What a graph does: write behind the end, then count."""
     seen = made.get_seq_length()
     start, shift = made.place(count)
     assert start + shift == seen
-    keys, values = made.buffers
+    keys, values = made.memory
     assert keys is not None and values is not None and keys.shape[2] >= start + count
     keys[:, :, start : start + count] = tokens(seen, count)
     values[:, :, start : start + count] = -tokens(seen, count)
@@ -52,7 +52,7 @@ def test_what_is_written_is_stored(kind: str, step: int) -> None:
         assert made.get_seq_length() == stock.get_seq_length()
         ours = [b.last(b.length) for b in (made._keys, made._values)]  # what is looked at by `keys` never changes
         assert torch.equal(ours[0], stock.keys) and torch.equal(ours[1], stock.values)
-        addresses.add(made.buffers[0].data_ptr())
+        addresses.add(made.memory[0].data_ptr())
     # doubling from 128 tokens; a window moves to the front of its buffer instead
     assert len(addresses) <= (4 if kind == "full" else 2)
 
@@ -62,7 +62,7 @@ def test_what_is_not_counted_is_not_there() -> None:
         made = layer(kind, 60)
         before = made.keys.clone()
         start, _ = made.place(20)
-        made.buffers[0][:, :, start : start + 20] = 7
+        made.memory[0][:, :, start : start + 20] = 7
         assert torch.equal(made.keys, before) and made.get_seq_length() == 60
         made.commit(3)
         assert made.get_seq_length() == 63
@@ -75,11 +75,11 @@ def test_nothing_older_is_seen_after_a_crop() -> None:
     made.cumulative_length = 6
     start, shift = made.place(1)
     assert (start, shift) == (6, 0)
-    assert torch.equal(made.buffers[0][:, :, :6], tokens(4, 6))
+    assert torch.equal(made.memory[0][:, :, :6], tokens(4, 6))
     full = layer("full", 10)
     full.keys, full.values = full.keys[:, :, 4:], full.values[:, :, 4:]
     assert full.place(1) == (6, 0)
-    assert torch.equal(full.buffers[0][:, :, :6], tokens(4, 6))
+    assert torch.equal(full.memory[0][:, :, :6], tokens(4, 6))
 
 
 class NoOverlap(TorchDispatchMode):
@@ -139,9 +139,9 @@ def test_rows_are_reordered_in_place() -> None:
         made = layer(kind, 60)
         stored = made.keys.clone()
         made.reorder_cache(torch.tensor([0, 1]))  # somewhere else: it was just looked at
-        address = made.buffers[0].data_ptr()
+        address = made.memory[0].data_ptr()
         made.reorder_cache(torch.tensor([1, 1]))
-        assert made.buffers[0].data_ptr() == address
+        assert made.memory[0].data_ptr() == address
         assert torch.equal(made.keys, stored[[1, 1]])
         made.batch_select_indices(torch.tensor([0]))
         assert made.keys.shape[0] == 1
@@ -163,7 +163,7 @@ def test_inference_tensors_are_copied_before_they_are_written_to() -> None:
     with torch.inference_mode():
         made = layer("full", 10)
         made.place(1)
-        inside = made.buffers[0].data_ptr()
+        inside = made.memory[0].data_ptr()
     made.place(1)
-    assert made.buffers[0].data_ptr() != inside and not made.buffers[0].is_inference()
+    assert made.memory[0].data_ptr() != inside and not made.memory[0].is_inference()
     assert torch.equal(made.keys, tokens(0, 10))

@@ -13,9 +13,9 @@ from transformers.cache_utils import Cache, DynamicCache
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
+from tests.hf.tiny_models import config, ids, random_model
 from tests.kvcache.test_formats import rounding_cache
-from tests.patch.zoo import config, ids, random_model
-from torch_foundry.kvcache.adopt import new_cache
+from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.paged import PagedCache
 
 LLAMA = config("LlamaConfig")

@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
+from tests.hf.tiny_models import config
 from tests.kvcache.test_layer import WINDOWS, assert_same, layers, states, write
-from tests.patch.zoo import config
-from torch_foundry.kvcache.adopt import new_cache
+from torch_foundry.kvcache.base import KVSpec
+from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.paged import PagedCache
 
 
@@ -74,7 +75,7 @@ def test_what_was_read_never_changes(window: int | None, then: str) -> None:
             write(ours, k, v)
         else:
             start, _ = ours.place(2)
-            for buffer, new in zip(ours.buffers, (k, v), strict=True):
+            for buffer, new in zip(ours.memory, (k, v), strict=True):
                 buffer[:, :, start : start + 2] = new
             ours.commit(2)
         assert torch.equal(ours.keys[:, :, -2:], k) and torch.equal(ours.values[:, :, -2:], v)
@@ -86,11 +87,11 @@ def test_appending_stays_in_place_after_a_look() -> None:
     generator = torch.Generator().manual_seed(0)
     _, ours = layers(None)
     write(ours, *states(generator, 2, 9))
-    address = ours.buffers[0].data_ptr()
+    address = ours.memory[0].data_ptr()
     for _ in range(20):
         assert ours.keys.shape[2] == ours.get_seq_length()
         write(ours, *states(generator, 2, 1))
-    assert ours.buffers[0].data_ptr() == address
+    assert ours.memory[0].data_ptr() == address
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -117,7 +118,7 @@ def test_copies_whose_memory_nobody_has_seen(window: int | None, first: str) -> 
     generator = torch.Generator().manual_seed(0)
     _, original = layers(window)
     k, v = states(generator, 2, 6)
-    view = original.reserve(2, *k.shape[1::2], 6, k.dtype, k.device)
+    view = original.reserve(2, KVSpec(*k.shape[1::2]), 6, k.dtype, k.device)
     new = slice(view.start, view.start + 6)
     view.k[:, :, new], view.v[:, :, new] = k, v
     original.commit(6)

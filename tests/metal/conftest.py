@@ -43,14 +43,13 @@ def run_on_mock(config: pytest.Config, arguments: Sequence[str]) -> str:
         sys.executable,
         "-m",
         "pytest",
-        "-p",
-        "tests.metal.session",
         "-q",
         "--tb=short",
         "-p",
+        "tests.metal.session",
+        "-p",
         "no:cacheprovider",
     ]
-    command += ["-p", "no:cacheprovider"]
     command += [f"--skips-allowed={allowed}"] if allowed else []
     environment = {**os.environ, "TORCH_FOUNDRY_EXTENSION": str(mock_library())}
     result = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -35,9 +35,9 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
             # a comment of its own makes it another text for the executor, not for the archive
             kernel = getattr(compile_shader(SOURCE.replace("NAME", name) + f"// {next(numbers)}\n"), name)
             y = torch.zeros(4, device="mps")
-            with torch_foundry.record() as tape:
+            with torch_foundry.capture() as graph:
                 kernel(y)
-            tape.replay()
+            graph.replay()
             assert y.tolist() == [0, 3, 6, 9]
         foundry._metal_save_archive()
         made = ", ".join(event for event in mock.trace() if event.startswith("pipeline"))
@@ -127,7 +127,7 @@ def test_the_environment_asks_for_it(tmp_path: Path) -> None:
 
     def process(value: str) -> tuple[str, str]:
         own = {"TORCH_FOUNDRY_METAL_ARCHIVE": value, "TORCH_FOUNDRY_CACHE": str(tmp_path)}
-        command = [sys.executable, "-c", "import torch_foundry._ext" + PROGRAM]
+        command = [sys.executable, "-c", "import torch_foundry.core.extension" + PROGRAM]
         result = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
         return result.stdout.strip(), result.stderr
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_foundry import compile_shader, ops, runtime
+from torch_foundry import compile_shader, ops
+from torch_foundry.core import runtime
+from torch_foundry.core.graph import capture
 from torch_foundry.sampling import Settings
 from torch_foundry.sampling.sampler import Sampler
-from torch_foundry.tape import record
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -141,15 +142,15 @@ def test_a_threadgroup_larger_than_registers_leave_room_for() -> None:
 
 
 @pytest.mark.parametrize("indirect", [False, True])
-def test_a_tapes_threadgroup_larger_than_registers_leave_room_for(indirect: bool) -> None:
+def test_a_graphs_threadgroup_larger_than_registers_leave_room_for(indirect: bool) -> None:
     x, w = torch.randn(2, 16384), torch.ones(16384)
     placed = x.to("mps"), w.to("mps")
     foundry._metal_icb(indirect)
     try:
-        with record() as tape:
+        with capture() as graph:
             y = ops.rms_norm(*placed, 1e-6)  # 1024 threads
         y.zero_()
-        tape.replay()
+        graph.replay()
         assert torch.equal(y.cpu(), ops.rms_norm(x, w, 1e-6))
     finally:
         foundry._metal_icb(False)

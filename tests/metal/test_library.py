@@ -129,7 +129,7 @@ def test_one_compilation_for_many_threads() -> None:
 )
 def test_settings_from_the_environment(name: str, value: str, message: str) -> None:
     program = (
-        "import torch_foundry._ext, torch; ops = torch.ops.torch_foundry; print(ops._metal_info()); "
+        "import torch_foundry.core.extension, torch; ops = torch.ops.torch_foundry; print(ops._metal_info()); "
         "print('interval', ops._metal_commit_interval(1))"
     )
     command = [sys.executable, "-c", program]
@@ -141,8 +141,9 @@ def test_settings_from_the_environment(name: str, value: str, message: str) -> N
 
 GPU = """
 import torch, warnings
-import torch_foundry._ext
-from torch_foundry import ops, support
+import torch_foundry.core.extension
+from torch_foundry import ops
+from torch_foundry.core import support
 warnings.simplefilter("always")
 torch.ops.mock_metal.set({setting!r}, {value})
 print(support.device_problem("mps", True))

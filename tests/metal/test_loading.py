@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.loaders import gguf_models
+from tests.io import gguf_models
 from torch_foundry import compile_shader, quant
-from torch_foundry.loaders import LoadError, open_gguf
-from torch_foundry.loaders.gguf.file import Tensor, write_gguf
-from torch_foundry.loaders.metal import host_view
-from torch_foundry.loaders.source import Source
+from torch_foundry.io import LoadError, open_gguf
+from torch_foundry.io.gguf.writer import Tensor, write_gguf
+from torch_foundry.io.metal import host_view
+from torch_foundry.io.weights import WeightReader
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
 def load(path: Path, name: str, mmap: bool = False, dtype: torch.dtype | None = None, **how: Any) -> torch.Tensor:
     """A weight on `mps`, as models get it; not read in pieces."""
     with open_gguf(path) as container:
-        source = Source(container, mmap, lambda name: not mmap)
+        source = WeightReader(container, mmap, lambda name: not mmap)
         weight = source.weight(container.tensors[name], (ROWS, COLUMNS), **how)
         out = weight.load(MPS) if dtype is None else weight.load_as(MPS, dtype)
         assert source._piece.numel() == 0 or how or dtype or mock_is_private()
@@ -209,7 +209,9 @@ def test_large_tensors_are_read_in_several_commands(tmp_path: Path, by_metal: No
     write_gguf(tmp_path / "m", {"general.architecture": "none"}, {"t": Tensor(values.shape, "bf16", lambda: values)})
     mock.trace()
     with open_gguf(tmp_path / "m") as container:
-        found = Source(container, False, lambda name: False).weight(container.tensors["t"], values.shape).load(MPS)
+        found = (
+            WeightReader(container, False, lambda name: False).weight(container.tensors["t"], values.shape).load(MPS)
+        )
     assert mock.trace().count("load") == 3
     assert torch.equal(found.cpu().view(torch.int16), values.view(torch.int16))
 
@@ -237,7 +239,7 @@ def test_a_file_that_changes_while_metal_reads_it(what: str, path: Path, by_meta
             path.unlink()
 
     with open_gguf(path) as container:
-        source = Source(container, False, lambda name: True)
+        source = WeightReader(container, False, lambda name: True)
         weight = source.weight(container.tensors["t"], (ROWS, COLUMNS))
         file = container._file(container.tensors["t"])
         check, calls = file.check, iter((lambda: None, change))

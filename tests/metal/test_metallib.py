@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from torch_foundry import _ext, compile_shader, metallib
-from torch_foundry.shader import ShaderLibrary
+from torch_foundry import compile_shader
+from torch_foundry.aot import metallib
+from torch_foundry.core import extension
+from torch_foundry.core.shader import ShaderLibrary
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -72,7 +74,7 @@ def built(library: ShaderLibrary, place: Path, change: str = "") -> list[str]:
     translated.mkdir(parents=True, exist_ok=True)
     (translated / library._label).write_text(library._translation.msl + change)
     lines = metallib.build([(library._label, name) for name in library.names], place)
-    _ext.add_metallibs(place)
+    extension.add_metallibs(place)
     return lines
 
 
@@ -134,7 +136,7 @@ def test_a_file_that_does_not_compile_leaves_the_others(tmp_path: Path, xcode: C
         f"not compiled ahead of time: {bad._label} as Metal 3.1: {bad._label}:7:1: error: expected expression",
         "kernels-3.1.metallib: 1 kernels",
     ]
-    _ext.add_metallibs(tmp_path)
+    extension.add_metallibs(tmp_path)
     mock.trace()
     assert [version_of(library) for library in (good, bad)] == [310, 400]
     assert events("compile", "load") == ["load metallib", "compile"]
@@ -145,8 +147,8 @@ def test_every_kernel_of_common_models_is_found(tmp_path: Path, xcode: Callable[
     doctor's). In processes of their own: listing takes the CPU's executor away, and kernels of this process may be
     loaded already."""
     xcode("3.1", "4.0")
-    shutil.copytree(_ext.BUILT / "translated", tmp_path / "translated")
-    command = [sys.executable, "-m", "torch_foundry.metallib", "--built", str(tmp_path)]
+    shutil.copytree(extension.BUILT / "translated", tmp_path / "translated")
+    command = [sys.executable, "-m", "torch_foundry.aot.metallib", "--built", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     names = re.findall(r'host_name\("(.*?)"\)', (tmp_path / "metal" / "kernels-4.0.metallib").read_text())
     assert len(set(names)) == len(names) > 80 and all(name.isidentifier() for name in names)
@@ -156,8 +158,9 @@ def test_every_kernel_of_common_models_is_found(tmp_path: Path, xcode: Callable[
     code = f"""
 import torch
 from pathlib import Path
-from torch_foundry import _ext, prebuild
-_ext.add_metallibs(Path({str(tmp_path)!r}))
+from torch_foundry.aot import prebuild
+from torch_foundry.core import extension
+extension.add_metallibs(Path({str(tmp_path)!r}))
 torch.ops.mock_metal.set("run", 0)
 for name, call in prebuild.calls("mps", [(32, 256), (2048, 256), (4096, 256)]):
     call()
@@ -170,14 +173,14 @@ print([e for e in trace if e.startswith(("compile", "load"))], len({{e for e in 
 
 
 def strict(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch_foundry.metallib", "--strict", *arguments]
+    command = [sys.executable, "-m", "torch_foundry.aot.metallib", "--strict", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_strict_compiles_every_instance_that_lint_checks(xcode: Callable[..., Any], tmp_path: Path) -> None:
     xcode("3.1", "3.2", "4.0")
     result = strict()
-    shaders = sorted((ROOT / "shaders").glob("*.metal"))
+    shaders = sorted((ROOT / "shaders").rglob("*.metal"))
     assert result.returncode == 0 and f"{3 * len(shaders)} of {3 * len(shaders)} compile" in result.stdout, result
     for path in shaders:
         count = len(set(re.findall(r"foundry-lint: instance\((.*)\)", path.read_text())))
@@ -217,7 +220,7 @@ build.run()
 print(ran, os.environ["ARCHFLAGS"], os.environ.get("_PYTHON_HOST_PLATFORM"))
 """
     run = "run_module('torch_foundry.{}', run_name='__main__', alter_sys=True)"
-    children = [(run.format("runtime"), False), (run.format("metallib"), True)]
+    children = [(run.format("core.runtime"), False), (run.format("aot.metallib"), True)]
     for given, flags in (("", "-arch arm64 macosx-14.0-arm64"), ("-arch x86_64", "-arch x86_64 None")):
         environment = os.environ | ({"ARCHFLAGS": given} if given else {})
         result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 import torch_foundry
 from tests.exact import InFloat64, doubled
+from tests.hf.tiny_models import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
 from tests.metal.variants import same_variants
-from tests.patch.zoo import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
-from torch_foundry import prebuild, runtime
+from torch_foundry.aot import prebuild
+from torch_foundry.core import runtime
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.doctor.truth import assert_norm
-from torch_foundry.engine import Engine, Params
-from torch_foundry.patch import patch, report, unpatch
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.hf.api import patch, report, unpatch
+from torch_foundry.testing.tolerance import assert_norm
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -129,7 +130,7 @@ def indirect() -> Any:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
 def test_generating_by_indirect_commands(family: str, indirect: None) -> None:
-    """Each token is a replay of a tape: of indirect commands, on the same stream as torch's own ops."""
+    """Each token is a replay of a graph: of indirect commands, on the same stream as torch's own ops."""
     cpu, mps = on_both(family)
     mock.synchronize()
     mock.trace()
@@ -289,13 +290,13 @@ def test_launches_share_encoders_and_nothing_is_compiled_twice() -> None:
 
 @pytest.mark.parametrize("requests", [3, 18])
 def test_an_engine(requests: int) -> None:
-    """Steps on tapes; those of more rows have torch's products between them."""
+    """Steps on graphs; those of more rows have torch's products between them."""
     texts = [ids(1, 5 + i, seed=i)[0].tolist() for i in range(requests)]
     found = []
     for model in on_both("qwen2"):
         engine = Engine(model, requests=requests)
-        streams = [engine.submit(text, Params(max_tokens=12, temperature=0)) for text in texts]
+        streams = [engine.submit(text, SamplingParams(max_tokens=12, temperature=0)) for text in texts]
         engine.run()
-        assert report(model).recorded == 1 and not report(model).eager
+        assert report(model).captured == 1 and not report(model).eager
         found.append([stream.tokens for stream in streams])
     assert found[0] == found[1]

@@ -40,15 +40,15 @@ def test_signposts_of_kernels(signposts: None) -> None:
 
 
 @pytest.mark.parametrize("icb", [False, True])
-def test_signposts_of_tapes(icb: bool, signposts: None) -> None:
+def test_signposts_of_graphs(icb: bool, signposts: None) -> None:
     foundry._metal_icb(icb)
     count, y = compile_shader(COUNT).count, torch.zeros(4, device="mps")
-    with torch_foundry.record() as tape:
+    with torch_foundry.capture() as graph:
         count(y)
         count(y)
     mock.trace()
-    tape.replay()
-    assert events() == ["begin torch_foundry tape", *(["icb x2"] if icb else ["dispatch count"] * 2), "end"]
+    graph.replay()
+    assert events() == ["begin torch_foundry graph", *(["icb x2"] if icb else ["dispatch count"] * 2), "end"]
 
 
 def test_no_signposts_without_the_profiler() -> None:
@@ -62,9 +62,9 @@ def test_torch_profiler_names_the_kernels() -> None:
     x, w = torch.ones(2, 64, device="mps"), torch.ones(64, device="mps")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         ops.rms_norm(x, w, 1e-6)
-        with torch_foundry.record() as tape:
+        with torch_foundry.capture() as graph:
             compile_shader(COUNT).count(x)
-        tape.replay()
+        graph.replay()
     names = [event.name for event in profile.events()]
     assert any(name.startswith("kernel rms_norm<float, ") for name in names)
-    assert names.count("kernel count") == 1 and names.count("tape of 1 kernels") == 1
+    assert names.count("kernel count") == 1 and names.count("graph of 1 kernels") == 1

@@ -1,31 +1,52 @@
-"""Suites of the ordinary tests, run on the `mps` device of the mock: ops, formats, compile_shader, models."""
+"""Suites of the ordinary tests, run on the `mps` device of the mock: ops, formats, compile_shader, models.
+
+Each case is a process of its own, and several run at a time. Not here: tests that are marked `cpu_only` (tests/tiers.py
+says what that means), and those of files that are left out.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.metal.conftest import run_on_mock
 
-# Not here: faults, which are in the shaders' text and not in what runs it; opcheck, which knows no device; what only
-# ids on the CPU are checked for; which numbers kernels give in every variant, order of lanes or combination; buffers
-# that are larger than the mock's; guesses by tapes, which are refused while `--on-mps` watches every call.
-CPU_ONLY = "--deselect=tests/ops/test_embedding.py::test_bad_inputs"
+OPS = Path(__file__).parents[1] / "ops"
+PARTS = {  # files of tests/ops that one process runs, so that all take about as long; None: all others
+    "linear": ("linear",),
+    "norm_linear": ("norm_linear", "moe", "moe_choice", "moe_many"),
+    "attention": ("attention", "attention_features"),
+    "other ops": None,
+}
+ELSEWHERE = ("faults", "attention_grid")  # faults in the shaders' text; all kernels of attention, whatever runs them
 SUITES = {
-    "ops": [
-        *("tests/ops", "--ignore=tests/ops/test_faults.py", "--ignore=tests/ops/test_attention_grid.py", CPU_ONLY),
-        *("-k", "not opcheck and not variants and not company and not lane_orders and not by_codes and not 32_bits"),
-    ],
-    "formats": ["tests/quant/test_formats.py", "-k", "not opcheck"],
-    "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py", "-k", "not opcheck and not oracles"],
-    "shaders": ["tests/runtime/test_compile_shader.py"],
-    "models": [
-        *("tests/patch/test_lifecycle.py", "tests/kvcache"),
-        *("-k", "not perplexity and not guesses and not (any_sequence and (-1- or -2- or -3- or -4-))"),  # one seed
-    ],
+    "formats and shaders": ["tests/quant/test_formats.py", "tests/core/test_compile_shader.py"],
+    "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py"],
+    "models": ["tests/hf/test_lifecycle.py", "tests/kvcache"],
 }
 
 
-@pytest.mark.parametrize("suite", list(SUITES))
+def files(part: str) -> list[str]:
+    """The test files of a part of the ops."""
+    stems = {path.stem.removeprefix("test_"): str(path) for path in sorted(OPS.glob("test_*.py"))}
+    named = [*ELSEWHERE, *(name for names in PARTS.values() for name in names or ())]
+    return [stems[name] for name in PARTS[part] or sorted(stems.keys() - set(named))]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_ops_on_mps(part: str, request: pytest.FixtureRequest) -> None:
+    on_mps(files(part), request)
+
+
+@pytest.mark.parametrize("suite", SUITES)
 def test_suite_on_mps(suite: str, request: pytest.FixtureRequest) -> None:
-    report = run_on_mock(request.config, ["--on-mps", *SUITES[suite]])
-    request.node.add_report_section("call", "mock", report)
+    on_mps(SUITES[suite], request)
+
+
+def on_mps(arguments: list[str], request: pytest.FixtureRequest) -> None:
+    request.node.add_report_section("call", "mock", run_on_mock(request.config, ["--on-mps", *arguments]))
+
+
+def test_every_file_of_the_ops_is_in_one_part() -> None:
+    assert len({path for part in PARTS for path in files(part)}) == len(list(OPS.glob("test_*.py"))) - len(ELSEWHERE)

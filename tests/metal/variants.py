@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-import torch_foundry._ext  # noqa: F401
+import torch_foundry.core.extension  # noqa: F401
 from torch_foundry import quant
 
 foundry = torch.ops.torch_foundry

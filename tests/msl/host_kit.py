@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from torch_foundry.core.sources import HostTree, compiler
 from torch_foundry.msl import Translation, translate
-from torch_foundry.sources import HostTree, compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / "csrc" / "host"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_foundry.msl import address_spaces
+from torch_foundry.msl.lint import address_spaces
 
 ROOT = Path(__file__).resolve().parents[2]
 SHADERS = Path(__file__).parent / "shaders"
@@ -107,10 +107,10 @@ def test_what_the_check_does_not_know_is_no_finding():
 
 @needs_clang
 @pytest.mark.parametrize(
-    "file", [SHADERS / "breadth.metal", *sorted((ROOT / "shaders").glob("*.metal"))], ids=lambda p: p.name
+    "file", [SHADERS / "breadth.metal", *sorted((ROOT / "shaders").rglob("*.metal"))], ids=lambda p: p.name
 )
 def test_our_shaders_pass(file):
-    report = address_spaces.check(file)
+    report = address_spaces.check(file, include_dirs=[ROOT / "shaders"])
     assert report.findings == [] and report.gaps == [] and report.skipped == ""
 
 

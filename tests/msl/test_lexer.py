@@ -6,8 +6,8 @@ import pytest
 
 from tests.msl.effort import lines_run
 from torch_foundry.msl import MslError
-from torch_foundry.msl.erase import literal
-from torch_foundry.msl.lexer import Tokens
+from torch_foundry.msl.rewrite.qualifiers import literal
+from torch_foundry.msl.syntax.lexer import Tokens
 
 
 def test_kinds_and_text():

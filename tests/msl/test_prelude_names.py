@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from torch_foundry.msl.declarations import Declaration, parse, walk
-from torch_foundry.msl.lexer import Tokens
-from torch_foundry.msl.library import GLOBAL_NAMES, METAL_NAMES
-from torch_foundry.sources import compiler
+from torch_foundry.core.sources import compiler
+from torch_foundry.msl.syntax.declarations import Declaration, parse, walk
+from torch_foundry.msl.syntax.lexer import Tokens
+from torch_foundry.msl.syntax.library import GLOBAL_NAMES, METAL_NAMES
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SHARED = CSRC / "prelude"
@@ -22,7 +22,7 @@ PLATFORMS = {
         ["-nostdinc", "-nostdinc++", "-D__CUDA_ARCH__=900", "-DMSL_PERMUTED", "-D__forceinline__=inline"],
     ),
 }
-# The shaders' own function, which the CUDA prelude overloads (shaders/matrix_pairs.h).
+# The shaders' own function, which the CUDA prelude overloads (shaders/attention/matrix_pairs.h).
 OVERLOADED = {"multiply_accumulate_2x2"}
 
 

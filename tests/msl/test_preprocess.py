@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from torch_foundry.msl import MslError, translate
-from torch_foundry.msl.preprocess import HEAD, preprocess
+from torch_foundry.msl.syntax.preprocess import HEAD, preprocess
 
 
 def flat(text: str) -> str:

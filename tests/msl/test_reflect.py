@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_foundry.msl import Argument, FunctionConstant, Kernel, Translation, translate
-from torch_foundry.msl.vocabulary import BUILTINS
+from torch_foundry.msl.syntax.vocabulary import BUILTINS
 
 SHADERS = Path(__file__).parent / "shaders"
 

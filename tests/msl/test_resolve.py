@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from torch_foundry import _ext, sources
+from torch_foundry.core import extension, sources
 from torch_foundry.msl import MslError, Translation, translate
-from torch_foundry.msl.preprocess import HEAD, _predefined, find_compiler, preprocess
-from torch_foundry.msl.resolve import resolve
+from torch_foundry.msl.syntax.preprocess import HEAD, _predefined, find_compiler, preprocess
+from torch_foundry.msl.syntax.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
-SHADERS = sorted((ROOT / "shaders").glob("*.metal"))
+SHADERS = sorted((ROOT / "shaders").rglob("*.metal"))
+INCLUDES = [ROOT / "shaders"]
 STUBS = ROOT / "torch_foundry" / "msl" / "include"
 
 
@@ -41,20 +42,22 @@ def through_cpp(command: list[str], text: str | None = None) -> str:
 @pytest.mark.parametrize("shader", SHADERS, ids=lambda p: p.name)
 def test_every_shader_is_what_the_preprocessor_makes_of_its_files(shader: Path) -> None:
     """The compiler's own way to find includes is the reference."""
-    resolved = resolve(shader)
+    resolved = resolve(shader, include_dirs=INCLUDES)
     assert '#include "' not in resolved.text and "#pragma once" not in resolved.text
-    expected = through_cpp([str(shader)])
+    expected = through_cpp(["-I", str(ROOT / "shaders"), str(shader)])
     assert through_cpp(["-"], resolved.text).split() == expected.split() and expected.split()
 
 
 @pytest.mark.parametrize("shader", SHADERS, ids=lambda p: p.name)
 def test_executors_see_one_text(shader: Path, tmp_path: Path) -> None:
     """What the translator reads is what Apple's compiler gets, from a checkout as from a built package."""
-    text = HEAD + resolve(shader).text
-    assert preprocess(shader).msl == translate(shader).msl == text
-    assert sources.translate_cached(shader, tmp_path)[0] == sources.translate_cached(shader, tmp_path)[0] == text
-    built = (_ext.BUILT / "translated" / shader.name).read_text()
-    shipped = HEAD + resolve(_ext.BUILT / "shaders" / shader.name).text
+    text = HEAD + resolve(shader, include_dirs=INCLUDES).text
+    assert preprocess(shader, include_dirs=INCLUDES).msl == translate(shader, include_dirs=INCLUDES).msl == text
+    for _ in range(2):
+        assert sources.translate_cached(shader, ROOT / "shaders", tmp_path)[0] == text
+    built = (extension.BUILT / "translated" / shader.name).read_text()
+    folder = extension.BUILT / "shaders"
+    shipped = HEAD + resolve(folder / shader.relative_to(ROOT / "shaders"), include_dirs=[folder]).text
     assert body(built) == body(shipped)
 
 
@@ -195,6 +198,15 @@ def test_names_with_spaces_and_quotes(tmp_path: Path) -> None:
 
 
 def test_moving_a_checkout_changes_names_only(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "shaders", tmp_path / "shaders")
+    folder = shutil.copytree(ROOT / "shaders", tmp_path / "shaders")
     for shader in SHADERS:
-        assert body(resolve(tmp_path / "shaders" / shader.name).text) == body(resolve(shader).text)
+        moved = resolve(folder / shader.relative_to(ROOT / "shaders"), include_dirs=[folder])
+        assert body(moved.text) == body(resolve(shader, include_dirs=INCLUDES).text)
+
+
+def test_two_shaders_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "k.metal").write_text("")
+    with pytest.raises(ValueError, match=r"a/k\.metal and .*b/k\.metal: kernels are known by"):
+        sources.shader_files(tmp_path)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.msl import host_kit
-from torch_foundry.sources import compiler
+from torch_foundry.core.sources import compiler
 
 pytestmark = pytest.mark.tier("kernels")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.msl.effort import lines_run
 from torch_foundry.msl import MslError, Translation, translate
-from torch_foundry.msl.host_check import check, find_prelude
+from torch_foundry.msl.lint.host import check, find_prelude
 
 SHADERS = Path(__file__).parent / "shaders"
 BREADTH = SHADERS / "breadth.metal"

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
-from torch_foundry.doctor.truth import (
+from torch_foundry.quant.kv import pack_rows
+from torch_foundry.testing import op_checks
+from torch_foundry.testing import reference as plain
+from torch_foundry.testing.tolerance import (
     BF16,
     F16,
     F32,
@@ -30,7 +31,6 @@ from torch_foundry.doctor.truth import (
     normal,
     relative_error,
 )
-from torch_foundry.quant.kv import pack_rows
 
 Kernel = dict[str, Any]
 FEATURES: dict[str, list[Any]] = {
@@ -178,12 +178,12 @@ def check(kernel: Kernel, call: dict[str, Any]) -> None:
     wide = dense(given, torch.float64)
     truth = plain.attention(**wide)
     assert_norm(got, truth, stock(dense(given, kernel["dtype"]), truth))
-    assert_bound(got, truth, opchecks.attention_bound(wide, truth, got.dtype))
+    assert_bound(got, truth, op_checks.attention_bound(wide, truth, got.dtype))
     assert_equal(in_pages, got)
 
 
 def by_matrices() -> list[Kernel]:
-    """Those of `kernels` that attention_matrix.metal can do too, done by it."""
+    """Those of `kernels` that attention_decode_matrix.metal can do too, done by it."""
     found = []
     for kernel in kernels():
         own = {F16: "f16", BF16: "bf16"}.get(kernel["dtype"])

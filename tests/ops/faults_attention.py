@@ -1,4 +1,4 @@
-"""Mistakes in attention.metal that its tests must notice."""
+"""Mistakes in attention_decode.metal that its tests must notice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import test_attention as t
 import test_attention_features as f
 from kit import F16, F32, Fault
 
-KERNEL, PREFILL, MATRIX = "attention.metal", "attention_prefill.metal", "attention_matrix.metal"
+KERNEL, PREFILL, MATRIX = "attention_decode.metal", "attention_prefill.metal", "attention_decode_matrix.metal"
 SCORES, STORE = "attention_scores.h", "kv_store.h"
 
 
@@ -25,10 +25,10 @@ def _together(name: str, old: str, new: str) -> Fault:
 
 FAULTS = [
     _together("exchange", "simd_shuffle_xor(upper ? low : high, Lanes / 2)", "simd_shuffle_xor(low, Lanes / 2)"),
-    _together("sums-of-the-neighbour", "Lanes / 2>::join(sums, lane);", "Lanes / 2>::join(sums, lane + 1);"),
-    _together("key-of-another-lane", "key + of % G]", "key + (of + 1) % G]"),
+    _together("sums-of-the-neighbour", "Lanes / 2>::reduce(sums, lane);", "Lanes / 2>::reduce(sums, lane + 1);"),
+    _together("key-of-another-lane", "key + of % KEYS]", "key + (of + 1) % KEYS]"),
     _together("query-of-another-lane", "(i & 1) * 8 + (i & 15) / 2", "(i & 1) * 8 + (i & 15)"),
-    _together("last-elements-left-out", "d < D; d += 8 * E", "d < D - 8 * E; d += 8 * E"),
+    _together("last-elements-left-out", "d < D; d += 8 * LOAD", "d < D - 8 * LOAD; d += 8 * LOAD"),
     Fault(
         "attention-mask-off-by-one",
         KERNEL,
@@ -319,11 +319,17 @@ FAULTS += [
     _matrix("query-columns-swapped", "own.row % 2 == 0 ? x[even", "own.row % 2 == 1 ? x[even"),
     _matrix("keys-of-the-first-half", "min(max(block + 8 * i + own.row", "min(max(block + own.row"),
     _matrix("values-of-one-key", "key + own.column + e,", "key + own.column,"),
-    _matrix("half-a-weight", "values, rest);", "values, most);", k="q8_0", v="q8_0"),
-    _matrix("scale-of-the-first-block", "? scale[i][j] : 1", "? scale[i][0] : 1", v="q4_0"),
-    _matrix("columns-of-values-swapped", "V::paired(d % W / 2, d % 2)", "V::paired(d % W / 2, 1 - d % 2)"),
+    _matrix(
+        "half-a-weight",
+        "values, most);\n        multiply_accumulate_2x2(acc[j * (WIDTH / 2) + c], values, rest);",
+        "values, most);\n        multiply_accumulate_2x2(acc[j * (WIDTH / 2) + c], values, most);",
+        k="q8_0",
+        v="q8_0",
+    ),
+    _matrix("scale-of-the-first-block", "? scale[i][j] : 1.0f", "? scale[i][0] : 1.0f", v="q4_0"),
+    _matrix("columns-of-values-swapped", "V::paired(d % WIDTH / 2, d % 2)", "V::paired(d % WIDTH / 2, 1 - d % 2)"),
     _matrix("blocks-left-out", "block + 32 * S - 16", "block + 32 * S", kv_len=700),
     _matrix("upper-bit-of-bytes", "(~two & 0x00800080u)", "(two & 0x00800080u)", STORE, v="q8_0"),
     _matrix("nibbles-of-one-byte", "four | four << 12", "four | four << 16", STORE, k="q4_0"),
-    _matrix("second-product-left-out", "for (int k = 0; k < 2; ++k)", "for (int k = 0; k < 1; ++k)", "matrix_pairs.h"),
+    _matrix("second-product-left-out", "k = 0; k < 2; ++k) metal::", "k = 0; k < 1; ++k) metal::", "matrix_pairs.h"),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kit
-from kit import F16, F32, Fault
+from kit import F16, F32, Fault, within
 from test_embedding import Case as EmbeddingCase
 from test_embedding import test_equals_the_table
 from test_linear import (
@@ -31,7 +31,7 @@ def _epilogue(name: str, old: str, new: str, case: Case) -> Fault:
 
 
 def _format(name: str, old: str, new: str, file: str) -> Fault:
-    kind = file.removeprefix("quant/").removesuffix(".h")
+    kind = file.removeprefix("").removesuffix(".h")
     check = lambda: test_one_hot_reads_every_weight_back(kind, F32, 1)  # noqa: E731
     return Fault(f"{kind}-{name}", "linear.metal", old, new, check, file)
 
@@ -76,15 +76,15 @@ FAULTS = [
     ),
     _split(
         "last-part-dropped",
-        "p = 1; p < split",
-        "p = 1; p + 1 < split",
+        "uint p = 1; p < split",
+        "uint p = 1; p + 1 < split",
         lambda: test_accuracy(Case(k=2048), F32),
         **SHARED,
     ),
     _split(
         "teams-mixed-up",
-        "partial[simdgroup * C",
-        "partial[part * C",
+        "+= partial[(simdgroup + p) * C",
+        "+= partial[(simdgroup % 2 + p) * C",
         lambda: test_accuracy(Case(k=2048), F32),
         **SHARED,
     ),
@@ -100,38 +100,44 @@ FAULTS = [
     _rows("last-chunk-dropped", "for (; k + (U - 1) * step <", "for (; k + (U - 1) * step + chunk <", file="gemv.h"),
     _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
     _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
-    _rows("last-output-not-stored", f"{STORED}\n", f"{STORED.replace('n <', 'n + 1 <')}\n", Case(1, 9, 256)),
-    _rows("rows-of-x-in-pairs", "min(m0 + m, args.rows - 1)", "min(m0 + m / 2 * 2, args.rows - 1)", Case(3)),
+    _rows("last-output-not-stored", *within(f"lane < M * N && {STORED}", " n <", " n + 1 <"), Case(1, 9, 256)),
+    _rows("rows-of-x-in-pairs", *within("0 : row_offset(args.x, min(m0 + m,", "m,", "m / 2 * 2,"), Case(3)),
     _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
     _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),
     _rows("stale-block", "row[k / Q::block_size]", "row[k / Q::block_size & ~1u]", Case(1, 9, 256, "q8_0"), "loader.h"),
-    _codes("zero-off-by-one", "1024.0h + zero", "1025.0h + zero", file="quant/format.h"),
+    _codes("zero-off-by-one", "1024.0h + zero", "1025.0h + zero", file="format.h"),
     _codes("upper-nibbles-not-scaled", "metal::fma(ratio, dot", "metal::fma(1.0f, dot", "q4_0"),
-    _codes("next-step-not-read", "      if (more) raw", "      if (more && k > first) raw", "q4_0"),
+    _codes(
+        "next-step-not-read",
+        *within("offset[g] = raw[n].offset(first, g); if (more)", "more", "more && first > 7"),
+        "q4_0",
+    ),
     _codes("second-step-twice", "raw[u][n].read(block[n][u * blocks]", "raw[u][n].read(block[n][blocks]", steps=2),
-    _codes("odd-blocks-as-even", "if (Words) return odd ?", "if (Words) return !odd ?", file="quant/format.h"),
+    _codes("odd-blocks-as-even", "if (Words) return odd ?", "if (Words) return !odd ?", file="format.h"),
     _codes("offset-forgotten", "fma(offset[g], total[m][g]", "fma(0.0f, total[m][g]", "q4_k"),
-    _codes("offset-of-few-rows-forgotten", "fma(offset[n], total[m]", "fma(0.0f, total[m]", "q4_k", m=3),
+    _codes("offset-of-few-rows-forgotten", "fma(offset[n], total[m], sum", "fma(0.0f, total[m], sum", "q4_k", m=3),
     _codes("offset-of-a-chunk", "sum = first ? all : sum + all;", "sum = all;", "q4_k"),
     _codes("one-scale-for-all-groups", "d[g] = raw[n].scale(first, g)", "d[g] = raw[n].scale(first, 0)", "q6_k"),
-    _codes("pairs-exchanged", "w[1] = float(odd.x)", "w[1] = float(even.y)", "q4_0", "quant/format.h"),
+    _codes(
+        "pairs-exchanged", *within("w[1] = float(odd.x); w[2] = float(even.y)", "odd.x", "even.y"), "q4_0", "format.h"
+    ),
     Fault(
         "linear-sum-depends-on-the-number-of-rows",
         "linear.metal",
         "= metal::fma(d[u][n], products, sum[m * N + n]);",
-        "= M > 1 ? sum[m * N + n] + float(d[u][n] * products) : metal::fma(d[u][n], products, sum[m * N + n]);",
+        "= m > 0 ? sum[m * N + n] + float(d[u][n] * products) : metal::fma(d[u][n], products, sum[m * N + n]);",
         lambda: test_a_row_does_not_depend_on_its_company("q8_0", F32),
         "gemv.h",
     ),
     _tiles("slab-of-w-stale", "stage<Q, V>(w_row[i], k0 + c", "stage<Q, V>(w_row[i], (k0 & ~63u) + c"),
     _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
-    _tiles("edge-guard-off-by-one", f"{STORED} ", f"{STORED.replace('n <', 'n + 1 <')} ", file=""),
+    _tiles("edge-guard-off-by-one", *within(f"if ({STORED}", " n <", " n + 1 <"), file=""),
     _tiles("quarters-mixed-up", "sn = simdgroup % 2", "sn = simdgroup / 2", Case(33, 64, 40)),
     Fault(
         "linear-tiles-staging-rounds",
         "linear.metal",
-        "using type = float;",
-        "using type = half;",
+        "struct Staged { using type = float;",
+        "struct Staged { using type = half;",
         lambda: test_accuracy(Case(33, 65, 96, "q8_0"), F32),
         "tiles.h",
     ),
@@ -144,7 +150,15 @@ FAULTS = [
         "tiles.h",
     ),
     _epilogue("bias-of-the-neighbour", "bias[n]", "bias[n ^ 1]", Case(3, bias=True)),
-    _epilogue("residual-of-row-0-ignored", "(args.has_residual)", "(args.has_residual && m)", Case(3, residual=True)),
+    _epilogue(
+        "residual-of-row-0-ignored",
+        *within(
+            "has_residual) sum = metal::fma(args.scale, sum, float(residual[row_offset(args.residual, m)",
+            "has_residual",
+            "has_residual && m",
+        ),
+        Case(3, residual=True),
+    ),
     _epilogue("scale-ignored", "sum *= args.scale", "sum *= 1.0f", Case(3, scale=-3.0)),
     _epilogue("gelus-exchanged", "case activation_gelu:", "case 4:", Case(3, activation="gelu")),
     Fault(
@@ -155,34 +169,36 @@ FAULTS = [
         lambda: test_integers_are_exact(None, F32, 8),
         "epilogue.h",
     ),
-    _format("scale-of-one-chunk", "return widen(b.d);", "return widen(b.d) * (i == 3 ? 1.03f : 1.0f);", "quant/q8_0.h"),
     _format(
-        "codes-exchanged", "w[2 * j + 1] = code<8, 0xff, 0x80, 128>(q[j])", "w[2 * j + 1] = w[2 * j]", "quant/q8_0.h"
+        "scale-of-one-chunk",
+        *within("q[j]); } return widen(b.d);", "n w", "n (q == b.qs + 12 ? 1.03f : 1.0f) * w"),
+        "q8_0.h",
     ),
-    _format("nibbles-exchanged", "c == 0 ? code<0", "c == 1 ? code<0", "quant/q4_0.h"),
-    _format("zero-point", "code<0, 0xf, 0, 8>", "code<0, 0xf, 0, 7>", "quant/q4_0.h"),
-    _format("offset-subtracted", "m = widen(b.m)", "m = -widen(b.m)", "quant/q4_1.h"),
-    _format("zero-point", "two_codes<0x1f, 16>", "two_codes<0x1f, 15>", "quant/q5_0.h"),
-    _format("fifth-bit-of-odd-codes", "(two & 2) << 11", "(two & 2) << 10", "quant/q5_1.h"),
-    _format("offset-halved", "float(scale >> 4)", "float(scale >> 5)", "quant/q2_k.h"),
-    _format("upper-bits-of-scales", "s / 4 * 2 & 3", "s / 8 * 4 & 3", "quant/q3_k.h"),
-    _format("upper-bits-of-scales", "b.scales[s - 4] >> 6 << 4", "b.scales[s - 4] >> 6 << 3", "quant/q4_k.h"),
-    _format("fifth-bit-of-the-neighbour", "high[j]) >> i / 4", "high[j]) >> i / 8 * 2", "quant/q5_k.h"),
-    _format("nibbles-exchanged", "i / 8 % 2 * 4", "(1 - i / 8 % 2) * 4", "quant/q6_k.h"),
-    _format("a-value", "-127.0f", "-128.0f", "quant/iq4_nl.h"),
-    _format("upper-bits-of-scales", "s * 2 & 3", "s / 2 * 4 & 3", "quant/iq4_xs.h"),
-    _format("fifth-digit", "digit == 4 ? 81", "digit == 4 ? 27", "quant/tq1_0.h"),
-    _format("zero-point", "two_codes<3, 1>", "two_codes<3, 2>", "quant/tq2_0.h"),
-    _format("a-value", "-12.0f", "-11.0f", "quant/mxfp4.h"),
-    _format("exponent", "exponent + 119", "exponent + 118", "quant/nvfp4.h"),
-    _format("sign", "1.0f : -1.0f", "1.0f : 1.0f", "quant/q1_0.h"),
-    _format("never-down", "-0.125f : 0.125f", "0.125f : 0.125f", "quant/iq1_s.h"),
-    _format("down-by-an-entry-s-bit", "(high & 8) != 0", "(high & 4) != 0", "quant/iq1_m.h"),
-    _format("eighth-sign", "0x6996u", "0x6997u", "quant/iq2_xxs.h"),
-    _format("half-of-the-grid", "q & 0x1ff", "q & 0xff", "quant/iq2_xs.h"),
-    _format("upper-bits-of-entries", "high << 8", "high << 7", "quant/iq2_s.h"),
-    _format("largest-magnitude", "(code + 1) / 8 * 2", "(code + 1) / 8", "quant/iq3_xxs.h"),
-    _format("ninth-bit-of-the-second", "(high & 2) << 7", "(high & 2) << 6", "quant/iq3_s.h"),
+    _format("codes-exchanged", "w[2 * j + 1] = code<8, 0xff, 0x80, 128>(q[j])", "w[2 * j + 1] = w[2 * j]", "q8_0.h"),
+    _format("nibbles-exchanged", "c == 0 ? code<0", "c == 1 ? code<0", "q4_0.h"),
+    _format("zero-point", "code<0, 0xf, 0, 8>", "code<0, 0xf, 0, 7>", "q4_0.h"),
+    _format("offset-subtracted", "m = widen(b.m)", "m = -widen(b.m)", "q4_1.h"),
+    _format("zero-point", "two_codes<0x1f, 16>", "two_codes<0x1f, 15>", "q5_0.h"),
+    _format("fifth-bit-of-odd-codes", "(two & 2) << 11", "(two & 2) << 10", "q5_1.h"),
+    _format("offset-halved", "float(scale >> 4)", "float(scale >> 5)", "q2_k.h"),
+    _format("upper-bits-of-scales", "s / 4 * 2 & 3", "s / 8 * 4 & 3", "q3_k.h"),
+    _format("upper-bits-of-scales", "b.scales[s - 4] >> 6 << 4", "b.scales[s - 4] >> 6 << 3", "q4_k.h"),
+    _format("fifth-bit-of-the-neighbour", "high[j]) >> i / 4", "high[j]) >> i / 8 * 2", "q5_k.h"),
+    _format("nibbles-exchanged", "i / 8 % 2 * 4", "(1 - i / 8 % 2) * 4", "q6_k.h"),
+    _format("a-value", "-127.0f", "-128.0f", "iq4_nl.h"),
+    _format("upper-bits-of-scales", "s * 2 & 3", "s / 2 * 4 & 3", "iq4_xs.h"),
+    _format("fifth-digit", "digit == 4 ? 81", "digit == 4 ? 27", "tq1_0.h"),
+    _format("zero-point", "two_codes<3, 1>", "two_codes<3, 2>", "tq2_0.h"),
+    _format("a-value", "-12.0f", "-11.0f", "mxfp4.h"),
+    _format("exponent", "exponent + 119", "exponent + 118", "nvfp4.h"),
+    _format("sign", "1.0f : -1.0f", "1.0f : 1.0f", "q1_0.h"),
+    _format("never-down", "-0.125f : 0.125f", "0.125f : 0.125f", "iq1_s.h"),
+    _format("down-by-an-entry-s-bit", "(high & 8) != 0", "(high & 4) != 0", "iq1_m.h"),
+    _format("eighth-sign", "0x6996u", "0x6997u", "iq2_xxs.h"),
+    _format("half-of-the-grid", "q & 0x1ff", "q & 0xff", "iq2_xs.h"),
+    _format("upper-bits-of-entries", "high << 8", "high << 7", "iq2_s.h"),
+    _format("largest-magnitude", "(code + 1) / 8 * 2", "(code + 1) / 8", "iq3_xxs.h"),
+    _format("ninth-bit-of-the-second", "(high & 2) << 7", "(high & 2) << 6", "iq3_s.h"),
     _embedding(
         "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")
     ),

@@ -8,7 +8,7 @@ import test_moe as few
 import test_moe_choice as choice
 import test_moe_many as many
 import torch
-from kit import BF16, F16, F32, Fault
+from kit import BF16, F16, F32, Fault, within
 from moe_cases import CASES, Case, check_glu, check_many, down_inputs, glu_inputs
 
 
@@ -22,13 +22,13 @@ def _many(name: str, old: str, new: str, run: Any = None) -> Fault:
 
 
 def _choice(name: str, old: str, new: str, run: Any = None) -> Fault:
-    return _fault(name, old, new, run or choice.test_choice_among_equals_and_extremes, "choice.h")
+    return _fault(name, old, new, run or choice.test_choice_among_equals_and_extremes, "topk_experts.h")
 
 
 FAULTS = [
     _choice("last-of-equals", "order > best)", "order >= best)", lambda: choice.test_choice(1024, 32, True, BF16)),
     _choice("zeros-differ", "as_type<uint>(v + 0.0f)", "as_type<uint>(v)"),
-    _choice("nan-is-the-least", "? ~0u : bits & 0x8", "? 1u : bits & 0x8"),
+    _choice("nan-is-the-least", "? ~0u : bits & 0x80000000u", "? 1u : bits & 0x80000000u"),
     _choice("negative-order", "? ~bits :", "? bits :"),
     _choice("taken-twice", "1u << winner / simd_width", "2u << winner / simd_width"),
     _choice("never-normalized", "args.normalize ? weight / all", "args.normalize ? weight"),
@@ -39,19 +39,23 @@ FAULTS = [
             lambda: choice.test_choice(8, 2, True, F32)),
     _fault("second-round-of-experts", "first + simdgroup * N;", "simdgroup * N;",
            lambda: choice.test_route(1, 1000, 64, 8, F16, False)),
-    _fault("shared-row-as-an-expert", ": shared;", ": weight;", lambda: choice.test_route(3, 60, 264, 4, F16, True)),
+    _fault("shared-row-as-an-expert", *within("weight + ulong(row) * a.row_blocks[0] : shared;", "shared", "weight"),
+           lambda: choice.test_route(3, 60, 264, 4, F16, True)),
     _fault("barrier-before-the-choice", "  threadgroup_barrier(mem_flags::mem_threadgroup);\n", "",
            few.test_lane_orders),
     _fault("expert-of-the-first-choice", "r.ids_stride + pair % r.chosen]", "r.ids_stride]",
            lambda: few.test_glu(*CASES[0])),
-    _fault("gate-of-expert-0", "gate + expert *", "gate + 0 * expert *", lambda: few.test_glu(*CASES[0])),
+    _fault("gate-of-expert-0", *within("n < pairs ? gate + expert *", "gate +", "gate + 0 *"),
+           lambda: few.test_glu(*CASES[0])),
     _fault("up-with-the-distance-of-gate", "r.expert_blocks[1]", "r.expert_blocks[0]", few.test_experts_may_be_strided),
     _fault("row-of-the-next-token", "token = pair / r.chosen;", "token = pair / r.chosen ^ 1;",
            lambda: few.test_glu(Case(tokens=2), F32)),
     _fault("activation-of-up", "activate(args.activation, value) * other", "activate(args.activation, other) * value",
            lambda: few.test_glu(*CASES[0])),
-    _fault("norm-left-out", "Normed ? normed", "!Normed ? normed", lambda: few.test_glu(*CASES[0])),
-    _fault("last-output-not-stored", "n0 + lane < width)", "n0 + lane + 1 < width)", lambda: few.test_glu(*CASES[4])),
+    _fault("norm-left-out", *within("value = Normed ? normed_products", "= N", "= !N"),
+           lambda: few.test_glu(*CASES[0])),
+    _fault("last-output-not-stored", *within("n0 + lane < width) y[pair", "lane", "lane + 1"),
+           lambda: few.test_glu(*CASES[4])),
     _fault("weights-of-the-first-token", "weights[token * r.weights_stride + j]", "weights[j]",
            lambda: few.test_down(*CASES[1])),
     _fault("ids-without-a-stride", "ids[token * r.ids_stride + j]", "ids[token * r.chosen + j]",

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shader_text
 import torch
 from torch import Tensor
 
-from torch_foundry import quant, runtime, tuning
-from torch_foundry.doctor.truth import (  # noqa: F401  (for the test modules)
+from torch_foundry import quant
+from torch_foundry.core import runtime, tuning
+from torch_foundry.testing.tolerance import (  # noqa: F401  (for the test modules)
     BF16,
     DTYPES,
     F16,
@@ -115,16 +116,13 @@ def refuses(message: str) -> Any:
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
-SHADERS = Path(__file__).parents[2] / "shaders"
-
-
 @dataclass(frozen=True)
 class Fault:
-    """A mistake in a shader that the op's checks must notice."""
+    """A mistake in a shader that the op's checks must notice. `old` may call locals what it likes (shader_text.py)."""
 
     name: str
     kernel: str  # the .metal file whose kernels are run
-    old: str  # occurs exactly once in `file`
+    old: str  # what occurs exactly once in `file`
     new: str
     check: Callable[[], None]  # passes on the shaders as they are, raises AssertionError on the faulty ones
     file: str = ""  # where `old` is, if it is in a header
@@ -134,13 +132,14 @@ class Fault:
 
     def seed(self, directory: Path) -> Path:
         """A copy, below `directory`, of all headers and of the one kernel file, with the mistake in it."""
-        shaders = shutil.copytree(SHADERS, directory / "shaders", ignore=shutil.ignore_patterns("*.metal"))
-        shutil.copy(SHADERS / self.kernel, shaders)
-        edited = shaders / (self.file or self.kernel)
-        text = edited.read_text()
-        assert text.count(self.old) == 1, f"{edited.name} has this {text.count(self.old)} times: {self.old}"
-        edited.write_text(text.replace(self.old, self.new))
-        return shaders
+        edit = (self.file or self.kernel, self.old, self.new)
+        return shader_text.edited_shaders(directory, edit, kernels=[self.kernel])
+
+
+def within(context: str, old: str, new: str) -> tuple[str, str]:
+    """`old` and `new` of a fault with `context` around them, which says where, or has locals that `new` needs."""
+    assert context.count(old) == 1
+    return context, context.replace(old, new)
 
 
 # --------------------------------------------------------------------------------------------------------------- tuning

@@ -11,9 +11,9 @@ from kit import BF16, F16, F32
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry import reference_moe as plain
-from torch_foundry.doctor import blocks
-from torch_foundry.doctor.truth import assert_norm, double
+from torch_foundry.testing import reference_moe as plain
+from torch_foundry.testing import weights as blocks
+from torch_foundry.testing.tolerance import assert_norm, double
 
 EPS = 1e-5
 Given = dict[str, Any]

@@ -11,10 +11,10 @@ import torch
 from kit import BF16, F16, F32, Fault
 
 from torch_foundry import ops
-from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
+from torch_foundry.testing import op_checks
+from torch_foundry.testing import reference as plain
 
-CHUNK = 4096  # argmax_chunk of shaders/argmax.h
+CHUNK = 4096  # argmax_chunk of shaders/sampling/argmax.h
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return case.rows * case.n, case.rows * (case.n * dtype.itemsize + 8)
 
 
-check = opchecks.argmax
+check = op_checks.argmax
 
 
 def check_logits(logits: torch.Tensor) -> None:
@@ -105,11 +105,13 @@ def test_shapes_and_strides() -> None:
     assert ops.argmax(torch.zeros(0, 5)).shape == (0,)
 
 
+@pytest.mark.cpu_only
 def test_lane_orders() -> None:
     logits = torch.randint(0, 5, (3, CHUNK + 100), generator=kit.generator(1)).float()
     kit.in_every_lane_order(lambda: ops.argmax(logits))
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     kit.opcheck("argmax", torch.randn(2, 3, 10))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,15 @@ import kit
 import pytest
 import torch
 from kit import BF16, F16, F32
+from shader_text import edited_shaders
 from torch import Tensor
 
-from torch_foundry import ops, runtime
-from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks, truth
+from torch_foundry import ops
+from torch_foundry.core import runtime
+from torch_foundry.testing import op_checks, tolerance
+from torch_foundry.testing import reference as plain
 
-DECODE = 16  # attention_decode_max_queries of shaders/attention.h
+DECODE = 16  # attention_decode_max_queries of shaders/attention/attention.h
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 4 * c.batch * c.heads * c.head_dim * pairs, 2 * (q + kv) * dtype.itemsize
 
 
-check = opchecks.attention
+check = op_checks.attention
 
 
 @kit.cases(*CASES)
@@ -216,14 +217,10 @@ def test_a_group_reads_its_keys_once(group: int, head_dim: int, lanes: int, tmp_
     given = inputs(case, F16)
     with kit.choice("attention", lanes=lanes):
         expected = ops.attention(**given)
-    source = Path(__file__).parents[2] / "shaders"
-    shaders = shutil.copytree(source, tmp_path / "shaders", ignore=shutil.ignore_patterns("*.metal"))
-    all_work = "if (place.split >= max("
-    for name in ("attention.metal", "attention_matrix.metal"):
-        text = (source / name).read_text()
-        assert text.count(all_work) == 1
-        (shaders / name).write_text(text.replace(all_work, all_work.replace("(", "(tgid.x > 0 || ", 1)))
-    with runtime.use_shaders(shaders), kit.choice("attention", lanes=lanes), truth.poisoned_outputs():
+    only_first = kit.within("if (work.split >= max(", "if (", "if (work.first_row > 0 || ")
+    kernels = ("attention_decode.metal", "attention_decode_matrix.metal")
+    shaders = edited_shaders(tmp_path, *((name, *only_first) for name in kernels), kernels=kernels)
+    with runtime.use_shaders(shaders), kit.choice("attention", lanes=lanes), tolerance.poisoned_outputs():
         kit.assert_equal(ops.attention(**given), expected)
 
 
@@ -277,7 +274,7 @@ def test_splits_grow() -> None:
     """Beyond 4096 keys, and again beyond 16384: those of each kind, and one more that is not full."""
     for kv_len in (5000, 17900):
         given = inputs(Case(kv_len=kv_len, capacity=kv_len, heads=2, kv_heads=1, head_dim=32), F32)
-        opchecks.attention(given)
+        op_checks.attention(given)
         kit.assert_equal(ops.attention(**stepped(given)), ops.attention(**given))
 
 
@@ -288,10 +285,11 @@ def test_masks_know_what_went_before(queries: int, extra: dict[str, Any]) -> Non
     given = inputs(Case(batch=2, queries=queries, kv_len=160, capacity=170, **extra), F32)
     if "mask" in extra:
         given["mask"][..., :64] = False
-    exact = plain.attention(**kit.double(opchecks.finite(given)))
-    kit.assert_norm(ops.attention(**stepped(given, 64)), exact, plain.attention(**opchecks.finite(given)))
+    exact = plain.attention(**kit.double(op_checks.finite(given)))
+    kit.assert_norm(ops.attention(**stepped(given, 64)), exact, plain.attention(**op_checks.finite(given)))
 
 
+@pytest.mark.cpu_only
 def test_lane_orders() -> None:
     for case in (Case(queries=3, kv_len=300, capacity=300), Case(queries=20)):
         given = inputs(case, F32)
@@ -306,8 +304,9 @@ def test_nan_is_not_hidden() -> None:
         assert bool(got[-1, 1].isnan().all()) and int(got.isnan().sum()) == 64
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
-    given = opchecks.finite(inputs(Case(queries=2, head_dim=32, kv_len=20), F32))
+    given = op_checks.finite(inputs(Case(queries=2, head_dim=32, kv_len=20), F32))
     kit.opcheck("attention", *given.values())
 
 

@@ -11,9 +11,9 @@ import torch
 from kit import BF16, F16, F32
 
 from torch_foundry import ops
-from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
 from torch_foundry.quant.kv import pack_rows, row_bytes, unpack_rows
+from torch_foundry.testing import op_checks
+from torch_foundry.testing import reference as plain
 
 KERNEL = {
     "dtype": F32, "columns": (64, 64), "k": "own", "v": "own", "mask": "", "softcap": 0.0, "sinks": "", "lanes": 1,
@@ -69,7 +69,7 @@ def test_scores_that_grow_along_the_keys(lanes: int, dtype: torch.dtype) -> None
     ramp = torch.linspace(0, 20, given["k_cache"].shape[2], dtype=dtype)
     given["k_cache"] = ramp[:, None].expand_as(given["k_cache"]).contiguous()
     with kit.choice("attention", lanes=lanes):
-        opchecks.attention(given)
+        op_checks.attention(given)
 
 
 def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
@@ -122,9 +122,9 @@ def test_the_largest_numbers_stay_finite(queries: int, dtype: torch.dtype) -> No
     kit.assert_equal(got, torch.full_like(got, large))
     given = given_for(dtype=dtype, queries=queries, kv_len=300)
     wide = {n: given[n] * (large / 8) for n in ("q", "k_cache")}
-    opchecks.attention({**given, **wide, "scale": 1e4 / (large / 8) ** 2 / 8})  # scores of some 1e4
+    op_checks.attention({**given, **wide, "scale": 1e4 / (large / 8) ** 2 / 8})  # scores of some 1e4
     assert bool(ops.attention(**{**given, **wide}).isfinite().all())
-    opchecks.attention({**given, "q": given["q"] * 2.0**-20, "k_cache": given["k_cache"] * 2.0**-20})
+    op_checks.attention({**given, "q": given["q"] * 2.0**-20, "k_cache": given["k_cache"] * 2.0**-20})
 
 
 @pytest.mark.parametrize("queries", [2, 20])
@@ -195,6 +195,7 @@ def test_bad_inputs() -> None:
     refuse(r"v_cache: expected packed rows at multiples of 4 bytes", v_format="q8_0", v_cache=packed)
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     given = given_for(k="q8_0", v="q4_0", kv_len=20, ragged=True, sinks="own")
     given["k_cache"], given["v_cache"] = (torch.zeros_like(given[n]) for n in ("k_cache", "v_cache"))

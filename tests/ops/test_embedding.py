@@ -12,10 +12,10 @@ from kit import BF16, F16, F32, UNIT
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry import reference as plain
-from torch_foundry.doctor import blocks, opchecks
+from torch_foundry.testing import op_checks, weights
+from torch_foundry.testing import reference as plain
 
-PACKED = blocks.samples()
+PACKED = weights.samples()
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ BENCH = [Case(tokens=64, vocab=4096, hidden=256), Case(tokens=64, vocab=4096, hi
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     g = kit.generator(case)
     dense = kit.normal(g, case.vocab, case.hidden, dtype=F32)
-    weight = dense.to(dtype) if case.format is None else blocks.packed(dense, case.format)
+    weight = dense.to(dtype) if case.format is None else weights.packed(dense, case.format)
     ids = torch.randint(0, case.vocab, (case.tokens,), generator=g, dtype=torch.int64 if case.wide_ids else torch.int32)
     ids[0] = case.vocab - 1
     return {"ids": ids, "weight": weight, "format": case.format, "dtype": dtype, "scale": case.scale}
@@ -61,7 +61,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return case.tokens * case.hidden, case.tokens * (row_bytes + case.hidden * dtype.itemsize + 8)
 
 
-check = opchecks.embedding  # bit for bit
+check = op_checks.embedding  # bit for bit
 
 
 @kit.cases(*CASES)
@@ -103,6 +103,7 @@ def test_default_dtype() -> None:
     assert ops.embedding(ids, quant.quantize(table, PACKED[0]), format=PACKED[0]).dtype == F32
 
 
+@pytest.mark.cpu_only
 def test_lane_orders() -> None:
     given = inputs(Case(), F32)
     kit.in_every_lane_order(lambda: ops.embedding(**given))
@@ -113,6 +114,7 @@ def test_empty() -> None:
     assert ops.embedding(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(4, 0)).shape == (2, 3, 0)
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     ids, table = torch.randint(0, 9, (2, 3)), torch.randn(9, 64)
     kit.opcheck("embedding", ids, table, None, F32, 2.0)
@@ -123,6 +125,7 @@ def _ids(*values: int) -> Tensor:
     return torch.tensor(values)
 
 
+@pytest.mark.cpu_only
 def test_bad_inputs() -> None:
     table = torch.randn(4, 64)
     for wrong in (4, -1, 2**40):

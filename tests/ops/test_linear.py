@@ -14,8 +14,9 @@ from kit import BF16, F16, F32
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry import reference as plain
-from torch_foundry.doctor import blocks, opchecks
+from torch_foundry.testing import op_checks
+from torch_foundry.testing import reference as plain
+from torch_foundry.testing import weights as blocks
 
 ROOT = Path(__file__).parents[2]
 PACKED = [*kit.CODES, "q4_k"]  # in every kernel; the others, which differ in their unpacking alone, where it shows
@@ -110,8 +111,8 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 2 * case.m * case.n * case.k, case.n * row_bytes + others * dtype.itemsize
 
 
-check = opchecks.linear
-dense_of = opchecks.dense_of
+check = op_checks.linear
+dense_of = op_checks.dense_of
 
 
 @kit.cases(*CASES)
@@ -122,6 +123,7 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
 ONE_CHAIN = [(name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2))]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name, steps, outputs", ONE_CHAIN)
 def test_by_codes(name: str, steps: int, outputs: int) -> None:
     """The inner product of GPUs, which the host has no use for: codes from 0 on, if it has any, read a step ahead."""
@@ -204,17 +206,18 @@ def test_integers_are_exact(format: str | None, dtype: torch.dtype, m: int) -> N
     kit.assert_equal(ops.linear(x, **given, bias=bias, residual=residual, scale=2.0), expected.to(dtype))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("format, dtype", [(None, F32), *((name, F32) for name in PACKED)], ids=str)
 def test_a_row_does_not_depend_on_its_company(format: str | None, dtype: torch.dtype) -> None:
     k = 9 * (quant.FORMATS[format].block_size if format else 33)
     given = inputs(Case(35, 9, k, format, **FULL), dtype)  # type: ignore[arg-type]
     alone = [{**given, "x": given["x"][i : i + 1], "residual": given["residual"][i : i + 1]} for i in range(35)]
     expected = torch.cat([ops.linear(**one) for one in alone])
-    kit.assert_equal(ops.linear(**given, apart=True), expected)
+    kit.assert_equal(ops.linear(**given, batch_invariant=True), expected)
     for m in (2, 3, 4, 5, 8, 9, 16):
         some = {**given, "x": given["x"][:m], "residual": given["residual"][:m]}
         kit.assert_equal(ops.linear(**some), expected[:m])
-        kit.assert_equal(ops.linear(**some, apart=True), expected[:m])
+        kit.assert_equal(ops.linear(**some, batch_invariant=True), expected[:m])
 
 
 @pytest.mark.parametrize("m", [3, 33])
@@ -249,6 +252,7 @@ def test_leading_dimensions() -> None:
     assert ops.linear(given["x"][0], given["weight"]).shape == (9,)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("m, name", [(3, None), (33, None), (3, PACKED[0]), (33, PACKED[0])])
 def test_lane_orders(m: int, name: str | None) -> None:
     given = inputs(Case(m, 70, 288, name, **FULL), F32)  # type: ignore[arg-type]
@@ -263,6 +267,7 @@ def test_empty() -> None:
     assert ops.linear(torch.zeros(2, 3, 8), torch.zeros(0, 8)).shape == (2, 3, 0)
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     given = inputs(Case(6, 9, 64, **FULL), F32)  # type: ignore[arg-type]
     tail = (given["bias"], given["residual"], 0.5, "gelu")
@@ -331,8 +336,8 @@ def test_no_kernel_or_op_knows_a_format() -> None:
     """
     names = [name for f in (*PACKED, *OTHERS) for name in (f, f.upper())]
     pattern = re.compile(rf"\b({'|'.join(names)}|block_q\w*)\b")
-    files = [*(ROOT / "shaders").glob("*"), *(ROOT / "csrc/ops").glob("*")]
-    files = [path for path in files if not path.name.startswith("kv")]
+    files = [*(ROOT / "shaders").rglob("*.*"), *(ROOT / "csrc/ops").glob("*")]
+    files = [path for path in files if not path.name.startswith("kv") and path.parent.name != "quant"]
     texts = {
         path.name: re.sub(r"// foundry-lint: instance.*", "", path.read_text()) for path in files if path.is_file()
     }

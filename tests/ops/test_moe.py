@@ -23,8 +23,9 @@ from moe_cases import (
     route_inputs,
 )  # fmt: skip
 
-from torch_foundry import ops, runtime
-from torch_foundry import reference_moe as plain
+from torch_foundry import ops
+from torch_foundry.core import runtime
+from torch_foundry.testing import reference_moe as plain
 
 
 @kit.cases(*CASES)
@@ -56,6 +57,7 @@ def test_integers_are_exact() -> None:
     kit.assert_equal(ops.moe_combine(y, ids, weights, 6), plain.moe_down(x, ids, weights, weight))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("chains, format", [(4, None), (4, "q8_0"), (1, "q4_0")], ids=str)
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format: str | None) -> None:
@@ -75,6 +77,7 @@ def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format:
                 kit.assert_equal(part, whole[rows])
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("chains", [1, 4])
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_variants(outputs: int, chains: int) -> None:
@@ -123,6 +126,7 @@ def test_experts_may_be_strided() -> None:
     kit.assert_equal(ops.moe_glu(**{**packed, "up": apart}), expected)
 
 
+@pytest.mark.cpu_only
 def test_lane_orders() -> None:
     with kit.choice("moe_glu", split=4, simdgroups=8), kit.choice("moe_down", split=4, simdgroups=8):
         kit.in_every_lane_order(lambda: ops.moe_glu(**glu_inputs(Case(tokens=2, hidden=1024), F32)))
@@ -158,6 +162,7 @@ def test_empty() -> None:
     assert ops.moe_choose(torch.zeros(0, 8), 2)[0].shape == (0, 2)
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     glu, down = glu_inputs(Case(tokens=3), F32), down_inputs(Case(tokens=3), F32)
     ids, weights, weight = down["ids"], down["weights"], down["weight"]

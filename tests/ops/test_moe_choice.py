@@ -10,7 +10,7 @@ from moe_cases import check_route, route_inputs
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry import reference_moe as plain
+from torch_foundry.testing import reference_moe as plain
 
 
 def assert_choice(got: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> None:

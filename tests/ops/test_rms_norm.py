@@ -11,8 +11,8 @@ import torch
 from kit import BF16, F16, F32, Fault
 
 from torch_foundry import ops
-from torch_foundry import reference as plain
-from torch_foundry.doctor import opchecks
+from torch_foundry.testing import op_checks
+from torch_foundry.testing import reference as plain
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 4 * case.rows * case.hidden, (2 * case.rows + 1) * case.hidden * dtype.itemsize
 
 
-check = opchecks.rms_norm
+check = op_checks.rms_norm
 
 
 @kit.cases(*CASES)
@@ -78,7 +78,7 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
 def test_add_rms_norm(case: Case, dtype: torch.dtype) -> None:
     given = {**inputs(case, dtype), "scale": 0.22}
     given["residual"] = kit.normal(kit.generator(case, 1), case.rows, case.hidden, dtype=dtype)
-    opchecks.add_rms_norm(given)
+    op_checks.add_rms_norm(given)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,7 @@ def test_rows_of_transposed_heads() -> None:
     kit.assert_equal(ops.rms_norm(heads.transpose(1, 2), weight, 1e-6), expected.transpose(1, 2).contiguous())
 
 
+@pytest.mark.cpu_only
 def test_lane_orders() -> None:
     given = inputs(Case(hidden=1100, residual=True), F32)
     kit.in_every_lane_order(lambda: ops.rms_norm(**given))
@@ -131,6 +132,7 @@ def test_empty() -> None:
     assert ops.rms_norm(torch.zeros(3, 0), torch.ones(0), 1e-6).shape == (3, 0)
 
 
+@pytest.mark.cpu_only
 def test_opcheck() -> None:
     x, w = torch.randn(2, 3, 16), torch.randn(16)
     kit.opcheck("rms_norm", x, w, 1e-6, "gemma", torch.randn(2, 3, 16))
@@ -180,8 +182,8 @@ FAULTS = [
     Fault(
         "rms_norm-weight-of-the-next-column",
         "rms_norm.metal",
-        "* inverse, w[j]);",
-        "* inverse, w[(j + 1) % V]);",
+        "j < V; ++j) v[j] = Kind::template apply<T>(v[j] * inverse, w[j]);",
+        "j < V; ++j) v[j] = Kind::template apply<T>(v[j] * inverse, w[(j + 1) % V]);",
         lambda: test_exact_on_one_hot(F32),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""What test_new_format.py runs in a tree with a weight format more, a copy of q8_0: new_format.py NAME ID FOLDER."""
+"""What test_new_format.py runs in a tree with copies of both kinds of q8_0: new_format.py NAME GGUF_TYPE FOLDER."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
-from torch_foundry import _ext, quant
+from tests.hf import tiny_models
+from torch_foundry import ops, quant
+from torch_foundry.core import extension
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.doctor import opchecks, selfcheck
-from torch_foundry.doctor.truth import generator, normal
-from torch_foundry.loaders import LoadError, open_gguf, open_safetensors
+from torch_foundry.diagnostics.doctor import selfcheck
+from torch_foundry.hf.api import report
+from torch_foundry.io import LoadError, open_gguf, open_safetensors
+from torch_foundry.quant import kv
+from torch_foundry.testing import op_checks, reference
+from torch_foundry.testing.tolerance import generator, normal
 
 NAME, GGUF_TYPE, FOLDER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 load: Any = partial(torch_foundry.load, device="cpu", progress=False)
 
 
 def check_table() -> None:
-    assert _ext.PACKAGE.parent == FOLDER and _ext.shader_dir() == FOLDER / "shaders"
+    assert extension.PACKAGE.parent == FOLDER and extension.shader_dir() == FOLDER / "shaders"
     known, model = quant.FORMATS[NAME], quant.FORMATS["q8_0"]
     assert known == quant.Format(**{**vars(model), "name": NAME, "gguf_type": GGUF_TYPE})
 
@@ -41,7 +46,7 @@ def check_ops() -> None:
         check.run("cpu")
     given = {"weight": weight, "format": NAME, "bias": None, "residual": None, "scale": 1.0, "activation": None}
     for rows in (1, 33):
-        opchecks.linear({"x": normal(g, rows, 288, dtype=torch.float32), **given}, "cpu")
+        op_checks.linear({"x": normal(g, rows, 288, dtype=torch.float32), **given}, "cpu")
 
 
 def check_files() -> None:
@@ -69,6 +74,27 @@ def check_files() -> None:
         assert caught.value.code == "NONFINITE"
 
 
+def check_caches() -> None:
+    assert kv.FORMATS[NAME] == kv.FORMATS["q8_0"]
+    g, formats = generator(NAME), {"k_format": NAME, "v_format": NAME}
+    k, v = (normal(g, 1, 37, 2 * 64, dtype=torch.float32) for _ in range(2))
+    caches = [torch.zeros(1, 2, 48, kv.row_bytes(64, NAME), dtype=torch.uint8) for _ in range(2)]
+    ops.rope_kv(torch.zeros(1, 37, 4 * 64), k, v, None, None, *caches, 0, head_dim=64, **formats)
+    for cache, x in zip(caches, (k, v), strict=True):
+        rows = x.view(1, 37, 2, 64).transpose(1, 2)
+        assert torch.equal(cache[:, :, :37], kv.pack_rows(rows, NAME))
+        assert torch.equal(cache[:, :, :37], kv.pack_rows(rows, "q8_0"))
+    for tokens in (1, 20):
+        q = normal(g, 1, 4, tokens, 64, dtype=torch.float32)
+        dense = [kv.unpack_rows(cache, NAME, torch.float64) for cache in caches]
+        truth = reference.attention(q.double(), *dense, 37, scale=0.125)
+        torch.testing.assert_close(ops.attention(q, *caches, 37, scale=0.125, **formats), truth.float())
+    model = torch_foundry.patch(copy.deepcopy(tiny_models.shared("llama")), kv_cache=NAME)
+    model.generate(tiny_models.PROMPT, max_new_tokens=8, do_sample=False)
+    seen = report(model)
+    assert seen.captured and not seen.eager and not seen.fallbacks, str(seen)
+
+
 def damage_scale(info: Any) -> None:
     """Infinity in the second block of a tensor."""
     with open(info.path, "r+b") as file:
@@ -80,3 +106,4 @@ with torch.no_grad():
     check_table()
     check_ops()
     check_files()
+    check_caches()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.doctor import blocks
-from torch_foundry.doctor.truth import assert_equal
 from torch_foundry.quant import FORMATS, packing
+from torch_foundry.testing import weights as blocks
+from torch_foundry.testing.tolerance import assert_equal
 
 GGUF = [f for f in FORMATS.values() if f.gguf_type is not None]  # the others: test_packs.py
 PACKED = [f for f in GGUF if f.packed]
@@ -196,6 +196,7 @@ def test_empty() -> None:
     assert quant.dequantize(torch.zeros(0, f.block_bytes, dtype=torch.uint8), f.name).shape == (0, f.block_size)
 
 
+@pytest.mark.cpu_only
 @packed_formats
 def test_opcheck(f: quant.Format) -> None:
     dense, packed = torch.zeros(2, f.block_size), torch.zeros(2, f.block_bytes, dtype=torch.uint8)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.ops.kit import assert_equal
 from torch_foundry import ops, quant
-from torch_foundry.doctor import blocks
+from torch_foundry.testing import weights
 
 HERE = Path(__file__).parent
 RECORDED = load_file(HERE / "mlx" / "values.safetensors")
@@ -115,7 +115,7 @@ def test_eight_bit_floats() -> None:
     assert_equal(got, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in blocks.samples() if quant.FORMATS[name] in OTHERS])
+@pytest.mark.parametrize("name", [name for name in weights.samples() if quant.FORMATS[name] in OTHERS])
 def test_the_kernel_unpacks_like_the_host(name: str) -> None:
     """On arbitrary bytes, at the only alignment that blocks promise."""
     f = quant.FORMATS[name]
@@ -126,7 +126,7 @@ def test_the_kernel_unpacks_like_the_host(name: str) -> None:
 
 def test_samples_have_every_number() -> None:
     """Kernels are tested with some of the formats; nothing that the texts distinguish may be left out."""
-    names = blocks.samples()
+    names = weights.samples()
     assert {name[:7] for name in names if name.startswith("affine")} == {f"affine{bits}" for bits in (2, 3, 4, 5, 6, 8)}
     for part in ("_g32", "_g64", "_g128", "_f16", "_bf16", "_f32"):
         assert any(name.startswith("affine") and part in f"{name}_" for name in names), part

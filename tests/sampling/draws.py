@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
 from kit import F16, F32, generator, normal
 from torch import Tensor
 
-from torch_foundry.sampling import Sampler, Settings, oracle
+from torch_foundry import ops
+from torch_foundry.sampling import Sampler, Settings
+from torch_foundry.testing import sampler_reference
 
 
 def drawing(**changes: object) -> Settings:
@@ -57,16 +61,24 @@ def inputs(case: Replay) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(0, case.vocabulary, (case.rows, 3), generator=g)
 
 
+def probabilities(sampler: Sampler, logits: Tensor) -> Tensor:
+    """A step of a sampler that draws, which also returns what it drew from: float32 [B, V]."""
+    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    with mock.patch.object(ops, "sample", functools.partial(ops.sample, probs=probs)):
+        sampler.step(logits)
+    return probs
+
+
 def check(case: Replay) -> None:
     """Every token is the one that the oracle draws."""
     logits, prompt = inputs(case)
     sampler = sampler_of(case.settings, prompt, case.vocabulary, case.steps, case.name)
     for step in range(case.steps):
         ids = sampler.ids[:, : prompt.shape[1] + step].numpy()
-        scores = oracle.processed(logits.float().numpy(), ids, prompt.shape[1], case.settings)
-        u = oracle.uniforms(sampler.seed, sampler.streams.numpy(), step)
+        scores = sampler_reference.processed(logits.float().numpy(), ids, prompt.shape[1], case.settings)
+        u = sampler_reference.uniforms(sampler.seed, sampler.streams.numpy(), step)
         tokens = sampler.step(logits)[:, 0].numpy()
-        wrong = oracle.wrong_draws(tokens, scores, case.settings, u)
+        wrong = sampler_reference.wrong_draws(tokens, scores, case.settings, u)
         assert not len(wrong), f"step {step}: {len(wrong)} of {case.rows} tokens differ, the first in row {wrong[0]}"
     sampler.check()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kit import Fault
+from kit import Fault, within
 
 from tests.sampling import draws, test_probabilities, test_state
-from torch_foundry import runtime
+from torch_foundry.core import runtime
 
 pytestmark = pytest.mark.tier("nightly")
 
@@ -42,6 +42,10 @@ def fault(name: str, file: str, old: str, new: str, check: Callable[[], None]) -
 
 MAIN, KEEP, SLOW, DRAW = "sample.metal", "sample_keep.h", "sample_slow.h", "sample_draw.h"
 GROUP, SCORES, PHILOX = "sample_group.h", "sample_scores.h", "philox.h"
+ABOVE = (
+    "above += is_above ? masses[j] : 0; rank += is_above; } const bool in_top_p = !top_p || above < limit || "
+    "rank < params.top_p_keep; const bool in_min_p = !min_p || metal::exp(scores[i]"
+)
 FAULTS = [
     # scores
     fault("temperature-1.001", MAIN, "s /= params->temperature;", "s /= 1.001f * params->temperature;",
@@ -63,13 +67,14 @@ FAULTS = [
           probabilities("suppress-one-of-the-forced")),
     fault("begin-suppress-always", SCORES, "length == params.begin_index ?", "length >= params.begin_index ?",
           probabilities("begin-suppress-elsewhere")),
-    fault("bans-never-end", MAIN, "== now ?", "!= 0 ?", replay("bans", 500)),
-    fault("ngram-misses-the-last-window", MAIN, "i + ngram <= known", "i + ngram < known", probabilities("ngram-1")),
+    fault("bans-never-end", MAIN, "== now ? -INFINITY", "!= 0 ? -INFINITY", replay("bans", 500)),
+    fault("ngram-misses-the-last-window", MAIN, *within("ngram && i + ngram <= known", "<=", "<"),
+          probabilities("ngram-1")),
     fault("bad-words-by-their-first-token", MAIN, "while (same < prefix && x", "while (same < prefix && same < 1 && x",
           probabilities("bad-words")),
     # masses
     fault("probabilities-as-half", GROUP, "rint(weight *", "rint(float(half(weight)) *", replay("plain")),
-    fault("a-cut-tail", GROUP, "return ulong(metal::rint(", "return weight < 1e-3f ? 0 : ulong(metal::rint(",
+    fault("a-cut-tail", GROUP, *within("return ulong(metal::rint(weight *", "return", "return weight < 1e-3f ? 0 :"),
           replay("plain")),
     fault("coarse-masses", GROUP, "weight * 1099511627776.0f", "weight * 1048576.0f", replay("plain-heavy-tail")),
     fault("largest-0.5%-heavier", GROUP, "mass_of(metal::exp(score - largest))",
@@ -79,8 +84,8 @@ FAULTS = [
     fault("top-k-one-more", KEEP, "larger < params.top_k", "larger <= params.top_k", probabilities("top-k-50")),
     fault("top-k-without-ties", KEEP, "larger += scores[j] > scores[i];",
           "larger += scores[j] > scores[i] || (scores[j] == scores[i] && j < i);", ties("top-k-50")),
-    fault("top-p-one-less", KEEP, "above < limit", "above + masses[i] < limit", probabilities("top-p-0.9")),
-    fault("top-p-at-an-exact-tie", KEEP, "above < limit", "above <= limit",
+    fault("top-p-one-less", KEEP, *within(ABOVE, "above <", "above + masses[i] <"), probabilities("top-p-0.9")),
+    fault("top-p-at-an-exact-tie", KEEP, "above < limit || rank", "above <= limit || rank",
           lambda: test_probabilities.check_exact_ties(4, 0.5)),
     fault("top-p-before-top-k", KEEP, "stages & stage_top_k ? total(shared) : row.mass", "row.mass",
           replay("top-k-top-p", 500)),
@@ -93,15 +98,16 @@ FAULTS = [
           lambda: test_probabilities.check_many_tiles()),
     fault("bound-of-top-k-too-high", KEEP, "reaching >= needed", "reaching + 5 >= needed",
           lambda: test_probabilities.check_many_tiles()),
-    fault("candidates-swapped", KEEP, "indices[before] = i;", "indices[before] = i ^ 1;",
+    fault("candidates-swapped", KEEP, *within("scores[before] = score; indices[before] = i;", "i;", "i ^ 1;"),
           probabilities("top-k-50")),
-    fault("raised-bound-too-high", SLOW, "cut = total(shared) >= limit;", "cut = 2 * total(shared) >= limit;",
+    fault("raised-bound-too-high", SLOW,
+          *within("<true>(key, row, shared, simdgroup, lane); cut = total(shared)", "total", "2 * total"),
           replay("candidates-fit-later")),
     fault("slow-top-p-one-less", SLOW, "(room + one - 1) / one", "room / one", replay("candidates-do-not-fit", 400)),
     fault("slow-top-p-at-an-exact-tie", SLOW, "(room + one - 1) / one", "(room + one) / one",
           lambda: test_probabilities.check_exact_ties(4096, 0.5)),
-    fault("slow-top-k-without-ties", SLOW, "measure_above<false>(key - 1, row, shared, simdgroup, lane);\n    count =",
-          "measure_above<false>(key, row, shared, simdgroup, lane);\n    count =",
+    fault("slow-top-k-without-ties", SLOW, "key = *result; measure_above<false>(key - 1,",
+          "key = *result; measure_above<false>(key,",
           lambda: test_probabilities.check_shapes("top-k-50", 0.0)),
     fault("slow-ties-from-the-start", DRAW, "+ limit.ties >= limit.all_ties", "< limit.ties",
           replay("candidates-do-not-fit-ties", 200)),
@@ -116,7 +122,9 @@ FAULTS = [
     fault("position-instead-of-step", MAIN, "uint(length[r] - start[r])", "uint(length[r])", replay("plain", 100)),
     fault("draw-from-the-next-token", DRAW, "metal::simd_min(sum > rest ?", "1 + metal::simd_min(sum > rest ?",
           replay("plain", 100)),
-    fault("mass-of-cut-candidates", DRAW, "mass += kept[i] ? masses[i] : 0;", "mass += masses[i];",
+    fault("mass-of-cut-candidates", DRAW,
+          *within("ulong mass = 0; for (uint i = own.first; i < own.last; ++i) mass += kept[i] ? masses[i] : 0;",
+                  "kept[i] ? masses[i] : 0", "masses[i]"),
           replay("top-p", 100)),
     # greedy, ends and errors
     fault("highest-of-equals", MAIN, "if (k > key) {", "if (k >= key) {", test_state.check_lowest_of_equals),

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from tests.sampling.draws import sampler_of
-from torch_foundry.sampling import Settings, oracle
+from tests.sampling.draws import probabilities, sampler_of
+from torch_foundry.sampling import Settings
+from torch_foundry.testing import sampler_reference
 
 V, LENGTH = 400, 9
 
@@ -103,11 +104,11 @@ def check(name: str, logits: Tensor, ids: Tensor) -> None:
     settings = settings_of(PROCESSORS[name])
     expected = LogitsProcessorList(PROCESSORS[name])(ids, logits.float()).softmax(-1)
     sampler = sampler_of(settings, ids, logits.shape[1], 1, name)
-    got = sampler.probabilities(logits)
-    scores = oracle.processed(logits.float().numpy(), ids.numpy(), ids.shape[1], settings)
+    got = probabilities(sampler, logits)
+    scores = sampler_reference.processed(logits.float().numpy(), ids.numpy(), ids.shape[1], settings)
     truth, more, less = (
-        torch.from_numpy(oracle.probabilities(scores, settings, slack))
-        for slack in (0.0, oracle.TOLERANCE, -oracle.TOLERANCE)
+        torch.from_numpy(sampler_reference.probabilities(scores, settings, slack))
+        for slack in (0.0, sampler_reference.TOLERANCE, -sampler_reference.TOLERANCE)
     )
     clear = (more == less).all(-1)  # no threshold lies between two roundings of one number
     worst = (got - expected)[clear].abs().max() if clear.any() else 0.0
@@ -160,7 +161,7 @@ def check_exact_ties(vocabulary: int, top_p: float) -> None:
     expected = hf.TopPLogitsWarper(top_p)(None, logits.clone()).softmax(-1)
     assert ((expected > 0).sum(-1) == int(vocabulary * top_p)).all()
     ids = torch.zeros(2, 1, dtype=torch.int64)
-    got = sampler_of(Settings(do_sample=True, top_p=top_p), ids, vocabulary, 1, "exact").probabilities(logits)
+    got = probabilities(sampler_of(Settings(do_sample=True, top_p=top_p), ids, vocabulary, 1, "exact"), logits)
     assert torch.equal(got > 0, expected > 0)
 
 

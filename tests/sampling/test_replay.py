@@ -8,9 +8,11 @@ import torch
 from kit import F32, generator, normal
 
 from tests.sampling.draws import CASES, MIXED, Replay, check, drawing, sampler_of
-from torch_foundry.sampling import Settings, oracle
+from torch_foundry.sampling import Settings
+from torch_foundry.testing import sampler_reference
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_draw_is_the_oracles(case: Replay) -> None:
     check(case)
@@ -27,8 +29,8 @@ def test_draws_are_distributed_as_they_should(settings: Settings) -> None:
     n, logits = 40_000, normal(generator("chi-square"), 1, 90, dtype=F32, scale=2.0)
     sampler = sampler_of(settings, torch.zeros(n, 1, dtype=torch.int64), 90, 1, "chi-square", settings)
     tokens = sampler.step(logits.expand(n, 90))[:, 0].numpy()
-    scores = oracle.processed(logits.numpy(), np.zeros((1, 1), dtype=np.int64), 1, settings)
-    expected = n * oracle.probabilities(scores, settings)[0]
+    scores = sampler_reference.processed(logits.numpy(), np.zeros((1, 1), dtype=np.int64), 1, settings)
+    expected = n * sampler_reference.probabilities(scores, settings)[0]
     seen = np.bincount(tokens, minlength=90)
     assert not seen[expected == 0].any()
     rare = expected < 10

@@ -11,9 +11,10 @@ import torch
 from kit import BF16, F16, F32, dtypes, generator, normal
 from torch import Tensor
 
-from tests.sampling.draws import MIXED, drawing, sampler_of
-from torch_foundry import ops, record
-from torch_foundry.sampling import Sampler, Settings, oracle
+from tests.sampling.draws import MIXED, drawing, probabilities, sampler_of
+from torch_foundry import capture, ops
+from torch_foundry.sampling import Sampler, Settings
+from torch_foundry.testing import sampler_reference
 
 V, INF, NAN = 700, math.inf, math.nan
 SETTINGS = {
@@ -178,35 +179,35 @@ def device_of(request: pytest.FixtureRequest) -> str:
 
 
 @every
-def test_steps_of_a_tape_are_steps(settings: Settings, request: pytest.FixtureRequest) -> None:
-    """One recorded step, replayed: all that changes from token to token is read from memory."""
+def test_steps_of_a_graph_are_steps(settings: Settings, request: pytest.FixtureRequest) -> None:
+    """One captured step, replayed: all that changes from token to token is read from memory."""
     device = device_of(request)
-    logits = normal(generator("tape"), 6, 4, V, dtype=F16, scale=3.0).to(device)
-    prompt = torch.randint(0, V, (4, 5), generator=generator("tape prompt")).to(device)
+    logits = normal(generator("graph"), 6, 4, V, dtype=F16, scale=3.0).to(device)
+    prompt = torch.randint(0, V, (4, 5), generator=generator("graph prompt")).to(device)
     eager = Sampler(settings, prompt, vocab_size=V, capacity=30, seed=5)
-    taped = Sampler(settings, prompt, vocab_size=V, capacity=30, seed=5)
+    captured = Sampler(settings, prompt, vocab_size=V, capacity=30, seed=5)
     for one in logits:
         eager.step(one)
     slot = logits[0].clone()
-    with record() as tape:
-        taped.step(slot)
-    assert len(tape) == (3 if settings.bans_sequences else 2)
+    with capture() as graph:
+        captured.step(slot)
+    assert len(graph) == (3 if settings.bans_sequences else 2)
     for one in logits[1:]:
         slot.copy_(one)
-        tape.replay()
+        graph.replay()
     for name in ("ids", "token", "length", "finished", "errors"):
-        assert torch.equal(getattr(eager, name).cpu(), getattr(taped, name).cpu()), name
-    if settings.truncates:  # other numbers under the same tape
-        taped.use(settings.replace(top_k=1), seed=6)
-        tape.replay()
-        assert torch.equal(taped.token[:, 0].cpu(), logits[-1].cpu().argmax(-1))
+        assert torch.equal(getattr(eager, name).cpu(), getattr(captured, name).cpu()), name
+    if settings.truncates:  # other numbers under the same graph
+        captured.use(settings.replace(top_k=1), seed=6)
+        graph.replay()
+        assert torch.equal(captured.token[:, 0].cpu(), logits[-1].cpu().argmax(-1))
     with pytest.raises(ValueError, match="use: expected settings with the same processors"):
-        taped.use(settings.replace(suppress=(1, 2)))
+        captured.use(settings.replace(suppress=(1, 2)))
 
 
 @every
 def test_a_sampler_begins_again(settings: Settings, request: pytest.FixtureRequest) -> None:
-    """With other prompts and other numbers under the same tape, as a new one would."""
+    """With other prompts and other numbers under the same graph, as a new one would."""
     device = device_of(request)
     g = generator("again")
     logits = normal(g, 6, 4, V, dtype=F32, scale=3.0).to(device)
@@ -214,15 +215,15 @@ def test_a_sampler_begins_again(settings: Settings, request: pytest.FixtureReque
     settings = settings.replace(repetition_ignore=2)
     sampler = Sampler(settings, first, vocab_size=V, capacity=20, seed=5)
     slot = logits[0].clone()
-    with record() as tape:
+    with capture() as graph:
         sampler.step(slot)
-    tape.replay()
+    graph.replay()
     other = settings.replace(temperature=0.8, pad=3, repetition_ignore=(1, 0, 7, 2))
     sampler.begin(second, settings=other, seed=8, streams=[7, 6, 5, 4])
     new = Sampler(other, second, vocab_size=V, capacity=20, seed=8, streams=torch.tensor([7, 6, 5, 4]))
     for one in logits:
         slot.copy_(one)
-        tape.replay()
+        graph.replay()
         new.step(one)
     for name in ("ids", "token", "length", "finished", "errors", "params"):
         assert torch.equal(getattr(sampler, name).cpu(), getattr(new, name).cpu()), name
@@ -250,7 +251,7 @@ def test_lane_orders(settings: Settings) -> None:
 
 def test_streams_of_rows_are_uniform() -> None:
     """The random numbers themselves: 200 rows of 100 steps, by their deciles and by neighbours."""
-    flat = torch.stack([torch.from_numpy(oracle.uniforms(9, np.arange(200), n)) for n in range(100)])
+    flat = torch.stack([torch.from_numpy(sampler_reference.uniforms(9, np.arange(200), n)) for n in range(100)])
     counts = torch.histc(flat, 10, 0.0, 1.0)
     assert ((counts - 2000).square() / 2000).sum() < 40
     for shifted in (flat[1:] * flat[:-1], flat[:, 1:] * flat[:, :-1]):
@@ -270,11 +271,13 @@ def arguments(settings: Settings) -> tuple[Tensor, ...]:
     )
 
 
+@pytest.mark.cpu_only
 @every
 def test_opcheck(settings: Settings) -> None:
     kit.opcheck("sample", *arguments(settings))
 
 
+@pytest.mark.cpu_only
 def test_opcheck_of_the_others() -> None:
     s = start(Settings(repetition_penalty=2.0))
     kit.opcheck("sample_count_prompt", s.ids, torch.zeros(3, dtype=torch.int32), 2, s.counts)
@@ -284,14 +287,14 @@ def test_bad_arguments() -> None:
     sampler = start(drawing())
     with kit.refuses(r"logits: expected dtype Float or Half or BFloat16, got Long"):
         sampler.step(torch.zeros(3, V, dtype=torch.int64))
-    with kit.refuses(r"rules: expected \[vocabulary=800\], got \[700\]"):
+    with kit.refuses(r"rules: expected \[batch=3, vocabulary=800\], got \[3, 700\]"):
         sampler.step(torch.zeros(3, 800))
-    with kit.refuses(r"length: expected \[batch=2\], got \[3\]"):
+    with kit.refuses(r"params: expected \[batch=2, 18\], got \[3, 18\]"):
         sampler.step(torch.zeros(2, V))
     with kit.refuses(r"logits: expected a contiguous last dimension"):
         sampler.step(torch.zeros(V, 3).t())
     with kit.refuses(r"probs: expected None without a draw"):
-        start(Settings()).probabilities(torch.zeros(3, V))
+        probabilities(start(Settings()), torch.zeros(3, V))
     with kit.refuses(r"prompt: expected at most 12 tokens, got 13"):
         counts = torch.zeros(3, V, dtype=torch.int32)
         ops.sample_count_prompt(sampler.ids, torch.zeros(3, dtype=torch.int32), 13, counts)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import torch_foundry
+from tests.hf.tiny_models import FAMILIES, ids, shared
 from tests.interrupt import Interrupt
-from tests.patch.zoo import FAMILIES, ids, shared
 from torch_foundry import LoadError, Session
 from torch_foundry.demo_model import demo_model_path
 
@@ -120,7 +120,7 @@ def test_an_interrupt_at_any_line(model: Any) -> None:
     session, text = Session(model, **OPTIONS), ids(1, 20)
     for turn in range(30):
         before = sys.gettrace()
-        sys.settrace(Interrupt(chance.randrange(1, 2500), ("/session", "/kvcache/", "/decode/loop", "/decode/steps")))
+        sys.settrace(Interrupt(chance.randrange(1, 2500), ("/session", "/kvcache/", "/generation/")))
         try:
             session.generate(text)
         except KeyboardInterrupt:
@@ -319,7 +319,7 @@ def test_saving_that_fails_leaves_the_old_file(model: Any, tmp_path: Path, monke
         file.write(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("torch_foundry.session.write_tensors", full)
+    monkeypatch.setattr("torch_foundry.io.session.write_tensors", full)
     with pytest.raises(OSError, match="no space left"):
         session.save(path)
     assert path.read_bytes() == old and len(list(tmp_path.iterdir())) == 1

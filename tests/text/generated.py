@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from jinja2.exceptions import TemplateError
 
-from torch_foundry.loaders import LoadError
+from torch_foundry.io import LoadError
 from torch_foundry.text import render
 
 MESSAGES = [{"role": "user", "content": "hello there"}]

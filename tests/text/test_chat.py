@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.text import templates
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.core.load_errors import LoadError
 from torch_foundry.text import adopt, guard
 
 DEMO = Path(__file__).parents[2] / "torch_foundry" / "demo_model" / "main"

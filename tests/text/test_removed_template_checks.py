@@ -25,7 +25,7 @@ CLOCK = {
 
 def test_a_removed_check_is_noticed() -> None:
     """In processes of their own, as processes without such a check may use up anything."""
-    command = [sys.executable, "-m", "tests.text.removal"]
+    command = [sys.executable, "-m", "tests.text.template_mutation"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = dict(line.split("\t", 1) for line in done.stdout.splitlines())
     assert {name for name, by in found.items() if not by} <= CLOCK

@@ -15,7 +15,7 @@ from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text import hostile, templates
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.core.load_errors import LoadError
 from torch_foundry.text import check_template, render
 from torch_foundry.text.budget import OUTPUT
 from torch_foundry.text.template import SOURCE, TOKENS
@@ -61,7 +61,7 @@ IN_A_PROCESS = """
 import collections, json, resource, sys, time
 from tests.text import generated, hostile
 from torch_foundry.text import check_template
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.core.load_errors import LoadError
 mib = 1 << 20 if sys.platform == "darwin" else 1 << 10
 seconds = {}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -81,6 +81,7 @@ print(json.dumps([seconds, outcomes, (resource.getrusage(resource.RUSAGE_SELF).r
 """
 
 
+@pytest.mark.tier("files")
 def test_hostile_templates_cost_little() -> None:
     """CPU seconds, each, and memory of all together, in MiB; of templates made at random too."""
     command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.text import corpus, sources
-from torch_foundry.loaders import LoadError, open_gguf
+from torch_foundry.io import LoadError, open_gguf
 from torch_foundry.text import tokenizer_from_gguf
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.text import corpus, sources
-from torch_foundry.loaders.charsmap import LARGEST_TRIE, check_charsmap
-from torch_foundry.loaders.errors import LoadError
+from torch_foundry.core.load_errors import LoadError
 from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
+from torch_foundry.text.charsmap import LARGEST_TRIE, check_charsmap
 from torch_foundry.text.pretokenizers import PRE, pre_tokenizer
 
 Change = Callable[[dict[str, Any]], None]

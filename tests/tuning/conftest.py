@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 
-from torch_foundry import tuning
+from torch_foundry.core import tuning
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ import test_linear
 import torch
 from kit import F32, every_key
 
-from torch_foundry import ops, tuning
-from torch_foundry.environment import Choice
+from torch_foundry import ops
+from torch_foundry.core import tuning
+from torch_foundry.core.environment import Choice
 
 pytestmark = pytest.mark.tier("kernels")
 

@@ -13,9 +13,11 @@ import test_linear
 import torch
 
 import torch_foundry
-from torch_foundry import ops, quant, tuner, tuning
+from torch_foundry import ops, quant
 from torch_foundry.cli import main, tune
-from torch_foundry.doctor import timing, truth
+from torch_foundry.core import tuning
+from torch_foundry.diagnostics import tune as tuner
+from torch_foundry.testing import timing, tolerance
 
 KEY = tuning.Key("linear", "q8_0", 1, 4864, 896)
 CHOICE = {"outputs": 2, "steps": 2, "split": 4, "simdgroups": 8, "chains": 1}
@@ -101,9 +103,9 @@ def test_an_op_launches_what_is_chosen_now_and_after_forget_what_was_before() ->
     x, weight = torch.randn(1, 256), torch.zeros(40, 272, dtype=torch.uint8)
 
     def launched() -> str:
-        with torch_foundry.record() as tape:
+        with torch_foundry.capture() as graph:
             ops.linear(x, weight, format="q8_0")
-        return tape.launches()[0].kernel
+        return graph.launches()[0].kernel
 
     before = launched()
     tuning.use("host", KEY_SMALL, tuning.choice("host", KEY_SMALL) | {"outputs": 1})
@@ -123,7 +125,7 @@ def test_a_wrong_candidate_never_wins(quick: None, monkeypatch: pytest.MonkeyPat
 
     def check(self: tuner.Workload) -> None:
         if tuning.choice("host", KEY_SMALL)["outputs"] == 1:
-            raise truth.Disagreement("seeded")
+            raise tolerance.Mismatch("seeded")
         right(self)
 
     monkeypatch.setattr(tuner.Workload, "check", check)
@@ -136,7 +138,7 @@ def test_a_wrong_result_is_noticed(op: str) -> None:
     work.check()
     right = work.calls[0]
     work.calls = [lambda: right() * 1.001]
-    with pytest.raises(truth.Disagreement):
+    with pytest.raises(tolerance.Mismatch):
         work.check()
 
 

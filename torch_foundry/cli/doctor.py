@@ -23,8 +23,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print, write. 0: all right, 1: something is wrong, 2: can't run here, 130: interrupted."""
-    from torch_foundry.doctor.machine import machine
-    from torch_foundry.doctor.report import Report, default_path, table
+    from torch_foundry.diagnostics.doctor.machine import machine
+    from torch_foundry.diagnostics.doctor.report import Report, default_path, table
 
     report = Report(args.json or default_path())
     report.data["machine"] = machine()
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace, report: Any) -> int:
-    from torch_foundry.doctor.privacy import scrub
+    from torch_foundry.diagnostics.doctor.privacy import scrub
 
     try:
-        from torch_foundry.doctor.examine import examine
+        from torch_foundry.diagnostics.doctor.examine import examine
 
         device = find_device(args.device)
         examine(device, report, args.quick, args.icb)

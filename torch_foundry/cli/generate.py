@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     _print_figures(runs, equal, inputs["input_ids"].shape[-1], args)
     seen = torch_foundry.report(model)
     print(f"loop: {seen.tokens} tokens of which the host read {seen.tokens / max(seen.reads, 1):.1f} at a time")
-    for what, reasons in (("stock code ran for", seen.fallbacks), ("no tape for", seen.eager)):
+    for what, reasons in (("stock code ran for", seen.fallbacks), ("no graph for", seen.eager)):
         if reasons:
             print(f"{what}: {', '.join(reasons)}")
     must_be_equal = args.dtype == "float32" and args.temperature == 0

@@ -60,9 +60,9 @@ def check_outputs(args: argparse.Namespace) -> None:
                 raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_outputs(args: argparse.Namespace, figures: Any, picture: str) -> None:
+def write_outputs(args: argparse.Namespace, figures: Any, svg: str) -> None:
     """Write figures (JSON) and picture (SVG) to where `args` say. UserError for a file that can't be written."""
-    for path, text in ((args.json, json.dumps(figures, indent=1) + "\n"), (args.picture, picture)):
+    for path, text in ((args.json, json.dumps(figures, indent=1) + "\n"), (args.picture, svg)):
         if path is not None:
             try:
                 path.write_text(text, encoding="utf-8")
@@ -73,7 +73,7 @@ def write_outputs(args: argparse.Namespace, figures: Any, picture: str) -> None:
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Model (in eval mode, on the device) and tokenizer of `args.model`. Raises UserError for what can't be loaded."""
     from torch_foundry.demo_model import demo_model_path
-    from torch_foundry.loading import load as load_model
+    from torch_foundry.io.load import load as load_model
 
     path = args.model or demo_model_path()
     if path.suffix != ".gguf":
@@ -108,7 +108,7 @@ def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path) -> None:
-    from torch_foundry.loading import how_to_get
+    from torch_foundry.io.load import how_to_get
 
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory; {how_to_get(directory)}")
@@ -131,7 +131,7 @@ def find_device(name: str | None) -> Any:
     """The torch device called `name` (None: the default one), on which kernels can run; UserError otherwise."""
     import torch
 
-    from torch_foundry import runtime, support
+    from torch_foundry.core import runtime, support
 
     if name is None:
         return runtime.default_device()

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     import transformers
 
     from torch_foundry import quant
-    from torch_foundry.quality.picture import svg
+    from torch_foundry.diagnostics.perplexity.svg import svg
 
     for name in args.quantize or ():
         if name.lower() not in quant.PACKABLE:
@@ -91,7 +91,7 @@ def _variants(args: argparse.Namespace, model: Any, reference: Any) -> Any:
 
 
 def _measure(model: Any, tokens: Any, reference: Any, context: int | None) -> Any:
-    from torch_foundry.quality import perplexity
+    from torch_foundry.diagnostics.perplexity import perplexity
 
     return perplexity(model, tokens, against=reference, context=context)
 
@@ -132,6 +132,6 @@ def _line(name: str, quality: Any, heading: bool) -> str:
 
 
 def _with_error(value: float, error: float, digits: int) -> str:
-    from torch_foundry.quality.result import with_error
+    from torch_foundry.diagnostics.perplexity.result import with_error
 
     return with_error(value, error, digits if value < 100 else 1)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     model, _ = load(args)
     import torch_foundry
-    from torch_foundry.profiling import picture, profile
+    from torch_foundry.diagnostics.profiling import profile, svg
 
     try:
         torch_foundry.patch(model, quantize=args.quantize)
@@ -40,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(str(error).splitlines()[0]) from error
     print(found)
-    write_outputs(args, found.to_json(), picture.svg(found))
+    write_outputs(args, found.to_json(), svg.svg(found))
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_foundry.cli.loading import UserError, add_device_option, find_device
 
 if TYPE_CHECKING:
-    from torch_foundry import tuning
+    from torch_foundry.core import tuning
 
 
 def add_parser(commands: Any) -> None:
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done, 2: can't be done."""
-    from torch_foundry import tuning
+    from torch_foundry.core import tuning
 
     device = find_device(args.device)
     try:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import(path: Path, family: str) -> int:
-    from torch_foundry import tuning
+    from torch_foundry.core import tuning
 
     table = tuning.read(path)
     tuning.check_fits(table, str(path), family)
@@ -66,7 +66,7 @@ def _import(path: Path, family: str) -> int:
 
 
 def _saved(family: str, device: Any) -> tuning.Table:
-    from torch_foundry import tuning
+    from torch_foundry.core import tuning
 
     empty = tuning.new_table(family, _name(device))
     path = tuning.path_of(empty)
@@ -105,26 +105,27 @@ def _numbers(text: str, option: str, separator: str = ",") -> list[int]:
 
 
 def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
-    from torch_foundry import quant, tuner
+    from torch_foundry import quant
+    from torch_foundry.diagnostics import tune
 
     formats = args.formats.split(",")
     for name in formats:
         if name not in quant.FORMATS:
             raise UserError(f"--formats: expected some of {quant.listing(quant.FORMATS)}, got {name!r}")
     rows = _numbers(args.rows, "--rows")
-    if not set(rows) <= set(tuner.ROWS):
+    if not set(rows) <= set(tune.ROWS):
         raise UserError(f"--rows: expected some of 1, 2, 4, 8, got {args.rows!r}")
-    shapes = list(tuner.SHAPES)
+    shapes = list(tune.SHAPES)
     if args.shapes:
         pairs = [_numbers(text, "--shapes", "x") for text in args.shapes.split(",")]
         if any(len(pair) != 2 for pair in pairs):
             raise UserError(f"--shapes: expected NxK, got {args.shapes!r}")
         shapes = [(n, k) for n, k in pairs]
-    for name, left in tuner.left_out(formats, shapes).items():
+    for name, left in tune.left_out(formats, shapes).items():
         text = ", ".join(f"{n}x{k}" for n, k in left)
         size = quant.get_format(name).block_size
         print(f"{name}: not for {text}, whose rows are not whole blocks of {size}", file=sys.stderr)
-    if not (keys := tuner.keys(formats, shapes, rows)):
+    if not (keys := tune.keys(formats, shapes, rows)):
         raise UserError("--shapes: nothing to tune, as no row is a whole number of blocks of its format")
     return keys
 
@@ -132,7 +133,8 @@ def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
 def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
     from tqdm import tqdm
 
-    from torch_foundry import tuner, tuning
+    from torch_foundry.core import tuning
+    from torch_foundry.diagnostics import tune
 
     if args.again:
         table = tuning.new_table(table.family, table.device)
@@ -145,7 +147,7 @@ def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
     with tqdm(todo, "Tuning", leave=False, **pace) as bar:
         for key in bar:
             bar.set_postfix_str(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}", refresh=terminal)
-            table = table.with_entry(tuner.tune(key, device))
+            table = table.with_entry(tune.tune(key, device))
             tuning.write(table)  # after each, so that a run that is interrupted goes on where it was
     print(describe(table))
     print(f"\nkept in {tuning.path_of(table)}")

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.decode.pace import Guesses
-from torch_foundry.engine.choice import Chooser
+from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.engine.draft import Draft
+from torch_foundry.engine.drafting import Drafting
 from torch_foundry.engine.forward import Forward
-from torch_foundry.engine.groups import Part
-from torch_foundry.engine.guessing import Guessing
-from torch_foundry.engine.requests import Job, Params, QueueFull, check_lookup, check_whole, prompt_ids
-from torch_foundry.engine.scheduler import Chunk, Scheduler
-from torch_foundry.engine.seats import Seats
+from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
+from torch_foundry.engine.scheduler import Scheduler
+from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
-from torch_foundry.engine.turns import Turns
+from torch_foundry.generation.draft_length import SpeculationStats
+from torch_foundry.generation.drafting import accepted
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.sampling import Slots
-from torch_foundry.sampling.sampler import check_errors
+from torch_foundry.sampling import Sampler
+from torch_foundry.sampling.sampler import error_text
 
 REFUSED = "an engine can't run this model"
 
@@ -35,81 +36,42 @@ class Engine:
 
     Nothing runs by itself: `step()`, `run()` and reading a stream do the work. Threads may share an engine, in turn.
 
-    tokenizer: for prompts given as text and for `Params.stop`. requests: how many are answered at a time. queue: how
-        many more may wait. budget: tokens per step; longer prompts are read in pieces, beside the other requests'
-        tokens.
-    blocks, block_size: size of the KV cache; default: room for `requests` texts of 1024 tokens, or one of 8192.
-        kv_cache: as in `patch`.
-    invariant: give each answer the bits, and so the tokens, that it would have alone. Slower. Without it, many rows use
-        another matrix product than few, so in float16 and bfloat16 a near-tie may go to another token.
-    prompt_lookup_num_tokens: guesses per step for requests that don't set it. assistant_model: a smaller patched model
-        with the same tokenizer, which guesses for the others. Guesses never change a token; their number adapts
-        (`guesses`). assistant_tokenizer: its own; for models of one tokenizer that pad their vocabularies differently.
-    ahead: while all requests generate and nothing is guessed, this many steps are handed to the device before their
-        tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
+    tokenizer: for prompts given as text and for `SamplingParams.stop`. options: fields of `EngineConfig`.
 
     After changing weights, call `cache.manager.forget()` while the engine is idle; otherwise later prompts may continue
     from what the old weights computed. RuntimeError: the model can't be run by an engine (the message says why).
     """
 
     @torch.inference_mode(False)
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        requests: int = 32,
-        budget: int = 256,
-        blocks: int | None = None,
-        block_size: int = 16,
-        kv_cache: Any = None,
-        queue: int = 256,
-        invariant: bool = False,
-        prompt_lookup_num_tokens: int | None = None,
-        assistant_model: Any = None,
-        assistant_tokenizer: Any = None,
-        ahead: int = 4,
-    ) -> None:
-        for name, value in (("requests", requests), ("budget", budget), ("queue", queue), ("ahead", ahead)):
-            check_whole(name, value, 1)
+    def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, EngineConfig(**options)
         if not hasattr(model, "generator_plan"):
             raise RuntimeError(f"{REFUSED}: {type(model).__name__} is not a patched model of a known family")
+        own = self.config
         config = model.config.get_text_config()
-        self.model, self.tokenizer, self.queue, self.ahead = model, tokenizer, queue, ahead
-        self.vocabulary: int = model.lm_head.out_features
         longest = int(config.max_position_embeddings)
-        if blocks is None:
-            blocks = max(
-                math.ceil(min(tokens, longest) / block_size) * n for n, tokens in ((1, 8192), (requests, 1024))
-            )
-        self.limit = min(longest, blocks * block_size)  # tokens of a text
-        self.cache = PagedCache(config, blocks, block_size=block_size, kv_cache=kv_cache)
-        self.scheduler = Scheduler(self.cache.manager, running=requests, budget=max(budget, requests))
+        blocks = own.cache_blocks(longest)
+        self.limit = min(longest, blocks * own.block_size)  # tokens of a text
+        kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables()}
+        self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
+        self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         try:
-            self._forward = Forward(model, self.cache, requests=requests, exact=invariant)
+            self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
-        self.device = self._forward.plan.device
-        check_lookup(prompt_lookup_num_tokens)
-        if prompt_lookup_num_tokens and assistant_model is not None:
-            raise ValueError("prompt_lookup_num_tokens, assistant_model: expected one of them, got both")
         draft = None
-        if assistant_model is not None:
-            both = tokenizer, assistant_tokenizer
-            draft = Draft(assistant_model, model, both, blocks, block_size, requests=requests, exact=invariant)
-        self._guessing = Guessing(prompt_lookup_num_tokens, draft, self.scheduler.budget)
-        slots = Slots(requests, capacity=self.limit + 1, vocab_size=self.vocabulary, device=self.device)
-        self._seats, self._chooser = Seats(slots), Chooser(slots)
-        self._streams: dict[int, Stream] = {}
-        self._names = itertools.count()
-        self._eos = _ends(model.generation_config.eos_token_id)
-        self._change = Turns(self._start_over)
-        self._unwanted: list[Stream] = []  # cancelled, and not ended yet
-
-    # ------------------------------------------------------------------------------------------------------- requests
+        if own.assistant_model is not None:
+            both, told = (tokenizer, own.assistant_tokenizer), {"batch_invariant": own.batch_invariant}
+            draft = Draft(own.assistant_model, model, both, blocks, own.block_size, requests=own.requests, **told)
+        self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self.scheduler.budget)
+        device, vocabulary = self._forward.plan.device, model.lm_head.out_features
+        self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
+        self._lock = threading.RLock()
+        self._changing = False  # whether the thread that has the lock is in the middle of a change
+        self._cancelled: list[Sequence] = []  # and not ended yet
 
     def submit(
-        self, prompt: str | Iterable[int] | Tensor, params: Params | None = None, *, salt: bytes = b""
+        self, prompt: str | Iterable[int] | Tensor, params: SamplingParams | None = None, *, salt: bytes = b""
     ) -> Stream:
         """Queue a request; the `Stream` that is returned receives the answer.
 
@@ -117,75 +79,79 @@ class Engine:
         ValueError: an empty prompt, ids outside the vocabulary, or more tokens than the model or the cache can hold.
         QueueFull: too many requests are waiting.
         """
-        params = Params() if params is None else params
-        if not isinstance(params, Params) or not isinstance(salt, bytes):
-            raise ValueError(f"params, salt: expected Params and bytes, got {params!r} and {salt!r}")
-        ids = prompt_ids(prompt, self.tokenizer)
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
-            raise ValueError(f"prompt: expected tokens of a vocabulary of {self.vocabulary}, got {wrong}")
+        params, vocabulary = SamplingParams() if params is None else params, self._sampler.vocab_size
+        if not isinstance(params, SamplingParams) or not isinstance(salt, bytes):
+            raise ValueError(f"params, salt: expected SamplingParams and bytes, got {params!r} and {salt!r}")
+        ids = prompt_ids(prompt, self.tokenizer, vocabulary)
         if len(ids) >= self.limit:
             raise ValueError(f"prompt: expected fewer than {self.limit} tokens (model and cache), got {len(ids)}")
         if params.stop and self.tokenizer is None:
             raise ValueError("stop: texts need an engine with a tokenizer; stop_token_ids do not")
         seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if params.seed is None else params.seed
-        settings = params.settings(len(ids), self._eos)
-        settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < self.vocabulary))
-        with self._change():
-            if len(self.scheduler.waiting) >= self.queue:
-                raise QueueFull(f"{self.queue} requests are waiting, as many as this engine takes")
-            job = Job(next(self._names), ids, len(ids), min(len(ids) + params.max_tokens, self.limit), salt)
-            figures = self._guessing.begin(job, params, possible=not settings.counts_tokens)
-            stream = Stream(self, job, params, settings, seed, self.tokenizer, figures)
-            self.scheduler.add(job)
-            self._streams[job.name] = stream
-        return stream
+        settings = params.settings(len(ids), self.model.generation_config.eos_token_id)
+        settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < vocabulary))
+        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, params.stop)
+        limit = min(len(ids) + params.max_tokens, self.limit)
+        sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text)
+        with self._exclusive():
+            if len(self.scheduler.waiting) >= self.config.queue:
+                raise QueueFull(f"{self.config.queue} requests are waiting, as many as this engine takes")
+            self.scheduler.add(sequence)
+            sequence.speculation = self._drafting.begin(sequence, params, possible=not settings.counts_tokens)
+        return Stream(sequence, self.step, self.cancel)
 
     def cancel(self, stream: Stream) -> None:
         """End a request now; what it has so far stays. Does nothing if it has ended already.
 
         If this thread is inside a step (a signal handler's call), the request ends after that step.
         """
-        if stream.engine is not self:
+        if stream._cancel != self.cancel:
             raise ValueError("stream: it is another engine's")
-        self._unwanted.append(stream)
-        if not self._change.mine:
-            with self._change():
-                self._end_unwanted()
-
-    def _end_unwanted(self) -> None:
-        while self._unwanted:
-            if not self._unwanted[-1].finish_reason:
-                self._end(self._unwanted[-1].job, "cancelled")
-            self._unwanted.pop()
+        self._cancelled.append(stream.sequence)
+        with self._lock:
+            if not self._changing:
+                with self._exclusive():
+                    pass
 
     @property
-    def guesses(self) -> Guesses:
-        """What came of guessing ahead, for all requests together; for one request see `Stream.guesses`."""
-        return self._guessing.totals
+    def speculation(self) -> SpeculationStats:
+        """Counts of speculative decoding, of all requests together; of one request: `Stream.speculation`."""
+        return self._drafting.totals
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self._streams
+        """True if no request runs or waits."""
+        return not self.scheduler.running and not self.scheduler.waiting
 
     def run(self) -> None:
         """Step until all requests are answered."""
         while not self.idle:
             self.step()
 
-    # ----------------------------------------------------------------------------------------------------------- step
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One thread at a time changes an engine, and Ctrl-C waits for the end of the change.
+
+        Tensors that are made meanwhile are none of inference mode or autograd, whatever the caller is in.
+        """
+        with self._lock, uninterruptible(), torch.inference_mode(False), torch.no_grad():
+            self._changing = True
+            try:
+                while self._cancelled:
+                    self._end(self._cancelled.pop(), "cancelled")
+                yield
+            finally:
+                self._changing = False
 
     def step(self) -> int:
         """Compute one step; returns its number of tokens, 0 if there is nothing to do.
 
         After an exception each request is still queued or keeps the tokens that it has, and the next step continues.
-        After an interrupt it reads again what they have. RuntimeError: the model has changed and can't be run any more;
-        the message says why.
+        Ctrl-C is answered after the step. RuntimeError: the model has changed and can't be run any more; the message
+        says why.
         """
-        with self._change():
-            self._end_unwanted()
-            if self.model.lm_head.out_features != self.vocabulary:
+        with self._exclusive():
+            if self.model.lm_head.out_features != self._sampler.vocab_size:
                 raise RuntimeError(f"{REFUSED}: its vocabulary has changed, which needs a new engine")
             try:
                 return self._step()
@@ -194,106 +160,141 @@ class Engine:
 
     def _step(self) -> int:
         began, before = time.perf_counter(), list(self.scheduler.running)
-        generating = [job for job in before if job.pending == 1]
-        self._guessing.guess(generating, self._seats.slots, [self._seats.of(job) for job in generating])
-        chunks = self.scheduler.next()
-        for job in before:
-            if job not in self.scheduler.running:
-                self._leave(job)
-        if not chunks:
+        self._drafting.draft([sequence for sequence in before if sequence.pending == 1], self._sampler)
+        batch = self.scheduler.next()
+        for sequence in before:
+            if sequence not in self.scheduler.running:
+                self._free_rows([sequence])
+                self._drafting.leave(sequence)
+        if not batch:
             return 0
-        jobs = [chunk.job for chunk in chunks]
-        self._seats.take(jobs, self._streams)
-        chunks.sort(key=lambda chunk: self._seats.of(chunk.job))
-        steps = self._steps(chunks)
-        for chunk in chunks:
-            self.cache.copy(chunk.copies)
-        self._seats.doubt(jobs)
-        logits = self._forward([_part(chunk) for chunk in chunks])
-        if steps > 1:
-            slots = [self._seats.of(chunk.job) for chunk in chunks]
-            found = self._chooser.several(slots, logits, self._forward.go_on, steps)
-            self._guessing.timed(len(chunks), 1, len(chunks), (time.perf_counter() - began) / steps)
-            done = sum(self._done(chunks, [([token], wrong) for token, wrong in step]) for step in found)
-        else:
-            complete = [chunk for chunk in chunks if chunk.complete]
-            new = self._chooser(complete, [self._seats.of(chunk.job) for chunk in complete], logits) if complete else []
-            if [chunk.job for chunk in complete if chunk.count == 1] == [chunk.job for chunk in chunks]:  # no prompt
-                length, tokens = max(chunk.size for chunk in chunks), sum(len(tokens) for tokens, _ in new)
-                self._guessing.timed(len(chunks), length, tokens, time.perf_counter() - began)
-            done = self._done([chunk for chunk in chunks if not chunk.complete], []) + self._done(complete, new)
-        self._seats.trust(jobs)
-        return done
+        try:
+            self._fill_rows([each.sequence for each in batch])
+            batch.sort(key=_row)
+            steps = self._steps_ahead(batch)
+            for each in batch:
+                self.cache.copy(each.copies)
+            logits = self._forward(batch)
+            self._sample(batch, logits) if steps == 1 else self._sample_ahead(batch, logits, steps)
+            if all(each.wanted == len(each.ids) for each in batch):  # no prompt
+                tokens = sum(min(len(each.new_tokens), each.wanted) for each in batch)
+                seconds = (time.perf_counter() - began) / steps
+                self._drafting.timed(len(batch), max(len(each.ids) for each in batch), tokens, seconds)
+            return sum(self._commit(each) for each in sorted(batch, key=lambda each: each.wanted > 0))
+        except BaseException:  # the device may have gone on: rows are filled again by the next step
+            self._free_rows([each.sequence for each in batch])
+            raise
 
-    def _done(self, chunks: Sequence[Chunk], new: Sequence[tuple[list[int], int]]) -> int:
-        """Chunks are in the cache; `new`: what was chosen for each, if it was. Of requests that have not ended by now.
-        Returns the number of tokens in the cache."""
-        tokens = 0
-        for i, chunk in enumerate(chunks):  # one by one: an exception (an interrupt) leaves the others at one place
-            if chunk.job.name in self._streams:
-                self.scheduler.done([chunk])
-                tokens += chunk.size
-                if new:
-                    self._take(chunk, *new[i])
-        return tokens
+    def _fill_rows(self, sequences: list[Sequence]) -> None:
+        """Give each sequence a row of the sampler, if it has none."""
+        taken = {sequence.row for sequence in self.scheduler.running}
+        free = iter([row for row in range(self.config.requests) if row not in taken])
+        for sequence in sequences:
+            if sequence.row is None:
+                sequence.row = row = next(free)
+                told = {"seed": sequence.seed, "prompt": sequence.prompt}
+                self._sampler.fill(row, sequence.sampling, sequence.tokens, **told)
 
-    def _steps(self, chunks: Sequence[Chunk]) -> int:
+    def _free_rows(self, sequences: list[Sequence]) -> None:
+        rows = [sequence.row for sequence in sequences if sequence.row is not None]
+        for sequence in sequences:
+            sequence.row = None
+        for row in rows:
+            self._sampler.clear(row)
+
+    def _steps_ahead(self, batch: list[ScheduledSequence]) -> int:
         """How many steps are handed to the device before their tokens are read; there is room for them."""
-        if not all(chunk.complete and chunk.size == 1 for chunk in chunks):
+        if not all(each.wanted == len(each.ids) == 1 for each in batch):
             return 1
-        steps = min(self.ahead, max(chunk.job.limit - len(chunk.job.tokens) for chunk in chunks))
-        return steps if steps > 1 and self.scheduler.room(chunks, steps) else 1
+        steps = min(self.config.ahead, max(each.sequence.limit - len(each.sequence.tokens) for each in batch))
+        return steps if steps > 1 and self.scheduler.room(batch, steps) else 1
 
-    def _take(self, chunk: Chunk, tokens: Sequence[int], wrong: int) -> None:
-        job, stream = chunk.job, self._streams[chunk.job.name]
-        if wrong:
-            try:
-                check_errors([wrong])
-            except RuntimeError as error:
-                stream.error = error
-            self._end(job, "error")
+    def _sample(self, batch: list[ScheduledSequence], logits: Tensor) -> None:
+        """Choose the tokens behind those that `logits` were wanted of, and wait for them."""
+        sampler, ends = self._sampler, list(itertools.accumulate(each.wanted for each in batch))
+        if not ends[-1]:
             return
-        reason, before = "", len(job.tokens)
-        for token in tokens:
-            job.tokens.append(token)
-            if reason := stream.take(len(job.tokens) - 1):
+        first = [end - each.wanted for end, each in zip(ends, batch, strict=True)]
+        single = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted == 1]
+        drafted = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted > 1]
+        if single:
+            sampler.step(_some(logits, [at for _, at in single]), [_row(each) for each, _ in single])
+        parts = [sampler.token[:, 0], sampler.errors]
+        if drafted:
+            each_row = [(each, i) for each, _ in drafted for i in range(each.wanted)]
+            places = [at + i for each, at in drafted for i in range(each.wanted)]
+            lengths = [len(each.sequence.tokens) + i for each, i in each_row]
+            parts += sampler.peek(_some(logits, places), [_row(each) for each, _ in each_row], lengths)
+        values = iter(torch.cat(parts).tolist())  # one wait for all
+        newest, errors, *peeked = [list(itertools.islice(values, len(part))) for part in parts]
+        for each, _ in single:
+            each.error_bits = errors[_row(each)]
+            each.new_tokens = [] if each.error_bits else [newest[_row(each)]]
+        at = 0
+        for each, _ in drafted:
+            chosen, bits = (found[at : at + each.wanted] for found in peeked)
+            at += each.wanted
+            # a draft token without scores may have cost the tokens before it theirs (0 times infinity is NaN in
+            # attention): once more, without any
+            each.num_accepted = -1 if any(bits) else accepted(each.drafts, chosen)
+            each.new_tokens = chosen[: each.num_accepted + 1]
+        if drafted:
+            lengths = [len(each.sequence.tokens) + len(each.new_tokens) for each, _ in drafted]
+            sampler.seek(lengths, rows=[_row(each) for each, _ in drafted])
+
+    def _sample_ahead(self, batch: list[ScheduledSequence], logits: Tensor, steps: int) -> None:
+        """Up to `steps` tokens for each, all handed to the device before anything is read."""
+        sampler, rows, found = self._sampler, [_row(each) for each in batch], []
+        newest = sampler.token[:, 0]
+        place = None if rows == list(range(len(rows))) else torch.tensor(rows).to(logits.device, non_blocking=True)
+        following: Tensor | None = logits
+        while following is not None:
+            sampler.step(following, rows)
+            found.append(torch.cat([newest, sampler.errors]))
+            if len(found) == steps:
                 break
-        self._guessing.note(chunk, len(job.tokens) - before)
-        if not tokens:
-            self._guessing.end(job)
+            following = self._forward.go_on(newest[: len(rows)] if place is None else newest[place])
+        for step in torch.stack(found).tolist():
+            for each, row in zip(batch, rows, strict=True):
+                each.error_bits = each.error_bits or step[len(newest) + row]
+                if not each.error_bits:
+                    each.new_tokens.append(step[row])
+
+    def _commit(self, each: ScheduledSequence) -> int:
+        """Make what a step has computed and chosen part of the sequence and the cache; returns the number of tokens."""
+        sequence, reason = each.sequence, ""
+        known, before = len(each.ids) - len(each.drafts), len(sequence.tokens)
+        for token in each.new_tokens:
+            if reason := sequence.append(token):
+                break
+        taken = len(sequence.tokens) - before
+        cached = each.ids[:known] + each.new_tokens[: max(taken - 1, 0)] if each.num_accepted >= 0 else []
+        self.scheduler.commit(each, cached)
+        if each.error_bits and not reason:
+            sequence.fault, reason = RuntimeError(error_text(each.error_bits)), "error"
+        elif each.wanted:
+            self._drafting.note(each, taken)
+            if not taken:
+                self._drafting.end(sequence)
         if reason:
-            self._end(job, reason)
+            self._end(sequence, reason)
+        return max(len(each.ids), len(cached))
 
-    def _end(self, job: Job, reason: str) -> None:
-        self.scheduler.remove(job)
-        if job in self._seats:
-            self._leave(job)
-        self._guessing.end(job)
-        self._streams[job.name].end(reason)
-        del self._streams[job.name]
-
-    def _leave(self, job: Job) -> None:
-        self._seats.leave(job)
-        self._guessing.leave(job)
-
-    # ------------------------------------------------------------------------------------------------------ interrupts
-
-    def _start_over(self) -> None:
-        """All that is sure of a request is its tokens: they are read again."""
-        self._streams = {name: stream for name, stream in self._streams.items() if not stream.finish_reason}
-        self.cache.manager.reset()
-        self.scheduler.reset(stream.job for stream in self._streams.values())
-        self._guessing.reset(self._streams)
-        self._forward.reset()
-        self._seats.reset()
-        for stream in list(self._streams.values()):
-            if reason := stream.again():
-                self._end(stream.job, reason)
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        if not sequence.finish_reason:
+            self.scheduler.remove(sequence)
+            self._drafting.leave(sequence)
+            self._drafting.end(sequence)
+            sequence.finish(reason)
+            self._free_rows([sequence])
 
 
-def _part(chunk: Chunk) -> Part:
-    return Part(chunk.job.name, chunk.job.computed, chunk.ids, 1 + len(chunk.guesses) if chunk.complete else 0)
+def _row(each: ScheduledSequence) -> int:
+    assert each.sequence.row is not None
+    return each.sequence.row
 
 
-def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+def _some(logits: Tensor, rows: list[int]) -> Tensor:
+    if rows == list(range(len(logits))):
+        return logits
+    return logits[torch.tensor(rows, dtype=torch.int32).to(logits.device, non_blocking=True)]

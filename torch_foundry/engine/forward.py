@@ -2,122 +2,250 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from operator import is_
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.decode.models import head_of, logits_of
-from torch_foundry.decode.state import horizon_for
-from torch_foundry.engine.groups import Inputs, Part
-from torch_foundry.engine.script import Script
-from torch_foundry.engine.tapes import EXPERTS, Tapes
+from torch_foundry.core.limits import power_of_two
+from torch_foundry.engine.batch import Batch, GroupedView
+from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.generation.graph_cache import GraphCache
+from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
+from torch_foundry.kvcache.base import StateView
 from torch_foundry.kvcache.paged import PagedCache
-from torch_foundry.nn.linear import FEW, FEW_DENSE
-from torch_foundry.patch.forward import forward
-from torch_foundry.patch.weights import ROW_BY_ROW, Gemm, Linear
-from torch_foundry.tape import abandon
+from torch_foundry.models.calls import LONGEST_STEP
+from torch_foundry.models.decoder import DecoderModel
+from torch_foundry.models.outputs import head_of, logits_of
+from torch_foundry.models.rope import Table, horizon_for
+from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE
+
+EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be captured of them
+TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
+PIECE = 32  # tokens of a prompt in a row
+PROMPTS = {"cuda": 1024}  # tokens of a step with prompts, from which on the device takes longer than Python does
+PROMPTS_ELSEWHERE = 128
+OFTEN = 4  # times that a step with prompts comes before it is captured, which takes as long as some five without
+
+
+class PagedStep:
+    """The tokens of a step and the pages that it writes to: what `StepGraph` captures, or `decoder.forward` runs.
+
+    width: blocks of a row's table. batch_invariant: as of `Forward`.
+    """
+
+    def __init__(
+        self, decoder: DecoderModel, cache: PagedCache, sizes: Sizes, width: int, batch_invariant: bool
+    ) -> None:
+        self.decoder, self.cache, self.sizes, self.batch_invariant = decoder, cache, sizes, batch_invariant
+        self.inputs = Batch(sizes, width, cache.manager, decoder.device)
+        self.keys = self.inputs.bound
+        self._pools, self._rope = self._memory(), decoder.rotary.version()
+
+    @property
+    def ids(self) -> Tensor:
+        """See `StepInputs`: all groups' tokens in one row."""
+        return self.inputs.ids[None]
+
+    def _memory(self) -> list[Any]:
+        return [tensor for slot in self.cache.slots for tensor in slot.memory]
+
+    def is_valid(self, positions: int = 0) -> bool:
+        """See `StepInputs`."""
+        return all(map(is_, self._pools, self._memory())) and self._rope == self.decoder.rotary.version()
+
+    def tables(self) -> Mapping[str | None, Table]:
+        """See `StepInputs`: the same tensors until the model changes or needs longer ones."""
+        like = torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device)
+        return self.decoder.rope_tables(horizon_for(self.keys), like).tables
+
+    def states(self, graph: SegmentedGraph | None = None) -> list[GroupedView | StateView]:
+        """See `StepInputs`."""
+        join = torch.cat if graph is None else graph.join
+        return [self.inputs.view(slot, join) for slot in self.cache.slots]
+
+    def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
+        """See `StepInputs`."""
+        if self.batch_invariant or len(self.inputs.ids) <= self.decoder.layers[0].layer.mixer.out.few:
+            return ROW_BY_ROW
+        return Gemm(Linear.gemm if graph is None else graph.product, expert_tokens=EXPERTS)
+
+    def run(self) -> Tensor:
+        """The last norm's result [T, hidden], launched from Python."""
+        return self.decoder.forward(self.ids, self.states(), self.tables(), self.gemm())[0]
 
 
 class Forward:
     """The forward pass of a patched model with a `PagedCache`. Raises Fallback for a model that it can't be taken of.
 
-    exact: every token's results are the same bits whatever else is in the step, by kernels whose rows don't depend on
-    each other: those for few rows, or few rows at a time.
+    Steps are captured by the number of requests, rounded up, and of tokens of each, and by the number of pieces that
+    prompts are cut into: those without prompts when they first run, others when they come again. Padding is no request
+    and writes nowhere.
+
+    requests: at most. batch_invariant: every token's results are the same bits whatever else is in the step, by kernels
+    whose rows don't depend on each other: those for few rows, or few rows at a time.
     """
 
-    def __init__(self, model: Any, cache: PagedCache, *, requests: int, exact: bool) -> None:
+    def __init__(self, model: Any, cache: PagedCache, *, requests: int, batch_invariant: bool) -> None:
         head = head_of(model)
         if head is None or not hasattr(model.model, "decoder_plan"):
             raise Fallback(f"{type(model).__name__} is not a patched model of a known family")
-        self.model, self.cache, self.exact, self.head = model, cache, exact, head
-        self.plan = model.model.decoder_plan()
+        self.model, self.cache, self.batch_invariant, self.head = model, cache, batch_invariant, head
+        self.plan: DecoderModel = model.model.decoder_plan()
         with torch.no_grad():
             self.plan.check()
         if not self.plan.rotary.constant:
             raise Fallback("rope depends on the length of the text")
-        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
-            spec = plan.spec
-            shape = (spec.n_kv_heads, spec.head_dim, self.plan.dtype, self.plan.device)
-            for pool in layer.pools:
-                pool.allocate(cache.manager.blocks, cache.manager.block_size, *shape)
-        self._tapes = Tapes(self, requests)
-        self._snapshot = self.plan.snapshot
+        cache.prepare([plan.layer.mixer.state for plan in self.plan.layers], self.plan.dtype, self.plan.device)
+        self.graphs = cast(GraphCache, self.plan.graphs)
+        self._snapshot = self.plan.guard
+        self._requests = requests
+        self._met: Counter[Hashable] = Counter()  # steps with prompts
+        self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
+        self._prompts = PROMPTS.get(self.plan.device.type, PROMPTS_ELSEWHERE)
+        self._piece = MAX_GEMV_ROWS if batch_invariant else PIECE
+        self._refused: Any = None  # the model as it was when a step could not be captured
+        self._last: StepGraph[PagedStep] | None = None  # the last step, if it was captured and of single tokens
 
     @torch.no_grad()
-    def __call__(self, parts: Sequence[Part]) -> Tensor:
+    def __call__(self, parts: Sequence[ScheduledSequence]) -> Tensor:
         """Logits [n, V] that are wanted, in the order of the parts and their tokens.
 
         Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Fallback if the model
         has changed into one that this can't be done for.
         """
         self.plan.check()
-        if self._snapshot is not self.plan.snapshot:
+        if self._snapshot is not self.plan.guard:
             self._change()
-        x = self._tapes.run(parts)
+        x = self._captured(parts)
         return self._logits(self._eager(parts) if x is None else x)
-
-    def reset(self) -> None:
-        """Let go of what is kept between steps, or recorded at this moment: an interrupt may have torn it."""
-        abandon()
-        self._tapes.clear()
-
-    def _change(self) -> None:
-        """The model has changed: nothing may keep what it was."""
-        self._tapes.clear()
-        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
-            shape = (plan.spec.n_kv_heads, plan.spec.head_dim, self.plan.dtype, self.plan.device)
-            if not all(pool.fits(*shape) for pool in layer.pools):
-                raise Fallback("the model has another shape, dtype or device than its cache")
-        self._snapshot = self.plan.snapshot
 
     @torch.no_grad()
     def go_on(self, tokens: Tensor) -> Tensor | None:
         """Logits [n, V] of the step behind the last one, in which each part goes on with its token of `tokens`, int64
         [n] on the device; the block manager has room for them.
 
-        None, and nothing has happened, if the last step was not on a tape or had other parts than single tokens.
+        None, and nothing has happened, if the last step was not captured or had other parts than single tokens.
         """
-        x = self._tapes.go_on(tokens)
-        return None if x is None else self._logits(x)
+        if self._last is None:
+            return None
+        inputs, n = self._last.inputs.inputs, len(tokens)
+        (group,) = inputs.groups
+        inputs.ids[:n].copy_(tokens)
+        group.rows[:n, 0].add_(1)
+        group.positions[:n].add_(1)
+        if inputs.states is not None:
+            inputs.states[:n, 2].add_(1)
+        return self._logits(self._last.run()[0, :n])
 
-    def _eager(self, parts: Sequence[Part]) -> Tensor:
-        """As `Tapes.run`, without a tape."""
-        alike: defaultdict[int, list[Part]] = defaultdict(list)
+    def _drop(self) -> None:
+        self.graphs.drop(self)
+        self._refused = self._last = None
+
+    def _change(self) -> None:
+        """The model has changed: nothing may keep what it was."""
+        self._drop()
+        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
+            if not layer.fits(0, plan.layer.mixer.state, self.plan.dtype, self.plan.device):
+                raise Fallback("the model has another shape, dtype or device than its cache")
+        self._snapshot = self.plan.guard
+
+    def _captured(self, parts: Sequence[ScheduledSequence]) -> Tensor | None:
+        """The last norm's result [n, hidden] of the tokens that are wanted, in the order of the parts, by a captured
+        step; the next one may overwrite it. None if this step is not for that."""
+        self._last = None
+        few = [part for part in parts if _few(part)]
+        pieces = [piece for part in parts if not _few(part) for piece in part.cut(self._piece)]
+        sizes = self._sizes(few, pieces)
+        if self._refused is self.plan.guard or not self._worth(sizes, parts):
+            return None
+        graph = self.graphs.of(self).find(sizes)
+        fresh = graph is None
+        if graph is None:
+            step = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
+            graph = StepGraph(self.plan, step, sizes)
+        graph.inputs.inputs.fill([group for group in (few, pieces) if group])
+        try:
+            hidden = graph.run()[0]
+        except Fallback as fallback:
+            self._refused = self.plan.guard
+            self.plan.eager[f"step of an engine: {fallback}"] += 1
+            return None
+        if fresh:
+            for dropped in self.graphs.put(self, sizes, graph):
+                del self._met[dropped]
+        self._last = graph if [length for _, length in sizes] == [1] else None
+        return graph.inputs.inputs.wanted(hidden, parts)
+
+    def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
+        sizes: Sizes = ()
+        if few:
+            length, rows = power_of_two(max(len(part.ids) for part in few)), len(few)
+            if pieces:  # beside which some rows more cost little
+                rows = max(rows, min(MAX_GEMV_ROWS // length, self._requests))
+            sizes += ((rows_for(rows, self._requests), length),)
+        if pieces:
+            sizes += ((power_of_two(len(pieces)), self._piece),)
+        return sizes
+
+    def _worth(self, sizes: Sizes, parts: Sequence[ScheduledSequence]) -> bool:
+        """Whether to capture a step of these sizes, or to replay it."""
+        tokens = sum(batch * length for batch, length in sizes)
+        if tokens > EXPERTS and any(plan.layer.experts is not None for plan in self.plan.layers):
+            return False
+        longest = max(len(self.cache.manager.table(part.id)) for part in parts)
+        if longest > self._width:
+            self._width = min(power_of_two(longest), self.cache.manager.blocks)
+            self.graphs.drop(self)
+        budget = self.graphs.budget(self.plan.device)
+        room = budget - self._bytes(sizes)
+        if room < budget // 2:
+            return False
+        if not of_prompts(sizes):
+            return True
+        padded = 2 * sum(len(part.ids) for part in parts) < tokens > self._prompts // 2
+        others = sum(self._bytes(own) for own in self.graphs.of(self) if not of_prompts(own))
+        if tokens > self._prompts or padded or room < others:
+            return False
+        self._met[sizes] += 1
+        return self._met[sizes] >= OFTEN
+
+    def _bytes(self, sizes: Sizes) -> int:
+        return step_bytes(self.plan, sizes, self._width * self.cache.manager.block_size)
+
+    def _eager(self, parts: Sequence[ScheduledSequence]) -> Tensor:
+        """As `_captured`, without a graph."""
+        alike: defaultdict[int, list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
-            for piece in part.cut(FEW) if self.exact else [part]:
-                alike[len(piece.ids)].append(piece)
+            pieces = list(part.cut(MAX_GEMV_ROWS)) if self.batch_invariant else [part]
+            whole = self.cache.manager.states.slots  # recurrent layers want pieces side by side
+            for piece in pieces:
+                alike[len((pieces[0] if whole else piece).ids)].append(piece)
         sizes = tuple((len(found), length) for length, found in alike.items())
-        manager = self.cache.manager
-        width = max(len(manager.table(part.name)) for part in parts)
-        inputs = Inputs(sizes, width, manager.block_size, self.plan.device)
-        inputs.fill(list(alike.values()), manager)
-        return inputs.wanted(self.decoder(inputs), parts)
-
-    def rope(self, positions: int) -> Any:
-        """cos and sin of at least so many positions, by layer type: the same tensors until the model changes."""
-        like = torch.empty(0, dtype=self.plan.dtype, device=self.plan.device)
-        return self.plan.rope_tables(horizon_for(positions), like).tables
-
-    def decoder(self, inputs: Inputs, script: Script | None = None) -> Tensor:
-        """The last norm's result [T, hidden] of a step. script: what records it."""
-        ids = inputs.ids[None]
-        product, join = (Linear.of_many, torch.cat) if script is None else (script.product, script.join)
-        alone = self.exact or ids.numel() <= self.plan.layers[0].layer.mixer.o.few
-        gemm = ROW_BY_ROW if alone else Gemm(product, expert_tokens=EXPERTS)
-        tables = self.rope(inputs.bound)
-        x = self.plan.embed(ids)
-        for plan, slot in zip(self.plan.layers, self.cache.slots, strict=True):
-            x = forward(plan.layer, x, inputs.view(slot, join), plan.layer.rope(tables), gemm)
-        return self.plan.norm(x)[0]
+        width = max(len(self.cache.manager.table(part.id)) for part in parts)
+        step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
+        step.inputs.fill(list(alike.values()))
+        return step.inputs.wanted(step.run(), parts)
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.plan.vocabulary)
-        if not self.exact or len(x) <= FEW_DENSE:
+        if not self.batch_invariant or len(x) <= MAX_GEMV_ROWS_DENSE:
             return logits_of(self.model, self.head, x)
-        few = x.split(FEW_DENSE)
+        few = x.split(MAX_GEMV_ROWS_DENSE)
         return torch.cat([logits_of(self.model, self.head, rows) for rows in few])
+
+
+def _few(part: ScheduledSequence) -> bool:
+    return part.wanted == len(part.ids) <= LONGEST_STEP
+
+
+def rows_for(requests: int, max_rows: int) -> int:
+    """The number of rows of a step for so many requests."""
+    rows = power_of_two(requests) if requests <= MAX_GEMV_ROWS else -(-requests // MAX_GEMV_ROWS) * MAX_GEMV_ROWS
+    return min(rows, max(max_rows, requests))

@@ -6,7 +6,7 @@ from copy import copy
 
 import torch
 
-from torch_foundry.kvcache.formats import stored, unstored, width_of
+from torch_foundry.kvcache.formats import decoded, encoded, row_width
 
 LARGEST = 2**31 - 1  # elements of a buffer (bytes, if it is packed): kernels index with 32 bits
 CAPACITY_STEP = 128  # tokens; kernels that walk the cache in tiles never see a smaller allocation
@@ -67,7 +67,7 @@ class GrowingBuffer:
 
     def outside(self, data: torch.Tensor) -> torch.Tensor:
         """What this part of the stored tokens' memory says to those who don't know the format."""
-        said = data if self.format is None or self.dtype is None else unstored(data, self.format, self.dtype)
+        said = data if self.format is None or self.dtype is None else decoded(data, self.format, self.dtype)
         if said is data:
             self.shown = max(self.shown, self.first + self.length)
         return said
@@ -88,7 +88,7 @@ class GrowingBuffer:
             self.data, self.first, self.length = None, 0, 0
         elif self.format is not None:
             self.dtype, self.length = tensor.dtype, tensor.shape[2]
-            self._own(stored(tensor, self.format))
+            self._own(encoded(tensor, self.format))
         elif (first := self._offset_of(tensor)) is not None:
             self.first, self.length = first, tensor.shape[2]
         else:
@@ -117,7 +117,7 @@ class GrowingBuffer:
         if data is None:
             batch, heads, head_dim = shape
             self.dtype = dtype
-            width, dtype = width_of(head_dim, self.format, dtype)
+            width, dtype = row_width(head_dim, self.format, dtype)
             capacity = _capacity(tokens, tokens + self.spare, batch * heads * width, self.limit)
             self._own(torch.empty(batch, heads, capacity, width, dtype=dtype, device=device))
             self.length = 0
@@ -137,7 +137,7 @@ class GrowingBuffer:
             self.move(_round_up(tokens))
             self.spare = 0
 
-    def lend(self, data: torch.Tensor) -> None:
+    def use_buffer(self, data: torch.Tensor) -> None:
         """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
         assert not self.length
         self._own(data)
@@ -225,7 +225,7 @@ class GrowingBuffer:
         tokens = states.shape[2]
         self.reserve((states.shape[0], states.shape[1], states.shape[3]), tokens, states.dtype, states.device)
         assert self.data is not None
-        self.data.narrow(2, self.first + self.length, tokens).copy_(stored(states, self.format))
+        self.data.narrow(2, self.first + self.length, tokens).copy_(encoded(states, self.format))
         self.dtype = states.dtype
         self.extend(tokens)
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from torch_foundry.kvcache.base import KVLayer, KVView
+from torch_foundry.kvcache.base import CapturedStep, KVLayer, KVSpec, KVView, StateSpec
 from torch_foundry.kvcache.buffer import GrowingBuffer
-from torch_foundry.kvcache.formats import PLAIN, Formats, packed, width_of
+from torch_foundry.kvcache.formats import PLAIN, Formats, packed, row_width
 
 
 def removed(tokens_to_remove: int, length: int) -> int:
@@ -28,6 +28,8 @@ class Buffered(KVLayer, DynamicLayer):
     its own buffer with its own length so that no order of assignments matters. With formats (`kvcache.formats`), what
     they read is unpacked for them, and what they assign is packed.
     """
+
+    capturable = True
 
     def __init__(self, *args: Any, formats: Formats = PLAIN, **kwargs: Any) -> None:
         self._keys = GrowingBuffer(formats[0])
@@ -85,16 +87,18 @@ class Buffered(KVLayer, DynamicLayer):
                 self._keys.append(keys)
                 self._values.append(values)
 
-    def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether `reserve` may be called with these: what is stored has the same shape, dtype and device."""
+    def fits(self, batch: int, spec: StateSpec, dtype: torch.dtype, device: torch.device) -> bool:
+        """See `CacheLayer`."""
+        if not isinstance(spec, KVSpec):
+            return False
         for buffer in (self._keys, self._values):
             data = buffer.data
             if data is not None:
                 shape = data.shape
-                width, kind = (head_dim, dtype) if buffer.format is None else width_of(head_dim, buffer.format, dtype)
+                width, kind = row_width(spec.head_dim, buffer.format, dtype)
                 if (
                     shape[0] != batch
-                    or shape[1] != heads
+                    or shape[1] != spec.heads
                     or shape[3] != width
                     or data.dtype is not kind
                     or (buffer.format is not None and buffer.dtype not in (None, dtype))
@@ -104,20 +108,18 @@ class Buffered(KVLayer, DynamicLayer):
                     return False
         return True
 
-    def reserve(
-        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> KVView:
-        """See `KVLayer`."""
+    def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
+        """See `CacheLayer`."""
         if not self.is_initialized:
             self._initialize(dtype, device)
         keys, values = self._keys, self._values
-        shape = (batch, heads, head_dim)
+        shape = (batch, spec.heads, spec.head_dim)
         keys.dtype = values.dtype = dtype
         keys.reserve(shape, tokens, dtype, device)
         values.reserve(shape, tokens, dtype, device)
         if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
             self._align()
-            return self.reserve(batch, heads, head_dim, tokens, dtype, device)
+            return self.reserve(batch, spec, tokens, dtype, device)
         assert keys.data is not None and values.data is not None
         start, seen = keys.first + keys.length, self.visible(tokens)
         return KVView(keys.data, values.data, seen, start, start + tokens - seen, formats=self.formats)
@@ -128,6 +130,10 @@ class Buffered(KVLayer, DynamicLayer):
         for buffer in (self._keys, self._values):
             if buffer.data is not None:
                 buffer.move(buffer.length)
+
+    def reserve_hint(self, tokens: int) -> None:
+        """See `CacheLayer`."""
+        self._keys.spare = self._values.spare = tokens
 
     def place(self, tokens: int) -> tuple[int, int]:
         """Make room for `tokens` more behind what is stored, for code that writes there without asking; nothing that
@@ -163,9 +169,33 @@ class Buffered(KVLayer, DynamicLayer):
             self._values.drop_last(tokens)
 
     @property
-    def buffers(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The memory of keys and values: [B, H, capacity, D]."""
-        return self._keys.data, self._values.data
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """See `CacheLayer`: keys and values, [B, H, capacity, D]."""
+        keys, values = self._keys.data, self._values.data
+        return () if keys is None or values is None else (keys, values)
+
+    @property
+    def seen(self) -> int:
+        """See `CacheLayer`."""
+        return self.get_seq_length()
+
+    position = seen
+
+    @property
+    def capacity(self) -> int:
+        """See `CacheLayer`."""
+        return min(self._keys.capacity, self._values.capacity)
+
+    def use_buffer(self, memory: tuple[torch.Tensor, ...]) -> None:
+        """See `CacheLayer`."""
+        for buffer, data in zip((self._keys, self._values), memory, strict=True):
+            buffer.use_buffer(data)
+
+    def captured_view(self, batch: int, length: int, step: CapturedStep) -> KVView:
+        """See `CacheLayer`."""
+        k, v = self.memory
+        where: dict[str, Any] = {"positions": step.positions, "step": step.start, "padding": step.padding}
+        return KVView(k, v, k.shape[2], formats=self.formats, **where)
 
     def checkpoint(self) -> tuple[int, ...]:
         """See `KVLayer`."""

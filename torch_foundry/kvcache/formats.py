@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_foundry.quant.kv import BITS, narrowed, pack_rows, row_bytes, unpack_rows
+from torch_foundry.quant.formats import DENSE
+from torch_foundry.quant.kv import FORMATS, cast_saturating, pack_rows, row_bytes, unpack_rows
 
-DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-NAMES = (*DENSE, *BITS)
+NAMES = (*DENSE, *FORMATS)
 Formats = tuple[str | None, str | None]  # of keys and of values
 PLAIN: Formats = (None, None)
 
@@ -24,27 +24,27 @@ def parse(kv_cache: str | Mapping[str, str | None] | None) -> Formats:
 
 def packed(name: str | None) -> str | None:
     """What ops call this format: None for dense ones, whose tensors say what they are."""
-    return name if name in BITS else None
+    return name if name in FORMATS else None
 
 
-def width_of(columns: int, name: str | None, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+def row_width(columns: int, name: str | None, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     """Last dimension and dtype of memory for heads of so many `columns` of `dtype`."""
     if name is None:
         return columns, dtype
     return (columns, DENSE[name]) if name in DENSE else (row_bytes(columns, name), torch.uint8)
 
 
-def stored(x: torch.Tensor, name: str) -> torch.Tensor:
+def encoded(x: torch.Tensor, name: str) -> torch.Tensor:
     """x [..., D] as it is stored."""
-    return narrowed(x, DENSE[name]) if name in DENSE else pack_rows(x, name)
+    return cast_saturating(x, DENSE[name]) if name in DENSE else pack_rows(x, name)
 
 
-def unstored(data: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+def decoded(data: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
     """What is stored as [..., D] of `dtype`."""
     return data.to(dtype) if name in DENSE else unpack_rows(data, name, dtype)
 
 
 def bytes_per_token(heads: int, head_dim: int, formats: Formats, dtype: torch.dtype) -> int:
     """Of a layer and a sequence: keys and values together."""
-    sizes = [width_of(head_dim, name, dtype) for name in formats]
+    sizes = [row_width(head_dim, name, dtype) for name in formats]
     return sum(heads * width * kind.itemsize for width, kind in sizes)

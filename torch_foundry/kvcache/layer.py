@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from torch_foundry.kvcache.base import KVView
+from torch_foundry.kvcache.base import KVSpec, KVView
 from torch_foundry.kvcache.buffered import Buffered, removed
 from torch_foundry.kvcache.formats import PLAIN, Formats
 
@@ -16,7 +16,7 @@ class FoundryLayer(Buffered):
     """All tokens, in place of `DynamicLayer`."""
 
     @classmethod
-    def adopt(cls, layer: DynamicLayer, formats: Formats = PLAIN) -> FoundryLayer:
+    def replace_layers(cls, layer: DynamicLayer, formats: Formats = PLAIN) -> FoundryLayer:
         """A layer with the contents of `layer`."""
         adopted = cls(formats=formats)
         adopted._take(layer)
@@ -50,8 +50,10 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
     """
 
     @classmethod
-    def adopt(cls, layer: DynamicSlidingWindowLayer, formats: Formats = PLAIN) -> FoundrySlidingLayer:
-        """A layer with the contents of `layer`."""
+    def replace_layers(cls, layer: DynamicSlidingWindowLayer, formats: Formats = PLAIN) -> FoundrySlidingLayer | None:
+        """A layer with the contents of `layer`; None if its window is empty."""
+        if layer.sliding_window <= 1:
+            return None
         adopted = cls(sliding_window=layer.sliding_window, formats=formats)
         adopted.record_past = layer.record_past
         adopted._take(layer)
@@ -67,12 +69,10 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
         for buffer in (self._keys, self._values):
             buffer.shrink(2 * max(buffer.length, self.sliding_window))
 
-    def reserve(
-        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> KVView:
+    def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
         """See the base class."""
         self._shrink()
-        return super().reserve(batch, heads, head_dim, tokens, dtype, device)
+        return super().reserve(batch, spec, tokens, dtype, device)
 
     def place(self, tokens: int) -> tuple[int, int]:
         """See the base class."""

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from torch_foundry.kvcache.base import KVCache, KVLayer, KVView
-from torch_foundry.kvcache.blocks import BlockManager, Copy, OutOfBlocks
+from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, KVView, RecurrentSpec, StateSpec
+from torch_foundry.kvcache.block_manager import BlockManager, Copy, OutOfBlocks
 from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
 from torch_foundry.kvcache.pool import Pool
+from torch_foundry.kvcache.pooled_states import PooledStates
+from torch_foundry.kvcache.state_tables import NoStates, StateTables
 
 
 class PagedLayer(KVLayer, DynamicLayer):
@@ -28,6 +30,11 @@ class PagedLayer(KVLayer, DynamicLayer):
     def formats(self) -> Formats:
         """What ops have to be told of the pools."""
         return packed(self.pools[0].format), packed(self.pools[1].format)
+
+    @property
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """See `CacheLayer`: pages of keys and of values."""
+        return tuple(pool.data for pool in self.pools if pool.data is not None)
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -55,24 +62,30 @@ class PagedLayer(KVLayer, DynamicLayer):
         """Note dtype and device."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
-    def fits(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether `reserve` may be called with these."""
-        return self._cache.rows in (0, batch) and all(p.fits(heads, head_dim, dtype, device) for p in self.pools)
+    def fits(self, batch: int, spec: StateSpec, dtype: torch.dtype, device: torch.device) -> bool:
+        """See `CacheLayer`."""
+        return (
+            isinstance(spec, KVSpec)
+            and (not self._cache.rows or self._cache.rows == batch)
+            and all(p.fits(spec.heads, spec.head_dim, dtype, device) for p in self.pools)
+        )
 
-    def reserve(
-        self, batch: int, heads: int, head_dim: int, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> KVView:
-        """See `KVLayer`. Raises OutOfBlocks."""
-        manager = self._cache.manager
+    def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
+        """See `CacheLayer`. Raises OutOfBlocks."""
         self.dtype, self.device, self.is_initialized = dtype, device, True
-        shape = (heads, head_dim, dtype, device)
-        k, v = (pool.allocate(manager.blocks, manager.block_size, *shape) for pool in self.pools)
+        k, v = self.allocate(spec, dtype, device)
         self._cache.room(batch, self.length + tokens, device)
         table = self._cache.block_table()
         return KVView(k, v, self.length + tokens, self.length, block_table=table, formats=self.formats)
 
+    def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages of keys and of values: [blocks, heads, block_size, columns or bytes]."""
+        manager = self._cache.manager
+        shape = (manager.blocks, manager.block_size, spec.heads, spec.head_dim, dtype, device)
+        return self.pools[0].allocate(*shape), self.pools[1].allocate(*shape)
+
     def commit(self, tokens: int) -> None:
-        """See `KVLayer`."""
+        """See `CacheLayer`."""
         self.length += tokens
 
     def visible(self, tokens: int) -> int:
@@ -84,12 +97,13 @@ class PagedLayer(KVLayer, DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; returns all keys and values. This is how stock attention uses the layer."""
         batch, heads, tokens, head_dim = key_states.shape
+        spec = KVSpec(heads, head_dim)
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise RuntimeError("KV cache: there are no gradients through pages; call the model under torch.no_grad()")
         dtype, device = key_states.dtype, key_states.device
-        if not self.fits(batch, heads, head_dim, dtype, device):
+        if not self.fits(batch, spec, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
-        start = self.reserve(batch, heads, head_dim, tokens, dtype, device).start
+        start = self.reserve(batch, spec, tokens, dtype, device).start
         table = self._cache.block_table()
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
             pool.write(new, table, start)
@@ -108,11 +122,11 @@ class PagedLayer(KVLayer, DynamicLayer):
         self._cache.trim()
 
     def checkpoint(self) -> tuple[int, ...]:
-        """See `KVLayer`."""
+        """See `CacheLayer`."""
         return self.length, self.is_initialized
 
     def rollback(self, to: tuple[int, ...]) -> None:
-        """See `KVLayer`."""
+        """See `CacheLayer`."""
         self.length, self.is_initialized = to[0], bool(to[1])
         self._cache.trim()
 
@@ -160,19 +174,31 @@ class PagedCache(KVCache, Cache):
         block_size: int = 16,
         kv_cache: str | Mapping[str, str | None] | None = None,
         salt: bytes = b"",
+        states: StateTables | None = None,
     ) -> None:
         if block_size < 16 or block_size & (block_size - 1):
             raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
-        self.manager = BlockManager(blocks, block_size, salt=salt)
+        self.manager = BlockManager(blocks, block_size, salt=salt, states=states)
         formats = parse(kv_cache)
         count = config.get_text_config(decoder=True).num_hidden_layers
         self._rows: list[object] = []  # the batch's sequences
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
-        self.slots = [PagedLayer(self, formats) for _ in range(count)]  # the same as `layers`
-        super().__init__(layers=list(self.slots))
+        self.slots: list[PagedLayer | PooledStates] = [PagedLayer(self, formats) for _ in range(count)]
+        super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
 
-    def kv_layer(self, index: int) -> PagedLayer:
+    def prepare(self, specs: Sequence[StateSpec], dtype: torch.dtype, device: torch.device) -> None:
+        """Have memory for what the layers of a model keep, for sequences of the manager. For recurrent layers there
+        have to be `states`."""
+        if not any(isinstance(spec, RecurrentSpec) for spec in specs):
+            self.manager.states = NoStates()
+        for i, spec in enumerate(specs):
+            if isinstance(spec, RecurrentSpec):
+                self.slots[i] = PooledStates(self.manager.states.slots)
+            layer: Any = self.slots[i]
+            layer.allocate(spec, dtype, device)
+
+    def cache_layer(self, index: int) -> CacheLayer:
         """See `KVCache`."""
         if index >= len(self.slots):
             raise RuntimeError(f"KV cache: it was made for {len(self.slots)} layers, and the model has more")
@@ -234,7 +260,7 @@ class PagedCache(KVCache, Cache):
 
     def trim(self) -> None:
         """Give up what no layer has stored."""
-        length = max(layer.length for layer in self.slots)
+        length = max(layer.length for layer in self.slots if isinstance(layer, PagedLayer))
         for row in self._rows:
             if not length:
                 self.manager.free(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_foundry.kvcache.buffer import LARGEST
-from torch_foundry.kvcache.formats import stored, unstored, width_of
+from torch_foundry.kvcache.formats import decoded, encoded, row_width
 
 
 class Pool:
@@ -21,7 +21,7 @@ class Pool:
     ) -> torch.Tensor:
         """The memory; allocated when it is asked for first."""
         if self.data is None:
-            width, kind = width_of(head_dim, self.format, dtype)
+            width, kind = row_width(head_dim, self.format, dtype)
             if blocks * heads * size * width > LARGEST:
                 raise RuntimeError(
                     f"KV cache: {blocks} blocks of {size} tokens are too many: a layer's keys or values have at most "
@@ -35,7 +35,7 @@ class Pool:
         data = self.data
         if data is None:
             return True
-        width, kind = width_of(head_dim, self.format, dtype)
+        width, kind = row_width(head_dim, self.format, dtype)
         have = (data.shape[1], data.shape[3], data.dtype, self.dtype, data.device)
         return have == (heads, width, kind, dtype, device)
 
@@ -44,7 +44,7 @@ class Pool:
         assert self.data is not None
         size = self.data.shape[2]
         at = torch.arange(start, start + x.shape[2], device=table.device)
-        rows = x if self.format is None else stored(x, self.format)
+        rows = x if self.format is None else encoded(x, self.format)
         self.data[table[:, at // size].long(), :, at % size] = rows.transpose(1, 2).to(self.data.dtype)
 
     def read(self, table: torch.Tensor, length: int) -> torch.Tensor:
@@ -52,4 +52,4 @@ class Pool:
         assert self.data is not None and self.dtype is not None
         blocks = table[:, : -(-length // self.data.shape[2])].long()
         rows = self.data[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length]
-        return rows if self.format is None else unstored(rows, self.format, self.dtype)
+        return rows if self.format is None else decoded(rows, self.format, self.dtype)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
-from torch_foundry.kvcache.base import KVCache, KVLayer
+from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.kvcache.base import CacheLayer
+from torch_foundry.kvcache.hf_cache import is_known
 
 
-class Undo:
+class Checkpoint:
     """The lengths of a `DynamicCache` or `KVCache` at a moment; `run()` restores them.
 
     Holds no tensors, so memory that a growing cache gives up is freed at once.
@@ -22,10 +24,11 @@ class Undo:
         self._marks = [(layer, _checkpoint(layer)) for layer in cache.layers]
 
     @classmethod
-    def of(cls, cache: Any) -> Undo | None:
+    def of(cls, cache: Any) -> Checkpoint | None:
         """For `cache` if it is of a kind whose layers are known."""
-        return cls(cache) if type(cache) is DynamicCache or isinstance(cache, KVCache) else None
+        return cls(cache) if is_known(cache) else None
 
+    @uninterruptible()
     def run(self) -> bool:
         """Forget what was appended since. False, and nothing is changed, if a layer of a foreign kind cannot."""
         layers = self._cache.layers
@@ -44,7 +47,7 @@ class Undo:
 
 def _checkpoint(layer: Any) -> Any:
     """What `_rollback` needs; None for a layer that forgets tokens as it gets new ones, or is not known."""
-    if isinstance(layer, KVLayer):
+    if isinstance(layer, CacheLayer):
         return layer.checkpoint()
     if type(layer) is DynamicLayer or not getattr(layer, "is_initialized", True):
         return layer.get_seq_length()
@@ -52,7 +55,7 @@ def _checkpoint(layer: Any) -> Any:
 
 
 def _rollback(layer: Any, to: Any) -> None:
-    if isinstance(layer, KVLayer):
+    if isinstance(layer, CacheLayer):
         layer.rollback(to)
     elif to == 0:
         layer.reset()

@@ -3,8 +3,7 @@
 It needs a C preprocessor (the system's C++ compiler) and nothing else of the package.
 """
 
-from .errors import MslError
-from .model import Argument, FunctionConstant, Kernel, Translation
+from .model import Argument, FunctionConstant, Kernel, MslError, Translation
 from .translate import translate
 
 __all__ = ["Argument", "FunctionConstant", "Kernel", "MslError", "Translation", "translate"]

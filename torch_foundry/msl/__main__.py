@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .directives import Comments
-from .errors import MslError
-from .host_check import check, check_text, find_prelude, with_instances
-from .model import Kernel, Translation
+from .lint.host import check, check_text, find_prelude, with_instances
+from .lint.unit import Comments
+from .model import Kernel, MslError, Translation
 from .translate import translate
 
 
@@ -120,17 +119,17 @@ def _check(file: str, translation: Translation) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from . import address_spaces, lint
+    from .lint import Finding, address_spaces, lint
 
     settings = {
         "defines": _defines(options),
         "include_dirs": options.include_dirs,
         "metal_version": options.metal_version,
     }
-    findings: dict[lint.Finding, None] = {}
+    findings: dict[Finding, None] = {}
     notes: dict[str, None] = {}
     for file in options.files:
-        findings.update(dict.fromkeys(lint.lint(file, **settings)))
+        findings.update(dict.fromkeys(lint(file, **settings)))
         report = address_spaces.check(file, entries=options.entry, **settings)
         findings.update(dict.fromkeys(report.findings))
         if report.skipped:

@@ -1,9 +1,19 @@
-"""What a translation yields: the C++ text and the signatures of the kernels in it."""
+"""What a translation yields: the C++ text and the signatures of the kernels in it; or the error."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+
+
+class MslError(Exception):
+    """The source cannot be translated; the message starts with `file:line:`."""
+
+    def __init__(self, file: str, line: int, message: str) -> None:
+        super().__init__(f"{file}:{line}: {message}" if line else f"{file}: {message}")
+        self.file = file
+        self.line = line
+        self.message = message
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .declarations import Declaration
-from .integers import Integers
-from .lexer import Tokens
 from .model import Argument
-from .vocabulary import ADDRESS_SPACES, BUILTINS, UNSUPPORTED_ATTRIBUTES, UNSUPPORTED_STAGES
+from .syntax.declarations import Declaration
+from .syntax.integers import Integers
+from .syntax.lexer import Tokens
+from .syntax.vocabulary import ADDRESS_SPACES, BUILTINS, UNSUPPORTED_ATTRIBUTES, UNSUPPORTED_STAGES
 
 _SPACED = re.compile(r" +([*&])")
 _SIGNS = frozenset({"unsigned", "signed"})

@@ -6,18 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import arithmetic, conditionals, designators, function_constants, overloads, threadgroup
-from .declarations import Declaration, Scope, parse, walk
-from .editor import Editor
-from .erase import erase, vector_constants
-from .errors import MslError
-from .instantiations import read
-from .integers import Integers
-from .lexer import Tokens
-from .library import METAL_NAMES
-from .model import FunctionConstant, Kernel, Translation
-from .preprocess import Defines, preprocess
+from .model import FunctionConstant, Kernel, MslError, Translation
 from .reflect import KernelFunction, is_kernel, kernel_function
+from .rewrite import arithmetic, constants, expressions, overloads, threadgroup
+from .rewrite.editor import Editor
+from .rewrite.qualifiers import rewrite_qualifiers, vector_constants
+from .rewrite.templates import read_instantiation
+from .syntax.declarations import Declaration, Scope, parse, walk
+from .syntax.integers import Integers
+from .syntax.lexer import Tokens
+from .syntax.library import METAL_NAMES
+from .syntax.preprocess import Defines, preprocess
 
 PRELUDE = "metal_prelude.h"
 
@@ -60,15 +59,15 @@ class _Unit:
         self._names: dict[str, Kernel] = {}
 
     def rewrite(self) -> list[FunctionConstant]:
-        erase(self.editor)
+        rewrite_qualifiers(self.editor)
         vector_constants(self.editor)
-        asked = function_constants.answer(self.editor)
-        conditionals.settle(self.editor, self.root)
+        asked = constants.replace_queries(self.editor)
+        expressions.rewrite_conditionals(self.editor, self.root)
         arithmetic.guard(self.editor, self.root)
-        designators.expand(self.editor)
-        threadgroup.place(self.editor, self.root)
-        overloads.collapse(self.editor, self.root)
-        constants = function_constants.define(self.editor, self.root, self.integers, asked)
+        expressions.expand_designators(self.editor)
+        threadgroup.hoist(self.editor, self.root)
+        overloads.merge(self.editor, self.root)
+        defined = constants.define(self.editor, self.root, self.integers, asked)
         declarations = list(walk(self.root))
         for declaration in declarations:
             if declaration.kind == "function" and is_kernel(self.tokens, declaration):
@@ -76,7 +75,7 @@ class _Unit:
         for serial, declaration in enumerate(declarations):
             if declaration.kind == "instantiation":
                 self._instantiation(declaration, serial)
-        return constants
+        return defined
 
     def _kernel(self, declaration: Declaration) -> None:
         """Makes a kernel a plain function, followed by the alias that says how its arguments are bound."""
@@ -125,7 +124,7 @@ class _Unit:
                     self.editor.replace(i, kernel.cpp_name)
 
     def _instantiation(self, declaration: Declaration, serial: int) -> None:
-        found = read(self.editor, declaration, self.functions, self.integers, serial)
+        found = read_instantiation(self.editor, declaration, self.functions, self.integers, serial)
         if found is None:
             return
         described = self._described(found.kernel, found.host_name or found.entry, found.entry)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from .lexer import Tokens
 from .model import FunctionConstant, Kernel, Translation
+from .syntax.lexer import Tokens
 
 _NOT_NAMES = frozenset({"decltype", "static_assert", "alignas", "sizeof", "__attribute__", "operator"})
 

@@ -11,10 +11,9 @@ from torch import nn
 
 from torch_foundry import ops, quant
 from torch_foundry.nn.activations import activation_of
-from torch_foundry.nn.linear import FEW, _PackedMatmul, linear_of_many
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, _PackedMatmul, linear_gemm
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
-_DENSE = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 NAMES = ("gate_proj", "up_proj", "down_proj")
 MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
 
@@ -32,10 +31,10 @@ class Weights:
 
     @property
     def together(self) -> bool:
-        """Whether gate and up can share a launch per token: the better way for up to FEW tokens."""
+        """Whether gate and up can share a launch per token: the better way for up to MAX_GEMV_ROWS tokens."""
         return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype
 
-    def of_few(
+    def gemv(
         self,
         x: torch.Tensor,
         ids: torch.Tensor,
@@ -49,7 +48,7 @@ class Weights:
         h = ops.moe_glu(x, ids, self.gate, self.up, format=gate_format, activation=self.activation, **norm)
         return ops.moe_down(h, ids, weights, self.down, format=down_format, residual=residual, scale=scale)
 
-    def of_many(
+    def gemm(
         self,
         x: torch.Tensor,
         ids: torch.Tensor,
@@ -117,7 +116,7 @@ class FoundryExperts(nn.Module):
         tensors, formats = [], []
         for dense in (*both.split(stock.intermediate_dim, dim=1), down):
             count, rows, columns = dense.shape
-            own = fmt if columns % size == 0 else _DENSE[dense.dtype]
+            own = fmt if columns % size == 0 else quant.DENSE_NAMES[dense.dtype]
             packed = quant.quantize(dense.reshape(-1, columns), own)
             tensors.append(packed.view(count, rows, -1))
             formats.append(own)
@@ -127,7 +126,7 @@ class FoundryExperts(nn.Module):
     @property
     def formats(self) -> tuple[str, ...]:
         """Of gate, up and down."""
-        return tuple(fmt or _DENSE[self._buffers[name].dtype] for name, fmt in self._stored())  # type: ignore[union-attr]
+        return tuple(fmt or quant.DENSE_NAMES[self._buffers[name].dtype] for name, fmt in self._stored())  # type: ignore[union-attr]
 
     def to_experts(self, dtype: torch.dtype) -> nn.Module:
         """The stock module that this one was made from, with the dequantised weights."""
@@ -164,8 +163,8 @@ class FoundryExperts(nn.Module):
             return self._one_by_one(x, top_k_index, top_k_weights)
         weights, x = self.weights(known), x.contiguous()
         routed = top_k_index.to(torch.int32), top_k_weights.float()
-        few = len(x) <= FEW and weights.together
-        return weights.of_few(x, *routed) if few else weights.of_many(x, *routed)
+        few = len(x) <= MAX_GEMV_ROWS and weights.together
+        return weights.gemv(x, *routed) if few else weights.gemm(x, *routed)
 
     def weights(self, activation: str) -> Weights:
         """For kernels."""
@@ -191,7 +190,7 @@ class FoundryExperts(nn.Module):
         if grad or x.dtype not in KERNEL_DTYPES or torch.compiler.is_compiling():
             y: torch.Tensor = _PackedMatmul.apply(x, weight, None, fmt, self._shape(name)[1])
             return y
-        return linear_of_many(x, weight.to(x.dtype) if weight.is_floating_point() else weight,
+        return linear_gemm(x, weight.to(x.dtype) if weight.is_floating_point() else weight,
                               None if weight.is_floating_point() else fmt, None)  # fmt: skip
 
     def _stored(self) -> list[tuple[str, str | None]]:

@@ -9,22 +9,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_foundry import limits, ops, quant
+from torch_foundry import ops, quant
+from torch_foundry.core import limits
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
-FEW = limits.FEW_ROWS
-FEW_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
-AT_ONCE = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
+MAX_GEMV_ROWS = limits.FEW_ROWS
+MAX_GEMV_ROWS_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
+DEQUANT_CHUNK = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 
 
-def linear_of_many(
+def linear_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     fmt: str | None,
     bias: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + b by torch's own matrix product, for more than FEW rows of x [..., K]. Not for tapes.
+    """x W^T + b by torch's own matrix product, for more than MAX_GEMV_ROWS rows of x [..., K]. Not for graphs.
 
     With many rows torch is several times as fast as our kernels (docs/decisions/008). A packed weight is unpacked to
     x's dtype on its device, some rows at a time, so results are those of a dense model. out: where the result is
@@ -32,7 +33,7 @@ def linear_of_many(
     """
     if fmt is None:
         return _product(x, weight, bias, out)
-    rows = max(1, AT_ONCE // x.shape[-1])
+    rows = max(1, DEQUANT_CHUNK // x.shape[-1])
     parts = []
     for start in range(0, weight.shape[0], rows):
         end = min(start + rows, weight.shape[0])
@@ -145,9 +146,9 @@ class FoundryLinear(nn.Linear):
             and (bias is None or bias.dtype == input.dtype)
             and not torch.compiler.is_compiling()
         ):
-            input = input.contiguous() if order is None else ops.reorder(input.contiguous(), order)
-            if input.numel() > FEW * self.in_features:
-                return linear_of_many(input, self.weight, self.format, bias)
+            input = input.contiguous() if order is None else ops.permute_columns(input.contiguous(), order)
+            if input.numel() > MAX_GEMV_ROWS * self.in_features:
+                return linear_gemm(input, self.weight, self.format, bias)
             return ops.linear(input, self.weight, format=self.format, bias=bias)
         weight = self.dequantized(input.dtype)
         return functional.linear(input, weight, bias)

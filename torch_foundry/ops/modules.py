@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
+from torch_foundry.core import extension, tuning  # noqa: F401  (they load the extension and the choices of kernels)
 from torch_foundry.ops.fake import fake as _fake
 from torch_foundry.quant import get_format
-from torch_foundry.quant.kv import columns_of
+from torch_foundry.quant.kv import head_dim_of
 
 _ops = torch.ops.torch_foundry
 
@@ -63,7 +63,7 @@ def linear(
     scale: float = 1.0,
     activation: str | None = None,
     out_features: int | None = None,
-    apart: bool = False,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """`act(x W^T + bias)`, then `residual + scale * that`, in one launch.
 
@@ -72,11 +72,11 @@ def linear(
         packed format of `torch_foundry.quant.FORMATS`, as `quant.quantize` makes it and as it lies in a GGUF file.
     activation: None, "silu", "gelu_tanh" or "gelu" (exact). out_features: use only the first rows of weight.
     Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
-    with another order of summation, unless they are to be `apart`. Returns [..., N], contiguous.
+    with another order of summation, unless they are to be `batch_invariant`. Returns [..., N], contiguous.
     """
     if out_features is not None:
         weight = weight[:out_features]
-    return _ops.linear.default(x, weight, format, bias, residual, scale, activation, apart)
+    return _ops.linear.default(x, weight, format, bias, residual, scale, activation, batch_invariant)
 
 
 @_fake("linear")
@@ -125,7 +125,7 @@ def _(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 # ------------------------------------------------------------------------------------------------------- rope and cache
 
 
-def rope_and_cache(
+def rope_kv(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -154,7 +154,7 @@ def rope_and_cache(
         with i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
     positions: int32 [B, L]: then cos and sin are tables [P, R], and these are the tokens' rows.
-    step: int32 [2] on the device, for tapes: its first element takes the place of start.
+    step: int32 [2] on the device, for graphs: its first element takes the place of start.
     q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
         (`rms_norm`), rounded to its dtype.
     rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
@@ -162,13 +162,13 @@ def rope_and_cache(
         rows says a sequence does not have, or for which there is no room, is not written.
     Returns q as [B, Hq, L, D], contiguous.
     """
-    return _ops.rope_and_cache.default(
+    return _ops.rope_kv.default(
         q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
         rows, block_table, k_format, v_format,
     )  # fmt: skip
 
 
-@_fake("rope_and_cache")
+@_fake("rope_kv")
 def _(
     q: Tensor,
     k: Tensor,
@@ -219,7 +219,7 @@ def attention(
     mask: [B or 1, Hq or 1, L or 1, >= kv_len], combined with the above: bool (True: seen) or additive, float32 or q's
         dtype, where the dtype's least number, and whatever is -1e38 or below, means not seen.
     kv_start: int32 [B], first key that is seen (left padding). Keys outside the range may hold anything, even NaN.
-    step: int32 [2] on the device, for tapes: step[0] is where the first query's own key lies in the cache, so that
+    step: int32 [2] on the device, for graphs: step[0] is where the first query's own key lies in the cache, so that
         step[0] + L keys are filled, and kv_len is only a bound of that; step[1] is the number of keys that came before
         the first one in the cache: mask's columns and kv_start count from there (mask: >= kv_len + step[1] columns).
     rows: int32 [B, 2] on the device, in place of step: the same for each sequence alone, without a shift: rows[b] is
@@ -254,7 +254,7 @@ def _(
     k_format: str | None = None,
     v_format: str | None = None,
 ) -> Tensor:
-    columns = v_cache.shape[3] if v_format is None else columns_of(v_cache.shape[3], v_format)
+    columns = v_cache.shape[3] if v_format is None else head_dim_of(v_cache.shape[3], v_format)
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * columns))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry import _ext, tuning  # noqa: F401  (they load the extension and the choices of kernels)
-from torch_foundry.limits import TILE_ROWS
+from torch_foundry.core import extension, tuning  # noqa: F401  (they load the extension and the choices of kernels)
+from torch_foundry.core.limits import TILE_ROWS
 from torch_foundry.ops.fake import fake as _fake
 
 _ops = torch.ops.torch_foundry

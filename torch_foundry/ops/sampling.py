@@ -1,6 +1,6 @@
 """The next token of each row, written where the next step finds it; `torch_foundry.sampling` holds the state.
 
-The reference is `torch_foundry.sampling.oracle`. State, on the device of the logits, contiguous, kept by kernels alone:
+The reference is `testing.sampler_reference`. State, on the device of the logits, contiguous, kept by kernels alone:
     length, finished, errors: int32 [B] · ids: int64 [B, capacity] · newest: int64 [B, 1]
     params: int32 [18] and rules: uint8 [V], as `torch_foundry.sampling` makes them from settings
 """

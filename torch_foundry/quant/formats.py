@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_foundry import _ext  # noqa: F401  (loads the table)
+from torch_foundry.core import extension  # noqa: F401  (loads the table)
 
-_DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DENSE_NAMES = {dtype: name for name, dtype in DENSE.items()}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Format:
     @property
     def dtype(self) -> torch.dtype:
         """Of the tensor that stores the weights."""
-        return torch.uint8 if self.packed else _DENSE[self.name]
+        return torch.uint8 if self.packed else DENSE[self.name]
 
     def row_size(self, columns: int) -> int:
         """Elements of `dtype` that a row of `columns` weights takes. ValueError if it isn't whole blocks."""

@@ -1,33 +1,35 @@
-"""The device state of a batch that is being generated, and one step on it."""
+"""The device state of rows whose next tokens are chosen together, and one step on them."""
 
 from __future__ import annotations
 
-import itertools
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry.limits import SAMPLE_BITS as BITS
-from torch_foundry.limits import SAMPLE_PARAMS
-from torch_foundry.sampling.settings import Settings
+from torch_foundry.core.limits import SAMPLE_BITS as BITS
+from torch_foundry.core.limits import SAMPLE_PARAMS
+from torch_foundry.sampling.params import Settings, params_of, rules_of, sequences_of
 
 ERRORS = {
     BITS["error_nan"]: "NaN among the scores",
     BITS["error_nothing"]: "no token has a score above -inf",
     BITS["error_infinite"]: "an infinite score can't be drawn from",
 }
+PEEKED = 1 << 26  # bytes, at most, of what `peek` copies at a time
 
 
 class Sampler:
-    """Tokens, lengths and random streams of B rows on the device of `input_ids`; see the package's text for tensors.
+    """Tokens, lengths and random streams of rows on the device of `input_ids`; see the package's text for tensors.
 
-    settings: what to do. input_ids: int64 [B, prompt length], left padded if need be. vocab_size: V of the logits.
-    capacity: columns of `ids`, at least prompt length; generate()'s max_length.
+    The constructor makes a uniform batch. The rows of `empty` are filled one by one as requests come and go, each with
+    settings of its own: a row's tokens are those that it would get alone with its settings, seed and stream.
+
+    settings: what to do. input_ids: int64 [B, prompt length], left padded if need be. vocab_size: V of the logits, up
+    to 2^20. capacity: columns of `ids`, at least prompt length; generate()'s max_length.
     seed: 64 bits; default: from torch's default generator, so that torch.manual_seed decides. streams: of each row, the
-        random stream, 64 bits; default: 0 ... B-1.
+    random stream, 64 bits; default: 0 ... B-1.
     ValueError: a setting names a token outside the vocabulary where Hugging Face would raise, or sizes don't fit.
     """
 
@@ -41,21 +43,31 @@ class Sampler:
         seed: int | None = None,
         streams: Sequence[int] | Tensor | None = None,
     ) -> None:
-        batch, device = len(input_ids), input_ids.device
-        self.settings, self.seed, self.vocab_size, self.device = settings, 0, vocab_size, device
-        self.ids = torch.empty(batch, capacity, dtype=torch.int64, device=device)
-        self.token = torch.empty(batch, 1, dtype=torch.int64, device=device)
+        rows, device = len(input_ids), input_ids.device
+        self.seed, self.vocab_size, self.device = 0, vocab_size, device
+        self.settings: list[Settings | None] = [settings] * rows
+        self.ids = torch.empty(rows, capacity, dtype=torch.int64, device=device)
+        self.token = torch.empty(rows, 1, dtype=torch.int64, device=device)
         self.length, self.start, self.finished, self.errors = (
-            torch.empty(batch, dtype=torch.int32, device=device) for _ in range(4)
+            torch.empty(rows, dtype=torch.int32, device=device) for _ in range(4)
         )
-        self.streams = torch.empty(batch, dtype=torch.int64, device=device)
-        self.params = torch.empty(len(SAMPLE_PARAMS), dtype=torch.int32, device=device)
-        self.rules = rules_of(settings, vocab_size).to(device)
-        self.sequences = _sequences(settings, vocab_size).to(device) if settings.bans_sequences else None
-        table = (batch, vocab_size)
+        self.streams = torch.empty(rows, dtype=torch.int64, device=device)
+        self.params = torch.empty(rows, len(SAMPLE_PARAMS), dtype=torch.int32, device=device)
+        self.rules = rules_of(settings, vocab_size).to(device).repeat(rows, 1)
+        table = (rows, vocab_size)
         self.counts = torch.empty(table, dtype=torch.int32, device=device) if settings.counts_tokens else None
+        self.sequences = sequences_of(settings, vocab_size).to(device) if settings.bans_sequences else None
         self.banned = torch.empty(table, dtype=torch.int32, device=device) if settings.bans_sequences else None
-        self.begin(input_ids, seed=seed, streams=streams)
+        self.begin(input_ids, settings=settings, seed=seed, streams=streams)
+
+    @classmethod
+    def empty(cls, rows: int, *, capacity: int, vocab_size: int, device: torch.device | str) -> Sampler:
+        """Rows that are nobody's yet."""
+        none = torch.empty(rows, 0, dtype=torch.int64, device=device)
+        sampler = cls(Settings(), none, vocab_size=vocab_size, capacity=capacity, seed=0)
+        for row in range(rows):
+            sampler.clear(row)
+        return sampler
 
     def begin(
         self,
@@ -65,7 +77,7 @@ class Sampler:
         seed: int | None = None,
         streams: Sequence[int] | Tensor | None = None,
     ) -> None:
-        """Start again with other prompts, in the same memory, so that tapes of a step stay valid.
+        """Start all rows again with other prompts, in the same memory, so that captured steps stay valid.
 
         Arguments as of the class; settings: as `use` takes them. ValueError: another number of rows, or a prompt that
         is longer than the capacity.
@@ -75,13 +87,16 @@ class Sampler:
             raise ValueError(f"input_ids: expected {rows} rows, got {len(input_ids)}")
         if capacity < prompt:
             raise ValueError(f"capacity: expected at least the prompt's {prompt} tokens, got {capacity}")
-        ignore = (settings or self.settings).repetition_ignore or 0
+        if settings is None:
+            settings = self.settings[0]
+            assert settings is not None
+        ignore = settings.repetition_ignore or 0
         if not isinstance(ignore, int) and len(ignore) != rows:
             raise ValueError(f"repetition_ignore: expected {rows} numbers, got {len(ignore)}")
-        self.use(settings or self.settings, _random_seed() if seed is None else seed)
-        self.ids[:, prompt:] = self.settings.pad
+        self.use(settings, int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) if seed is None else seed)
+        self.ids[:, prompt:] = settings.pad
         self.ids[:, :prompt] = input_ids
-        self.token.copy_(input_ids[:, -1:]) if prompt else self.token.fill_(self.settings.pad)
+        self.token.copy_(input_ids[:, -1:]) if prompt else self.token.fill_(settings.pad)
         for tensor, value in ((self.length, prompt), (self.start, prompt), (self.finished, 0), (self.errors, 0)):
             tensor.fill_(value)
         self.streams.copy_(
@@ -90,152 +105,193 @@ class Sampler:
         if self.banned is not None:
             self.banned.zero_()
         if self.counts is not None:
-            first = torch.tensor(
-                [ignore] * rows if isinstance(ignore, int) else ignore, dtype=torch.int32, device="cpu"
-            )
-            ops.sample_count_prompt(self.ids, first.to(self.device), prompt, self.counts.zero_())
+            first = [ignore] * rows if isinstance(ignore, int) else ignore
+            first_ids = torch.tensor(first, dtype=torch.int32, device="cpu").to(self.device)
+            ops.sample_count_prompt(self.ids, first_ids, prompt, self.counts.zero_())
 
-    def seek(self, lengths: Sequence[int], tokens: Sequence[int] | None = None) -> None:
-        """Continue each row after `lengths` tokens, of which `tokens` are the newest ones; `ids` stays as it is.
+    def use(self, settings: Settings, seed: int | None = None) -> None:
+        """Continue all rows with other numbers (temperature, top_k, pad ...) or another seed; also in captured steps.
+
+        ValueError if `settings` need other kernels or name other tokens than the present ones.
+        """
+        if not self.suits(settings):
+            raise ValueError("use: expected settings with the same processors and tokens, only other numbers")
+        self.settings, self.seed = [settings] * len(self.settings), self.seed if seed is None else seed
+        self.params.copy_(torch.tensor(params_of(settings, self.seed), dtype=torch.int32, device="cpu"))
+
+    def suits(self, settings: Settings | None) -> bool:
+        """Whether `use` takes these settings."""
+        return settings is not None and all(own and own.structure == settings.structure for own in self.settings)
+
+    def fill(
+        self,
+        row: int,
+        settings: Settings,
+        text: Sequence[int],
+        *,
+        seed: int,
+        stream: int = 0,
+        prompt: int | None = None,
+    ) -> None:
+        """Give `row` to a request whose text so far is `text`, of which the first `prompt` tokens were given (default:
+        all).
+
+        A request that was preempted continues with the tokens that it would have had.
+        ValueError: more tokens than `capacity`, a token outside the vocabulary, or settings that ban sequences.
+        """
+        prompt, capacity = len(text) if prompt is None else prompt, self.ids.shape[1]
+        if settings.bans_sequences:
+            raise ValueError("settings: no_repeat_ngram and bad words of several tokens need a batch of their own")
+        if not 0 < prompt <= len(text) <= capacity:
+            raise ValueError(f"text: expected 1 to {capacity} tokens, got {len(text)}, of which {prompt} given")
+        if not 0 <= min(text) <= max(text) < self.vocab_size:
+            raise ValueError(f"text: expected tokens of a vocabulary of {self.vocab_size}")
+        rules, ids = rules_of(settings, self.vocab_size), torch.tensor(text)
+        self.settings[row] = settings
+        self.params[row].copy_(torch.tensor(params_of(settings, seed), dtype=torch.int32))
+        self.rules[row].copy_(rules)
+        self.ids[row, : len(text)].copy_(ids)
+        self.token[row] = text[-1]
+        for tensor, value in ((self.length, len(text)), (self.start, prompt), (self.finished, 0), (self.errors, 0)):
+            tensor[row] = value
+        self.streams[row] = stream
+        if settings.counts_tokens or self.counts is not None:
+            self._count(row, settings, ids, prompt)
+
+    def clear(self, row: int) -> None:
+        """Free `row`. It may still take part in steps; their result for it means nothing."""
+        self.settings[row] = None
+        self.params[row].copy_(torch.tensor(params_of(Settings(), 0), dtype=torch.int32))
+        self.finished[row] = 1
+        self.length[row] = self.ids.shape[1]  # nothing is written
+        self.errors[row] = 0
+
+    def flags(self, rows: Sequence[int] | None = None) -> tuple[bool, ...]:
+        """`Settings.flags` of `rows` (default: all) together: a captured step is valid while they stay the same."""
+        some = self.settings if rows is None else [self.settings[row] for row in rows]
+        return tuple(map(any, zip((False,) * 4, *(own.flags for own in some if own), strict=True)))
+
+    def step(self, logits: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Choose and write a token for each of `rows` (default: all), which ascend; returns `token`, of all rows.
+
+        logits: [n, V], float32, float16 or bfloat16, rows may be strided. Stream-ordered: nothing is waited for.
+        Neighbours share launches.
+        """
+        if rows is None:
+            self._step(logits, slice(None), self.flags())
+            return self.token
+        at = 0
+        while at < len(rows):
+            end = at + 1
+            while end < len(rows) and rows[end] == rows[end - 1] + 1:
+                end += 1
+            self._step(logits[at:end], slice(rows[at], rows[end - 1] + 1), self.flags(rows[at:end]))
+            at = end
+        return self.token
+
+    def _step(self, logits: Tensor, rows: slice, flags: tuple[bool, ...]) -> None:
+        def part(tensor: Tensor) -> Tensor:
+            return tensor if rows == slice(None) else tensor[rows]
+
+        use_rules, use_counts, draw, truncate = flags
+        ops.sample(
+            logits,
+            part(self.params),
+            part(self.rules),
+            start=part(self.start),
+            streams=part(self.streams),
+            length=part(self.length),
+            finished=part(self.finished),
+            errors=part(self.errors),
+            ids=part(self.ids),
+            newest=part(self.token),
+            sequences=self.sequences,
+            counts=part(self.counts) if use_counts and self.counts is not None else None,
+            banned=None if self.banned is None else part(self.banned),
+            use_rules=use_rules,
+            draw=draw,
+            truncate=truncate,
+        )
+
+    def peek(self, logits: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What would be chosen for `rows` behind `lengths` tokens, and error bits: int64 [n] and int32 [n].
+
+        logits: [n, V]. A row may come several times. Nothing of a row changes; for settings that don't count tokens.
+        """
+        capacity, distinct = self.ids.shape[1], list(set(rows))
+        most = max(1, PEEKED // (8 * capacity + self.vocab_size))
+        if len(rows) > most:
+            parts = [slice(at, at + most) for at in range(0, len(rows), most)]
+            found = [self.peek(logits[part], rows[part], lengths[part]) for part in parts]
+            return torch.cat([tokens for tokens, _ in found]), torch.cat([errors for _, errors in found])
+        use_rules, counts, draw, truncate = self.flags(distinct)
+        if counts:
+            raise ValueError("peek: what may come next depends on the tokens before it")
+        index, length = self._put(rows), self._put(lengths)
+        own = index if len(distinct) > 1 else rows[0]
+        finished, errors = torch.zeros_like(length), torch.zeros_like(length)
+        token = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
+        ops.sample(
+            logits,
+            self.params[own],
+            self.rules[own],
+            start=self.start[index],
+            streams=self.streams[index],
+            length=length,
+            finished=finished,
+            errors=errors,
+            ids=torch.empty(len(rows), capacity, dtype=torch.int64, device=self.device),
+            newest=token,
+            use_rules=use_rules,
+            draw=draw,
+            truncate=truncate,
+        )
+        return token[:, 0], errors
+
+    def seek(
+        self, lengths: Sequence[int], tokens: Sequence[int] | None = None, *, rows: Sequence[int] | None = None
+    ) -> None:
+        """Continue `rows` (default: all) after `lengths` tokens, of which `tokens`, of all rows, are the newest ones;
+        `ids` stays as it is.
 
         Only for settings that don't look at earlier tokens; ValueError for others.
         """
-        if self.settings.counts_tokens or self.settings.bans_sequences:
+        if self.banned is not None or self.flags(rows)[1]:
             raise ValueError("seek: what may come next depends on the tokens before it")
+        if rows is not None:
+            self.length[self._put(rows)] = self._put(lengths)
+            return
         self.length.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=self.length.is_cuda)
         self.finished.zero_()
         if tokens is not None:
             self.token.copy_(torch.tensor(tokens)[:, None], non_blocking=self.token.is_cuda)
 
-    def step(self, logits: Tensor) -> Tensor:
-        """Choose and write one token per row; returns `token`.
-
-        logits: [B, V], float32, float16 or bfloat16, rows may be strided. Stream-ordered: nothing is waited for.
-        """
-        self._sample(logits, None)
-        return self.token
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """A step of a sampler that draws, which also returns what it drew from: float32 [B, V]."""
-        probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        self._sample(logits, probs)
-        return probs
-
-    def use(self, settings: Settings, seed: int | None = None) -> None:
-        """Continue with other numbers (temperature, top_k, pad ...) or another seed; also applies to tapes recorded
-        before.
-
-        ValueError if `settings` need other kernels or name other tokens than the present ones.
-        """
-        if settings.structure != self.settings.structure:
-            raise ValueError("use: expected settings with the same processors and tokens, only other numbers")
-        self.settings, self.seed = settings, self.seed if seed is None else seed
-        self.params.copy_(torch.tensor(params_of(settings, self.seed), dtype=torch.int32, device="cpu"))
-
     def check(self) -> None:
         """Wait for the device and raise RuntimeError if some row had no possible token, naming row and reason."""
         check_errors(self.errors.tolist())
 
-    def _sample(self, logits: Tensor, probs: Tensor | None) -> None:
-        ops.sample(
-            logits,
-            self.params,
-            self.rules,
-            start=self.start,
-            streams=self.streams,
-            length=self.length,
-            finished=self.finished,
-            errors=self.errors,
-            ids=self.ids,
-            newest=self.token,
-            sequences=self.sequences,
-            counts=self.counts,
-            banned=self.banned,
-            probs=probs,
-            use_rules=self.settings.has_rules,
-            draw=self.settings.do_sample,
-            truncate=self.settings.truncates,
-        )
+    def _put(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    def _count(self, row: int, settings: Settings, ids: Tensor, prompt: int) -> None:
+        """Bit 0: the token is in the prompt; above it, how often it was generated."""
+        if self.counts is None:
+            self.counts = torch.zeros(len(self.ids), self.vocab_size, dtype=torch.int32, device=self.device)
+        counts = torch.zeros(self.vocab_size, dtype=torch.int32)
+        ignored = settings.repetition_ignore if isinstance(settings.repetition_ignore, int) else 0
+        counts[ids[ignored:prompt]] = 1
+        counts.index_add_(0, ids[prompt:], torch.full((len(ids) - prompt,), 2, dtype=torch.int32))
+        self.counts[row].copy_(counts)
+
+
+def error_text(bits: int) -> str:
+    """Why no token could be chosen."""
+    why = ", ".join(text for bit, text in ERRORS.items() if bits & bit)
+    return f"{why}; no token was chosen from there on"
 
 
 def check_errors(errors: Sequence[int]) -> None:
     """RuntimeError for the first row whose error bits say why no token could be chosen."""
     for row, bits in enumerate(errors):
         if bits:
-            why = ", ".join(text for bit, text in ERRORS.items() if bits & bit)
-            raise RuntimeError(f"row {row}: {why}; no token was chosen from there on")
-
-
-def _random_seed() -> int:
-    """64 bits of torch's default generator on the CPU."""
-    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
-
-
-def params_of(settings: Settings, seed: int) -> list[int]:
-    """SampleParams of shaders/sample.h, word by word."""
-    s = settings
-    named = {"top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p, "forced_bos": s.forced_bos}
-    stages = sum(BITS[f"stage_{name}"] for name, value in named.items() if value is not None)
-    # p = 1 is no limit, and has no fraction of 32 bits
-    if s.top_p == 1:
-        stages &= ~BITS["stage_top_p"]
-    if not s.do_sample:
-        stages = stages & BITS["stage_forced_bos"] | BITS["stage_greedy"]
-    params = {
-        "repetition": s.repetition_penalty,
-        "presence": s.presence_penalty,
-        "frequency": s.frequency_penalty,
-        "temperature": s.temperature if s.do_sample else 1.0,
-        "min_p": s.min_p or 0.0,
-        "top_p": min(round((s.top_p or 0.0) * 2**32), 2**32 - 1),
-        "top_k": min(s.top_k or 0, 2**32 - 1),
-        "stages": stages,
-        "top_p_keep": s.top_p_keep,
-        "min_p_keep": s.min_p_keep,
-        "min_length": s.min_length,
-        "min_new_length": s.min_new_length,
-        "forced_eos_length": s.forced_eos_length,
-        "begin_index": s.begin_index,
-        "ngram": s.no_repeat_ngram,
-        "pad": s.pad,
-        "seed_low": seed & 0xFFFFFFFF,
-        "seed_high": seed >> 32 & 0xFFFFFFFF,
-    }
-    packed = struct.pack("<" + "".join(SAMPLE_PARAMS.values()), *(params[name] for name in SAMPLE_PARAMS))
-    return list(struct.unpack(f"<{len(SAMPLE_PARAMS)}i", packed))
-
-
-def rules_of(settings: Settings, vocab_size: int) -> Tensor:
-    """uint8 [V]: which rules name a token. Hugging Face ignores tokens outside the vocabulary in some of them."""
-    s, rules = settings, torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
-    single = tuple(word[0] for word in s.bad_words if len(word) == 1)
-    forced = () if s.forced_bos is None else (s.forced_bos,)
-    for name, tokens in (("bad_words", single), ("forced_bos", forced), ("forced_eos", s.forced_eos)):
-        _require_known(name, tokens, vocab_size)
-    for name, tokens in (
-        ("eos", s.eos),
-        ("bad_word", single),
-        ("min_length", s.min_length_tokens),
-        ("min_new", s.min_new_tokens),
-        ("forced_bos", forced),
-        ("forced_eos", s.forced_eos),
-        ("suppressed", s.suppress),
-        ("begin_suppressed", s.begin_suppress),
-    ):
-        known = [token for token in tokens if 0 <= token < vocab_size]
-        rules[known] |= BITS[f"rule_{name}"]
-    return rules
-
-
-def _sequences(settings: Settings, vocab_size: int) -> Tensor:
-    """int32: n, then n + 1 offsets into what follows: the tokens of bad words with more than one."""
-    words = [word for word in settings.bad_words if len(word) > 1]
-    for word in words:
-        _require_known("bad_words", word, vocab_size)
-    ends = itertools.accumulate((len(word) for word in words), initial=0)
-    return torch.tensor([len(words), *ends, *itertools.chain(*words)], dtype=torch.int32, device="cpu")
-
-
-def _require_known(name: str, tokens: Iterable[int], vocab_size: int) -> None:
-    if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
-        raise ValueError(f"{name}: expected tokens of a vocabulary of {vocab_size}, got {unknown}")
+            raise RuntimeError(f"row {row}: {error_text(bits)}")

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
-from ..loaders.errors import is_fault
+from torch_foundry.core.load_errors import is_fault
+
 from .template import check_template, plain, render_spans
 
 # What transformers renders in place of the template: the text that has been rendered already, in parts.

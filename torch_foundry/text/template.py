@@ -18,7 +18,8 @@ import numpy as np
 from jinja2 import Template
 from jinja2.exceptions import TemplateError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
-from ..loaders.errors import LoadError
+from torch_foundry.core.load_errors import LoadError
+
 from .bounds import FUNCTIONS, Refusal
 from .budget import Budget, OverBudget, current
 from .sandbox import Counting, Sandbox, check

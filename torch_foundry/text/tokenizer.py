@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..loaders.errors import LoadError, is_fault
+from torch_foundry.core.load_errors import LoadError, is_fault
+
 from .chat import guard
 from .pretokenizers import FIRST, PRE, Pre, pre_tokenizer
 from .template import check_template

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..loaders import Array, LoadError
-from ..loaders.charsmap import check_charsmap
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.text.charsmap import check_charsmap
 
 MODELS = ("gpt2", "llama", "t5", "gemma4")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -155,7 +155,7 @@ class _Keys:
         value = self.get(key)
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
             raise self.error("VOCAB_TYPE", key, "an array of strings", type(value).__name__)
-        strings = value.tolist() if isinstance(value, Array) else list(value)
+        strings = list(value)
         if (odd := next((i for i, s in enumerate(strings) if type(s) is not str), None)) is not None:
             raise self.error("VOCAB_TYPE", f"{key}[{odd}]", "a string", type(strings[odd]).__name__)
         try:
@@ -174,7 +174,7 @@ class _Keys:
         if len(value) != n:
             raise self.error("VOCAB_LEN", key, f"{n} elements, one for each token", f"{len(value)}")
         try:
-            array = np.asarray(value.numpy() if isinstance(value, Array) and value.kind != "str" else value)
+            array = np.asarray(value)
         except (ValueError, OverflowError):
             array = np.empty(n, dtype=object)
         if array.ndim != 1 or (n and array.dtype.kind not in kinds):

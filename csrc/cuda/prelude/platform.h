@@ -23,7 +23,7 @@
 
 namespace msl_ {
 
-constexpr uint32_t kLanes = 32;
+constexpr uint32_t kLanes = MSL_LANES;
 
 MSL_INLINE uint16_t encode_half(float value) {
   uint16_t bits;

@@ -1,5 +1,5 @@
 // Four products of 8x8 matrices as one of 16x16 and 16x8: what the tensor core has an instruction for, of which a
-// single one leaves half unused. An overload of the shaders' own function (shaders/matrix_pairs.h).
+// single one leaves half unused. An overload of the shaders' own function (shaders/attention/matrix_pairs.h).
 #pragma once
 #include "simdgroup_matrix.h"
 

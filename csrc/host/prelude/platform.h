@@ -7,9 +7,12 @@
 #define MSL_SHADER_SCOPE_BEGIN
 #define MSL_SHADER_SCOPE_END
 
-// C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang.
+// C++ has _Float16 on x86-64 from GCC 12 and clang 15, on aarch64 from GCC 13 and in clang. From GCC 13 on it rounds
+// each result only where the processor has such arithmetic: elsewhere it computes in float.
 #if defined(__clang__)
 #define MSL_NATIVE_HALF (__clang_major__ >= 15 || defined(__aarch64__))
+#elif defined(__x86_64__) && !defined(__AVX512FP16__)
+#define MSL_NATIVE_HALF (__GNUC__ == 12)
 #else
 #define MSL_NATIVE_HALF (__GNUC__ >= 13 || (__GNUC__ == 12 && defined(__x86_64__)))
 #endif

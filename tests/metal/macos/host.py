@@ -18,18 +18,18 @@ from wheels import Failure
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
+from torch_foundry.core.sources import HostTree  # noqa: E402
 from torch_foundry.msl import translate  # noqa: E402
-from torch_foundry.msl.directives import Comments  # noqa: E402
-from torch_foundry.msl.host_check import with_instances  # noqa: E402
-from torch_foundry.sources import HostTree  # noqa: E402
+from torch_foundry.msl.lint.host import with_instances  # noqa: E402
+from torch_foundry.msl.lint.unit import Comments  # noqa: E402
 
 # What libc++ and libc++abi export: std::, operators new and delete, the exception and type information support.
 STANDARD = re.compile(r"__ZN?K?V?St|__ZT[VIS]N?K?(St|10__cxxabiv1)|__Zn[wa]|__Zd[la]|___cxa_|___gxx_|__ZT[VIS][a-z]")
 
 
-def kernel_text(shader: Path) -> str:
+def kernel_text(shader: Path, shaders: Path) -> str:
     """The translation of a shader with one of its kernels registered: the first, or the first instance it names."""
-    translation = translate(shader)
+    translation = translate(shader, include_dirs=[shaders])
     translation = with_instances(translation, Comments().instances(str(shader)))
     kernel = translation.kernels[0]
     return f'{translation.source}\nMSL_KERNEL("{kernel.name}", {kernel.signature}, {kernel.entry})\n'
@@ -59,13 +59,13 @@ def check(place: Path, root: Path = ROOT, jobs: int | None = None) -> int:
 
     def checked(shader: Path) -> str:
         try:
-            kernel = library(tree, "kernel", kernel_text(shader), place / f"{shader.stem}.so")
+            kernel = library(tree, "kernel", kernel_text(shader, root / "shaders"), place / f"{shader.stem}.so")
         except Failure as failure:
             return str(failure)
         missing = [name for name in llvm.looked_up(kernel) if name not in there and not STANDARD.match(name)]
         return f"{shader.name}: neither macOS nor the runtime has\n{llvm.demangled(missing)}" if missing else ""
 
-    shaders = sorted((root / "shaders").glob("*.metal"))
+    shaders = sorted((root / "shaders").rglob("*.metal"))
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         failures = [failure for failure in pool.map(checked, shaders) if failure]
     if failures:

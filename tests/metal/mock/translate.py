@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from torch_foundry.msl import Translation, translate
-from torch_foundry.msl.errors import MslError
+from torch_foundry.msl.model import MslError
 from torch_foundry.msl.usage import constants_used
 
 

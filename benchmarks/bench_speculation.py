@@ -1,0 +1,289 @@
+"""Drafting ahead: tokens per second with and without drafts, by how predictable the text is.
+
+python -m benchmarks.bench_speculation --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --holds 1,0.9,0.7,0.5
+
+Networks: `repeating` has a model's shapes and, by construction, a text that repeats itself (see `repeating`); --holds
+is the fraction of tokens that are the same as the time before. `random` has random weights and a prompt that repeats
+itself. `demo` is the bundled model, also with its draft. A whole call of generate() is timed, except for the first
+token; of an engine with --concurrent requests, each with a repeating text of its own, all tokens but the first of each.
+Records go to speculation.jsonl in --out. A text with drafts must equal the one without, token for token; otherwise its
+row is invalid and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import torch_foundry
+from benchmarks.harness import machine, options, record
+from benchmarks.harness.clock import Times
+from benchmarks.harness.record import Parity, Record
+from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
+from torch_foundry import quant
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.generation.draft_length import SpeculationStats
+from torch_foundry.testing.timing import synchronize
+
+NETWORKS = ("repeating", "random", "demo")
+PERIOD = 64  # tokens after which the text of a repeating network begins again
+SECOND = 0.9  # of the largest logit there: the one of the other token that may come
+WARM = 3  # runs before those that count: they compile and capture steps, of more and more sizes
+Ran = tuple[list[list[int]], float, dict[str, Any]]  # texts, seconds a token, what became of drafts
+STORY = "Once upon a time there was a small kite. The wind was strong. "
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    args = _parser().parse_args(argv)
+    device = options.device(args)
+    names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
+    formats = options.some_of(args.formats, quant.FORMATS, "--formats")
+    networks = options.some_of(args.networks, NETWORKS, "--networks")
+    holds = _holds(args.holds)
+    concurrent = [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent")
+    found = machine.look(device, quick=args.quick, commit=args.commit)
+    records: list[Record] = []
+    for network in networks:
+        for name in [network] if network == "demo" else names:
+            for fmt in formats:
+                if network == "demo" and fmt not in DTYPES:
+                    continue
+                model, prompt = _network(network, name, fmt, device, args)
+                for hold in holds if network == "repeating" else [1.0]:
+                    runs = Runs(model, prompt, hold, args)
+                    ways = [("generate", "prompt lookup", runs.generate)]
+                    if network == "demo":
+                        ways += [("generate", "draft model", functools.partial(runs.generate, draft=_draft(model)))]
+                    if network == "repeating":
+                        ways += [
+                            (f"engine, {n}", "prompt lookup", functools.partial(runs.engine, n)) for n in concurrent
+                        ]
+                    for row in (row for way in ways for row in runs.rows(*way)):
+                        records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
+                        records[-1].shape["network"] = network
+                        record.append(args.out / "speculation.jsonl", records[-1:])
+    print(f"{found}\n{_table(records)}")
+    return int(any(not row.valid for row in records))
+
+
+def _network(network: str, name: str, fmt: str, device: torch.device, args: Any) -> tuple[Any, list[int]]:
+    """A patched model, and a prompt for it."""
+    if network == "demo":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from torch_foundry.demo_model import demo_model_path
+
+        tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+        model: Any = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=DTYPES[fmt])
+        model.to(device)
+        model.generation_config.eos_token_id = None
+        prompt = tokenizer(STORY * (args.prompt // 16)).input_ids[: args.prompt]
+        return torch_foundry.patch(model), prompt
+    g = torch.Generator().manual_seed(args.seed)
+    if network == "random":
+        model = build(MODELS[name], fmt, device, seed=args.seed)
+        short = torch.randint(3, MODELS[name].vocab_size, (16,), generator=g).tolist()
+        return torch_foundry.patch(model), (short * args.prompt)[: args.prompt]
+    first = PERIOD * int(torch.randint(0, MODELS[name].vocab_size // 2 // PERIOD, (), generator=g))
+    text = [first + i % PERIOD for i in range(args.prompt)]
+    return torch_foundry.patch(repeating(MODELS[name], fmt, device, seed=args.seed)), text
+
+
+def _draft(model: Any) -> Any:
+    """The demo model's draft."""
+    from transformers import AutoModelForCausalLM
+
+    from torch_foundry.demo_model import draft_model_path
+
+    draft: Any = AutoModelForCausalLM.from_pretrained(draft_model_path(), dtype=model.dtype)
+    return torch_foundry.patch(draft.to(model.device))
+
+
+def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> Any:
+    """A network with a model's shapes, all of it computed, whose text repeats itself every PERIOD tokens.
+
+    The rows of the output layer are those of the embedding, shifted by one token. As the layers add little to the
+    residual stream, the token that was read decides which one comes next. Tokens of the vocabulary's second half are
+    read like those of the first half and have SECOND times their logits; a draw among the best two, at a suitable
+    temperature, decides how often the text departs from the repetition (`Runs`).
+    """
+    network = build(dataclasses.replace(model, tie_word_embeddings=False), "f16", device, seed=seed)
+    network = network.to(DTYPES.get(fmt, torch.float16))
+    half = model.vocab_size // 2
+    tokens = torch.arange(half // PERIOD * PERIOD, device=device)
+    following = tokens - tokens % PERIOD + (tokens + 1) % PERIOD
+    with torch.no_grad():
+        embedding, output = network.get_input_embeddings().weight, network.get_output_embeddings().weight
+        embedding.normal_()
+        embedding[half : 2 * half] = embedding[:half]
+        output.normal_(std=0.1)
+        output[following] = embedding[tokens]
+        output[half + following] = SECOND * embedding[tokens]
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.01)
+            layer.mlp.down_proj.weight.mul_(0.01)
+    if fmt not in DTYPES:
+        pack(network, fmt)
+    return network
+
+
+class Runs:
+    """What is run with one model."""
+
+    def __init__(self, model: Any, prompt: list[int], hold: float, args: Any) -> None:
+        """hold: how often the first of the two tokens that may come is to be drawn; 1: greedy."""
+        self.model, self.device, self.prompt, self.hold, self.args = model, model.device, prompt, hold, args
+        self._engines: dict[tuple[int, int], Engine] = {}
+        self.sampling: dict[str, Any] = {"do_sample": False}
+        if hold < 1:
+            with torch.no_grad():
+                largest = float(model(torch.tensor([prompt], device=self.device)).logits[0, -1].float().max())
+            temperature = (1 - SECOND) * largest / math.log(hold / (1 - hold))
+            self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
+
+    def rows(self, way: str, source: str, run: Callable[[int], Ran]) -> Iterator[Record]:
+        """Records without drafts and with; the caller fills in what they have in common."""
+        expected, plain, _ = self._measured(run, 0)
+        texts, times, extra = self._measured(run, self.args.drafts)
+        for name, seconds, more in ((way, plain, {}), (f"{way}, {source}", times, extra)):
+            yield Record(
+                kind="e2e",
+                name="",
+                way=name,
+                format="",
+                shape={"prompt": len(self.prompt), "tokens": self.args.max_tokens, "hold": self.hold},
+                machine=None,  # type: ignore[arg-type]
+                times=Times(tuple(seconds)),
+                parity=Parity(texts == expected, "the tokens without drafts, one by one"),
+                stock=way,
+                stock_times=Times(tuple(plain)),
+                extra=more,
+            )
+
+    def _measured(self, run: Callable[[int], Ran], drafts: int) -> tuple[list[list[int]], list[float], dict[str, Any]]:
+        """Texts, seconds per token of each run, and what became of drafts in the last run."""
+        for _ in range(WARM):
+            run(drafts)
+        taken = [run(drafts) for _ in range(self.args.iterations)]
+        return taken[-1][0], [seconds for _, seconds, _ in taken], taken[-1][2] if drafts else {}
+
+    def generate(self, drafts: int, draft: Any = None) -> Ran:
+        """A call of generate(), with prompt lookup or a draft model."""
+        source = {"prompt_lookup_num_tokens": drafts} if draft is None else {"assistant_model": draft}
+        source = source if drafts else {}
+        short = self._generate(1, **source)[1]
+        before = dataclasses.replace(self.model.generator_plan().speculation)
+        tokens, whole = self._generate(self.args.max_tokens + 1, **source)
+        after = self.model.generator_plan().speculation
+        extra = _difference(before, after)
+        extra["step_us_by_rows"] = {str(rows): round(t * 1e6, 1) for (_, rows), t in sorted(after.times.items())}
+        return [tokens], (whole - short) / self.args.max_tokens, extra
+
+    def _generate(self, tokens: int, **source: Any) -> tuple[list[int], float]:
+        text = torch.tensor([self.prompt], device=self.device)
+        torch.manual_seed(self.args.seed)
+        start = self._now()
+        out = self.model.generate(
+            text,
+            attention_mask=torch.ones_like(text),
+            max_new_tokens=tokens,
+            **self.sampling,
+            **source,
+        )
+        return out[0, len(self.prompt) :].tolist(), self._now() - start
+
+    def engine(self, requests: int, drafts: int) -> Ran:
+        """The same in an engine, which is kept because its steps are captured."""
+        key = requests, drafts
+        if key not in self._engines:
+            blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)
+            self._engines[key] = Engine(
+                self.model, requests=requests, blocks=blocks, prompt_lookup_num_tokens=drafts or None
+            )
+        run = self._engines[key]
+        run.cache.manager.forget()
+        before = dataclasses.replace(run.speculation)
+        vocabulary = self.model.config.vocab_size // 2 // PERIOD * PERIOD
+        sampling = {name: value for name, value in self.sampling.items() if name != "do_sample"} or {"temperature": 0}
+        streams = [
+            run.submit(
+                [(token + i * PERIOD) % vocabulary for token in self.prompt],
+                SamplingParams(max_tokens=self.args.max_tokens + 1, seed=i, **sampling),
+            )
+            for i in range(requests)
+        ]
+        while any(not stream.tokens for stream in streams):
+            run.step()
+        early, start = sum(len(stream.tokens) for stream in streams), self._now()
+        run.run()
+        seconds = self._now() - start
+        texts = [stream.tokens for stream in streams]
+        return texts, seconds / (sum(map(len, texts)) - early), _difference(before, run.speculation)
+
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+def _difference(before: SpeculationStats, after: SpeculationStats) -> dict[str, Any]:
+    """What became of drafts between two looks."""
+    steps, drafted, accepted, tokens = (
+        getattr(after, name) - getattr(before, name) for name in ("steps", "drafted", "accepted", "tokens")
+    )
+    per_step = round(tokens / steps, 3) if steps else 0.0
+    return {"tokens_per_step": per_step, "accepted": accepted, "drafted": drafted, "stopped": after.stopped}
+
+
+def _table(records: Sequence[Record]) -> str:
+    lines = [f"{'model':14} {'format':6} {'network':9} {'hold':>5} {'way':26} {'tok/s':>8} {'x':>6}  drafts"]
+    for row in records:
+        assert row.times is not None
+        speed = "WRONG" if row.speedup is None else f"{row.speedup:.2f}"
+        shape, said = row.shape, ""
+        if extra := row.extra:
+            said = f"{extra['accepted']} of {extra['drafted']} right, {extra['tokens_per_step']:.2f} tokens a step, "
+            said += f"us by rows {extra.get('step_us_by_rows', '-')}; {extra['stopped']}"
+        what = f"{row.name:14} {row.format:6} {shape['network']:9} {shape['hold']:5} {row.way:26}"
+        lines.append(f"{what} {1 / row.times.median:8.1f} {speed:>6}  {said}")
+    return "\n".join(lines)
+
+
+def _holds(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0.5 < value <= 1 for value in values):
+        raise options.UserError(f"--holds: expected numbers above 0.5, up to 1, got {text!r}")
+    return values
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="bench_speculation", description=__doc__.splitlines()[0])
+    options.add(parser, REAL, "f16,q8_0")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="some of %(default)s")
+    parser.add_argument(
+        "--holds", default="1,0.95,0.9,0.8,0.6", help="how often a repeating text repeats; default %(default)s"
+    )
+    parser.add_argument(
+        "--concurrent", default="1,8,32", help="requests of an engine; 0: no engine; default %(default)s"
+    )
+    parser.add_argument("--drafts", type=int, default=7, help="in a step, at most; default %(default)s")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt; default %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of a text; default %(default)s")
+    parser.add_argument("--iterations", type=int, default=3, help="of each measurement; default %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(options.run("bench_speculation", main))

@@ -1,0 +1,38 @@
+// Host and GPU share this: arguments of rope_kv_dense.metal.
+#pragma once
+#include "common/portable.h"
+
+#define FC_ROPE_ROTATE 0 // function constant: false for layers without position embedding (NoPE)
+#define FC_ROPE_NORM 1   // rope_kv.metal: q and k heads pass a norm first
+#define FC_ROPE_PAGED 2  // rope_kv.metal: the caches lie in pages
+
+namespace foundry {
+
+FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 256;
+FOUNDRY_CONST uint32_t rope_store_simdgroups = 4; // heads of a threadgroup
+
+// Strides in elements; the last dimension of every tensor is contiguous.
+struct RopeKvArgs {
+  uint32_t rows; // batch * q_len
+  uint32_t q_len, n_heads, n_kv_heads;
+  uint32_t head_dim, value_dim, rotary_dim;
+  uint32_t units;         // threads per head: max(head_dim, value_dim) / (2 * vector width)
+  uint32_t start;         // position in the cache of the first new token; with a step, the last that there is room for
+  uint32_t has_step;      // 0 or 1: step[0] is that position
+  uint32_t has_positions; // 0 or 1: cos and sin are tables, of which positions[batch, token] is the row
+  uint32_t table_rows;
+  float eps; // of the norms of q and k heads
+  uint32_t q_batch, q_token;
+  uint32_t k_batch, k_token;
+  uint32_t v_batch, v_token;
+  uint32_t cos_batch, cos_token;
+  uint32_t sin_batch, sin_token;
+  uint32_t k_cache_batch, k_cache_head, k_cache_token;
+  uint32_t v_cache_batch, v_cache_head, v_cache_token;
+  // rope_kv.metal: rows[batch] is where a sequence's first new token goes and how many it has. Pages: ..._batch
+  // are those of a page, table_row the elements of a sequence's row of the table, page_shift log2 of a page's tokens.
+  uint32_t has_rows, table_row, page_shift, pages;
+};
+static_assert(sizeof(RopeKvArgs) == 33 * 4, "shared with the host");
+
+} // namespace foundry

@@ -1,0 +1,112 @@
+// rope_kv_dense.metal for caches of every kind (kv_store.h): packed, in pages, of another dtype, or of sequences that
+// are filled differently. A simdgroup owns a head: it is made in threadgroup memory, rounded to T as everywhere, and
+// written from there.
+#include "attention/heads.h"
+
+#include "attention/kv_pack.h"
+#include "norm/norm_kinds.h"
+
+using namespace metal;
+using namespace foundry;
+
+constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
+constant bool has_norm [[function_constant(FC_ROPE_NORM)]];
+constant bool paged [[function_constant(FC_ROPE_PAGED)]];
+
+// Where a new token's row is, or that it is nowhere: one of those that a sequence does not have.
+struct KvSlot {
+  bool exists;
+  uint page, slot;  // page: or the sequence
+};
+
+METAL_FUNC KvSlot kv_slot(constant RopeKvArgs& args, device const int* step, device const int* rows,
+                          device const int* table, uint batch, uint token) {
+  const uint capacity = args.start + args.q_len;  // with a step or rows
+  int slot = int(args.start + token);
+  bool exists = true;
+  if (args.has_step)
+    slot = int(min(uint(step[0]), args.start) + token);
+  if (args.has_rows) {
+    slot = rows[2 * batch] + int(token);
+    exists = int(token) < rows[2 * batch + 1] && slot >= 0 && uint(slot) < capacity;
+  }
+  if (!paged || !exists)
+    return {exists, batch, uint(slot)};
+  const uint page = uint(table[batch * args.table_row + (uint(slot) >> args.page_shift)]);
+  return {page < args.pages, page, uint(slot) & ((1u << args.page_shift) - 1)};
+}
+
+// foundry-lint: instance(rope_kv<half, float, Llama, Q8KvOut, Q4KvOut>)
+// foundry-lint: instance(rope_kv<bfloat, bfloat, Gemma, DenseOut<bfloat>, DenseOut<half>>)
+template <typename T, typename Table, typename Kind, typename KStore, typename VStore>
+[[kernel]] void rope_kv(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const Table* cosines [[buffer(3), function_constant(has_rope)]],
+    device const Table* sines [[buffer(4), function_constant(has_rope)]],
+    device const int* positions [[buffer(5)]],
+    device const int* step [[buffer(6)]],
+    device typename KStore::unit* k_cache [[buffer(7)]],
+    device typename VStore::unit* v_cache [[buffer(8)]],
+    device T* q_out [[buffer(9)]],
+    constant RopeKvArgs& args [[buffer(10)]],
+    device const T* q_norm [[buffer(11), function_constant(has_norm)]],
+    device const T* k_norm [[buffer(12), function_constant(has_norm)]],
+    device const int* rows [[buffer(13)]],
+    device const int* table [[buffer(14)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float made[rope_store_simdgroups][norm_rope_max_head_dim];
+  const uint heads = args.n_heads + 2 * args.n_kv_heads, index = group * rope_store_simdgroups + simdgroup;
+  const bool busy = index < args.rows * heads;
+  const uint safe = busy ? index : 0;
+  const uint head = safe % heads, row = safe / heads, token = row % args.q_len, batch = row / args.q_len;
+  const bool value = is_value(args, head);
+  const uint columns = value ? args.value_dim : args.head_dim;
+  device const T* in = head_in(args, batch, token, head, q, k, v);
+  threadgroup float* x = made[simdgroup];
+
+  float squares = 0.0f;
+  for (uint i = lane; i < columns / 2; i += simd_width) {
+    const Pair pair = pair_of(args, head, i);
+    const float a = float(in[pair.first]), b = float(in[pair.second]);
+    squares = fma(a, a, fma(b, b, squares));
+  }
+  const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(args.head_dim) + args.eps) : 1.0f;
+  for (uint i = lane; i < columns / 2; i += simd_width) {
+    const Pair pair = pair_of(args, head, i);
+    float a = float(in[pair.first]), b = float(in[pair.second]);
+    if (has_norm && !value) {
+      device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
+      a = float(T(Kind::template apply<T>(a * inverse, float(norm_weight[pair.first]))));
+      b = float(T(Kind::template apply<T>(b * inverse, float(norm_weight[pair.second]))));
+    }
+    if (has_rope && pair.rotates) {
+      device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
+      device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
+      const float c = a, d = b;
+      a = c * float(cos_row[pair.first]) - d * float(sin_row[pair.first]);
+      b = d * float(cos_row[pair.second]) + c * float(sin_row[pair.second]);
+    }
+    x[pair.first] = float(T(a));
+    x[pair.second] = float(T(b));
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+
+  if (busy && head < args.n_heads) {
+    device T* out = q_out + ((batch * args.n_heads + head) * args.q_len + token) * args.head_dim;
+    for (uint i = lane; i < columns; i += simd_width)
+      out[i] = T(x[i]);
+  } else if (busy) {
+    const KvSlot at = kv_slot(args, step, rows, table, batch, token);
+    const uint kv_head = (head - args.n_heads) % args.n_kv_heads;
+    const uint k_row = kv_head * args.k_cache_head + at.slot * args.k_cache_token;
+    const uint v_row = kv_head * args.v_cache_head + at.slot * args.v_cache_token;
+    if (at.exists && value)
+      VStore::store(v_cache + ulong(at.page) * args.v_cache_batch + v_row, x, columns, lane);
+    else if (at.exists)
+      KStore::store(k_cache + ulong(at.page) * args.k_cache_batch + k_row, x, columns, lane);
+  }
+}

@@ -1,0 +1,126 @@
+// Rotary embedding of q and k, and the write of k and v into the cache, in one launch; with an RMSNorm of each q and k
+// head before it, where a model has those. cos and sin may be wider than T; between reading and the one rounding at the
+// end all is f32.
+#include "attention/heads.h"
+
+#include "norm/norm_kinds.h"
+#include "common/vec.h"
+
+using namespace metal;
+using namespace foundry;
+
+constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
+
+// A thread owns 2 VEC elements of one head: VEC pairs to rotate, or 2 VEC to copy.
+// foundry-lint: instance(rope_kv_dense<half, float, 8>)
+// foundry-lint: instance(rope_kv_dense<bfloat, bfloat, 1>)
+template <typename T, typename Table, int VEC>
+[[kernel]] void rope_kv_dense(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const Table* cosines [[buffer(3), function_constant(has_rope)]],
+    device const Table* sines [[buffer(4), function_constant(has_rope)]],
+    device const int* positions [[buffer(5)]],
+    device const int* step [[buffer(6)]],
+    device T* k_cache [[buffer(7)]],
+    device T* v_cache [[buffer(8)]],
+    device T* q_out [[buffer(9)]],
+    constant RopeKvArgs& args [[buffer(10)]],
+    uint gid [[thread_position_in_grid]]) {
+  const uint heads = args.n_heads + 2 * args.n_kv_heads;
+  const uint unit = gid % args.units, row = gid / (args.units * heads), head = gid / args.units % heads;
+  const uint token = row % args.q_len, batch = row / args.q_len;
+  device const T* in = head_in(args, batch, token, head, q, k, v);
+  device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
+
+  const Pair pair = pair_of(args, head, unit * VEC);
+  float a[VEC], b[VEC];
+  if (has_rope && pair.rotates) {
+    device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
+    device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
+    float cos_a[VEC], cos_b[VEC], sin_a[VEC], sin_b[VEC];
+    load(in + pair.first, a);
+    load(in + pair.second, b);
+    load(cos_row + pair.first, cos_a);
+    load(cos_row + pair.second, cos_b);
+    load(sin_row + pair.first, sin_a);
+    load(sin_row + pair.second, sin_b);
+    for (int n = 0; n < VEC; ++n) {
+      const float x = a[n], y = b[n];
+      a[n] = x * cos_a[n] - y * sin_a[n];
+      b[n] = y * cos_b[n] + x * sin_b[n];
+    }
+    store(out + pair.first, a);
+    store(out + pair.second, b);
+  } else if (pair.first < (is_value(args, head) ? args.value_dim : args.head_dim)) {  // k and v heads may differ in size
+    load(in + pair.first, a);
+    load(in + pair.first + VEC, b);
+    store(out + pair.first, a);
+    store(out + pair.first + VEC, b);
+  }
+}
+
+// A simdgroup owns a head, a lane every 32nd pair of it.
+// foundry-lint: instance(norm_rope_kv_dense<half, float, Llama>)
+template <typename T, typename Table, typename Kind>
+[[kernel]] void norm_rope_kv_dense(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const Table* cosines [[buffer(3), function_constant(has_rope)]],
+    device const Table* sines [[buffer(4), function_constant(has_rope)]],
+    device const int* positions [[buffer(5)]],
+    device const int* step [[buffer(6)]],
+    device T* k_cache [[buffer(7)]],
+    device T* v_cache [[buffer(8)]],
+    device T* q_out [[buffer(9)]],
+    constant RopeKvArgs& args [[buffer(10)]],
+    device const T* q_norm [[buffer(11)]],
+    device const T* k_norm [[buffer(12)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]]) {
+  constexpr uint most = norm_rope_max_head_dim / 64;
+  const uint heads = args.n_heads + 2 * args.n_kv_heads, index = group * simdgroups + simdgroup;
+  if (index >= args.rows * heads)
+    return;
+  const uint head = index % heads, row = index / heads, token = row % args.q_len, batch = row / args.q_len;
+  device const T* in = head_in(args, batch, token, head, q, k, v);
+  device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
+  const bool value = is_value(args, head);
+  const uint pairs = (value ? args.value_dim : args.head_dim) / 2;
+
+  float a[most], b[most], squares = 0.0f;
+  for (uint n = 0; n < most; ++n) {
+    const uint i = lane + n * simd_width;
+    if (i < pairs) {
+      const Pair pair = pair_of(args, head, i);
+      a[n] = float(in[pair.first]);
+      b[n] = float(in[pair.second]);
+      squares = fma(a[n], a[n], fma(b[n], b[n], squares));
+    }
+  }
+  const float inverse = rsqrt(simd_sum(squares) / float(args.head_dim) + args.eps);
+  device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
+  for (uint n = 0; n < most; ++n) {
+    const uint i = lane + n * simd_width;
+    if (i < pairs) {
+      const Pair pair = pair_of(args, head, i);
+      if (!value) {
+        a[n] = float(T(Kind::template apply<T>(a[n] * inverse, float(norm_weight[pair.first]))));
+        b[n] = float(T(Kind::template apply<T>(b[n] * inverse, float(norm_weight[pair.second]))));
+      }
+      if (has_rope && pair.rotates) {
+        device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
+        device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
+        const float x = a[n], y = b[n];
+        a[n] = x * float(cos_row[pair.first]) - y * float(sin_row[pair.first]);
+        b[n] = y * float(cos_row[pair.second]) + x * float(sin_row[pair.second]);
+      }
+      out[pair.first] = T(a[n]);
+      out[pair.second] = T(b[n]);
+    }
+  }
+}

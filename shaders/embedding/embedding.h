@@ -1,0 +1,17 @@
+// Host and GPU share this: arguments of embedding.metal.
+#pragma once
+#include "common/rows.h"
+
+namespace foundry {
+
+struct EmbeddingArgs {
+  uint32_t vocab;
+  uint32_t hidden;
+  uint32_t row_blocks;  // blocks in a row of the weight
+  uint32_t row_threads; // ceil(hidden / chunk)
+  float scale;          // already rounded to the activation dtype
+  Rows ids;
+};
+static_assert(sizeof(EmbeddingArgs) == 40, "shared with the host");
+
+} // namespace foundry

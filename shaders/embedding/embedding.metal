@@ -1,0 +1,49 @@
+// Rows of a table of any format by id, rounded to T, then scaled: y[i] = scale * T(W[ids[i]]). A thread makes a chunk.
+// An id outside the table reads nothing and makes a row of NaN: a wrong id must not pass for a weak token.
+#include "embedding/embedding.h"
+
+#include "linear/loader.h"
+
+using namespace metal;
+using namespace foundry;
+
+// foundry-lint: instance(embedding<Q8_0, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q4_1, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q5_0, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q5_1, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q2_K, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q3_K, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q4_K, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q5_K, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Q6_K, bfloat, int, 8>)
+// foundry-lint: instance(embedding<IQ4_NL, bfloat, int, 8>)
+// foundry-lint: instance(embedding<IQ4_XS, bfloat, int, 8>)
+// foundry-lint: instance(embedding<TQ1_0, bfloat, int, 8>)
+// foundry-lint: instance(embedding<TQ2_0, bfloat, int, 8>)
+// foundry-lint: instance(embedding<MXFP4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Affine4_64_F16, bfloat, int, 8>)
+// foundry-lint: instance(embedding<Affine3_32_BF16, half, int, 8>)
+// foundry-lint: instance(embedding<Int4_128, bfloat, int, 8>)
+// foundry-lint: instance(embedding<NF4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<FP4, bfloat, int, 8>)
+// foundry-lint: instance(embedding<MXFP8, bfloat, int, 8>)
+// foundry-lint: instance(embedding<F16, float, long, 1>)
+template <typename Q, typename T, typename Id, int VEC>
+[[kernel]] void embedding(
+    device const Id* ids [[buffer(0)]],
+    device const typename Q::block* weight [[buffer(1)]],
+    device T* y [[buffer(2)]],
+    constant EmbeddingArgs& args [[buffer(3)]],
+    uint gid [[thread_position_in_grid]]) {
+  const uint i = gid / args.row_threads;
+  const uint k = gid % args.row_threads * chunk;
+  const Id id = ids[row_offset(args.ids, i)];
+  const bool known = id >= 0 && id < Id(args.vocab);
+  device const typename Q::block* row = weight + (known ? ulong(id) : 0ul) * args.row_blocks;
+
+  float w[chunk];
+  const float d = known ? load_chunk<Q, VEC>(row, k, args.hidden, w) : NAN;
+  device T* out = y + i * args.hidden + k;
+  for (uint j = 0; j < chunk && k + j < args.hidden; ++j)
+    out[j] = T(args.scale * float(T(known ? d * w[j] : NAN)));
+}

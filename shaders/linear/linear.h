@@ -1,0 +1,38 @@
+// Host and GPU share this: arguments and tuning of linear.metal.
+#pragma once
+#include "common/rows.h"
+
+namespace foundry {
+
+// Tile kernel: BM tokens x BN outputs by 2 x 2 simdgroups, K in slabs of BK. Two f32 slabs fill 13.5 KiB, so two
+// threadgroups fit a core; 2 x 4 accumulators a simdgroup keep the matrix unit busy.
+FOUNDRY_CONST uint32_t linear_bm = 32;
+FOUNDRY_CONST uint32_t linear_bn = 64;
+FOUNDRY_CONST uint32_t linear_bk = 32;
+FOUNDRY_CONST uint32_t linear_tile_threads = 128;
+FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
+
+// LinearArgs::activation
+FOUNDRY_CONST uint32_t activation_none = 0;
+FOUNDRY_CONST uint32_t activation_silu = 1;
+FOUNDRY_CONST uint32_t activation_gelu_tanh = 2;
+FOUNDRY_CONST uint32_t activation_gelu = 3;
+
+// y[m, n] = residual[m, n] + scale * activation(sum_k x[m, k] W[n, k] + bias[n]). The epilogue is chosen at run time by
+// uniform branches: as function constants its 16 forms would each be a compiled variant.
+struct LinearArgs {
+  uint32_t rows;       // M
+  uint32_t n;          // outputs
+  uint32_t k;          // inputs
+  uint32_t row_blocks; // blocks in a row of W
+  uint32_t split;      // rows kernel: simdgroups that share K
+  uint32_t activation;
+  uint32_t has_bias; // when 0, the buffer is not read
+  uint32_t has_residual;
+  float scale;
+  Rows x;
+  Rows residual;
+};
+static_assert(sizeof(LinearArgs) == 76, "shared with the host");
+
+} // namespace foundry

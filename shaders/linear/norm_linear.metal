@@ -1,0 +1,160 @@
+// A decoder layer's first and fourth step for few tokens: RMSNorm and the projections after it, with what follows them, in
+// one launch. The norm is a weighting of x on the way to the products (gemv.h); a team of simdgroups makes OUTS
+// neighbouring outputs for ROWS rows of x, and in the end lane m * OUTS + n of its first simdgroup has output n of row m.
+// Kernels of pairs have OUTS / 2 of them: outputs n and n + OUTS / 2 belong together.
+#include "linear/norm_linear.h"
+
+#include "linear/epilogue.h"
+#include "attention/heads.h"
+#include "linear/normed_products.h"
+
+using namespace metal;
+using namespace foundry;
+
+// Row n of three matrices side by side.
+template <typename Block>
+METAL_FUNC device const Block* row_of(constant NormedArgs& args, uint n, device const Block* w0, device const Block* w1,
+                                  device const Block* w2) {
+  if (n < args.n[0])
+    return w0 + ulong(n) * args.row_blocks[0];
+  n -= args.n[0];
+  if (n < args.n[1])
+    return w1 + ulong(n) * args.row_blocks[1];
+  return w2 + ulong(n - args.n[1]) * args.row_blocks[2];
+}
+
+template <typename T>
+METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, device const T* b1, device const T* b2) {
+  if (n < args.n[0])
+    return args.has_bias & 1 ? float(b0[n]) : 0.0f;
+  n -= args.n[0];
+  if (n < args.n[1])
+    return args.has_bias & 2 ? float(b1[n]) : 0.0f;
+  return args.has_bias & 4 ? float(b2[n - args.n[1]]) : 0.0f;
+}
+
+// y = (norm x) W^T + bias, for up to three W side by side.
+// foundry-lint: instance(norm_linear<Q8_0, half, 4, 16, 4, 1, 1>)
+// foundry-lint: instance(norm_linear<F32, float, 1, 1, 2, 2, 4>)
+template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void norm_linear(
+    device const T* x [[buffer(0)]],
+    device const T* norm_weight [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const typename Q::block* w2 [[buffer(4)]],
+    device const T* b0 [[buffer(5)]],
+    device const T* b1 [[buffer(6)]],
+    device const T* b2 [[buffer(7)]],
+    device T* y [[buffer(8)]],
+    constant NormLinearArgs& args [[buffer(9)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const ThreadPos pos = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  const uint n0 = args.first + pos.team(a.split) * OUTS;
+  device const typename Q::block* w_row[OUTS];
+  for (int n = 0; n < OUTS; ++n)
+    w_row[n] = row_of(a, min(n0 + n, args.end - 1), w0, w1, w2);
+  const float product =
+      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < args.end, pos, partial);
+  const uint m = group.y * ROWS + lane / OUTS, n = n0 + lane % OUTS;
+  if (pos.part(a.split) == 0 && lane < ROWS * OUTS && m < a.rows && n < args.end)
+    y[m * (a.n[0] + a.n[1] + a.n[2]) + n] = T(product + bias_of(a, n, b0, b1, b2));
+}
+
+// y = act(gate) * up with gate, up = (norm x) W^T + bias: w0 and w1. A pair is an output of each.
+// foundry-lint: instance(norm_glu<Q4_0, bfloat, 1, 8, 2, 2, 4>)
+template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void norm_glu(
+    device const T* x [[buffer(0)]],
+    device const T* norm_weight [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const T* b0 [[buffer(4)]],
+    device const T* b1 [[buffer(5)]],
+    device T* y [[buffer(6)]],
+    constant NormGluArgs& args [[buffer(7)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const ThreadPos pos = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  constexpr int pairs = OUTS / 2;
+  const uint n0 = pos.team(a.split) * pairs, width = a.n[0];
+  device const typename Q::block* w_row[OUTS];
+  for (int n = 0; n < OUTS; ++n)
+    w_row[n] = row_of(a, min(n0 + n % pairs, width - 1) + (n < pairs ? 0 : width), w0, w1, w1);
+  float value =
+      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < width, pos, partial);
+  const uint m = group.y * ROWS + lane / OUTS, n = n0 + lane % pairs, mine = lane % OUTS;
+  if (n < width)
+    value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
+  const float up = simd_shuffle_xor(value, ushort(pairs));
+  if (pos.part(a.split) == 0 && mine < pairs && lane < ROWS * OUTS && m < a.rows && n < width)
+    y[m * width + n] = T(activate(args.activation, value) * up);
+}
+
+// q, k, v = (norm x) W^T + bias; q and k rotate, q goes to q_out, k and v to the caches. A pair is one of a head's.
+// foundry-lint: instance(norm_qkv<F16, half, float, 1, 8, 4, 2, 1>)
+// foundry-lint: instance(norm_qkv<Q8_0, bfloat, bfloat, 8, 8, 2, 1, 1>)
+template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void norm_qkv(
+    device const T* x [[buffer(0)]],
+    device const T* norm_weight [[buffer(1)]],
+    device const typename Q::block* w0 [[buffer(2)]],
+    device const typename Q::block* w1 [[buffer(3)]],
+    device const typename Q::block* w2 [[buffer(4)]],
+    device const T* b0 [[buffer(5)]],
+    device const T* b1 [[buffer(6)]],
+    device const T* b2 [[buffer(7)]],
+    device const Table* cosines [[buffer(8)]],
+    device const Table* sines [[buffer(9)]],
+    device const int* positions [[buffer(10)]],
+    device const int* step [[buffer(11)]],
+    device T* k_cache [[buffer(12)]],
+    device T* v_cache [[buffer(13)]],
+    device T* q_out [[buffer(14)]],
+    constant NormQkvArgs& args [[buffer(15)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  const ThreadPos pos = {group.x, group.y, lane, simdgroup, simdgroups};
+  constant NormedArgs& a = args.normed;
+  constant RopeKvArgs& h = args.heads;
+  constexpr int pairs = OUTS / 2;
+  const uint in_head = h.head_dim / 2, first_pair = args.first_pair + pos.team(a.split) * pairs;
+  device const typename Q::block* w_row[OUTS];
+  for (int n = 0; n < OUTS; ++n) {
+    const uint i = min(first_pair + n % pairs, args.end_pair - 1), head = i / in_head;
+    const Pair pair = pair_of(h, head, i % in_head);
+    w_row[n] = row_of(a, head * h.head_dim + (n < pairs ? pair.first : pair.second), w0, w1, w2);
+  }
+  const bool busy = first_pair < args.end_pair;
+  float value = normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial);
+
+  const uint m = group.y * ROWS + lane / OUTS, i = first_pair + lane % pairs;
+  const bool is_first = lane % OUTS < pairs, stored = lane < ROWS * OUTS && m < a.rows && i < args.end_pair;
+  const uint head = i / in_head;
+  const Pair pair = pair_of(h, head, i % in_head);
+  const uint element = is_first ? pair.first : pair.second;
+  if (stored)
+    value += bias_of(a, head * h.head_dim + element, b0, b1, b2);
+  const float other = simd_shuffle_xor(value, ushort(pairs));
+  if (pos.part(a.split) == 0 && stored) {
+    const uint batch = m / h.q_len, token = m % h.q_len;
+    if (pair.rotates) {
+      const float c = float(cosines[cos_offset(h, positions, batch, token) + element]);
+      const float s = float(sines[sin_offset(h, positions, batch, token) + element]);
+      value = value * c + (is_first ? -other : other) * s;
+    }
+    head_out(h, step, batch, token, head, q_out, k_cache, v_cache)[element] = T(value);
+  }
+}

@@ -1,0 +1,40 @@
+// What goes into the gated delta rule, from the outputs of projections: convolution and gates.
+#pragma once
+#include "common/activation.h"
+#include "mixers/gated_delta.h"
+
+namespace foundry {
+
+// log(1 + metal::exp(x)). MSL has no log1p; log(1 + t) = 2 atanh(s), s = t / (2 + t) <= 1/3, is accurate where t is
+// small too.
+METAL_FUNC float softplus(float x) {
+  const float t = metal::exp(-metal::abs(x)), s = t / (2.0f + t);
+  float p = 1.0f / 15.0f;
+  for (int n = 13; n > 0; n -= 2) p = metal::fma(p, s * s, 1.0f / float(n));
+  return metal::max(x, 0.0f) + 2.0f * s * p;
+}
+
+METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + metal::exp(-x)); }
+
+METAL_FUNC uint offset(constant HeadStrides& strides, uint token, uint key_head, uint head) {
+  return token * strides.token + key_head * strides.key_head + head * strides.head;
+}
+
+// One channel of the convolution after token `t` of a run: its last W inputs, of which those from before the run are in
+// `before`, if there were any. Also what its state becomes.
+template <typename T, int W>
+METAL_FUNC void last_inputs(device const T* x, uint stride, int t, device const T* before, bool any,
+                            thread T (&last)[W]) {
+  for (int w = 0; w < W; ++w) {
+    const int at = t - (W - 1) + w;
+    last[w] = at >= 0 ? x[at * stride] : any ? before[W + at] : T(0.0f);
+  }
+}
+
+template <typename T, int W> METAL_FUNC float convolve(thread const T (&inputs)[W], device const T* weight) {
+  float sum = 0.0f;
+  for (int w = 0; w < W; ++w) sum = metal::fma(float(inputs[w]), float(weight[w]), sum);
+  return Silu::apply(sum);
+}
+
+} // namespace foundry

@@ -1,0 +1,70 @@
+// Host and GPU share this: arguments and limits of moe.metal, routed experts of a mixture.
+#pragma once
+#include "linear/norm_linear.h"
+
+namespace foundry {
+
+FOUNDRY_CONST uint32_t moe_max_experts = 1024;    // of which a lane keeps 32 in mind, a bit each
+FOUNDRY_CONST uint32_t moe_max_chosen = 32;       // a lane for each
+FOUNDRY_CONST uint32_t moe_route_simdgroups = 16; // of a token, at most: a core's worth, and no other core shares it
+FOUNDRY_CONST uint32_t moe_tile_fields = 3;       // of a tile of pairs: expert, first pair, number of pairs
+
+// ids and weights are [tokens, chosen + has_shared]; the last column is the shared expert's.
+struct ChoiceArgs {
+  uint32_t experts;
+  uint32_t chosen;     // experts of a token
+  uint32_t has_shared; // weight of a shared expert: the logistic function of one more logit; its id is 0
+  uint32_t normalize;  // the chosen experts' weights add up to 1
+};
+
+struct RouteArgs {
+  NormedArgs normed; // n[0]: experts, n[1]: has_shared
+  ChoiceArgs choice;
+};
+
+// Experts' matrices W[experts, n, k] of one format, and which of them each token goes to. A pair is a token and one of
+// its experts.
+struct RoutedArgs {
+  uint32_t experts;
+  uint32_t chosen;           // experts of a token
+  uint32_t ids_stride;       // from a token's ids to the next token's
+  uint32_t weights_stride;   // the same for routing weights
+  uint32_t expert_blocks[2]; // blocks from an expert's matrix to the next expert's
+};
+
+struct MoeGluArgs {
+  NormedArgs normed; // rows: tokens
+  RoutedArgs routed;
+  uint32_t activation; // as in LinearArgs
+};
+
+struct MoeDownArgs {
+  RoutedArgs routed;
+  uint32_t n, k;
+  uint32_t row_blocks;
+  uint32_t split;
+  uint32_t has_residual; // when 0, the buffer is not read
+  float scale;
+};
+
+struct MoeGroupArgs {
+  RoutedArgs routed;
+  uint32_t pairs;
+  uint32_t tiles; // that there is room for
+};
+
+struct MoeLinearArgs {
+  RoutedArgs routed;
+  uint32_t n, k;
+  uint32_t row_blocks;
+  uint32_t per_row; // pairs to which a row of x belongs
+};
+
+struct MoeCombineArgs {
+  RoutedArgs routed;
+  uint32_t n;
+  uint32_t has_residual;
+  float scale;
+};
+
+} // namespace foundry

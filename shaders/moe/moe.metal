@@ -1,0 +1,171 @@
+// A mixture of experts for few tokens: which experts a token goes to, and those experts' products, read where they lie.
+// Sums are f32 and rounded once. A token's result does not depend on the tokens that come with it.
+#include "moe/moe.h"
+
+#include "moe/topk_experts.h"
+#include "linear/epilogue.h"
+#include "linear/normed_products.h"
+
+using namespace metal;
+using namespace foundry;
+
+// The experts of a token, from the norm before the block to their weights: a threadgroup a token, a lane an expert's
+// logit in the end. `weight` is the router's matrix, `shared` the row that weighs the shared expert.
+// foundry-lint: instance(moe_route<F16, half, 8, 4, 2, 1>)
+// foundry-lint: instance(moe_route<F32, float, 1, 4, 1, 4>)
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void moe_route(
+    device const T* x [[buffer(0)]],
+    device const T* norm_weight [[buffer(1)]],
+    device const typename Q::block* weight [[buffer(2)]],
+    device const typename Q::block* shared [[buffer(3)]],
+    device int* ids [[buffer(4)]],
+    device float* weights [[buffer(5)]],
+    constant RouteArgs& args [[buffer(6)]],
+    threadgroup float* logits [[threadgroup(0)]],
+    threadgroup float* unused [[threadgroup(1)]],
+    uint token [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  constant NormedArgs& a = args.normed;
+  const ThreadPos pos = {0, token, lane, simdgroup, simdgroups};
+  const uint rows = a.n[0] + a.n[1];
+  for (uint first = 0; first < rows; first += simdgroups * OUTS) {
+    const uint n0 = first + simdgroup * OUTS;
+    device const typename Q::block* w_row[OUTS];
+    for (int n = 0; n < OUTS; ++n) {
+      const uint row = min(n0 + n, rows - 1);
+      w_row[n] = row < a.n[0] ? weight + ulong(row) * a.row_blocks[0] : shared;
+    }
+    const float logit =
+        normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < rows, pos, unused);
+    if (lane < OUTS && n0 + lane < rows)
+      logits[n0 + lane] = logit;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup == 0) {
+    const InThreadgroup of = {logits};
+    choose_experts(of, logits[rows - 1], token, args.choice, lane, ids, weights);
+  }
+}
+
+// The same from logits [tokens, experts] and [tokens].
+// foundry-lint: instance(moe_choose<bfloat>)
+template <typename T>
+[[kernel]] void moe_choose(
+    device const T* logits [[buffer(0)]],
+    device const T* shared [[buffer(1)]],
+    device int* ids [[buffer(2)]],
+    device float* weights [[buffer(3)]],
+    constant ChoiceArgs& args [[buffer(4)]],
+    uint token [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  const InDevice<T> of = {logits + ulong(token) * args.experts};
+  choose_experts(of, args.has_shared ? float(shared[token]) : 0.0f, token, args, lane, ids, weights);
+}
+
+// The experts' number; a pair that is not one of theirs reads nothing.
+METAL_FUNC bool is_expert(constant RoutedArgs& args, int id) { return uint(id) < args.experts; }
+
+// x W^T for one row of x, as normed_products.
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
+METAL_FUNC float plain_products(device const typename Q::block* thread (&w_row)[OUTS], device const T* x, uint row,
+                                constant NormedArgs& args, bool busy, ThreadPos pos, threadgroup float* partial) {
+  const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
+  const uint x_row[1] = {row * args.k};
+  float sum[OUTS], unused[1];
+  const uint part = pos.part(args.split);
+  accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + pos.lane, args.split,
+                                                busy ? args.k : 0, sum, unused);
+  return team_sums(sum, args.split, part, partial, pos.simdgroup, pos.lane);
+}
+
+// y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T, or x W^T unless Normed.
+// foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true>)
+// foundry-lint: instance(moe_glu<F32, float, 1, 2, 1, 4, false>)
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, bool Normed>
+[[kernel]] void moe_glu(
+    device const T* x [[buffer(0)]],
+    device const T* norm_weight [[buffer(1)]],
+    device const int* ids [[buffer(2)]],
+    device const typename Q::block* gate [[buffer(3)]],
+    device const typename Q::block* up [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant MoeGluArgs& args [[buffer(6)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  constant NormedArgs& a = args.normed;
+  constant RoutedArgs& r = args.routed;
+  const uint pair = group.y, token = pair / r.chosen;
+  const int id = ids[token * r.ids_stride + pair % r.chosen];
+  const bool known = is_expert(r, id);
+  const ulong expert = known ? ulong(id) : 0ul;
+
+  const ThreadPos pos = {group.x, token, lane, simdgroup, simdgroups};
+  constexpr int pairs = OUTS / 2;
+  const uint n0 = pos.team(a.split) * pairs, width = a.n[0];
+  device const typename Q::block* w_row[OUTS];
+  for (int n = 0; n < OUTS; ++n) {
+    const uint row = min(n0 + n % pairs, width - 1);
+    w_row[n] = n < pairs ? gate + expert * r.expert_blocks[0] + ulong(row) * a.row_blocks[0]
+                         : up + expert * r.expert_blocks[1] + ulong(row) * a.row_blocks[1];
+  }
+  const bool busy = known && n0 < width;
+  const float value = Normed ? normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial)
+                             : plain_products<Q, T, VEC, OUTS, UNROLL, CHAINS>(w_row, x, token, a, busy, pos, partial);
+  const float other = simd_shuffle_xor(value, ushort(pairs));
+  if (pos.part(a.split) == 0 && lane < pairs && n0 + lane < width)
+    y[pair * width + n0 + lane] = T(known ? activate(args.activation, value) * other : 0.0f);
+}
+
+// y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T)), pairs in their order.
+// foundry-lint: instance(moe_down<Q4_0, bfloat, 16, 4, 1, 1>)
+// foundry-lint: instance(moe_down<F32, float, 8, 4, 1, 4>)
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void moe_down(
+    device const T* x [[buffer(0)]],
+    device const int* ids [[buffer(1)]],
+    device const float* weights [[buffer(2)]],
+    device const typename Q::block* weight [[buffer(3)]],
+    device const T* residual [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant MoeDownArgs& args [[buffer(6)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
+  constant RoutedArgs& r = args.routed;
+  const uint token = group.y;
+  const ThreadPos pos = {group.x, token, lane, simdgroup, simdgroups};
+  const uint n0 = pos.team(args.split) * OUTS, part = pos.part(args.split);
+  const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
+  float total[OUTS];
+  for (int n = 0; n < OUTS; ++n)
+    total[n] = 0.0f;
+  for (uint j = 0; j < r.chosen; ++j) {
+    const int id = ids[token * r.ids_stride + j];
+    if (is_expert(r, id)) {  // uniform
+      device const typename Q::block* w_row[OUTS];
+      for (int n = 0; n < OUTS; ++n)
+        w_row[n] = weight + ulong(id) * r.expert_blocks[0] + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
+      const uint x_row[1] = {(token * r.chosen + j) * args.k};
+      float sum[OUTS], unused[1];
+      accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + lane, args.split,
+                                                    n0 < args.n ? args.k : 0, sum, unused);
+      const float w = weights[token * r.weights_stride + j];
+      for (int n = 0; n < OUTS; ++n)
+        total[n] = fma(w, sum[n], total[n]);
+    }
+  }
+  const float sum = team_sums(total, args.split, part, partial, simdgroup, lane);
+  const uint n = n0 + lane;
+  if (part == 0 && lane < OUTS && n < args.n) {
+    const uint at = token * args.n + n;
+    y[at] = T(args.has_residual ? fma(args.scale, sum, float(residual[at])) : args.scale * sum);
+  }
+}

@@ -1,3 +1,0 @@
-"""Fixtures of the decode tests: those of the patch."""
-
-from tests.patch.conftest import _one_thread, pair, quiet  # noqa: F401

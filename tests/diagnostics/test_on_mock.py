@@ -1,0 +1,89 @@
+"""doctor on a Mac, as far as Linux can show it: the Metal executor on the mock of Metal, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
+import build
+
+pytestmark = pytest.mark.tier("metal")
+ROOT = Path(__file__).parents[2]
+
+# The variants of kernels that the CPU runs are compiled; tests/metal/test_models.py runs the GPU's own.
+DOCTOR = """
+import sys
+from tests.metal.variants import same_variants
+from torch_foundry.cli import main
+with same_variants(of="cpu", on="mps"):
+    sys.exit(main({arguments!r}))
+"""
+
+
+def test_doctor_on_the_mock_of_metal(tmp_path: Path) -> None:
+    if reason := build.unavailable():
+        pytest.skip(reason)
+    path = tmp_path / "report.json"
+    code = DOCTOR.format(arguments=["doctor", "--device", "mps", "--quick", "--icb", "--json", str(path)])
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "TORCH_FOUNDRY_EXTENSION": str(build.build())}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    report = json.loads(path.read_text())
+    assert report["complete"] and not report["failures"] and report["emulated"]
+    assert report["device"]["name"] == "mps" and report["device"]["executor"] == "metal"
+    assert report["device"]["metal"]["library"] in ("jit", "metallib")
+    assert report["kernels"]["compiled"] == report["kernels"]["all"]
+    assert report["checks"]["passed"] == report["checks"]["all"] > 50
+    assert report["indirect"]["indirect_us"] > 0 and all(row["valid"] for row in report["gemv"])
+    assert "emulated on the CPU: figures say nothing about a GPU" in result.stdout
+    assert "as an indirect command buffer" in result.stdout
+
+
+INDIRECT = """
+import sys, torch, torch_foundry.core.extension
+from pathlib import Path
+from torch_foundry.aot import prebuild
+from tests.metal.variants import same_variants
+from torch_foundry.diagnostics.doctor import examine, machine, measure, selfcheck
+from torch_foundry.diagnostics.doctor.report import Report
+calls, suite, mock = list(prebuild.calls())[:1], selfcheck.suite(True)[:1], torch.ops.mock_metal
+prebuild.calls = lambda device: iter(calls)
+selfcheck.suite = lambda quick: suite
+measure.gemv_jobs = lambda quick, emulated: [("tiny", 64, 64, "f16")]
+mock.trace()
+with same_variants(of="cpu", on="mps"):
+    report = Report(Path({path!r}))
+    report.data["machine"] = machine.machine()
+    examine.examine(torch.device("mps"), report, True, {icb})
+events = [e.split()[0] for e in mock.trace() if e.startswith(("dispatch", "icb"))]
+first = events.index("icb") if "icb" in events else len(events)
+print("icb" in events, "dispatch" in events[first:], report.failures, report.data["indirect"]["no_indirect"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("icb", "environment", "expected"),
+    [
+        (False, {}, "False False [] indirect command buffers not measured: --icb does so, last"),
+        (True, {}, "True False [] None"),
+        (True, {"TORCH_FOUNDRY_ICB": "0"}, "False False [] indirect command buffers not measured: TORCH_FOUNDRY_ICB=0"),
+    ],
+    ids=["unasked", "asked", "forbidden"],
+)
+def test_indirect_command_buffers_come_last_or_not_at_all(
+    icb: bool, environment: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    """A GPU that fails on one ignores all that this process submits afterwards."""
+    if reason := build.unavailable():
+        pytest.skip(reason)
+    code = INDIRECT.format(path=str(tmp_path / "report.json"), icb=icb)
+    environment = {**os.environ, "TORCH_FOUNDRY_EXTENSION": str(build.build()), **environment}
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.stdout.strip().splitlines()[-1:] == [expected], result.stderr[-3000:]

@@ -1,0 +1,3 @@
+"""Fixtures of the decode tests: those of the patch."""
+
+from tests.hf.conftest import _one_thread, pair, quiet  # noqa: F401

@@ -1,0 +1,155 @@
+"""compare finds the layer that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shader_text import edited_shaders
+from torch import nn
+
+from tests.exact import InFloat64, doubled
+from tests.hf.tiny_models import FAMILIES, build, classes, config, ids, padded, random_model, shared
+from torch_foundry import ops
+from torch_foundry.core import runtime
+from torch_foundry.diagnostics.compare import compare
+from torch_foundry.diagnostics.compare.result import PROMPT as PROMPT_PATH
+from torch_foundry.diagnostics.compare.result import REPLAY, STEP, TOKEN
+from torch_foundry.generation.step_graph import StepGraph
+from torch_foundry.hf.api import patch, report
+from torch_foundry.testing.tolerance import FLOOR, relative_error
+
+PROMPT = ids(2, 17)
+SHADERS = Path(__file__).parents[2] / "shaders"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_is_out_of_line(family: str) -> None:
+    model = copy.deepcopy(shared(family))
+    drift = compare(model, PROMPT)
+    assert drift.first_bad is None, str(drift)
+    with torch.no_grad(), InFloat64():
+        exact = doubled(model)(PROMPT).logits
+    with torch.no_grad():
+        error = relative_error(model(PROMPT).logits, exact)
+    assert drift.paths[0].logits <= 3 * error + FLOOR[torch.float32], (
+        f"stock's error {error:.1e}"
+    )  # ours: at most twice that
+    assert drift.top1 == 1.0
+    assert [path.name for path in drift.paths] == [PROMPT_PATH, TOKEN, STEP, REPLAY] and drift.left_out is None
+    steps = drift.paths[2]
+    assert [stage.name for stage in steps.stages] == [stage.name for stage in drift.stages]
+    assert [stage.name for stage in drift.paths[3].stages] == ["captured", "replay 1", "replay 2"]
+    assert [stage.name for stage in drift.stages] == [
+        "model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"
+    ]  # fmt: skip
+    assert classes(model) == classes(shared(family)), "patched for the duration only"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounding_is_not_out_of_line(dtype: torch.dtype) -> None:
+    drift = compare(build("llama", dtype, layers=5), PROMPT)
+    assert drift.first_bad is None, str(drift)
+    assert drift.dtype == dtype and drift.logits > 0
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_a_fault_is_found_at_its_layer(layer: int) -> None:
+    model = patch(build("llama", layers=5))
+    mixer = model.model.layers[layer]._foundry.layer.mixer
+    mixer.spec = dataclasses.replace(mixer.spec, scale=1.02 * mixer.spec.scale)
+    drift = compare(model, PROMPT)
+    assert drift.first_bad == f"model.layers.{layer}", str(drift)
+    assert str(drift).count("out of line") == 2
+    assert drift.stages[layer + 1].growth is None or drift.stages[layer + 1].growth > 10
+
+
+def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patch(build("llama"))
+    right = ops.glu
+    monkeypatch.setattr(ops, "glu", lambda *args: 1.001 * right(*args))
+    assert compare(model, PROMPT).first_bad == "model.layers.0"
+
+
+# of norm_linear.metal, which no prompt goes through
+FAULTS = {
+    "norm_glu": ("llama", "activate(args.activation, value) * up", "activate(args.activation, up) * value"),
+    "norm_qkv": ("llama", "is_first ? -other : other", "is_first ? other : -other"),
+    "norm_linear": ("qwen3", "= T(product + bias_of", "= T(1.1f * product + bias_of"),
+}
+
+
+@pytest.fixture
+def shaders(tmp_path: Path) -> Callable[[str, str, str], Any]:
+    def edited(file: str, old: str, new: str) -> Any:
+        return runtime.use_shaders(edited_shaders(tmp_path, (file, old, new)))
+
+    return edited
+
+
+@pytest.mark.tier("models")
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+@pytest.mark.parametrize("op", FAULTS)
+def test_a_faulty_kernel_of_decode_steps_is_named(op: str, quantize: str | None, shaders: Any) -> None:
+    family, *change = FAULTS[op]
+    model = patch(build(family), quantize=quantize)
+    assert compare(model, PROMPT).first_bad is None
+    with shaders("norm_linear.metal", *change):
+        drift = compare(model, PROMPT)
+    assert drift.bad_path is drift.paths[2] and drift.first_bad == "model.layers.0", str(drift)
+    assert drift.bad_path.kernels == [op]
+    assert drift.logits > 0.01 and drift.paths[0].logits < 1e-5
+    assert f"first out of line: model.layers.0 of the decode step, by {op}" in str(drift)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "CohereConfig"])
+def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
+    """In a model of which nothing is known but its linear layers and embeddings, too."""
+    model = patch(random_model(config(name)))
+    with shaders("linear.metal", "store_output(total,", "store_output(1.1f * total,"):
+        drift = compare(model, PROMPT)
+    assert drift.bad_path is drift.paths[1] and drift.bad_path.kernels == ["linear"], str(drift)
+    assert (drift.left_out is None) == (name == "LlamaConfig")
+    assert name == "LlamaConfig" or "decode steps were not compared: CohereForCausalLM is no known" in str(drift)
+
+
+def test_a_graph_that_differs_from_its_kernels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StepGraph.run
+
+    def stale(self: StepGraph[Any]) -> torch.Tensor:
+        """The first step again and again."""
+        if self.captured:
+            assert self._result is not None
+            self.decoder.steps += 1
+            return self._result
+        return right(self)
+
+    monkeypatch.setattr(StepGraph, "run", stale)
+    drift = compare(build("llama"), PROMPT)
+    assert drift.bad_path is drift.paths[3] and drift.first_bad == "replay 1", str(drift)
+    assert "launched one by one" in str(drift)
+
+
+def test_nan_is_out_of_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = patch(build("llama"))
+    monkeypatch.setattr(ops, "glu", lambda gate, *_: torch.full_like(gate, torch.nan))
+    assert compare(model, PROMPT).first_bad == "model.layers.0"
+
+
+def test_inputs_and_state_are_kept() -> None:
+    model = build("mistral").train()
+    inputs = padded([12, 7])
+    drift = compare(model, inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    assert drift.first_bad is None
+    assert model.training and not report(model).swapped
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="nothing in ReLU could be patched"):
+        compare(nn.ReLU(), PROMPT)

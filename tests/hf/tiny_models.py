@@ -1,0 +1,166 @@
+"""Tiny random models of every family, with logits far enough apart that greedy decoding does not depend on rounding."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from torch_foundry.hf.api import report
+
+DEVICE = torch.device(os.environ.get("TORCH_FOUNDRY_TEST_DEVICE", "cpu"))  # of models and of what they are given
+VOCAB = 120
+COMMON = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "num_hidden_layers": 2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config class and what it gets besides COMMON."""
+
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    attention: str = "sdpa"
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GRANITE = {
+    "residual_multiplier": 0.4,
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 4.0,
+    "attention_multiplier": 0.1,
+}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+FAMILIES = {
+    "llama": Case("LlamaConfig"),
+    "llama-biased": Case(
+        "LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE}, attention="eager"
+    ),
+    "qwen2": Case("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen3": Case("Qwen3Config"),
+    "mistral": Case("MistralConfig", {"sliding_window": 12}),
+    "phi3": Case("Phi3Config", {"rope_parameters": PARTIAL_ROPE, "sliding_window": None}),
+    "gemma": Case("GemmaConfig"),
+    "gemma2": Case("Gemma2Config", {"sliding_window": 12}, attention="eager"),
+    "gemma3": Case("Gemma3TextConfig", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
+    "granite": Case("GraniteConfig", GRANITE),
+    "olmo2": Case("Olmo2Config"),
+    "olmo3": Case("Olmo3Config", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
+    "smollm3": Case("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+    "mixtral": Case("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
+    # the second layer has no experts
+    "qwen2_moe": Case(
+        "Qwen2MoeConfig", {**MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1], "qkv_bias": True}
+    ),
+    "qwen3_moe": Case("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}, attention="eager"),
+}
+
+
+def build(
+    family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0, **sizes: int
+) -> PreTrainedModel:
+    """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
+    case = FAMILIES[family]
+    options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
+    for per_layer in ("layer_types", "no_rope_layers"):
+        if per_layer in options:
+            options[per_layer] = (options[per_layer] * layers)[:layers]
+    config = getattr(transformers, case.config)(**options)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=case.attention).eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name or "bias" in name:
+                parameter.add_(0.3 * noise)  # away from ones and zeros
+            else:
+                parameter.copy_(0.06 * noise)
+    model.generation_config.eos_token_id = None  # always generate as much as was asked for
+    return model.to(DEVICE, dtype)
+
+
+@functools.cache
+def shared(family: str) -> PreTrainedModel:
+    """A stock model that several tests read."""
+    return build(family)
+
+
+def ids(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Random token ids, none of them special."""
+    return torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def padded(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """A batch with left padding."""
+    width = max(lengths)
+    inputs = {
+        "input_ids": ids(len(lengths), width),
+        "attention_mask": torch.ones(len(lengths), width, dtype=torch.long, device=DEVICE),
+    }
+    for row, length in enumerate(lengths):
+        inputs["input_ids"][row, : width - length] = 0
+        inputs["attention_mask"][row, : width - length] = 0
+    return inputs
+
+
+def classes(model: nn.Module) -> list[type]:
+    """The class of every module."""
+    return [type(module) for module in model.modules()]
+
+
+PROMPT = ids(1, 12)
+
+
+def tokens(model: Any, **options: Any) -> list[list[int]]:
+    """Twelve tokens after PROMPT, greedily."""
+    inputs = {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT)}
+    return model.generate(**inputs, max_new_tokens=12, **{"do_sample": False, **options}).tolist()
+
+
+def fused_all(model: Any) -> bool:
+    """Whether the fused path ran, and nothing else."""
+    seen = report(model)
+    return bool(seen.fused) and not seen.fallbacks
+
+
+def assert_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def config(name: str, **options: Any) -> Any:
+    """A tiny config of any class of transformers."""
+    return getattr(transformers, name)(**{**COMMON, **options})
+
+
+def random_model(settings: Any, seed: int = 0) -> PreTrainedModel:
+    """A model with the weights that transformers starts from."""
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(settings).eval().to(DEVICE)

@@ -1,0 +1,53 @@
+"""What packed tensors mean, by the formulas of the methods that wrote them, in numpy and float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_foundry.io.weights import Weight
+
+AWQ = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble that holds each output
+
+
+def values(container: Any, weight: Weight, settings: dict[str, Any]) -> torch.Tensor | None:
+    """float64 [outputs, inputs] of a matrix of mlx's affine groups, GPTQ or AWQ; None of others."""
+    base, method = weight.source.rpartition(".")[0], settings.get("quant_method", "mlx")
+    affine = method == "mlx" and weight.format.startswith("affine")
+    if len(weight.shape) != 2 or not (affine or method in ("awq", "gptq")):
+        return None
+
+    def read(name: str) -> np.ndarray:
+        return container.read(f"{base}.{name}").numpy()
+
+    inputs = weight.shape[1]
+    scales = container.read(f"{base}.scales").double().numpy()
+    if affine:
+        words = read("weight").view(np.uint8)
+        biases = container.read(f"{base}.biases").double().numpy()
+        codes, group = _unpacked(words, words.shape[1] * 8 // inputs), inputs // scales.shape[1]
+        return torch.from_numpy(codes * np.repeat(scales, group, 1) + np.repeat(biases, group, 1))
+    index = np.arange(inputs) // (inputs // scales.shape[0])
+    if method == "awq":
+        codes, zeros = _awq(read("qweight")), _awq(read("qzeros"))
+    else:
+        bits = read("qweight").shape[0] * 32 // inputs
+        codes = _unpacked(np.ascontiguousarray(read("qweight").T).view(np.uint8), bits).T
+        newer = str(settings.get("checkpoint_format")).lower() == "gptq_v2"
+        zeros = (_unpacked(read("qzeros").view(np.uint8), bits) + (not newer)) % 2**bits
+        if f"{base}.g_idx" in container.tensors:
+            index = read("g_idx")
+    return torch.from_numpy(((codes - zeros[index]) * scales[index]).T.copy())
+
+
+def _unpacked(data: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of a stream of bits, the first in the lowest."""
+    ones = np.unpackbits(data, axis=1, bitorder="little").reshape(data.shape[0], -1, bits).astype(np.int64)
+    return (ones << np.arange(bits)).sum(-1)
+
+
+def _awq(words: np.ndarray) -> np.ndarray:
+    nibbles = (words.view(np.uint32)[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
+    return nibbles[..., AWQ].reshape(words.shape[0], -1).astype(np.int64)

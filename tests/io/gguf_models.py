@@ -1,0 +1,320 @@
+"""An independent writer of GGUF files: transformers' models under the names of the gguf package's own map, by the rules
+of llama.cpp's converter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from tests.hf.tiny_models import COMMON, VOCAB, config
+
+TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture of GGUF and the model to write as it."""
+
+    arch: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)  # in the file beside those that every model has
+    attention: str = "sdpa"
+
+
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 0.7 * i for i in range(8)],
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+CASES = {
+    "llama": Case("llama", "LlamaConfig"),
+    "llama-3.1": Case("llama", "LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear": Case(
+        "llama",
+        "LlamaConfig",
+        {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 2.0}, "attention_bias": True, "mlp_bias": True},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+    ),
+    "mistral": Case("llama", "MistralConfig", {"sliding_window": 12}, {"attention.sliding_window": 12}),
+    "mixtral": Case(
+        "llama",
+        "MixtralConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        {"expert_count": 4, "expert_used_count": 2},
+    ),
+    "qwen2": Case("qwen2", "Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2-yarn": Case(
+        "qwen2",
+        "Qwen2Config",
+        {"rope_parameters": YARN},
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+    ),
+    "qwen2moe": Case(
+        "qwen2moe",
+        "Qwen2MoeConfig",
+        {**MOE, "shared_expert_intermediate_size": 32},
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 32,
+        },
+    ),
+    "qwen3": Case("qwen3", "Qwen3Config"),
+    "qwen3moe": Case(
+        "qwen3moe",
+        "Qwen3MoeConfig",
+        {**MOE, "norm_topk_prob": True},
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64},
+    ),
+    "phi3": Case("phi3", "Phi3Config", {"sliding_window": 12, "head_dim": None}, {"attention.sliding_window": 12}),
+    "phi4-mini": Case(
+        "phi3",
+        "Phi3Config",
+        {
+            "rope_parameters": LONGROPE,
+            "hidden_size": 128,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "original_max_position_embeddings": 64,
+        },
+        {"rope.scaling.original_context_length": 64, "rope.dimension_count": 16, "attention.sliding_window": 0},
+    ),
+    "gemma": Case("gemma", "GemmaConfig"),
+    "gemma2": Case(
+        "gemma2",
+        "Gemma2Config",
+        {"sliding_window": 12, "query_pre_attn_scalar": 32},
+        {"attention.sliding_window": 12, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        attention="eager",
+    ),
+    "gemma3": Case(
+        "gemma3",
+        "Gemma3TextConfig",
+        {
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 32,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": PLAIN,
+            },
+        },
+        {
+            "attention.sliding_window": 12,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "granite": Case(
+        "granite",
+        "GraniteConfig",
+        {
+            "residual_multiplier": 0.4,
+            "embedding_multiplier": 6.0,
+            "logits_scaling": 4.0,
+            "attention_multiplier": 0.1,
+            "head_dim": 16,
+        },
+        {"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
+    ),
+    "olmo2": Case("olmo2", "Olmo2Config"),
+    "olmo3": Case(
+        "olmo2",
+        "Olmo3Config",
+        {
+            "sliding_window": 12,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "rope_parameters": {"full_attention": YARN | {"rope_theta": 5e5}, "sliding_attention": PLAIN},
+        },
+        {
+            "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "smollm3": Case("smollm3", "SmolLM3Config", {"num_hidden_layers": 4}),
+}
+INTERLEAVED = ("llama", "granite", "smollm3")
+
+
+def make(name: str, seed: int = 0) -> Any:
+    """The model of a case, with logits far enough apart that rounding doesn't choose tokens."""
+    import transformers
+
+    case = CASES[name]
+    options = {key: value for key, value in case.options.items() if value is not None or key == "sliding_window"}
+    if case.options.get("head_dim", 0) is None:
+        options["head_dim"] = COMMON["hidden_size"] // COMMON["num_attention_heads"]
+    model = transformers.AutoModelForCausalLM.from_config(
+        config(case.config, **options), attn_implementation=case.attention
+    ).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if "norm" in key or "bias" in key:
+                p.add_(0.3 * noise)
+            else:
+                p.copy_((0.3 if "embed" in key or "gate.weight" in key else 0.06) * noise)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def mixed(name: str) -> str:
+    """A type for each matrix, by its name in the file."""
+    if "ffn_gate_inp" in name:
+        return "f32"
+    if "attn_v" in name or "ffn_down" in name:
+        return "q8_0"
+    if "attn_output" in name:
+        return "f16"
+    return "q4_0"
+
+
+def converted(name: str, model: Any) -> dict[str, np.ndarray]:
+    """The tensors of the file, float32, by the converter's rules."""
+    case, settings = CASES[name], model.config
+    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == case.arch)
+    names = gguf.get_tensor_name_map(arch, settings.num_hidden_layers)
+    found = {}
+    state = {k: v.detach().float() for k, v in model.state_dict().items()}
+    for key, tensor in state.items():
+        if key == "lm_head.weight" and settings.tie_word_embeddings:
+            continue
+        if key.endswith("gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            parts = {key.replace("gate_up_proj", "gate_proj"): gate, key.replace("gate_up_proj", "up_proj"): up}
+        else:
+            parts = {key: tensor}
+        for part, value in parts.items():
+            full = part if part.endswith((".weight", ".bias")) else part + ".weight"
+            stem, _, kind = full.rpartition(".")
+            if case.arch in INTERLEAVED and stem.endswith(("q_proj", "k_proj")):
+                heads = settings.num_attention_heads if stem.endswith("q_proj") else settings.num_key_value_heads
+                value = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).swapaxes(1, 2)
+                value = value.reshape(tensor.shape)
+            if case.arch.startswith("gemma") and full.endswith("norm.weight"):
+                value = value + 1
+            if stem.endswith("shared_expert_gate"):
+                value = value.squeeze(0)
+            stem = (
+                stem.replace("mlp.gate", "block_sparse_moe.gate")
+                if name == "mixtral" and "experts" not in stem
+                else stem
+            )
+            target = names.get_name(stem)
+            assert target is not None, stem
+            found[f"{target}.{kind}"] = value.numpy()
+    rope = settings.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        plain = 1 / rope["rope_theta"] ** (torch.arange(0, settings.head_dim, 2) / settings.head_dim)
+        found["rope_freqs.weight"] = (plain / model.model.rotary_emb.inv_freq).numpy()
+    if rope.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            found[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
+    return found
+
+
+Keys = dict[str, Any]  # int: u32, float: f32; a pair (method of the writer, value) for others
+Tensors = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
+
+
+def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tuple[Keys, Tensors]:
+    """The metadata and the stored tensors of the file."""
+    case, settings = CASES[name], model.config
+    heads = settings.num_attention_heads
+    head = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    keys: Keys = {
+        "context_length": settings.max_position_embeddings,
+        "embedding_length": settings.hidden_size,
+        "block_count": settings.num_hidden_layers,
+        "feed_forward_length": settings.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": settings.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(settings.rms_norm_eps),
+        "rope.dimension_count": head,
+        "vocab_size": settings.vocab_size,
+    }
+    if "rope.freq_base" not in case.keys:
+        keys["rope.freq_base"] = float(settings.rope_parameters["rope_theta"])
+    if head * heads != settings.hidden_size:
+        keys |= {"attention.key_length": head, "attention.value_length": head}
+    keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
+    tensors: Tensors = {}
+    for tensor, value in converted(name, model).items():
+        kind = TYPES[choose(tensor) if value.ndim > 1 else "f32"]
+        tensors[tensor] = gguf.quantize(value, kind), kind
+    return keys | vocabulary(), tensors
+
+
+def write_file(path: Path, architecture: str, keys: Keys, tensors: Tensors, in_a_part: int = 0) -> None:
+    """A file of this content; or the parts of one, `in_a_part` tensors in each."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=in_a_part)
+    methods = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
+    for key, value in keys.items():
+        method, value = value if isinstance(value, tuple) else (methods[type(value)], value)
+        getattr(writer, f"add_{method}")(key, value)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for written in path.parent.glob(f"{path.stem}*.gguf"):
+        os.utime(written, (0, 0))  # a file that was written just now is read a little later
+
+
+def write(path: Path, name: str, model: Any, choose: Callable[[str], str] = mixed) -> dict[str, np.ndarray]:
+    """The file of a case, and its tensors as they are stored."""
+    keys, tensors = contents(name, model, choose)
+    write_file(path, CASES[name].arch, keys, tensors)
+    return {tensor: data for tensor, (data, _) in tensors.items()}
+
+
+def vocabulary() -> Keys:
+    """VOCAB tokens of a byte-level vocabulary: three control tokens, letters, pairs of letters and fillers."""
+    tokens = ["<pad>", "<s>", "</s>", *(chr(33 + i) for i in range(94))]
+    tokens += [a + b for a in "etao" for b in "nirsh"]
+    tokens += [f"<x{i}>" for i in range(VOCAB - len(tokens))]
+    assert len(tokens) == VOCAB
+    prefix = "tokenizer.ggml."
+    return {
+        prefix + "model": "gpt2",
+        prefix + "pre": "gpt-2",
+        prefix + "tokens": tokens,
+        prefix + "token_type": [3] * 3 + [1] * (VOCAB - 3),
+        prefix + "merges": [f"{t[0]} {t[1]}" for t in tokens[97:117]],
+        prefix + "bos_token_id": 1,
+        prefix + "eos_token_id": 2,
+        prefix + "padding_token_id": 0,
+    }

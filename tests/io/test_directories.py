@@ -1,0 +1,118 @@
+"""Folders of Hugging Face's: dense safetensors through our readers, as transformers loads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import torch_foundry
+from tests.hf import tiny_models
+from tests.io import words
+from torch_foundry import LoadError
+
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "tied": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "gemma3": ("Gemma3TextConfig", {"sliding_window": 12}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("Qwen3MoeConfig", MOE),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return words.small()
+
+
+def saved(name: str, path: Path, tokenizer: Any, **options: Any) -> Any:
+    settings, more = MODELS[name]
+    model = tiny_models.random_model(tiny_models.config(settings, **more))
+    model.save_pretrained(path, **options)
+    tokenizer.save_pretrained(path)
+    return model
+
+
+def load(path: Path, **options: Any) -> Any:
+    return torch_foundry.load(path, device="cpu", progress=False, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dense_folders_load_as_transformers_loads_them(name: str, tmp_path: Path, tokenizer: Any) -> None:
+    stock = saved(name, tmp_path, tokenizer, max_shard_size="100kB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    for options in ({}, {"mmap": True}):
+        model, read = load(tmp_path, **options)
+        assert read("a b").input_ids == tokenizer("a b").input_ids
+        state = {n: t for n, t in model.state_dict().items() if n in stock.state_dict()}
+        assert state.keys() == stock.state_dict().keys()
+        assert all(torch.equal(state[n], t) for n, t in stock.state_dict().items())
+        assert tiny_models.tokens(model) == tiny_models.tokens(stock)
+        assert model.generation_config.eos_token_id == stock.generation_config.eos_token_id
+
+
+def refusal(path: Path) -> LoadError:
+    with pytest.raises(LoadError) as caught:
+        load(path)
+    return caught.value
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_folders_that_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    saved("llama", tmp_path, tokenizer)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    good = config.read_text(), load_file(weights)
+    for values, code in (
+        ({"model_type": "no_such_model"}, "ARCH_UNKNOWN"),
+        ({"model_type": None}, "ARCH_MISSING"),
+        ({"hidden_size": "large"}, "CONFIG"),
+        ({"hidden_size": 128}, "SHAPE"),
+        ({"num_hidden_layers": 3}, "TENSOR_MISSING"),
+        ({"num_hidden_layers": 1}, "TENSOR_EXTRA"),
+    ):
+        config.write_text(good[0])
+        change(config, **values)
+        assert refusal(tmp_path).code == code, values
+    for text in ("{", "[]", "[" * 100_000, "\xff"):
+        config.write_text(text, encoding="latin-1")
+        assert refusal(tmp_path).code == "CONFIG"
+    config.unlink()
+    assert refusal(tmp_path).code == "ABSENT"
+    config.write_text(good[0])
+    name = "model.layers.0.mlp.up_proj.weight"
+    for other, code in ((torch.ones(96, 64).int(), "TENSOR_TYPE"), (torch.full((96, 64), torch.nan), "NONFINITE")):
+        save_file({**good[1], name: other}, weights)
+        assert (refusal(tmp_path).code, refusal(tmp_path).field) == (code, name)
+    save_file(good[1], weights)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert refusal(tmp_path).code == "TOKENIZER"
+
+
+def test_code_in_a_folder_never_runs(tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture) -> None:
+    saved("llama", tmp_path, tokenizer)
+    (tmp_path / "modeling_own.py").write_text("raise SystemExit('it ran')\n")
+    names = {"AutoConfig": "modeling_own.Config", "AutoModelForCausalLM": "modeling_own.Model"}
+    change(tmp_path / "config.json", auto_map=names)
+    model, _ = load(tmp_path)
+    assert type(model).__module__.startswith("transformers.")
+    change(tmp_path / "config.json", model_type="own")
+    assert refusal(tmp_path).code == "ARCH_UNKNOWN"
+
+
+def test_experts_that_are_not_all_there(tmp_path: Path, tokenizer: Any) -> None:
+    saved("qwen3_moe", tmp_path, tokenizer)
+    weights = tmp_path / "model.safetensors"
+    good = load_file(weights)
+    lost = next(name for name in good if ".experts.2." in name)
+    save_file({name: t for name, t in good.items() if name != lost}, weights)
+    assert refusal(tmp_path).code == "TENSOR_MISSING"
+    save_file({**good, lost: torch.ones(3, 64)}, weights)
+    assert refusal(tmp_path).code == "SHAPE"

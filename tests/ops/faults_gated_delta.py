@@ -1,0 +1,85 @@
+"""Seeded faults of the gated delta rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import test_gated_delta as tests
+from kit import F32, Fault, within
+from test_gated_delta import Case
+
+
+def _fault(name: str, old: str, new: str, case: Case | None = None, run: Any = None) -> Fault:
+    given = case or Case(lengths=(3, 2), counts=(2, 0))
+    return Fault(f"gated_delta-{name}", "gated_delta.metal", old, new, run or (lambda: tests.test_accuracy(given, F32)))
+
+
+def _input(name: str, old: str, new: str) -> Fault:
+    return dataclasses.replace(_fault(name, old, new), file="gated_delta_inputs.h")
+
+
+def _prompt(name: str, old: str, new: str, run: Any = None) -> Fault:
+    check = run or (lambda: tests.test_prompts(Case(prompts=True, lengths=(9, 33, 40), counts=(0, 2, 8)), F32))
+    return Fault(f"gated_delta-prompt-{name}", "gated_delta_prompt.metal", old, new, check)
+
+
+PROMPT_FAULTS = [
+    _prompt("sequences-overlap", "/ chunk * chunk;\n  return row;", "/ chunk * 8;\n  return row;"),
+    _prompt("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
+    _prompt(
+        "decays-between-tiles", "for (uint to = lane + 1; to < own; ++to)", "for (uint to = lane + 2; to < own; ++to)"
+    ),
+    _prompt("rest-of-the-chunk", "simd_prefix_exclusive_sum(simd_shuffle(", "simd_prefix_inclusive_sum(simd_shuffle("),
+    _prompt("window-not-stored", "if (t + 1 == tokens)", "if (t + 1 == 0)"),
+    _prompt("queries-not-scaled", "unit * rsqrt(float(DK))", "unit"),
+    _prompt("decay-behind-the-end", "softplus(step) : 0.0f", "softplus(step) : -1.0f"),
+    _prompt("own-token-not-seen", "lane <= to ? exp(log)", "lane < to ? exp(log)"),
+    _prompt("no-substitution-in-a-tile", "for (int t = 1; t < 8; ++t)", "for (int t = 1; t < 7; ++t)"),
+    _prompt(
+        "no-substitution-before-a-tile",
+        "j < i; ++j) {\n        simdgroup_load(left, &keys",
+        "j + 1 < i; ++j) {\n        simdgroup_load(left, &keys",
+    ),
+    _prompt("state-not-decayed", "state[r].thread_elements()[e] *= decay;", "state[r].thread_elements()[e] *= 1.0f;"),
+    _prompt("state-zero-is-read", "if (begin != 0) simdgroup_load", "if (begin + 1 != 0) simdgroup_load"),
+    _prompt(
+        "square-of-the-first-32",
+        "for (int c = 0; c < DV / 32; ++c) {\n      o[c] =",
+        "for (int c = 0; c < 1; ++c) {\n      o[c] =",
+    ),
+    _prompt(
+        "barrier-before-the-substitution",
+        "simdgroup_store(sum, &changes[i * 8][own], chunk);\n      simdgroup_barrier(mem_flags::mem_threadgroup);",
+        "simdgroup_store(sum, &changes[i * 8][own], chunk);",
+        lambda: tests.test_lane_orders(tests.LANES[1]),
+    ),
+]
+FAULTS = [
+    _input("convolution-one-token-late", "t - (W - 1) + w", "t - W + w"),
+    _input("window-of-one-input", "any ? before[W + at]", "any ? before[W - 1]"),
+    _input("no-silu", "return Silu::apply(sum);", "return sum;"),
+    _input("softplus-of-large", "metal::max(x, 0.0f) + 2.0f", "2.0f"),
+    _input("softplus-of-small", "n = 13; n > 0", "n = 13; n > 2"),
+    _fault("queries-not-scaled", "rsqrt(float(DK))", "1.0f"),
+    _fault("keys-less-than-unit", "k_scale = rsqrt(simd_sum(kk) + 1e-6f);", "k_scale = rsqrt(simd_sum(kk) + 1.0f);"),
+    _fault("beta-scale-left-out", "args.beta_scale * sigmoid", "sigmoid", Case(beta_scale=2.0)),
+    _fault("decay-left-out", "state[r][c] *= decay;", "state[r][c] *= 1.0f;"),
+    _fault("state-zero-is-read", "begin != 0 && row < DK && column < DV ?", "row < DK && column < DV ?"),
+    _fault("own-change-not-seen",
+           *within("changes[tid] = change;\n        o = fma(qk, change, o);", "fma(qk", "fma(0.0f")),
+    _fault("last-simdgroup-left-out", "g < groups; ++g) {\n          remembered += sums[0][g]",
+           "g + 1 < groups; ++g) {\n          remembered += sums[0][g]"),
+    _fault("square-of-the-first-32", "for (int c = 0; c < columns; ++c)\n        square +=",
+           "for (int c = 0; c < 1; ++c)\n        square +="),
+    _fault("gate-of-the-first-head", "offset(args.z, token, key_head, sub_head)", "offset(args.z, token, key_head, 0)"),
+    _fault("state-of-the-step-s-start", "number = begin + 1 +", "number = begin +"),
+    _fault("only-the-last-state", "stored = tokens < args.slots ||", "stored = tokens < 2 ||"),
+    _fault("long-runs-leave-many", "(tokens < args.slots ? t : 0)", "t", Case(lengths=(11,))),
+    _fault("keys-window-not-stored", "(is_value || sub_head == 0)", "is_value"),
+    _fault("barrier-before-the-sums", "sums[1][simdgroup][column] = with_q[c];\n      }\n    }\n"
+           "    threadgroup_barrier(mem_flags::mem_threadgroup);",
+           "sums[1][simdgroup][column] = with_q[c];\n      }\n    }\n",
+           run=lambda: tests.test_lane_orders(tests.LANES[0])),
+    *PROMPT_FAULTS,
+]  # fmt: skip

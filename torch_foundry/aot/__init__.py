@@ -1,0 +1,1 @@
+"""Kernels that are compiled when the package is built."""

@@ -1,0 +1,152 @@
+"""Runs the sections of a report one after the other, with a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from torch_foundry.aot import prebuild
+from torch_foundry.core import extension, runtime, support
+from torch_foundry.diagnostics.doctor import machine, measure, selfcheck
+from torch_foundry.diagnostics.doctor.advice import advice
+from torch_foundry.diagnostics.doctor.privacy import describe
+from torch_foundry.diagnostics.doctor.report import Report
+from torch_foundry.testing.timing import synchronize
+from torch_foundry.testing.tolerance import Mismatch, poisoned_outputs
+
+Item = TypeVar("Item")
+
+
+def unusable() -> dict[str, str]:
+    """Devices that this machine has, or should have, and why they can't be used."""
+    known = support.facts()
+    expected = {"mps": known.system == "Darwin", "cuda": known.cuda_available}
+    found = {k: support.device_problem(k, runtime.has_executor(k), known) for k, there in expected.items() if there}
+    return {kind: problem for kind, problem in found.items() if problem}
+
+
+def examine(device: torch.device, report: Report, quick: bool, icb: bool = False) -> None:
+    """Fill `report`. A section that raises is noted as a failure of its own; the others still run.
+
+    icb: measure indirect command buffers too, when all else is done.
+    """
+    data = report.data
+    data["emulated"] = emulated = machine.emulated(device)
+    data["device"] = describe_device(device)
+    data["unusable"] = unusable()
+    data["cache_bytes"] = machine.directory_size(extension.cache_dir())
+    scale = measure.Scale.of(device, emulated, quick)
+    _kernels(device, report)
+    _checks(device, report, quick)
+    for name, measured in (("bandwidth", measure.bandwidth), ("dispatch", measure.dispatch)):
+        report.step(name)
+        try:
+            data[name] = measured(device, scale)
+        except Exception as error:  # of a compiler, a driver, an allocator
+            report.fail(f"{name}: {describe(error)}")
+    _gemv(device, report, quick, scale)
+    report.step("indirect command buffers")
+    try:
+        data["indirect"] = measure.indirect(device, scale, icb)
+    except Exception as error:
+        report.fail(f"indirect command buffers: {describe(error)}")
+    data["advice"] = advice(data)
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """The device, its executor, and which code stock torch and this package run on it."""
+    executor = runtime.executor(device)
+    family = str(torch.ops.torch_foundry._family(str(device)))
+    row = {"name": str(device), "executor": executor, "family": family, **machine.device_facts(device)}
+    row["stock"] = machine.stock_path(device.type, torch.__version__)
+    if executor == "metal" and hasattr(torch.ops.torch_foundry, "_metal_info"):
+        row["metal"] = dict(torch.ops.torch_foundry._metal_info())
+    return {**row, "ours": our_path(executor, row.get("metal", {}))}
+
+
+def our_path(executor: str, metal: dict[str, str]) -> str:
+    """How this package runs a model on `executor`. metal: what the Metal executor says about itself."""
+    if executor == "metal":
+        library = {"metallib": ", compiled ahead of time", "jit": ", compiled from source at first use"}
+        language = f" in Metal {metal['language']}" if "language" in metal else ""
+        return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}"
+    others = {
+        "host": "kernels translated to C++, one fiber per GPU thread",
+        "cuda": "kernels translated to CUDA C++ and compiled by NVRTC, on torch's stream",
+    }
+    return others.get(executor, executor)
+
+
+def _bar(items: Iterable[Item], title: str) -> Iterable[Item]:
+    from tqdm import tqdm
+
+    return tqdm(list(items), desc=title, leave=False, disable=None)  # None: only on a terminal
+
+
+def _kernels(device: torch.device, report: Report) -> None:
+    calls = list(prebuild.calls(device))
+    row: dict[str, Any] = {"all": len(calls), "compiled": 0, "seconds": 0.0, "failed": [], "slowest_s": 0.0}
+    report.data["kernels"] = row
+    for name, call in _bar(calls, "kernels"):
+        report.step(f"compile {name}")
+        start = time.perf_counter()
+        try:
+            call()
+            synchronize(device)
+            row["compiled"] += 1
+        except Exception as error:
+            row["failed"].append({"name": name, "error": describe(error)})
+            report.fail(f"compile {name}: {describe(error)}")
+        took = time.perf_counter() - start
+        row["seconds"] += took
+        if took > row["slowest_s"]:
+            row["slowest"], row["slowest_s"] = name, took
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The checks' tensors are small: on a busy machine several torch threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _checks(device: torch.device, report: Report, quick: bool) -> None:
+    suite = selfcheck.suite(quick)
+    names = [check.name for check in suite]
+    row: dict[str, Any] = {"all": len(suite), "passed": 0, "seconds": 0.0, "failed": [], "names": names}
+    report.data["checks"] = row
+    start = time.perf_counter()
+    with poisoned_outputs(), _one_thread():
+        for check in _bar(suite, "checks"):
+            report.step(f"check {check.name}")
+            try:
+                check.run(device)
+                row["passed"] += 1
+            except Exception as error:
+                words = str(error) if isinstance(error, Mismatch) else describe(error)
+                row["failed"].append({"name": check.name, "error": words})
+                report.fail(f"check {check.name}: {words}")
+            row["seconds"] = time.perf_counter() - start
+
+
+def _gemv(device: torch.device, report: Report, quick: bool, scale: measure.Scale) -> None:
+    rows = report.data["gemv"] = []
+    for job in _bar(measure.gemv_jobs(quick, report.data["emulated"]), "GEMV"):
+        name, n, k, fmt = job
+        title = f"GEMV {name} [{n}, {k}] {fmt}"
+        report.step(title)
+        try:
+            rows.append(measure.gemv(device, scale, job))
+        except Exception as error:
+            report.fail(f"{title}: {describe(error)}")
+            continue
+        if not rows[-1]["valid"]:
+            report.fail(f"{title}: {rows[-1]['error']}")

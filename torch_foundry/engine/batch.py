@@ -1,0 +1,150 @@
+"""The tensors of an engine's step: sequences, those with as many tokens side by side."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.kvcache.base import KVView, Rope, StateView
+from torch_foundry.kvcache.block_manager import BlockManager
+from torch_foundry.kvcache.paged import PagedLayer
+from torch_foundry.kvcache.pooled_states import PooledStates
+
+Sizes = tuple[tuple[int, int], ...]  # of each group: rows, and tokens of a row
+
+
+@dataclass
+class Group:
+    """Rows of the same number of tokens, side by side in a step: of different sequences, or parts of one.
+
+    first: of its tokens among all of the step. rows: int32 [B, 2], where the first one lies and how many there are.
+    table: int32 [B, blocks]. positions: int32 [B, L].
+    """
+
+    first: int
+    batch: int
+    length: int
+    rows: Tensor
+    table: Tensor
+    positions: Tensor
+
+    @property
+    def tokens(self) -> slice:
+        """Its tokens among all of the step."""
+        return slice(self.first, self.first + self.batch * self.length)
+
+
+class GroupedView:
+    """Keys and values of all groups of a step: a `KVStep` of tokens [1, T] whose groups are views of the same pages.
+
+    join: concatenates what groups attend to.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], views: Sequence[KVView], join: Callable[[list[Tensor]], Tensor]
+    ) -> None:
+        self._groups, self._views, self._join = groups, views, join
+
+    def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> list[Tensor]:
+        """See `KVStep`. All keys before any query: parts of a sequence may be in several groups."""
+        queries = []
+        for group, view in zip(self._groups, self._views, strict=True):
+            shape = group.batch, group.length
+            own_q, own_k, own_v = (x[0, group.tokens].unflatten(0, shape) for x in (q, k, v))
+            queries.append(view.write(own_q, own_k, own_v, rope, head_dim=head_dim, **norms))
+        return queries
+
+    def attend(
+        self, q: list[Tensor], mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """See `KVStep`."""
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        parts = [view.attend(own, **options).flatten(0, 1) for view, own in zip(self._views, q, strict=True)]
+        return (parts[0] if len(parts) == 1 else self._join(parts))[None]
+
+
+class Batch:
+    """What a step's ops read of its groups: one int32 tensor on the device, which one copy of the host's fills.
+
+    width: blocks of a row's table; bound: tokens that it has room for. Rows that no part is given for, and ends that a
+    part doesn't fill, have no tokens.
+    """
+
+    def __init__(self, sizes: Sizes, width: int, manager: BlockManager, device: torch.device) -> None:
+        rows, tokens = sum(batch for batch, _ in sizes), sum(batch * length for batch, length in sizes)
+        self._manager = manager
+        each = 3 + manager.states.ring if manager.states.slots else 0
+        parts = tokens, 2 * rows, tokens, rows * width, rows * each  # ids, rows, positions, table, states
+        self._host = array("i", bytes(4 * sum(parts)))
+        self._staged = torch.frombuffer(self._host, dtype=torch.int32)
+        with torch.inference_mode(False):
+            self._control = torch.zeros(sum(parts), dtype=torch.int32, device=device)
+        self.ids, starts, positions, table, states = self._control.split(parts)
+        self.states = states.view(rows, each) if each else None  # runs, and rows of `StateTables`, of recurrent layers
+        self._at = list(itertools.accumulate(parts))[:-1]  # where rows, positions, table and states begin
+        self._known: list[list[int]] = [[] for _ in range(rows)]  # tables that the host's copy has
+        self._places: dict[tuple[int, int], int] = {}  # tokens of sequences, by number: which of the step's
+        self.bound = width * manager.block_size
+        self._width, self.groups, row, first = width, list[Group](), 0, 0
+        for batch, length in sizes:
+            own, end = slice(row, row + batch), first + batch * length
+            places = starts.view(rows, 2)[own], table.view(rows, width)[own], positions[first:end].view(batch, length)
+            self.groups.append(Group(first, batch, length, *places))
+            row, first = row + batch, end
+
+    def fill(self, groups: Sequence[Sequence[ScheduledSequence]]) -> None:
+        """Give each group its parts, at most as many as it has rows; those of one sequence one behind the other."""
+        host, width, row, manager = self._host, self._width, 0, self._manager
+        rows, positions, table, states = self._at
+        host[rows:positions] = array("i", bytes(4 * (positions - rows)))
+        host[states:] = array("i", bytes(4 * (len(host) - states)))
+        begun: dict[int, int] = {}  # where the states of a sequence are
+        self._places = {}
+        for group, parts in zip(self.groups, groups, strict=True):
+            for i, part in enumerate(parts, row):
+                start, count, at = part.start, len(part.ids), group.first + (i - row) * group.length
+                numbers = range(start, start + count)
+                host[at : at + count] = array("i", part.ids)
+                host[rows + 2 * i], host[rows + 2 * i + 1] = start, count
+                host[positions + at : positions + at + count] = array("i", numbers)
+                blocks = manager.table(part.id)
+                if blocks != self._known[i]:
+                    self._known[i] = blocks
+                    own = table + i * width
+                    host[own : own + len(blocks)] = array("i", blocks)
+                self._places.update(((part.id, n), at + n - start) for n in numbers)
+                if manager.states.slots:
+                    if part.id not in begun:
+                        begun[part.id] = own = states + i * (3 + manager.states.ring)
+                        host[own : own + 3 + manager.states.ring] = array("i", [at, 0, *manager.states.row(part.id)])
+                    host[begun[part.id] + 1] += count
+            row += group.batch
+        # CUDA reads pageable memory before it returns, and need not wait for what is under way
+        self._control.copy_(self._staged, non_blocking=self._control.is_cuda)
+
+    def view(self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor]) -> GroupedView | StateView:
+        """Where the step's keys and values, or states, lie in a layer of the cache."""
+        if isinstance(slot, PooledStates):
+            assert self.states is not None
+            return slot.view(self.states)
+        k, v = slot.memory
+        views = [
+            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
+            for g in self.groups
+        ]
+        return GroupedView(self.groups, views, join)
+
+    def wanted(self, x: Tensor, parts: Sequence[ScheduledSequence]) -> Tensor:
+        """Of x [T, ...], the tokens of which `parts` want logits, in their order."""
+        ends = [(part, part.start + len(part.ids)) for part in parts]
+        at = [self._places[part.id, n] for part, end in ends for n in range(end - part.wanted, end)]
+        if at == list(range(len(at))):
+            return x[: len(at)]
+        return x[torch.tensor(at, dtype=torch.int32).to(x.device, non_blocking=True)]

@@ -1,0 +1,92 @@
+"""A sequence, from submit to result, and its part in a step. No tensors: the scheduler handles numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch_foundry.kvcache.block_manager import Copy
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request from submit to result: what was asked, the tokens so far, and what scheduler and engine note of it."""
+
+    tokens: list[int]  # the prompt's, then what was chosen
+    prompt: int  # how many of them are the prompt's
+    limit: int  # tokens that there may be at most
+    salt: bytes = b""
+    sampling: Any = None  # torch_foundry.sampling.Settings
+    seed: int = 0
+    text: Any = None  # Detokenizer, if there is a tokenizer
+    speculation: Any = None  # statistics of speculation
+
+    id: int = -1  # set by the scheduler, as what follows
+    computed: int = 0  # tokens that are in the cache
+    preempted: int = 0  # how often it lost its blocks
+    reused: int = 0  # tokens that were found in the cache when it was admitted last
+
+    drafts: list[int] = field(default_factory=list)  # draft tokens for the next step
+    row: int | None = None  # of the sampler; set by the engine, as what follows
+    fault: RuntimeError | None = None  # why no token could be chosen
+    finish_reason: str = ""
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known and not in the cache: more than one only before the first new token, or once again."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def error(self) -> RuntimeError | None:
+        """What ended it, if it was an error."""
+        return self.fault or (self.text and self.text.error)
+
+    def append(self, token: int) -> str:
+        """Add a new token; returns why the sequence ends with it ("stop", "length", "error"), or ""."""
+        reason = "stop" if token in self.sampling.eos else self.text.push(token) if self.text else ""
+        self.tokens.append(token)
+        return reason or ("length" if len(self.tokens) >= self.limit else "")
+
+    def finish(self, reason: str) -> None:
+        """End it; with an error if the rest of its text can't be had."""
+        if self.text:
+            self.text.finish()
+        self.finish_reason = "error" if self.error else reason
+
+
+@dataclass
+class ScheduledSequence:
+    """A sequence in a step that computes the tokens `ids`, which begin with its token number `start`.
+
+    wanted: of how many of them, the last ones, logits are computed. A prompt's part wants none, its end one; a
+    generating sequence wants one for its newest token and one for each draft token behind it.
+    """
+
+    sequence: Sequence
+    start: int
+    ids: list[int]
+    wanted: int = 0
+    copies: list[Copy] = field(default_factory=list)  # blocks to copy before
+    # set by the engine when tokens have been chosen:
+    new_tokens: list[int] = field(default_factory=list)
+    num_accepted: int = 0  # of the draft tokens
+    error_bits: int = 0
+
+    @property
+    def id(self) -> int:
+        """The sequence's."""
+        return self.sequence.id
+
+    @property
+    def drafts(self) -> list[int]:
+        """The draft tokens at the end of `ids`."""
+        return self.ids[len(self.ids) - self.wanted + 1 :] if self.wanted else []
+
+    def cut(self, size: int) -> Iterator[ScheduledSequence]:
+        """The same in parts of at most `size` tokens, without logits; itself if it has no more."""
+        if len(self.ids) <= size:
+            yield self
+            return
+        for at in range(0, len(self.ids), size):
+            yield replace(self, start=self.start + at, ids=self.ids[at : at + size], wanted=0)

@@ -1,0 +1,109 @@
+"""The generation loop: blocks of tokens are handed to the device, and read when they are ready."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.generation.runner import DecodeRunner
+from torch_foundry.generation.stopping import StoppingCriteria
+from torch_foundry.sampling import Sampler
+
+OVERLAPPED = 4  # tokens: blocks up to that size are read while the device is at the next one
+
+
+class PendingTokens:
+    """Tokens on their way to the host."""
+
+    def __init__(self, sampler: Sampler, start: int, tokens: int, steps: int) -> None:
+        """Columns `start` to `start + tokens` of the sampler's text, which `steps` steps were taken for."""
+        self.tokens, self.steps = tokens, steps
+        found = torch.cat([sampler.ids[:, start : start + tokens], sampler.errors[:, None]], dim=1)
+        self._event: Any = None
+        if found.device.type == "cpu":
+            self._host = found
+            return
+        self._host = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=found.is_cuda)
+        self._host.copy_(found, non_blocking=True)
+        if found.is_cuda:  # whose current device may be another one
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(found.device))
+        else:
+            self._event = torch.Event(device=found.device, blocking=True)
+            self._event.record()
+
+    def read(self) -> list[list[int]]:
+        """Wait; of each row the tokens, and its error bits."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+
+class GenerationLoop:
+    """One call of generate()."""
+
+    def __init__(self, runner: DecodeRunner, stops: StoppingCriteria, every: int, streamer: Any) -> None:
+        self.runner, self.stops, self.every, self.streamer = runner, stops, every, streamer
+        self.sampler, self.plan = runner.sampler, runner.plan
+        self._prompt = stops.length
+        self._depth = 2 if every <= OVERLAPPED else 1  # blocks that may be under way
+        self._waiting: deque[PendingTokens] = deque()
+
+    def run(self) -> None:
+        """Generate, from the sampler's newest token on, until the text ends.
+
+        The cache counts what was read: an exception leaves it as it was at the last read.
+        """
+        # tokens: at most, in blocks, not in a block yet
+        limit, chosen, fresh = max(1, self.stops.remaining), 0, int(not self.stops.tokens[0])
+        while not all(self.stops.done):
+            while chosen < limit and len(self._waiting) < self._depth:
+                tokens = self._submit(chosen, fresh, limit - chosen)
+                if not tokens:
+                    break
+                chosen, fresh = chosen + tokens, 0
+            self._read()
+        for block in self._waiting:  # which nobody wants any more: after this nothing is under way
+            block.read()
+
+    def take_first(self) -> None:
+        """Read the sampler's first token alone."""
+        self._waiting.append(PendingTokens(self.sampler, self._prompt, 1, 0))
+        self._read()
+
+    def _submit(self, chosen: int, fresh: int, left: int) -> int:
+        """Hand the next block to the device; returns its number of tokens, 0 if others have to be read first."""
+        tokens = min(self.every, left)
+        steps = tokens - fresh
+        try:
+            if steps and not self.runner.step(steps, left - fresh):
+                return 0
+        except Fallback as fallback:
+            if fresh:
+                tokens, steps = fresh, 0
+            elif self._waiting:
+                return 0
+            else:
+                self.plan.eager[f"step of generate: {fallback}"] += 1
+                self.runner.step_by_layers()
+                tokens, steps = 1, 0
+        self._waiting.append(PendingTokens(self.sampler, self._prompt + chosen, tokens, steps))
+        return tokens
+
+    def _read(self) -> None:
+        """Wait for a block; what of it is part of the text goes to the cache's count and to the streamer."""
+        block = self._waiting.popleft()
+        found = block.read()
+        self.plan.reads += 1
+        if any(row[-1] for row in found):
+            self.sampler.check()
+        kept = self.stops.take([row[:-1] for row in found])
+        self.plan.tokens += kept
+        self.runner.commit(block.steps - (block.tokens - kept))
+        self.runner.settle()
+        if self.streamer is not None:
+            for column in list(zip(*self.stops.tokens, strict=True))[-kept:]:
+                self.streamer.put(torch.tensor(column, device="cpu"))

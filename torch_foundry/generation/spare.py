@@ -1,0 +1,75 @@
+"""What a generation leaves for the next one, so that its steps need not be captured again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_foundry.generation.step_graph import StepGraph
+from torch_foundry.generation.step_state import CacheLayers, StepState
+from torch_foundry.models.watch import ModuleGuard
+from torch_foundry.sampling import Sampler
+
+Graphs = dict[int, StepGraph[StepState]]  # by tokens of a row
+
+
+@dataclass
+class Spare:
+    """Captured steps, and the memory that they read and write, which nobody else can see."""
+
+    samplers: dict[int, Sampler]  # by tokens of a row
+    graphs: Graphs
+    output: ModuleGuard | None  # of the output layer, if it's part of the graphs
+    memory: list[tuple[torch.Tensor, ...]]  # of each layer
+    batch: int
+    capacity: int  # tokens of a row that there is room for
+    used: int = 0  # when last, by the clock of `GraphCache`
+    of_prompts: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the graphs and the cache's memory."""
+        return sum(graph.nbytes for graph in self.graphs.values()) + sum(
+            tensor.nbytes for own in self.memory for tensor in own
+        )
+
+    def fits(self, sampler: Sampler, room: int) -> bool:
+        """Whether a generation that starts with `sampler`, with a cache of `room` tokens, can go on with this."""
+        tensors = [t for own in self.samplers.values() for t in _tensors(own).values()]
+        tensors += [tensor for own in self.memory for tensor in own]
+        return (
+            all(graph.is_valid(room) for graph in self.graphs.values())
+            and self.capacity >= room
+            and (torch.is_inference_mode_enabled() or not any(t.is_inference() for t in tensors))
+            and _refillable(self.samplers[1], sampler)
+        )
+
+    def begin(self, sampler: Sampler, input_ids: torch.Tensor, mask: torch.Tensor | None, layers: CacheLayers) -> None:
+        """Let an empty cache, of `layers`, use this memory, and the first sampler be like `sampler`."""
+        for name, tensor in _tensors(sampler).items():
+            vars(self.samplers[1])[name].copy_(tensor)
+        self.samplers[1].settings, self.samplers[1].seed = list(sampler.settings), sampler.seed
+        for rows, own in self.samplers.items():
+            if rows > 1:
+                prompt, streams = input_ids.expand(rows, -1), [0] * rows
+                own.begin(prompt, settings=sampler.settings[0], seed=sampler.seed, streams=streams)
+        layers.memory, layers.batch = self.memory, self.batch
+        for slot, memory in zip(layers.slots, self.memory, strict=True):
+            slot.use_buffer(memory)
+        for graph in self.graphs.values():
+            graph.inputs.layers = layers
+            if mask is not None and graph.inputs.mask is not None:
+                graph.inputs.mask.fill_(True)
+                graph.inputs.set_mask(mask)
+
+
+def _tensors(sampler: Sampler) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(sampler).items() if isinstance(value, torch.Tensor)}
+
+
+def _refillable(old: Sampler, new: Sampler) -> bool:
+    """Whether the tensors of `old` can take the values of `new`'s, under a graph that was captured with `old`."""
+    a, b = _tensors(old), _tensors(new)
+    same = old.suits(new.settings[0]) and a.keys() == b.keys()
+    return same and all((t.shape, t.dtype, t.device) == (b[n].shape, b[n].dtype, b[n].device) for n, t in a.items())

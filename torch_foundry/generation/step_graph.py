@@ -1,0 +1,222 @@
+"""Captured decode steps: a model's forward pass over memory at fixed addresses, replayed without its Python."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.core.graph import GraphInvalid, LaunchGraph, NotCapturable, capture
+from torch_foundry.models.calls import LONGEST_STEP
+from torch_foundry.models.decoder import DecoderModel, Tail
+from torch_foundry.models.rope import Table
+from torch_foundry.models.weights import Gemm, Linear
+from torch_foundry.nn.linear import DEQUANT_CHUNK, MAX_GEMV_ROWS, linear_gemm
+
+Sizes = tuple[tuple[int, int], ...]  # of each group of a step: rows, and tokens of a row
+
+
+class SegmentedGraph:
+    """Launches of ours, with calls of torch in between, that `capture` has run and `replay` runs again.
+
+    Without calls it is one launch graph. With them, it is one CUDA graph made by torch, or elsewhere launch graphs and
+    calls in turn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._segments: list[Callable[[], object]] = []
+        self._cuda_graph: Any = None
+        self._open_graph: LaunchGraph | None = None
+        self._stack = contextlib.ExitStack()
+        self._checked = True
+
+    @contextlib.contextmanager
+    def capture(self, *, checked: bool = True) -> Iterator[None]:
+        """Runs the block, whose ops are ours, or in a `call`. If it raises, the graph is of no use.
+
+        checked: as of `core.graph.capture`.
+        """
+        self._checked = checked
+        self._open()
+        try:
+            yield
+        finally:
+            self._close()
+        if self._device.type == "cuda" and len(self._segments) > 1:
+            self._capture_on_cuda()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Run `function` now, behind what came before, and at that place at each replay."""
+        self._close()
+        function()
+        self._segments.append(function)
+        self._open()
+
+    def product(self, linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """`linear.gemm` of x [1, T, K] as a call: with the same bits, to the same memory each time."""
+        x = linear.ordered(x)[0]
+        weight, bias, format = linear.weights["weight"], linear.parameters["bias"], linear.format
+        y = x.new_empty(len(x), weight.shape[0])
+        result = y[None] if residual is None else torch.empty_like(residual)
+
+        def multiply() -> None:
+            linear_gemm(x, weight, format, bias, out=y)
+            if residual is not None:
+                torch.add(residual, y[None], alpha=scale, out=result)
+
+        self.call(multiply)
+        return result
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """torch.cat as a call."""
+        result = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+        self.call(lambda: torch.cat(parts, out=result))
+        return result
+
+    def replayer(self) -> Callable[[], object]:
+        """What runs everything again, while this lives: a CUDA graph doesn't keep the memory that it uses.
+
+        It raises GraphInvalid if memory or shaders were exchanged; what was done so far has no meaning then.
+        """
+        if self._cuda_graph is not None:
+            replay: Callable[[], object] = self._cuda_graph.replay
+            return replay
+        return self._segments[0] if len(self._segments) == 1 else self._replay
+
+    def _replay(self) -> None:
+        for segment in self._segments:
+            segment()
+
+    def _open(self) -> None:
+        self._open_graph = self._stack.enter_context(capture(checked=self._checked))
+
+    def _close(self) -> None:
+        self._stack.close()
+        if self._open_graph is not None and len(self._open_graph):
+            self._segments.append(self._open_graph.replay)
+        self._open_graph = None
+
+    def _capture_on_cuda(self) -> None:
+        """As torch.cuda.graph does, but without collecting garbage and waiting for the device."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._replay()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        self._cuda_graph = graph
+
+
+class StepInputs(Protocol):
+    """What a step reads besides weights, and where in a cache it writes: memory that keeps its address.
+
+    The contents may change between runs. graph: what captures the step; None: it is only run.
+    """
+
+    sizes: Sizes
+    keys: int  # of a row, that attention may read
+
+    @property
+    def ids(self) -> Tensor:
+        """Tokens, [B, L]."""
+
+    def is_valid(self, positions: int) -> bool:
+        """Whether nothing has been exchanged since this was made, and it is good for positions < `positions`."""
+
+    def tables(self) -> Mapping[str | None, Table]:
+        """cos and sin by layer type, computed by torch if need be."""
+
+    def states(self, graph: SegmentedGraph | None) -> Sequence[Any]:
+        """What each layer's mixer is given."""
+
+    def gemm(self, graph: SegmentedGraph | None) -> Gemm:
+        """How layers multiply."""
+
+
+I_co = TypeVar("I_co", bound=StepInputs, covariant=True)
+
+
+class StepGraph(Generic[I_co]):
+    """A model's step over `inputs`, captured when it first runs and replayed afterwards.
+
+    tail: what follows the last norm, of our ops only. kind: steps of one kind launch the same kernels; the first of
+    each is checked to launch nothing else.
+    """
+
+    def __init__(self, decoder: DecoderModel, inputs: I_co, kind: Hashable, tail: Tail | None = None) -> None:
+        self.decoder, self.inputs, self.tail = decoder, inputs, tail
+        self.nbytes = step_bytes(decoder, inputs.sizes, inputs.keys)
+        self.used = 0  # when last, by the cache's clock
+        self._kind = (kind, tail is None)
+        self._snapshot = decoder.guard
+        self.captured = False  # whether it has run before
+        self._graph: SegmentedGraph
+        self._replay: Callable[[], object]
+        self._result: Tensor | None = None
+
+    def is_valid(self, positions: int = 0) -> bool:
+        """Whether it may run now, with positions < `positions`: nothing that it was captured from has changed."""
+        return self._snapshot is self.decoder.guard and self.inputs.is_valid(positions)
+
+    @property
+    def of_prompts(self) -> bool:
+        """Whether the step takes in prompts."""
+        return of_prompts(self.inputs.sizes)
+
+    def run(self) -> Tensor:
+        """The last norm's result [B, L, hidden], or what `tail` makes of it. The next run overwrites it.
+
+        Raises Fallback if the step can't be captured.
+        """
+        if not self.captured:
+            self._capture()
+        else:
+            try:
+                self._replay()
+            except GraphInvalid:  # memory or shaders were exchanged
+                self._capture()
+        self.decoder.steps += 1
+        self.decoder.leaf_modules += 2  # embedding and norm
+        assert self._result is not None
+        return self._result
+
+    def _capture(self) -> None:
+        decoder, inputs, proven = self.decoder, self.inputs, self.decoder.graphs.proven
+        graph, tables = SegmentedGraph(decoder.device), inputs.tables()
+        try:
+            with torch.no_grad(), graph.capture(checked=self._kind not in proven):
+                self._result = decoder.forward(
+                    inputs.ids, inputs.states(graph), tables, inputs.gemm(graph), tail=self.tail, scoped=True
+                )
+        except NotCapturable as error:
+            raise Fallback(error.reason) from None
+        self._graph, self._replay, self.captured = graph, graph.replayer(), True
+        proven.add(self._kind)
+        decoder.captured += 1
+
+
+def step_bytes(decoder: DecoderModel, sizes: Sizes, keys: int) -> int:
+    """About the bytes that a captured step keeps: results of each layer's ops, of attention of few queries to each 128
+    of `keys` keys, and a CUDA graph's own memory, to unpack a matrix to."""
+    first, itemsize = decoder.layers[0], decoder.dtype.itemsize
+    spec, hidden = first.spec, decoder.config.hidden_size
+    mixers, parts = [plan.layer.mixer for plan in decoder.layers], keys // 128
+    queries, few = max(mixer.queries for mixer in mixers), MAX_GEMV_ROWS
+    wide = (6 * hidden + max(mixer.width for mixer in mixers) + 3 * spec.inner) * itemsize
+    each = [batch * length * (wide + (4 * parts * queries if length <= few else 0)) for batch, length in sizes]
+    packed_on_cuda = first.layer.mixer.out.format is not None and decoder.device.type == "cuda"
+    return len(decoder.layers) * sum(each) + packed_on_cuda * min(DEQUANT_CHUNK, hidden * spec.inner) * itemsize
+
+
+def of_prompts(sizes: Sizes) -> bool:
+    """Whether a step of these sizes takes in prompts."""
+    return sizes[-1][1] > LONGEST_STEP

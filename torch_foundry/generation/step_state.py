@@ -1,0 +1,173 @@
+"""Device memory of a step on growing caches: where it writes, positions, mask, rope tables and the caches' own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.generation.step_graph import Sizes, StepGraph
+from torch_foundry.kvcache.base import CapturedStep
+from torch_foundry.kvcache.formats import Formats
+from torch_foundry.kvcache.hf_cache import captured_layers
+from torch_foundry.models.decoder import DecoderModel, Tail
+from torch_foundry.models.rope import RopeRows, RopeTables, Table, horizon_for
+from torch_foundry.models.weights import GEMV, Gemm
+
+
+class CacheLayers:
+    """The layers of a cache, as memory at fixed addresses that a captured step writes to."""
+
+    def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
+        self.slots = captured_layers(cache, count, formats)
+        self.memory: list[tuple[torch.Tensor, ...]] = []  # of each layer
+        self.batch = 0
+        self._positions: list[int] = []  # when they were placed
+
+    @property
+    def kept(self) -> tuple[list[tuple[torch.Tensor, ...]], int, int]:
+        """The memory of each layer, for how many rows, and tokens of a row that there is room for."""
+        return self.memory, self.batch, min((slot.capacity for slot in self.slots if slot.capacity), default=0)
+
+    def belong_to(self, cache: DynamicCache) -> bool:
+        """Whether `cache` still has these layers."""
+        layers = cache.layers
+        return len(layers) >= len(self.slots) and all(map(is_, self.slots, layers))
+
+    def place(self, decoder: DecoderModel, batch: int, tokens: int) -> tuple[list[int], bool]:
+        """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged.
+
+        Raises Fallback unless the layers hold the same number of tokens, of the model's shape, dtype and device.
+        """
+        seen = {number for slot in self.slots if (number := slot.seen) is not None}
+        if len(seen) > 1 or not all(slot.memory for slot in self.slots):
+            raise Fallback("layers of the cache hold different numbers of tokens")
+        starts = [start for slot in self.slots for start in slot.place(tokens)]
+        memory = [slot.memory for slot in self.slots]
+        same = _same(memory, self.memory)
+        if not same:
+            for slot, layer in zip(self.slots, decoder.layers, strict=True):
+                if not slot.fits(batch, layer.layer.mixer.state, decoder.dtype, decoder.device):
+                    raise Fallback("cache holds another shape, dtype or device")
+            self.memory, self.batch = memory, batch
+        elif batch != self.batch:
+            raise Fallback("cache holds another shape, dtype or device")
+        self._positions = [slot.position for slot in self.slots]
+        return starts, same
+
+    def untouched(self, counted: int) -> bool:
+        """Whether nothing has happened to the layers since `place` but counting `counted` tokens."""
+        now = [slot.position - counted for slot in self.slots]
+        return now == self._positions and _same([slot.memory for slot in self.slots], self.memory)
+
+    def count(self, tokens: int) -> None:
+        """`tokens` were written."""
+        for slot in self.slots:
+            slot.commit(tokens)
+
+
+def _same(new: list[tuple[torch.Tensor, ...]], old: list[tuple[torch.Tensor, ...]]) -> bool:
+    return len(new) == len(old) and all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(new, old, strict=True))
+
+
+def contiguous_step(
+    decoder: DecoderModel, layers: CacheLayers, ids: torch.Tensor, *, tail: Tail | None = None, **options: Any
+) -> StepGraph[StepState]:
+    """The step of `ids` on `layers`; options: as of `StepState`."""
+    state = StepState(decoder, layers, ids, **options)
+    return StepGraph(decoder, state, (*ids.shape, state.masked, bool(state.rows)), tail)
+
+
+class StepState:
+    """What a step of `ids` [B, L] reads besides weights. It is set before each run.
+
+    start: int32 [layers, 2]. positions: int32 [B, L]. mask: bool [B, horizon], or None. The first two are parts of one
+    tensor, so that one small kernel, or one copy, moves them on.
+
+    masked: `mask` is read. given: rows of the rope tables are made for each step from the caller's positions.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderModel,
+        layers: CacheLayers,
+        ids: torch.Tensor,
+        *,
+        positions: int,
+        masked: bool = False,
+        given: bool = False,
+    ) -> None:
+        batch, length = ids.shape
+        self.layers, self.ids, self.length, self.masked = layers, ids, length, masked
+        self.keys = max(slot.capacity for slot in layers.slots)
+        self.sizes: Sizes = ((batch, length),)
+        self.horizon = horizon_for(max(positions, self.keys))
+        like = torch.empty(0, dtype=decoder.dtype, device=ids.device)
+        self.rope: RopeTables | RopeRows = (
+            RopeRows(decoder.rotary, batch, length, like) if given else decoder.rope_tables(self.horizon, like)
+        )
+        self.rows = list(range(batch * length)) if given else []
+        self._memory, count = layers.memory, len(layers.slots)
+        # not inference tensors: those could only be written to in inference mode
+        with torch.inference_mode(False):
+            self._control = torch.zeros(2 * count + batch * length, dtype=torch.int32, device=ids.device)
+            self.mask = torch.ones(batch, self.horizon, dtype=torch.bool, device=ids.device) if masked else None
+        self.start = self._control[: 2 * count].view(count, 2)
+        self.positions = self._control[2 * count :].view(batch, length)
+        self._states = [
+            slot.captured_view(batch, length, CapturedStep(start, self.positions, self.mask))
+            for slot, start in zip(layers.slots, self.start, strict=True)
+        ]
+        self._step = [length, 0] * count + [0 if given else length] * (batch * length)
+        self._delta: torch.Tensor | None = None
+        self._at: list[int] | None = None  # what was uploaded last
+        self._moved = 0  # how often the device has moved on since
+
+    def is_valid(self, positions: int) -> bool:
+        """See `StepInputs`."""
+        return positions <= self.horizon and self._memory is self.layers.memory and self.rope.is_valid()
+
+    def tables(self) -> Mapping[str | None, Table]:
+        """See `StepInputs`."""
+        return self.rope.tables
+
+    def states(self, graph: Any = None) -> list[Any]:
+        """See `StepInputs`. The device says where a step writes."""
+        return self._states
+
+    def gemm(self, graph: Any = None) -> Gemm:
+        """See `StepInputs`."""
+        return GEMV
+
+    def seek(self, starts: list[int], positions: list[int]) -> None:
+        """Set what the next step reads: start of each layer (flat), and a row of the rope tables for each token."""
+        wanted = starts + positions
+        if self._at is not None and wanted == self._after(self._moved + 1):
+            self.move_on()
+        elif self._at is None or wanted != self._after(self._moved):
+            self._at = None
+            self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._control.is_cuda)
+            self._at, self._moved = wanted, 0
+
+    def _after(self, moves: int) -> list[int]:
+        assert self._at is not None
+        return [a + moves * b for a, b in zip(self._at, self._step, strict=True)]
+
+    def move_on(self) -> None:
+        """Advance to the next step: one launch, nothing is uploaded."""
+        if self._delta is None:
+            with torch.inference_mode(False):
+                self._delta = torch.empty_like(self._control)
+                # CUDA reads pageable memory before it returns, and need not wait for what is under way
+                self._delta.copy_(torch.tensor(self._step, dtype=torch.int32), non_blocking=self._control.is_cuda)
+        self._control.add_(self._delta)
+        self._moved += 1
+
+    def set_mask(self, mask: torch.Tensor) -> None:
+        """Take over `mask` [B, tokens so far]: nonzero where a token may be seen."""
+        assert self.mask is not None
+        self.mask[:, : mask.shape[1]].copy_(mask)

@@ -1,0 +1,1 @@
+"""transformers' front door: `torch_foundry.patch(model)` and what stands behind it."""

@@ -1,0 +1,135 @@
+"""The replaced decoder model: forward passes of a few tokens on a filled cache replay a graph."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.generation.graph_cache import GraphCache
+from torch_foundry.generation.step_state import CacheLayers, contiguous_step
+from torch_foundry.hf.pretrained import ModelMixin
+from torch_foundry.kvcache.hf_cache import check_capturable
+from torch_foundry.models.decoder import DecoderModel
+from torch_foundry.models.state import ModelState
+from torch_foundry.nn.linear import MAX_GEMV_ROWS
+
+# `tokenizer` is passed down by `transformers serve`, without meaning for the result
+USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
+OFF = frozenset({"output_attentions", "output_hidden_states", "output_router_logits"})
+ON = frozenset({"use_cache", "return_dict", "is_causal"})
+MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
+
+
+class DecoderMixin(ModelMixin):
+    """A model of `families.DECODERS`."""
+
+    def _by_a_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Up to eight tokens on a filled `DynamicCache`."""
+        cache = kwargs.get("past_key_values")
+        if cache is None:
+            raise Fallback("no cache that is known")
+        check_capturable(cache)
+        given = kwargs if not args else {"input_ids": args[0], **kwargs}
+        if len(args) > 1 or (args and "input_ids" in kwargs):
+            raise Fallback("positional arguments")
+        ids = given.get("input_ids")
+        if ids is None:
+            raise Fallback("the caller embeds the tokens (inputs_embeds)")
+        if type(ids) is not torch.Tensor or ids.dim() != 2:
+            raise Fallback("ids are not a tensor of [batch, tokens]")
+        plan = self.decoder_plan()
+        check_arguments(self, given)
+        seen = cache.get_seq_length()
+        hidden = step(plan, cache, ids, given.get("attention_mask"), given.get("position_ids"), seen)
+        # the graph's own memory has the next token's values before long
+        return plan.decoder.output(last_hidden_state=hidden.clone(), past_key_values=cache)
+
+    def _make_plan(self, state: ModelState) -> DecoderModel:
+        return DecoderModel(self, state, GraphCache())
+
+    def decoder_plan(self) -> DecoderModel:
+        """The plan; a copy of a model makes its own."""
+        return self.model_plan()  # type: ignore[return-value]
+
+
+def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
+    """Raise Fallback for what only the layers, one by one, can do."""
+    for name, value in kwargs.items():
+        if name in USED or value is None or (value is False and name in OFF) or (value is True and name in ON):
+            continue
+        raise Fallback(f"argument {name}")
+    settings = object.__getattribute__(module.config, "__dict__")  # the config's own __getattribute__ is slow
+    if kwargs.get("use_cache") is None and not settings.get("use_cache", True):
+        raise Fallback("use_cache is off")
+    if settings.get("use_bidirectional_attention"):
+        raise Fallback("attention is not causal")
+    if any(map(settings.get, ("output_hidden_states", "_output_attentions", "output_router_logits"))):
+        raise Fallback("outputs of layers are asked for")
+
+
+@uninterruptible()
+def step(
+    plan: DecoderModel,
+    cache: DynamicCache,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    seen: int,
+) -> torch.Tensor:
+    """The last norm's result [B, L, hidden] for `ids` behind the `seen` tokens of `cache`. Raises Fallback."""
+    batch, length = ids.shape
+    plan.check()
+    if batch * length > MAX_GEMV_ROWS:
+        raise Fallback(f"more than {MAX_GEMV_ROWS} tokens in a step")
+    device = plan.device
+    if ids.device != device or ids.is_floating_point():
+        raise Fallback("ids are not integers on the model's device")
+    if device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < plan.vocabulary:
+        raise Fallback("ids outside the vocabulary")  # refused by the op: a graph looks at no values
+    if mask is not None and (
+        type(mask) is not torch.Tensor or mask.dtype not in MASKS or mask.shape != (batch, seen + length)
+    ):
+        raise Fallback("mask is not one of [batch, tokens]")
+    if mask is not None and length > 1 and plan.recurrent and not bool(mask[:, seen:].all()):
+        raise Fallback("padding among new tokens of recurrent layers")
+    if positions is not None and (
+        type(positions) is not torch.Tensor or positions.dim() != 2 or positions.shape[1] != length
+        or positions.shape[0] not in (1, batch)
+    ):  # fmt: skip
+        raise Fallback("positions are not [batch, tokens]")
+    if positions is None and not plan.rotary.constant:
+        raise Fallback("rope depends on the length of the text")
+
+    graphs = cast(GraphCache, plan.graphs)
+    owned = graphs.of(cache)
+    layers = owned.memory
+    if layers is None or not layers.belong_to(cache):
+        layers = owned.memory = CacheLayers(cache, len(plan.layers), plan.state.kv_cache)
+        owned.clear()
+    starts, same = layers.place(plan, batch, length)
+    if not same:
+        owned.clear()
+    key = (batch, length, mask is not None, positions is not None)
+    graph = owned.find(key, seen + length)
+    if graph is None:
+        with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
+            own = torch.empty(batch, length, dtype=torch.int64, device=device)
+        given: dict[str, Any] = {"masked": mask is not None, "given": positions is not None}
+        graph = contiguous_step(plan, layers, own, positions=seen + length, **given)
+        graphs.put(cache, key, graph)
+    state = graph.inputs
+    state.ids.copy_(ids)
+    if positions is None:
+        state.seek(starts, list(range(seen, seen + length)) * batch)
+    else:
+        state.rope.set(positions)  # type: ignore[union-attr]
+        state.seek(starts, state.rows)
+    if mask is not None:
+        state.set_mask(mask)
+    hidden = graph.run()
+    layers.count(length)
+    return hidden

@@ -1,0 +1,176 @@
+"""The replaced causal language model: generate() without a wait for the device after each token."""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers.generation.utils import GenerationMixin
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.generation.draft_length import SpeculationStats
+from torch_foundry.generation.drafting import LONGEST, DraftModel, PromptLookup
+from torch_foundry.generation.loop import GenerationLoop
+from torch_foundry.generation.speculation import SpeculativeDecoder
+from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
+from torch_foundry.hf.pretrained import ModelMixin
+from torch_foundry.models.calls import generated, generation
+from torch_foundry.models.state import ModelPlan, ModelState
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
+
+
+class CountingMixin(ModelMixin):
+    """A model with a generate() that our own loop is not known to do."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock, and counted: a loop of ours, of a model inside, says so; otherwise Hugging Face's ran."""
+        if not self._foundry.state.enabled:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        with generation(self.model_plan(), f"generate: {self._unknown()}"):
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def _unknown(self) -> str:
+        return f"{self._foundry_base.__name__} is not a model that our loop is known for"
+
+
+class GeneratorMixin(CountingMixin):
+    """A model of `families.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
+
+    def _make_plan(self, state: ModelState) -> ModelPlan:
+        plan = ModelPlan(state)
+        plan.speculation = SpeculationStats()
+        return plan
+
+    def generator_plan(self) -> ModelPlan:
+        """The plan; a copy of a model makes its own."""
+        return self.model_plan()
+
+    def _unknown(self) -> str:
+        return "a way of decoding that our loop is not known for"
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
+        chosen, alone = chosen_by_call.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            chosen_by_call.reset(chosen)
+            _alone.reset(alone)
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """As stock: greedy decoding and sampling, by our own loop if everything that was asked for is known to it.
+
+        Draws are the sampler's own (see `torch_foundry.sampling`): the same for the same seed, but not torch's.
+        """
+        plan = self.generator_plan()
+        generated()
+        given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+        try:
+            request = Request(self, plan, input_ids, *given, model_kwargs)
+        except Fallback as fallback:
+            if plan.state.enabled:
+                plan.eager[f"generate: {fallback}"] += 1
+            model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
+            return super()._sample(input_ids, *given, **model_kwargs)  # type: ignore[misc]
+        alone = self._begin(request, generation_config)
+        GenerationLoop(request.runner, request.stops, request.every, streamer).run()
+        if alone:
+            request.runner.release()
+        return request.result()
+
+    def _begin(self, request: Request, config: Any) -> bool:
+        """Take in the prompt and choose the first token, in memory of earlier generations if there is some. Returns
+        whether nobody else will see the cache."""
+        runner, sampler = request.runner, request.sampler()
+        runner.begin(sampler, request.input_ids)
+        alone = _alone.get() and not config.return_dict_in_generate and not request.cache.get_seq_length()
+        if alone:
+            runner.reuse(request.stops.remaining)
+        runner.sampler.step(request.prefill())
+        return alone
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def _assisted_decoding(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        inputs_tensor: Any = None,
+        assistant_model: Any = None,
+        assistant_tokenizer: Any = None,
+        tokenizer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """As stock: prompt lookup and draft models, by `speculation` if everything that was asked for is known to it.
+
+        The tokens are those of `generate()` without drafts, drawn ones too.
+        """
+        plan = self.generator_plan()
+        generated()
+        given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+        try:
+            if assistant_tokenizer is not None:
+                raise Fallback("the draft has another tokenizer")
+            request = Request(self, plan, input_ids, *given, model_kwargs)
+            decoder = speculative(request, plan.speculation, generation_config, assistant_model)
+        except Fallback as fallback:
+            if plan.state.enabled:
+                plan.eager[f"assisted generate: {fallback}"] += 1
+            model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
+            models = (inputs_tensor, assistant_model, assistant_tokenizer, tokenizer)
+            return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
+        alone, stops = self._begin(request, generation_config), request.stops
+        GenerationLoop(request.runner, stops, 1, streamer).take_first()
+        text = input_ids[0].tolist() + stops.tokens[0]
+        decoder.run(text)
+        if not stops.done[0]:
+            request.runner.sampler.seek([len(text)], text[-1:])
+            GenerationLoop(request.runner, stops, request.every, streamer).run()
+        if alone:
+            request.runner.release()
+        return request.result()
+
+    # generate() looks at the signatures
+    @functools.wraps(GenerationMixin._beam_search)
+    def _beam_search(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        plan = self.generator_plan()
+        generated()
+        if plan.state.enabled:
+            plan.eager["generate: beams"] += 1
+        kwargs = without_usual_positions(input_ids, kwargs.get("generation_config"), kwargs)
+        return super()._beam_search(input_ids, *args, **kwargs)  # type: ignore[misc]
+
+
+def speculative(request: Request, totals: SpeculationStats, config: Any, assistant: Any) -> SpeculativeDecoder:
+    """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
+    if request.input_ids.shape[0] != 1:
+        raise Fallback("several rows")
+    draft: PromptLookup | DraftModel
+    if config.prompt_lookup_num_tokens is not None:
+        draft = PromptLookup(config.max_matching_ngram_size or LONGEST)
+        most = config.prompt_lookup_num_tokens
+    elif hasattr(assistant, "generator_plan"):
+        draft = DraftModel(assistant, request.input_ids, request.capacity)
+        most = assistant.generation_config.num_assistant_tokens
+    else:
+        raise Fallback("the draft is no patched model")
+    if request.settings.counts_tokens or request.settings.bans_sequences:
+        raise Fallback("what may come next depends on tokens that are only drafted")
+    return SpeculativeDecoder(
+        request.runner, request.stops, draft, most, every=request.every, totals=totals, streamer=request.streamer
+    )

@@ -1,0 +1,142 @@
+"""The fused decoder layer: one for all families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.hf import continuous_batching
+from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
+from torch_foundry.kvcache.base import CacheLayer, KVLayer
+from torch_foundry.kvcache.hf_cache import kv_layer
+from torch_foundry.models.decoder import LayerPlan
+from torch_foundry.models.guards import recording_reason, tensor_reason
+from torch_foundry.models.layer import Attention, forward
+from torch_foundry.models.swap import FoundryModule
+from torch_foundry.models.weights import AUTO, weight_reason
+
+Slot = CacheLayer | continuous_batching.Continuous
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
+USED = frozenset({"attention_mask", "past_key_values", "position_embeddings"})
+# what callers pass down without meaning for the result of a layer
+IGNORED = frozenset(
+    {
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "tokenizer",
+    }
+)
+KNOWN = USED | IGNORED
+KNOWN_OF_MANY = KNOWN | continuous_batching.ARGUMENTS
+
+
+class LayerMixin(FoundryModule):
+    """`forward` of a swapped decoder layer."""
+
+    training: bool
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The fused layer, or the stock one for whatever the fused layer does not do."""
+        if torch.compiler.is_compiling():  # the compiler fuses stock code itself
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        plan = self._foundry
+        if not plan.state.enabled:
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        try:
+            if plan.__class__ is not LayerPlan:
+                plan = self.layer_plan()
+            slot = check(plan, self.training, hidden_states, args, kwargs)
+        except Fallback as fallback:
+            plan.fell_back(self._foundry_base.__name__, str(fallback))
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        plan.fused += 1
+        try:
+            return run(plan, hidden_states, kwargs.get("attention_mask"), kwargs.get("position_embeddings"), slot)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
+                explain(error, name, tensors(plan, hidden_states, slot))
+            raise
+
+    def layer_plan(self: Any) -> LayerPlan:
+        """The plan; a copy of a layer makes its own."""
+        plan = self._foundry
+        if plan.__class__ is not LayerPlan:
+            own = self.__dict__["_foundry"] = LayerPlan(self, plan.state)
+            own.fused, own.fallbacks = plan.fused, plan.fallbacks
+        result: LayerPlan = self._foundry
+        return result
+
+
+def check(
+    plan: LayerPlan, training: bool, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Slot | None:
+    """The cache layer to write to; None: no cache. Raises Fallback if stock code has to run."""
+    if training:
+        raise Fallback("training")
+    if args:
+        raise Fallback("positional arguments")
+    requests = kwargs.get("cache")  # of continuous batching
+    mixer = plan.layer.mixer
+    known, config_reason = KNOWN, mixer.config_reason
+    if requests is not None:
+        known, config_reason = KNOWN_OF_MANY, continuous_batching.attention_reason
+    for name in kwargs:
+        if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
+            raise Fallback(f"argument {name}")
+    mask = kwargs.get("attention_mask")
+    if torch.is_grad_enabled() and plan.needs_grad(x, mask):
+        raise Fallback("gradients are needed")
+    if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
+        raise Fallback(reason)
+    dtype = x.dtype
+    if reason := weight_reason(plan.parameters, dtype):
+        raise Fallback(reason)
+    if mixer.rope and kwargs.get("position_embeddings") is None:
+        raise Fallback("no position embeddings")
+    slot: CacheLayer | None = None
+    cache = kwargs.get("past_key_values")
+    if requests is not None:
+        if cache is not None:
+            raise Fallback("two caches")
+        if not isinstance(mixer, Attention):
+            raise Fallback("continuous batching of recurrent states")
+        pages = continuous_batching.Continuous(mixer.spec, kwargs)
+        pages.check(x, mask)
+        return pages
+    if cache is not None:
+        slot = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
+        if not slot.fits(x.shape[0], mixer.state, dtype, x.device):
+            raise Fallback("cache holds another shape, dtype or device")
+    if mask is not None and (reason := mixer.mask_reason(mask, x, slot)):
+        raise Fallback(reason)
+    return slot
+
+
+def run(
+    plan: LayerPlan, x: torch.Tensor, mask: torch.Tensor | None, rotary: Rotary | None, slot: Slot | None
+) -> torch.Tensor:
+    """The fused layer on x [B, L, hidden]. `slot` is the cache layer to extend; None: attend to these tokens only."""
+    layer, x = plan.layer, x.contiguous()
+    rope = rotary if layer.mixer.rope and rotary is not None else (None, None)
+    kv = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
+    y = forward(layer, x, kv, rope, AUTO, mask)
+    if isinstance(slot, CacheLayer):
+        slot.commit(x.shape[1])
+    return y
+
+
+def tensors(plan: LayerPlan, x: torch.Tensor, slot: Slot | None) -> dict[str, Described]:
+    """The tensors of a layer that grow with the prompt, by name."""
+    spec, mixer, (batch, queries, hidden) = plan.spec, plan.layer.mixer, x.shape
+    shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * spec.inner]}
+    if isinstance(mixer, Attention):
+        keys = slot.visible(queries) if isinstance(slot, KVLayer) else queries
+        shapes["keys"] = shapes["values"] = [batch, mixer.state.heads, keys, mixer.state.head_dim]
+    return {name: (shape, x.dtype) for name, shape in shapes.items()}

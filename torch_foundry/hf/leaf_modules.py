@@ -1,0 +1,170 @@
+"""Swapped leaf modules: embeddings, RMS norms and linear layers outside of fused decoder layers.
+
+Their arithmetic is fixed by their class alone, so they are replaced in any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
+from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
+from torch_foundry.models.families import SCALED_EMBEDDINGS, class_key
+from torch_foundry.models.guards import device_reason, tensor_reason
+from torch_foundry.models.spec import norm_kind
+from torch_foundry.models.state import ModelState, Plan
+from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.weights import Linear, Norm, weight_reason
+
+
+def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
+    """The mixin for `module`; None if it is not a leaf that is known."""
+    cls = type(module)
+    if "forward" in module.__dict__:
+        return None
+    if cls is nn.Linear:
+        return LinearMixin
+    if norm_kind(module) is not None:
+        return NormMixin
+    if cls is nn.Embedding or class_key(cls) in SCALED_EMBEDDINGS:
+        return EmbeddingMixin if module.max_norm is None else None
+    return None
+
+
+def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tensor | None) -> None:
+    """Raise Fallback if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
+    if reason := weight_reason((parameters,), dtype):
+        raise Fallback(reason)
+    if torch.is_grad_enabled() and (
+        (x is not None and x.requires_grad) or any(p is not None and p.requires_grad for p in parameters.values())
+    ):
+        raise Fallback("gradients are needed")
+
+
+class LeafMixin(FoundryModule):
+    """`forward` of a swapped leaf: `_fused` unless it raises Fallback."""
+
+    plan_class: Callable[[Any, ModelState], Plan]
+    weight: Any
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The fused op, or stock code."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[misc]
+        plan = self._foundry
+        if not plan.state.enabled:
+            return super().forward(input)  # type: ignore[misc]
+        if plan.__class__ is Plan:  # after deepcopy or unpickling
+            plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
+        try:
+            result = self._fused(plan, input)
+        except Fallback as fallback:
+            plan.fell_back(self._foundry_base.__name__, str(fallback))
+            return super().forward(input)  # type: ignore[misc]
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                explain(error, self._foundry_base.__name__, self._tensors(input, self.weight))
+            raise
+        plan.fused += 1
+        return result
+
+    def _fused(self, plan: Any, input: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return {"input": described(input), "weight": described(weight)}
+
+
+class LinearPlan(Plan):
+    """A linear layer's weights."""
+
+    __slots__ = ("linear",)
+
+    def __init__(self, module: nn.Module, state: ModelState) -> None:
+        super().__init__(state)
+        self.linear = Linear(module)
+
+
+class LinearMixin(LeafMixin):
+    """nn.Linear."""
+
+    plan_class = LinearPlan
+
+    def _fused(self, plan: LinearPlan, input: torch.Tensor) -> torch.Tensor:
+        if reason := tensor_reason(input):
+            raise Fallback(reason)
+        check_weights(plan.linear.parameters, input.dtype, input)
+        return plan.linear.gemm(input.contiguous())
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input, weight) | {"result": ([*input.shape[:-1], weight.shape[0]], input.dtype)}
+
+
+class NormPlan(Plan):
+    """A norm's weight, and how it rounds."""
+
+    __slots__ = ("norm",)
+
+    def __init__(self, module: nn.Module, state: ModelState) -> None:
+        super().__init__(state)
+        self.norm = Norm(module)
+
+
+class NormMixin(LeafMixin):
+    """The RMS norms of `families.NORMS`."""
+
+    plan_class = NormPlan
+
+    def _fused(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
+        if reason := tensor_reason(input):
+            raise Fallback(reason)
+        check_weights(plan.norm.parameters, input.dtype, input)
+        return plan.norm(input.contiguous())
+
+
+class EmbeddingPlan(Plan):
+    """An embedding's weight and scale."""
+
+    __slots__ = ("_read", "_scale", "buffers", "parameters", "scaled")
+
+    def __init__(self, module: nn.Module, state: ModelState) -> None:
+        super().__init__(state)
+        self.parameters: dict[str, Any] = module._parameters
+        self.buffers: dict[str, Any] = module._buffers
+        self.scaled = class_key(base_class(type(module))) in SCALED_EMBEDDINGS
+        self._read: tuple[torch.Tensor, int] | None = None  # the buffer that `_scale` was read from, and its version
+        self._scale = 1.0
+
+    def scale(self) -> float:
+        """The factor on each row. Read from its buffer only when that has changed: on a GPU, reading waits for it."""
+        if self.scaled:
+            buffer = self.buffers["embed_scale"]
+            version = 0 if buffer.is_inference() else buffer._version
+            if self._read is None or self._read[0] is not buffer or self._read[1] != version:
+                self._read, self._scale = (buffer, version), float(buffer)
+        return self._scale
+
+
+class EmbeddingMixin(LeafMixin):
+    """nn.Embedding, and Gemma's, which scales the rows."""
+
+    plan_class = EmbeddingPlan
+
+    def _fused(self, plan: EmbeddingPlan, input: torch.Tensor) -> torch.Tensor:
+        weight = plan.parameters["weight"]
+        if type(input) is not torch.Tensor or input.dtype not in (torch.int64, torch.int32) or not input.numel():
+            raise Fallback("ids are not a tensor of integers")
+        if reason := device_reason(weight.dtype, weight.device.type):
+            raise Fallback(reason)
+        if input.device != weight.device:
+            raise Fallback("ids are on another device")
+        check_weights(plan.parameters, weight.dtype, None)
+        return ops.embedding(input.contiguous(), weight, scale=plan.scale())
+
+    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input, weight) | {"result": ([*input.shape, weight.shape[1]], weight.dtype)}

@@ -1,0 +1,260 @@
+"""A transformers model from weights that are still in their files.
+
+The stock model is built without memory for its matrices. Packed modules replace those whose weights are packed, and
+each parameter is read once, to where it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from torch_foundry import quant
+from torch_foundry.core.load_errors import AllowedFaults, LoadError
+from torch_foundry.io.weights import Weight
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.packing import take_over
+
+_TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
+_LARGEST_TABLE = 1 << 26  # numbers; GPT-2's mask of 8192 tokens
+EXPERTS = ("gate_proj", "up_proj", "down_proj")  # [experts, N, K] each, under the name of their module
+
+
+def assemble(
+    config: Any,
+    weights: Mapping[str, Weight],
+    *,
+    file: str | os.PathLike[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    generation_config: Any = None,
+    attn_implementation: str | None = None,
+    progress: bool = True,
+    allow: Iterable[str] = (),
+) -> Any:
+    """The causal language model of `config`, in eval mode on `device`, with `weights` by the names of its parameters.
+
+    Experts of a module with `gate_up_proj` come under EXPERTS, or under the stock names if they are dense. Packed
+    linear layers, embeddings and experts stay packed; a packed weight of any other module is made dense. Dense weights,
+    and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
+    file: whom errors name. allow: see `AllowedFaults`.
+
+    LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises.
+    """
+    try:
+        model = build(config, dtype, attn_implementation)
+    except Exception as error:  # whatever transformers raises for settings that do not go together
+        if attn_implementation is not None:
+            raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
+    model.generation_config = generation_config or model.generation_config
+    for buffers in (module._buffers for module in model.modules()):
+        buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
+    plan = _Plan(model, weights, file, AllowedFaults(allow))
+    installer = _Installer(model, plan.split, device, dtype)
+    for name in _advancing(plan.weights, progress):
+        installer.put(name, plan.weights[name])
+    for name in plan.absent:
+        set_parameter(model, name, torch.zeros_like(model.get_parameter(name), device=device))
+    for name in plan.kept:
+        set_parameter(model, name, model.get_parameter(name).detach().to(device))
+    for target, source in plan.tied.items():
+        installer.tie(target, source)
+    left = [n for tensors in (model.named_parameters(), model.named_buffers()) for n, t in tensors if t.is_meta]
+    if left:
+        raise RuntimeError(f"{type(model).__name__}: nothing computes {', '.join(left)}")
+    return model.eval()
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Matrices (`torch.empty`) get no memory. What is computed (rotary frequencies, embedding scales) is real, up to a
+    limit: ValueError.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty:
+            kwargs = {**(kwargs or {}), "device": "meta"}
+        elif func in _TABLES and (n := func(*args, **{**(kwargs or {}), "device": "meta"}).numel()) > _LARGEST_TABLE:
+            raise ValueError(f"a table of {n} numbers")
+        return func(*args, **(kwargs or {}))
+
+
+def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = None) -> Any:
+    """The stock model of `config` with its matrices on the meta device and all else on the CPU; nothing is tied."""
+    import transformers
+    from transformers import initialization
+
+    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    with initialization.no_init_weights(), initialization.no_tie_weights(), _EmptyOnMeta(), torch.device("cpu"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+
+
+class _Plan:
+    """Which parameter gets which weight. LoadError unless each parameter has one and no weight is left.
+
+    weights: by name, with matching shapes. tied: target -> source. split: modules whose experts come as separate
+        matrices.
+    absent, kept: parameters without a weight (which the caller allowed), on the meta device and on the CPU.
+    """
+
+    def __init__(
+        self, model: Any, weights: Mapping[str, Weight], file: str | os.PathLike[str], allow: Callable[[str, str], bool]
+    ) -> None:
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+        found = dict(weights)
+        self.tied: dict[str, str] = {}
+        for target, source in model.all_tied_weights_keys.items():
+            if source not in found and target in found:
+                found[source] = found.pop(target)
+            if target not in found:
+                self.tied[target] = source
+                shapes.pop(target, None)
+        self.split: set[str] = set()
+        for name in list(shapes):
+            module, _, leaf = name.rpartition(".")
+            parts = [f"{module}.{part}" for part in EXPERTS]
+            if leaf == "gate_up_proj" and name not in found:
+                self.split.add(module)
+                experts, both, hidden = shapes.pop(name)
+                del shapes[f"{module}.down_proj"]
+                inner, outer = (experts, both // 2, hidden), (experts, hidden, both // 2)
+                shapes |= dict(zip(parts, (inner, inner, outer), strict=True))
+        for name in [name for name in found if name not in shapes]:
+            source = _source(found.pop(name), name)
+            if not allow("TENSOR_EXTRA", source):
+                raise LoadError("TENSOR_EXTRA", file, source, expected=f"no {name}", found="one")
+        self.absent: list[str] = []
+        self.kept: list[str] = []
+        for name, shape in shapes.items():
+            if name in found:
+                if (given := tuple(found[name].shape)) != shape:
+                    source = _source(found[name], name)
+                    raise LoadError("SHAPE", file, source, expected=str(list(shape)), found=str(list(given)))
+            elif not allow("TENSOR_MISSING", name):
+                raise LoadError("TENSOR_MISSING", file, name, expected=f"a tensor {list(shape)}", found="none")
+            else:
+                (self.absent if model.get_parameter(name).is_meta else self.kept).append(name)
+        self.weights = {name: found[name] for name in shapes if name in found}
+
+
+def _source(weight: Weight, name: str) -> str:
+    return weight.source or name
+
+
+def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
+    """The names, while a bar of bytes advances; it shows when there is something to wait for."""
+    from transformers.utils.logging import tqdm
+
+    sizes = {name: _nbytes(weight) for name, weight in weights.items()}
+    options = {"total": sum(sizes.values()), "desc": "Loading weights", "unit": "B", "unit_scale": True, "delay": 1}
+    with tqdm(**options) if progress else contextlib.nullcontext() as bar:
+        for name, size in sizes.items():
+            yield name
+            if bar is not None:
+                bar.update(size)
+
+
+def _nbytes(weight: Weight) -> int:
+    known = quant.get_format(weight.format)
+    rows = 1
+    for size in weight.shape[:-1]:
+        rows *= size
+    return rows * known.row_size(weight.shape[-1]) * known.dtype.itemsize if weight.shape else known.dtype.itemsize
+
+
+class _Installer:
+    """Reads weights and gives them to the modules of a model."""
+
+    def __init__(self, model: Any, split: set[str], device: torch.device, dtype: torch.dtype) -> None:
+        self.model, self.split, self.device, self.dtype = model, split, device, dtype
+        self.experts: dict[str, dict[str, tuple[torch.Tensor, str]]] = {}  # parts that wait for the others
+
+    def put(self, name: str, weight: Weight) -> None:
+        """Read `weight` and give it to the parameter, or part of experts, called `name`."""
+        path, _, leaf = name.rpartition(".")
+        parent = self.model.get_submodule(path)
+        packed = quant.get_format(weight.format).packed
+        if path in self.split and leaf in EXPERTS:
+            self._put_experts(parent, path, leaf, weight)
+        elif not packed:
+            set_parameter(self.model, name, self._dense(weight))
+        elif leaf == "weight" and type(parent) is nn.Linear:
+            linear = FoundryLinear(
+                parent.in_features,
+                parent.out_features,
+                weight.load(self.device),
+                weight.format,
+                parent.bias,
+                None if weight.order is None else weight.order.to(self.device),
+            )
+            replace_module(self.model, path, take_over(linear, parent))
+        elif leaf == "weight" and isinstance(parent, nn.Embedding):
+            self._put_embedding(parent, path, weight)
+        else:
+            columns = weight.shape[-1]
+            blocks = weight.load(self.device).flatten(0, -2)
+            set_parameter(
+                self.model, name, quant.dequantize(blocks, weight.format, columns, self.dtype).view(weight.shape)
+            )
+
+    def _dense(self, weight: Weight) -> torch.Tensor:
+        if weight.load_as is not None:
+            return weight.load_as(self.device, self.dtype)
+        return weight.load(self.device).to(self.dtype)
+
+    def _put_embedding(self, stock: nn.Embedding, path: str, weight: Weight) -> None:
+        embedding = FoundryEmbedding(
+            stock.num_embeddings,
+            stock.embedding_dim,
+            weight.load(self.device),
+            weight.format,
+            self.dtype,
+            stock.padding_idx,
+            stock._buffers.get("embed_scale"),
+        )
+        replace_module(self.model, path, take_over(embedding, stock))
+
+    def _put_experts(self, stock: Any, path: str, part: str, weight: Weight) -> None:
+        packed = quant.get_format(weight.format).packed
+        tensor = weight.load(self.device) if packed else self._dense(weight)
+        parts = self.experts.setdefault(path, {})
+        parts[part] = tensor, weight.format if packed else quant.DENSE_NAMES[self.dtype]
+        if len(parts) < len(EXPERTS):
+            return
+        gate, up, down = (parts[name][0] for name in EXPERTS)
+        formats = [parts[name][1] for name in EXPERTS]
+        del self.experts[path]
+        if any(quant.get_format(fmt).packed for fmt in formats):
+            replace_module(self.model, path, FoundryExperts(stock, gate, up, down, formats))
+        else:
+            stock.gate_up_proj = nn.Parameter(torch.cat([gate, up], dim=1))
+            stock.down_proj = nn.Parameter(down)
+
+    def tie(self, target: str, source: str) -> None:
+        """Let the output layer `target` have the weight of `source`, packed or not."""
+        path = target.rpartition(".")[0]
+        layer, origin = self.model.get_submodule(path), self.model.get_submodule(source.rpartition(".")[0])
+        if isinstance(origin, FoundryEmbedding):
+            linear = FoundryLinear(layer.in_features, layer.out_features, origin.weight, origin.format, layer.bias)
+            replace_module(self.model, path, take_over(linear, layer))
+        else:
+            layer.weight = origin.weight
+
+
+def set_parameter(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Give the parameter called `name` this tensor."""
+    path, _, leaf = name.rpartition(".")
+    model.get_submodule(path)._parameters[leaf] = nn.Parameter(tensor)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put `module` in the place of the module at `path`."""
+    parent, _, leaf = path.rpartition(".")
+    model.get_submodule(parent)._modules[leaf] = module

@@ -1,0 +1,114 @@
+"""config.json and similar files, which may say anything: read, and compared with what any model can have."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.files import File
+from torch_foundry.io.gguf.architectures import COMMON, EPSILON, EXPERTS
+
+LONGEST = 1 << 19  # bytes of a config that are read: as Python's objects they are twenty times as many
+_MOST_OBJECTS = 10_000  # a layer's own settings are one
+# What makes transformers run other code than its own, or fetch it.
+_CODE = {"auto_map", "custom_pipelines"}
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?$")
+_NUMBERS = re.compile(r"\.([0-9]{1,5})\.")
+_COUNTS = {key.field: int(key.high) for key in (*COMMON, *EXPERTS) if key.kind is int and key.field} | {
+    "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "vocab_size": 1 << 31, "moe_intermediate_size": 1 << 24,
+    "num_local_experts": 1 << 12,
+}  # fmt: skip
+_NONE_TOO = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"}
+_FLOATS = {"rms_norm_eps": (EPSILON, 0.1), "layer_norm_eps": (EPSILON, 0.1), "norm_eps": (EPSILON, 0.1)}
+_ROPE = {
+    "rope_theta": (1.0, 1e18), "factor": (EPSILON, 1e6), "attention_factor": (EPSILON, 1e6),
+    "beta_fast": (EPSILON, 1e6), "beta_slow": (EPSILON, 1e6), "low_freq_factor": (EPSILON, 1e6),
+    "high_freq_factor": (EPSILON, 1e6), "original_max_position_embeddings": (1, 1 << 27),
+    "partial_rotary_factor": (EPSILON, 1.0), "long_factor": (EPSILON, 1e6), "short_factor": (EPSILON, 1e6),
+}  # fmt: skip
+
+
+def parse(text: bytes) -> Any:
+    """What JSON says. ValueError or RecursionError if it is none, or names something twice."""
+
+    if text.count(b"{") > _MOST_OBJECTS:
+        raise ValueError(f"more than {_MOST_OBJECTS} objects")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name twice in an object")
+        return found
+
+    def constant(name: str) -> float:
+        if name == "NaN":
+            raise ValueError("NaN")
+        return float(name)
+
+    return json.loads(text.decode(), object_pairs_hook=once, parse_constant=constant)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A JSON object. LoadError CONFIG if it is none."""
+    opened = File(file)
+    try:
+        if opened.size > LONGEST:
+            raise LoadError("CONFIG", file, file.name, expected=f"at most {LONGEST} bytes", found=str(opened.size))
+        found = parse(bytes(opened.read(opened.size, 0, file.name)))
+        opened.check()
+    except (ValueError, RecursionError) as error:
+        raise LoadError("CONFIG", file, file.name, expected="JSON", found=str(error)[:120]) from None
+    finally:
+        opened.close()
+    if not isinstance(found, dict):
+        raise LoadError("CONFIG", file, file.name, expected="an object", found=type(found).__name__)
+    return found
+
+
+def without_code(settings: Any) -> Any:
+    """Settings without those that name code: classes of the folder, kernels of a hub."""
+    if isinstance(settings, list):
+        return [without_code(each) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {k: without_code(v) for k, v in settings.items() if k not in _CODE and not _IMPLEMENTATION.match(k)}
+
+
+def check_sizes(config: Any, file: Path) -> None:
+    """Refuse what no model can have. config: of transformers. LoadError HP_RANGE, which names the field."""
+
+    def fail(name: str, expected: str, value: object) -> NoReturn:
+        raise LoadError("HP_RANGE", file, name, expected=expected, found=reprlib.repr(value))
+
+    def within(name: str, value: Any, low: float, high: float) -> None:
+        if type(value) not in (int, float) or not low <= value <= high:
+            fail(name, f"a number from {low:g} to {high:g}", value)
+
+    for name, most in _COUNTS.items():
+        value = getattr(config, name, None)
+        least = 0 if name in _NONE_TOO else 1
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(each) is not int or not least <= each <= most:
+                fail(name, f"a whole number from {least} to {most}", each)
+    for name, bounds in _FLOATS.items():
+        if (value := getattr(config, name, None)) is not None:
+            within(name, value, *bounds)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for settings in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        for name, bounds in _ROPE.items():
+            value = settings.get(name)
+            for each in value if isinstance(value, list) else [] if value is None else [value]:
+                within(f"rope_parameters.{name}", each, *bounds)
+
+
+def check_layers(config: Any, names: Iterable[str], file: Path) -> None:
+    """Refuse a config of more layers than names of tensors have numbers, before the layers are built."""
+    count = getattr(config, "num_hidden_layers", None)
+    numbers = {number for name in names for number in _NUMBERS.findall(name)}
+    if type(count) is int and count > len(numbers):
+        raise LoadError("TENSOR_MISSING", file, f"layer {len(numbers)}", expected=f"{count} layers", found="fewer")

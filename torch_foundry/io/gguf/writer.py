@@ -1,0 +1,292 @@
+"""A transformers model as a GGUF file (`torch_foundry.save_gguf`): the inverse of `model.py` and `model_file.py`."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import nn
+
+from torch_foundry import quant
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.container import TensorInfo
+from torch_foundry.io.files import replacing
+from torch_foundry.io.gguf.architectures import (
+    ARCHITECTURES,
+    BLOCK,
+    COMMON,
+    EMBEDDING,
+    MODEL_LAYER,
+    NORM,
+    OUTPUT,
+    Architecture,
+    Slot,
+)
+from torch_foundry.io.gguf.model import GgufModel
+from torch_foundry.io.gguf.rope import rope_metadata
+from torch_foundry.io.gguf.values import pack_string, pack_value
+from torch_foundry.io.model_file import make_config
+from torch_foundry.io.weights import side_by_side
+from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+
+# What a config says about a model that a file either says too or can't say; ids of tokens are the vocabulary's.
+IGNORED = {"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "transformers_version"}
+IGNORED |= {"initializer_range", "use_cache", "attention_dropout", "attn_implementation", "_name_or_path"}
+IGNORED |= {"router_aux_loss_coef", "output_router_logits", "pretraining_tp", "max_window_layers", "torch_dtype"}
+IGNORED |= {"resid_pdrop", "embd_pdrop", "quantization_config", "chunk_size_feed_forward", "return_dict", "id2label"}
+ALIGNMENT = 32  # bytes
+
+
+def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None) -> None:
+    """Write `model`, patched or not, to the GGUF file `path`. Packed weights are written block for block.
+
+    The model is not changed. Vectors (norms, biases) become float32, as in all GGUF files. Gemma's norms are stored
+    with 1 added, which costs their last digits in float32. tokenizer: is stored in the file; without one, `load` needs
+    allow=("VOCAB_MISSING",). The file appears at `path` only when it is complete.
+
+    ValueError: a model of an unknown family, settings or a tokenizer that GGUF can't describe, or weights in formats of
+    mlx, GPTQ, AWQ or bitsandbytes, which GGUF doesn't have (`unpatch(model, dequantize=True)` makes them dense).
+    """
+    metadata, tensors = describe_model(model)
+    if tokenizer is not None:
+        from torch_foundry.text.export import gguf_from_tokenizer
+
+        metadata |= gguf_from_tokenizer(tokenizer, model.config.vocab_size)
+        ends = model.generation_config.eos_token_id
+        others = [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]
+        for name, end in zip(("eot", "eom"), others, strict=False):
+            metadata[f"tokenizer.ggml.{name}_token_id"] = end
+    write_gguf(path, metadata, tensors)
+
+
+class Tensor:
+    """A tensor to write. shape: rows first. format: of `quant.FORMATS`, one that GGUF has. read: the stored tensor."""
+
+    def __init__(self, shape: Sequence[int], fmt: str, read: Callable[[], torch.Tensor]) -> None:
+        known = quant.get_format(fmt)
+        if known.gguf_type is None:
+            raise ValueError(f"format: GGUF has no {fmt}")
+        self.shape, self.format, self.read, self.type = tuple(shape), fmt, read, known.gguf_type
+        self.nbytes = known.row_size(self.shape[-1]) * known.dtype.itemsize
+        for size in self.shape[:-1]:
+            self.nbytes *= size
+
+
+def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file; it appears under its name when it is whole, and not at all if anything fails.
+
+    metadata: bool, int (u32, i32 or u64 by its value), float (f32), str, or a sequence of one of these. tensors: read
+    and written one by one.
+    """
+    with replacing(path) as file:
+        _write(file, metadata, tensors)
+
+
+def _write(file: BinaryIO, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    header = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        header += pack_string(key) + pack_value(value)
+    offset = 0
+    for name, tensor in tensors.items():
+        dims = tensor.shape[::-1]
+        header += pack_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.type, offset)
+        offset += _aligned(tensor.nbytes)
+    file.write(header.ljust(_aligned(len(header)), b"\0"))
+    for name, tensor in tensors.items():
+        data = tensor.read().detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        if data.numel() != tensor.nbytes:
+            raise ValueError(f"{name}: expected {tensor.nbytes} bytes to write, got {data.numel()}")
+        file.write(data.numpy().data)
+        file.write(bytes(_aligned(tensor.nbytes) - tensor.nbytes))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of the file, without a vocabulary.
+
+    ValueError for a model of an unknown family, with settings that such files can't say, or with weights that GGUF
+    can't hold.
+    """
+    config = model.config
+    name, architecture = _architecture(type(config).__name__)
+    tensors: dict[str, Tensor] = {}
+    for slot in _slots(model, architecture):
+        tensors |= _tensors(model, slot, architecture)
+    rotary, factors = rope_metadata(model, architecture)
+    tensors |= {tensor: Tensor(t.shape, "f32", lambda t=t: t) for tensor, t in factors.items()}  # type: ignore[misc]
+    values = _hyperparameters(config, architecture, tensors) | rotary
+    metadata: dict[str, Any] = {"general.architecture": name, "general.type": "model"}
+    if any(quant.get_format(tensor.format).packed for tensor in tensors.values()):
+        metadata["general.quantization_version"] = 2
+    metadata |= {f"{name}.{key}": value for key, value in values.items() if value is not None}
+    _check(config, metadata, tensors)
+    return metadata, tensors
+
+
+def _architecture(config: str) -> tuple[str, Architecture]:
+    known: dict[str, tuple[str, Architecture]] = {}
+    for name, architecture in ARCHITECTURES.items():
+        for each in (architecture, *architecture.variants.values()):
+            known.setdefault(each.config, (name, each))
+    if config not in known:
+        families = ", ".join(each.removesuffix("Config") for each in known)
+        raise ValueError(f"model: expected one of {families}, got {config.removesuffix('Config')}")
+    return known[config]
+
+
+def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
+    """Every tensor of the file and the parameter that it is, both by their full names."""
+    tied = model.config.tie_word_embeddings
+    yield from (EMBEDDING, NORM) if tied else (EMBEDDING, NORM, OUTPUT)
+    layer = list(architecture.layer)
+    for group in architecture.options.values():
+        if _find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
+            layer += group
+    for index in range(model.config.num_hidden_layers):
+        for slot in layer:
+            parameter = MODEL_LAYER.format(index) + slot.parameter
+            yield Slot(BLOCK.format(index) + slot.tensor, parameter, slot.shape, slot.heads)
+
+
+def _find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
+    """The stored tensor of a parameter or of a part of experts, its format, and its columns; None: there is none."""
+    path, _, leaf = parameter.rpartition(".")
+    try:
+        module: Any = model.get_submodule(path)
+    except AttributeError:  # a layer without experts among others
+        return None
+    if isinstance(module, FoundryExperts):
+        fmt = module.formats[("gate_proj", "up_proj", "down_proj").index(leaf)]
+        tensor = getattr(module, leaf)
+        return tensor, fmt, quant.get_format(fmt).columns(tensor.shape[-1])
+    if isinstance(module, FoundryLinear | FoundryEmbedding) and leaf == "weight":
+        if getattr(module, "order", None) is not None:
+            raise ValueError(f"{parameter}: its columns are in an order of their own, which GGUF can't say")
+        columns = module.in_features if isinstance(module, FoundryLinear) else module.embedding_dim
+        return module.weight, module.format, columns
+    if leaf in ("gate_proj", "up_proj") and "gate_up_proj" in module._parameters:
+        tensor = module.gate_up_proj.chunk(2, dim=1)[leaf == "up_proj"]
+    else:
+        found = getattr(module, leaf, None)
+        if isinstance(found, nn.Module) or found is None:
+            return None
+        tensor = found
+    if tensor.dtype not in quant.DENSE_NAMES:
+        raise ValueError(f"{parameter}: expected a weight of {', '.join(quant.DENSE)}, got {tensor.dtype}")
+    return tensor, quant.DENSE_NAMES[tensor.dtype], tensor.shape[-1]
+
+
+def _tensors(model: Any, slot: Slot, architecture: Architecture) -> dict[str, Tensor]:
+    """The tensor of the file that holds a parameter, and the factors of its blocks, if they have any."""
+    found = _find(model, slot.parameter)
+    if found is None:
+        raise ValueError(f"model: expected {slot.parameter}, which files of this kind have")
+    tensor, fmt, columns = found
+    factors = None
+    if fmt == "nvfp4_f32" and slot is not EMBEDDING:
+        factors, fmt = _factors(slot.parameter, tensor), "nvfp4"
+    if quant.get_format(fmt).gguf_type is None:
+        hint = "unpatch(model, dequantize=True) makes weights dense"
+        raise ValueError(f"{slot.parameter}: GGUF has no {fmt}; {hint}")
+    shape = (*tensor.shape[:-1], columns)
+    vector = len(shape) == 1 or slot.shape.startswith("1 ")
+    offset = architecture.norm_offset if slot.tensor.endswith("norm.weight") else 0.0
+    head = _head(model.config) if slot.heads and architecture.interleaved else 0
+
+    def read() -> torch.Tensor:
+        stored = tensor.detach()
+        if factors is not None:
+            stored = stored.unflatten(-1, (-1, 40))[..., 4:].flatten(-2)
+        if vector:
+            return stored.float() + offset
+        return side_by_side(stored, head) if head else stored
+
+    if vector and head:
+        return {slot.tensor: Tensor(shape, "f32", lambda: side_by_side(tensor.detach().float(), head))}
+    tensors = {slot.tensor: Tensor(shape[-1:] if vector else shape, "f32" if vector else fmt, read)}
+    if factors is not None:
+        tensors[f"{slot.tensor.removesuffix('weight')}scale"] = Tensor(tuple(factors.shape), "f32", lambda: factors)
+    return tensors
+
+
+def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Those of the matrix, or of each expert, float32; ValueError if they aren't the same in all of its blocks."""
+    each = tensor.detach().cpu().view(1 if tensor.ndim == 2 else len(tensor), -1, 40)[..., :4].contiguous()
+    factors = each.view(torch.float32).flatten(1)
+    if not bool((factors == factors[:, :1]).all()):
+        raise ValueError(f"{parameter}: GGUF has one factor for the NVFP4 blocks of a matrix, and this one has several")
+    return factors[:, 0].clone(memory_format=torch.contiguous_format)
+
+
+def _head(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """By key without the architecture's name; None: left out."""
+    head, heads = _head(config), config.num_attention_heads
+    values: dict[str, Any] = {
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
+        "vocab_size": config.vocab_size,
+    }
+    for key in (*COMMON, *architecture.keys):
+        if key.field and (value := getattr(config, key.field, None)) is not None:
+            values[key.name] = key.kind(value)
+    if head * heads != config.hidden_size or architecture.pattern:
+        values |= {"attention.key_length": head, "attention.value_length": head}
+    if "expert_count" in values:
+        values["expert_feed_forward_length"] = tensors["blk.0.ffn_gate_exps.weight"].shape[1]
+        if (shared := tensors.get("blk.0.ffn_gate_shexp.weight")) is not None:
+            values["expert_shared_feed_forward_length"] = shared.shape[0]
+    if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
+        values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    return values
+
+
+def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Whether the file will describe this model: our own reading of it is compared with the config."""
+    infos = {n: TensorInfo(n, t.shape, t.format, Path(), 0, t.nbytes) for n, t in tensors.items()}
+    container: Any = _Written(metadata, infos, tensors)
+    try:
+        read = make_config(GgufModel(container)).to_dict()
+    except LoadError as error:
+        raise ValueError(f"a GGUF file can't say this: {error}") from None
+    for key, value in config.to_dict().items():
+        if key not in IGNORED and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
+            raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
+
+
+class _Written:
+    """A container of what is to be written."""
+
+    path = Path("GGUF")
+
+    def __init__(self, metadata: dict[str, Any], infos: dict[str, TensorInfo], tensors: dict[str, Tensor]) -> None:
+        self.metadata = {k: _Listed(v) if isinstance(v, list) else v for k, v in metadata.items()}
+        self.tensors, self._tensors = infos, tensors
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        return self._tensors[name].read()[start:stop]
+
+
+class _Listed(list[Any]):
+    def tolist(self) -> list[Any]:
+        return list(self)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, but for what float32 loses and for what says nothing."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return all(_same(a.get(key), b.get(key)) for key in a.keys() | b.keys())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+    return a == b or (not a and not b)

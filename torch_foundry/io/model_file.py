@@ -1,0 +1,130 @@
+"""The model in a GGUF file, or in the parts of one, and transformers' config of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import transformers
+
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.gguf import open_gguf
+from torch_foundry.io.gguf.architectures import COMMON, OUTPUT
+from torch_foundry.io.gguf.model import GgufModel
+from torch_foundry.io.weights import ModelSource
+from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
+
+
+def open_model_file(
+    path: str | os.PathLike[str], *, mmap: bool = False, check_finite: bool = True, allow: Iterable[str] = ()
+) -> ModelSource:
+    """The model in the GGUF file `path`. LoadError as `open_gguf`, `GgufModel` and `check_vocabulary` say."""
+    container = open_gguf(path, check_finite=check_finite)
+    try:
+        model = GgufModel(container, mmap=mmap, check_finite=check_finite, allow=allow)
+        tokenizer, ids = _tokenizer(model)
+        config = make_config(model)
+    except BaseException:
+        container.close()
+        raise
+    for name, value in ids.items():
+        setattr(config, name, value)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return ModelSource(
+        config=config,
+        weights=model.weights,
+        file=model.file,
+        tokenizer=tokenizer,
+        close=container.close,
+        generation_config=transformers.GenerationConfig(**{k: v for k, v in ids.items() if v is not None}),
+        attn_implementation="eager" if capped else None,  # others leave the cap out
+        absent=tuple(model.absent),
+    )
+
+
+def _tokenizer(model: GgufModel) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """A function that makes the tokenizer, and the ids of special tokens under transformers' names."""
+    metadata, file, rows = model.container.metadata, model.file, model.sizes["V"]
+    if not any(key.startswith("tokenizer.") for key in metadata) and model.allow("VOCAB_MISSING", file.name):
+        return lambda: None, {}
+    vocabulary = check_vocabulary(metadata, file, rows)
+    ids: dict[str, Any] = {f"{name}_token_id": vocabulary.ids.get(name) for name in ("bos", "pad")}
+    ends = vocabulary.ends
+    ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    return lambda: tokenizer_from_gguf(metadata, file, rows, vocabulary), ids
+
+
+def make_config(model: GgufModel) -> Any:
+    """The config; ids of tokens are not in it. LoadError HP_RANGE if transformers won't have it."""
+    architecture, values = model.architecture, model.values
+    fields = {key.field: values[key.name] for key in (*COMMON, *architecture.keys) if key.field}
+    fields |= {
+        "num_key_value_heads": values["attention.head_count_kv"] or values["attention.head_count"],
+        "head_dim": model.sizes["D"],
+        "vocab_size": model.sizes["V"],
+        "tie_word_embeddings": architecture.tied or OUTPUT.tensor not in model.tensors,
+        "rope_parameters": _rope_parameters(model),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **architecture.constants,
+    }
+    fields |= {option: option in model.options() for option in architecture.options}
+    if "expert_count" in values:
+        fields["intermediate_size" if architecture.config == "MixtralConfig" else "moe_intermediate_size"] = (
+            model.sizes["X"]
+        )
+    if "expert_shared_feed_forward_length" in values:
+        fields["shared_expert_intermediate_size"] = model.sizes["S"]
+    if "original_max_position_embeddings" in model.rope and architecture.partial_rope:
+        fields["original_max_position_embeddings"] = model.rope["original_max_position_embeddings"]
+    if architecture.pattern:
+        fields["layer_types"] = _layer_types(model)
+    if architecture.scalar_layers:
+        fields["query_pre_attn_scalar"] = _scalar(model)
+    if "sliding_window" in fields:
+        fields["sliding_window"] = fields["sliding_window"] or None
+    if fields.get("attention_multiplier", 1) is None:
+        fields["attention_multiplier"] = model.sizes["D"] ** -0.5
+    try:
+        return getattr(transformers, architecture.config)(**fields)
+    except Exception as error:  # whatever its checks raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise LoadError("HP_RANGE", model.file, model.name, expected="what transformers takes", found=line) from error
+
+
+def _layer_types(model: GgufModel) -> list[str]:
+    """Which layers see a window alone: as the file lists it, or all but every n-th."""
+    key = "attention.sliding_window_pattern"
+    count, found = model.values["block_count"], model.values.get(key)
+    if not model.values["attention.sliding_window"]:
+        return ["full_attention"] * count
+    period: Any = model.architecture.pattern if found is None else found
+    if type(period) is int and period > 0:
+        local = [bool((index + 1) % period) for index in range(count)]
+    elif hasattr(period, "tolist") and len(period) == count and set(map(type, listed := period.tolist())) <= {bool}:
+        local = listed
+    else:
+        expected = f"every which layer sees all, or {count} truth values"
+        raise LoadError("HP_TYPE", model.file, f"{model.name}.{key}", expected=expected, found=repr(found)[:80])
+    return ["sliding_attention" if here else "full_attention" for here in local]
+
+
+def _scalar(model: GgufModel) -> int:
+    """What scores are divided by the square root of."""
+    if model.values["block_count"] == model.architecture.scalar_layers:
+        return model.sizes["H"] // model.values["attention.head_count"]
+    return model.sizes["D"]
+
+
+def _rope_parameters(model: GgufModel) -> dict[str, Any]:
+    found, values = dict(model.rope), model.values
+    if model.architecture.partial_rope:
+        found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
+    if "rope.freq_base_swa" not in values:
+        return found
+    if model.architecture.config == "Gemma3TextConfig" and values["rope.freq_base"] is None:
+        found["rope_theta"] = 1e6  # what such a model has where the file doesn't say
+    base = values["rope.freq_base_swa"] or found["rope_theta"]
+    return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": base}}

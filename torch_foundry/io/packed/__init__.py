@@ -1,0 +1,50 @@
+"""Models in safetensors that other packages quantised: which method it is, and what its tensors become."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.hf import registration
+from torch_foundry.io.packed import bitsandbytes, foundry, gptq_awq, mlx
+from torch_foundry.io.packed.blocks import Parts, Settings
+from torch_foundry.io.weights import Weight, WeightReader
+
+Reader = Callable[[Parts, Settings], dict[str, Weight]]
+METHODS: dict[str, Reader] = {
+    "mlx": mlx.weights,
+    "awq": gptq_awq.awq,
+    "gptq": gptq_awq.gptq,
+    "bitsandbytes": bitsandbytes.weights,
+    **dict.fromkeys(registration.METHODS, foundry.weights),
+}
+
+
+def read_weights(source: WeightReader, config: dict[str, Any], file: str) -> tuple[dict[str, Any], dict[str, Weight]]:
+    """`config` (of a config.json) without what it says about quantisation, and all weights by their parameters' names.
+
+    file: the config.json, which errors name. mlx writes no `quant_method`, and its settings twice. Nothing of the
+    weights is read yet, but small tensors that say how others are laid out.
+
+    LoadError: QUANT_METHOD, QUANT_CONFIG, PACK_*, TENSOR_TYPE.
+    """
+    config = dict(config)
+    given = config.pop("quantization_config", None)
+    of_mlx = config.pop("quantization", None)
+    where = "quantization_config" if given is not None else "quantization"
+    if given is not None and of_mlx is not None and given != of_mlx:
+        raise LoadError("QUANT_CONFIG", file, where, expected="the same as in quantization", found="something else")
+    values = of_mlx if given is None else given
+    parts = Parts(source)
+    if values is None:
+        return config, {name: parts.dense(name) for name in source.container.tensors}
+    if not isinstance(values, dict):
+        raise LoadError("QUANT_CONFIG", file, where, expected="an object", found=type(values).__name__)
+    method = values.get("quant_method", "mlx" if "group_size" in values else None)
+    reader = METHODS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        found = "none" if method is None else reprlib.repr(method)
+        raise LoadError("QUANT_METHOD", file, f"{where}.quant_method", expected=", ".join(METHODS), found=found)
+    return config, reader(parts, Settings(file, values, where))

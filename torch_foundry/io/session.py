@@ -1,0 +1,292 @@
+"""A conversation that keeps its KV cache from turn to turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.io import LoadError, open_safetensors
+from torch_foundry.io.files import replacing
+from torch_foundry.io.safetensors import write_tensors
+
+FORMAT = "torch_foundry.io.session/1"
+
+
+class Session:
+    """Turns of one conversation with `model`; what two turns have in common is read once.
+
+    model: a patched (or stock) causal language model. tokenizer: for `send`. system: text of a system message. options:
+    of `model.generate`, for every turn. template: options of `apply_chat_template`, for every turn (`tools` ...).
+
+    Before each turn the new prompt is compared with the tokens that are in the cache: their longest common prefix
+    stays, the rest is cropped, and only what is new is read. So a template that leaves something out of earlier turns,
+    or messages that were edited, cost time and nothing else. With sliding windows the cache can go back as far as the
+    newest turn began; what needs more is read again from the start.
+
+    messages: of the chat, as `apply_chat_template` takes them; may be edited between turns. tokens: in the cache, or
+    chosen last. reused: how many tokens of the newest prompt were not read again.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        system: str | None = None,
+        template: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.tokenizer, self.options, self.template = model, tokenizer, options, template or {}
+        self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self.reused = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was read; `messages` stay."""
+        self.cache: Any = DynamicCache(config=self.model.config)
+        self.tokens: list[int] = []
+        self._mask: list[int] = []
+
+    def send(self, content: str, *, role: str = "user", **options: Any) -> str:
+        """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
+
+        An answer ends where the model ends it, at the length that somebody gave, or where the context ends. After an
+        exception the messages are as before. ValueError: the conversation fills the model's context.
+        """
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise ValueError("tokenizer: expected one with a chat template; without one, use Session.generate")
+        messages = [*self.messages, {"role": role, "content": content}]
+        inputs = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **self.template
+        )
+        prompt = inputs["input_ids"].to(self.model.device)
+        ids = self.generate(prompt, **{**options, **self._length(prompt.shape[1], options)})
+        answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        return answer
+
+    def _length(self, prompt: int, options: dict[str, Any]) -> dict[str, int]:
+        """How long the text may become: as somebody says, and at most the model's context, for which caches are made.
+
+        Where nobody says, all of it: generate() would stop after 20 tokens.
+        """
+        new, whole = (self._setting(name, options) for name in ("max_new_tokens", "max_length"))
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if context is None:
+            return {}
+        if prompt >= context:
+            raise ValueError(f"the conversation has {prompt} tokens, and the model's context {context}")
+        if new:
+            return {"max_new_tokens": min(new, context - prompt)}
+        return {"max_length": min(whole or context, context)}
+
+    def _setting(self, name: str, options: dict[str, Any]) -> Any:
+        """What generate() takes for `name`."""
+        settings = self.options | options
+        return settings.get(name) or getattr(settings.get("generation_config") or self.model.generation_config, name)
+
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """Generate, as `model.generate(input_ids, attention_mask=...)`, reading only what the cache doesn't hold.
+
+        input_ids: int64 [1, n], the whole text so far. attention_mask: [1, n], zeros where it is padded on the left.
+        Returns int64 [1, n + new tokens]. After an interrupt the next turn reads everything again.
+        """
+        if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
+            raise ValueError(f"input_ids: expected [1, n] with n > 0, got {list(input_ids.shape)}")
+        text = input_ids[0].tolist()
+        mask = [1] * len(text) if attention_mask is None else attention_mask[0].tolist()
+        if len(mask) != len(text):
+            raise ValueError(f"attention_mask: expected [1, {len(text)}], got [1, {len(mask)}]")
+        settings = {"tokenizer": self.tokenizer, **self.options, **options}
+        settings |= {"return_dict_in_generate": False, "use_cache": True}
+        if max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
+            self.reset()  # generate() does not repeat the rows of a cache that it is given
+        given = None if attention_mask is None else attention_mask.to(self.model.device)
+        if given is None:  # without one, generate() guesses from padding tokens
+            given = torch.ones_like(input_ids)
+        with uninterruptible():
+            self._go_back(text, mask)
+            if any(self.cache.is_sliding):
+                self.cache.activate_past_recording()
+                if self.tokens:
+                    self._crop(0, len(self.tokens))  # windows let go of what they kept for the turn before
+            reused, cache = len(self.tokens), self.cache
+            self.reset()  # the turn has the cache: if Ctrl-C ends it, the session has an empty one
+            self.reused = reused
+        try:
+            ids: torch.Tensor = self.model.generate(input_ids, attention_mask=given, past_key_values=cache, **settings)
+        except Exception:
+            self._keep(cache, text, mask)
+            raise
+        new = ids.shape[1] - len(text)
+        self._keep(cache, ids[0].tolist(), [*mask, *[1] * new])
+        return ids
+
+    @uninterruptible()
+    def _keep(self, cache: Any, tokens: list[int], mask: list[int]) -> None:
+        """Take the cache of a turn back, as far as it holds `tokens`. Beams leave nothing of use."""
+        self.cache, self.tokens, self._mask = cache, tokens, mask
+        surplus = cache.get_seq_length() - len(tokens)
+        if surplus > 0:  # the turn failed: these were generated, but nobody knows which they are
+            self._crop(surplus, len(tokens))
+        self._trim()
+
+    def _trim(self) -> None:
+        """Keep `tokens` to those that the cache has read: the newest one it has not."""
+        if any(_stored(layer)[0] > 1 for layer in self.cache.layers if getattr(layer, "is_initialized", False)):
+            return self.reset()
+        length = self.cache.get_seq_length()
+        self.tokens, self._mask = self.tokens[:length], self._mask[:length]
+
+    def _go_back(self, text: Sequence[int], mask: Sequence[int]) -> None:
+        """Let the cache hold a prefix of `text`, and less than all of it: the last token has to be read."""
+        pairs = zip(zip(self.tokens, self._mask, strict=True), zip(text, mask, strict=True), strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(text)))
+        keep = min(same, len(text) - 1)
+        if len(self.tokens) > keep:
+            self._crop(len(self.tokens) - keep, keep)
+            self._trim()
+
+    def _crop(self, surplus: int, keep: int) -> None:
+        """Drop the newest `surplus` tokens, so that `keep` are left; all, if a sliding window would miss some then."""
+        windows = [w for w in self.cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
+        if keep and all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows):
+            try:
+                self.cache.crop(-surplus)
+            except RuntimeError:  # recurrent states can't go back
+                self.reset()
+        else:
+            self.reset()
+
+    # --------------------------------------------------------------------------------------------------- save, restore
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write messages, tokens, keys and values to a safetensors file, in place of what is there once it is whole."""
+        if any(self.cache.is_linear):
+            raise TypeError("save: expected a model with attention in all layers; recurrent states are not written")
+        tensors: dict[str, torch.Tensor] = {"tokens": torch.tensor(self.tokens), "mask": torch.tensor(self._mask)}
+        seen = []
+        for i, layer in enumerate(self.cache.layers):
+            if layer.is_initialized:
+                tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
+            seen.append(layer.get_seq_length() if layer.is_initialized else 0)
+        about = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
+        with replacing(path) as file:
+            write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(about)})
+
+    @classmethod
+    def restore(cls, path: str | os.PathLike[str], model: Any, tokenizer: Any = None, **options: Any) -> Session:
+        """The session that `save` wrote, with the model that it was saved with; options as of the class.
+
+        LoadError if the file is no session, is damaged, or is one of another model.
+        """
+        session = cls(model, tokenizer, **options)
+        with open_safetensors(path) as file:
+            about = _about(file.path, file.metadata)
+            if about["model"] != fingerprint(model):
+                raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
+            read = {name: file.read(name) for name in file.tensors}
+        session.messages = about["messages"]
+        layers, seen = session.cache.layers, about["seen"]
+        if len(seen) != len(layers) or len(set(seen)) > 1:
+            expected = f"the same number for each of {len(layers)} layers"
+            raise LoadError("SESSION", path, "seen", expected=expected, found=str(seen)[:60])
+        try:
+            session.tokens, session._mask = read["tokens"].tolist(), read["mask"].tolist()
+            for i in range(len(layers) if any(seen) else 0):
+                keys, values = (read[f"{i}.{name}"].to(model.device) for name in ("keys", "values"))
+                session._put(path, i, keys, values, seen[i])
+        except KeyError as missing:
+            raise LoadError("SESSION", path, str(missing), expected="a tensor", found="none") from None
+        session._check(path)
+        return session
+
+    def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
+        layer: Any = self.cache.layers[index]
+        stored = min(seen, keys.shape[-2]) if keys.dim() == 4 and layer.is_sliding else seen
+        known = _heads(self.model.config.get_text_config())
+        expected = [tuple((1, heads, stored, size) for heads, size in pair) for pair in known]
+        fits = (tuple(keys.shape), tuple(values.shape)) in expected
+        if not fits or not keys.is_floating_point() or keys.dtype != values.dtype:
+            wanted = f"floats of {stored} tokens: {' or '.join(map(str, expected))}"
+            shapes = f"{list(keys.shape)} and {list(values.shape)}"
+            raise LoadError("SESSION", path, f"{index}.keys", expected=wanted, found=shapes)
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        if layer.is_sliding:
+            layer.cumulative_length = seen
+
+    def _check(self, path: Any) -> None:
+        length = self.cache.get_seq_length()
+        if not len(self.tokens) == len(self._mask) == length:
+            found = f"{len(self.tokens)} tokens, {len(self._mask)} in the mask"
+            raise LoadError("SESSION", path, "tokens", expected=f"{length} as in the cache", found=found)
+
+
+def _stored(layer: Any) -> tuple[int, int]:
+    """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
+    return layer.stored if hasattr(layer, "stored") else (layer.keys.shape[0], layer.keys.shape[2])
+
+
+def _heads(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Heads and their sizes, of keys and of values, that a layer may have."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    key, value = (getattr(config, name, None) or size for name in ("qk_head_dim", "v_head_dim"))
+    found = [((heads, key), (heads, value))]
+    if (wide := getattr(config, "global_head_dim", None)) is not None:  # of the layers without a window
+        few = getattr(config, "num_global_key_value_heads", None) or heads
+        found.append(((few, wide), (few, wide)))
+    return found
+
+
+def _is_message(message: Any) -> bool:
+    """As `apply_chat_template` takes them: a role, and text or a list of parts."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return isinstance(content, str | list | None) and all(isinstance(part, dict) for part in parts)
+
+
+def _about(path: Path, metadata: Any) -> dict[str, Any]:
+    if metadata.get("format") != FORMAT:
+        found = repr(metadata.get("format"))
+        raise LoadError("SESSION", path, "__metadata__", expected=f"format {FORMAT!r}", found=found)
+    try:
+        about: dict[str, Any] = json.loads(metadata["session"])
+        lists = [about["messages"], about["seen"]]
+        good = all(isinstance(each, list) for each in lists)
+        good = good and all(isinstance(seen, int) and seen >= 0 for seen in about["seen"]) and "model" in about
+        good = good and all(map(_is_message, about["messages"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        good = False
+    if not good:
+        raise LoadError("SESSION", path, "__metadata__", expected="a session's description", found="something else")
+    return about
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the shapes of a model, of its config's numbers and of a sample of each weight.
+
+    Keys and values are worth something for the same weights only. Reads 64 elements of each from the device.
+    """
+    config = model.config.get_text_config().to_dict()
+    numbers = {name: value for name, value in config.items() if isinstance(value, (int, float, list, dict))}
+    digest = hashlib.sha256(json.dumps(numbers, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 64)][:64].cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

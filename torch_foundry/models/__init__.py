@@ -1,0 +1,1 @@
+"""What is known of transformers' models, and the one forward of a decoder layer."""

@@ -1,0 +1,165 @@
+"""What the patch knows about transformers' model families, as data.
+
+Most of a decoder layer is read off the live module (`spec.py`). Here is what cannot be read off it: which norm plays
+which role, how a norm rounds, where the sliding window is kept, what follows `lm_head`. One row a family; the names of
+its classes follow from the model type. A class that no row names is not understood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
+
+MODELS = "transformers.models."
+TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
+
+
+@dataclass(frozen=True)
+class NormRoles:
+    """Names of a decoder layer's norms by what they do; None where the family has none."""
+
+    pre_attn: str | None = None
+    post_attn: str | None = None
+    pre_ffn: str | None = None
+    post_ffn: str | None = None
+
+    def names(self) -> frozenset[str]:
+        """All names."""
+        return frozenset(n for n in (self.pre_attn, self.post_attn, self.pre_ffn, self.post_ffn) if n)
+
+
+# `post_attention_layernorm` comes before the feed-forward block in Llama, but right after attention in the others.
+PRE = NormRoles(pre_attn="input_layernorm", pre_ffn="post_attention_layernorm")
+SANDWICH = NormRoles(
+    pre_attn="input_layernorm",
+    post_attn="post_attention_layernorm",
+    pre_ffn="pre_feedforward_layernorm",
+    post_ffn="post_feedforward_layernorm",
+)
+POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A block of routed experts, `..SparseMoeBlock`: `gate`, a router with `weight` and `top_k`, and `experts`, of the
+    class `..Experts`: gate_up_proj [E, 2 * inner, hidden], down_proj [E, hidden, inner], act_fn.
+    """
+
+    normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
+    shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Ids to the last norm: `embed_tokens`, `layers`, `norm`, with positions by `rotary_emb`."""
+
+    suffix: str = "Model"  # of its class
+    multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
+
+
+@dataclass(frozen=True)
+class Head:
+    """`lm_head` on top of a decoder called `model`, and what follows: names in the config, as far as they are set."""
+
+    divisor: str | None = None  # logits / that
+    softcap: str | None = None  # tanh(logits / that) * that
+
+
+ROUTED = Decoder(output=MoeModelOutputWithPast)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: its decoder layer, and what lies before the first and behind the last one."""
+
+    name: str  # the model type, which transformers' module is called
+    prefix: str = ""  # of its classes; "": the name in camel case
+    norms: NormRoles = PRE
+    norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
+    qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
+    window: str = "none"  # "config": config.sliding_window in every layer, "attention": self_attn.sliding_window
+    softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
+    residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
+    inert: frozenset[str] = frozenset()  # children that do nothing outside of training
+    experts: Experts | None = None  # what `mlp` is in layers that have experts
+    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+    decoder: Decoder = Decoder()
+    head: Head = Head()
+
+    def key(self, suffix: str) -> str:
+        """The `class_key` of this family's class with that suffix."""
+        prefix = self.prefix or "".join(word.capitalize() for word in self.name.split("_"))
+        return f"{self.name}.modeling_{self.name}.{prefix}{suffix}"
+
+
+# What is known of a class, by its `class_key`; filled by `register`.
+FAMILIES: dict[str, Family] = {}  # decoder layers
+NORMS: dict[str, str] = {}  # norms: their kind
+DECODERS: dict[str, Decoder] = {}
+HEADS: dict[str, Head] = {}
+EXPERTS: set[str] = set()
+# Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
+MIXERS: dict[str, Any] = {}
+SCALED_EMBEDDINGS: set[str] = set()
+
+
+def register(family: Family) -> None:
+    """Make a family known: its classes are patched as the row says."""
+    FAMILIES[family.key("DecoderLayer")] = family
+    NORMS[family.key("RMSNorm")] = family.norm_kind
+    DECODERS[family.key(family.decoder.suffix)] = family.decoder
+    HEADS[family.key("ForCausalLM")] = family.head
+    if family.experts:
+        EXPERTS.add(family.key("Experts"))
+    if family.scaled_embedding:
+        SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
+
+
+for _family in (
+    Family("llama"),  # SmolLM2 too
+    Family("qwen2", window="attention"),
+    Family("qwen3", qk_norm="head", window="attention"),
+    Family("mistral", window="config"),
+    Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
+    Family("gemma", norm_kind="gemma", scaled_embedding=True),
+    Family(
+        "gemma2",
+        norms=SANDWICH,
+        norm_kind="gemma",
+        window="attention",
+        softcap=True,
+        scaled_embedding=True,
+        head=Head(softcap="final_logit_softcapping"),
+    ),
+    Family(  # stores attn_logit_softcapping as well, but does not use it
+        "gemma3",
+        norms=SANDWICH,
+        norm_kind="gemma",
+        qk_norm="head",
+        window="attention",
+        scaled_embedding=True,
+        decoder=Decoder(suffix="TextModel"),
+        head=Head(softcap="final_logit_softcapping"),
+    ),
+    Family(
+        "granite",
+        residual_multiplier=True,
+        decoder=Decoder(multiplier="embedding_multiplier"),
+        head=Head(divisor="logits_scaling"),
+    ),
+    Family("olmo2", norms=POST, norm_kind="olmo", qk_norm="full"),
+    Family("olmo3", norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
+    Family("smollm3", prefix="SmolLM3", window="attention"),
+    Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
+    Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),
+    Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
+):
+    register(_family)
+
+
+def class_key(cls: type) -> str:
+    """How a class is named in these tables: by module and name, without the prefix of transformers' models."""
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix(MODELS)

@@ -1,0 +1,110 @@
+"""Deciding, per call, whether the fused path computes what the stock code would. Cheap: it runs before every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from transformers.utils import output_capturing
+
+from torch_foundry.core.runtime import has_executor
+from torch_foundry.nn.packing import KERNEL_DTYPES
+
+# transformers' own recorders, installed for good by the first output_hidden_states=True
+RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
+# implementations whose masks are 4D tensors, or None for "causal"
+ATTENTION = frozenset({"sdpa", "eager"})
+
+
+def tensor_reason(x: torch.Tensor) -> str | None:
+    """Why kernels may not run on `x`; None if they may."""
+    if type(x) is not torch.Tensor:
+        return f"input is a {type(x).__name__}"
+    if not x.numel():
+        return "empty input"
+    return device_reason(x.dtype, x.device.type)
+
+
+def device_reason(dtype: torch.dtype, kind: str) -> str | None:
+    """Why kernels may not run on tensors of `dtype` on a device of this kind; None if they may."""
+    if dtype not in KERNEL_DTYPES:
+        return f"dtype {str(dtype).removeprefix('torch.')}"
+    if not has_executor(kind):
+        return f"no executor for device {kind}"
+    if torch.is_autocast_enabled(kind):
+        return "autocast"
+    if torch.jit.is_tracing():
+        return "tracing"
+    return None
+
+
+class CallGuard:
+    """The submodules of a layer as they were when its plan was made."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, layer: nn.Module) -> None:
+        entries = []
+        for name, module in layer.named_modules():
+            if name:
+                parent, _, leaf = name.rpartition(".")
+                group = layer.get_submodule(parent)._modules
+                entries.append((group, leaf, module, type(module), module.__dict__, name))
+        self._entries = tuple(entries)
+
+    def changed(self) -> str | None:
+        """Why a submodule may compute something else than planned (replaced, hooked ...); None if nothing changed."""
+        if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
+            return "global module hooks"
+        for group, leaf, module, cls, attributes, name in self._entries:
+            if group.get(leaf) is not module or module.__class__ is not cls:
+                return f"{name} was replaced"
+            if attributes["_forward_hooks"] and _foreign_hooks(attributes["_forward_hooks"]):
+                return f"forward hook on {name}"
+            if attributes["_forward_pre_hooks"]:
+                return f"forward hook on {name}"
+            if "forward" in attributes:
+                return f"forward of {name} was replaced"
+        return None
+
+
+def _foreign_hooks(hooks: dict[int, Any]) -> bool:
+    for hook in hooks.values():
+        if f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}" != RECORDER:
+            return True
+    return False
+
+
+def recording_reason() -> str | None:
+    """What transformers is recording that only stock code produces; None if nothing."""
+    recorded = output_capturing._active_collector.get()
+    if recorded:
+        for key in recorded:
+            if key != "hidden_states" and not key.startswith("_"):
+                return f"output_{key}"
+    return None
+
+
+def attention_reason(config: Any) -> str | None:
+    """Why, under this config, attention (without a mask, or at all) may not be the usual one; None if it is."""
+    settings = object.__getattribute__(config, "__dict__")  # the config's own __getattribute__ is slow
+    implementation = settings.get("_attn_implementation_internal") or config._attn_implementation
+    if implementation not in ATTENTION:
+        return f"attention implementation {implementation}"
+    if settings.get("is_causal", True) is not True:
+        return "attention is not causal"
+    return None
+
+
+def mask_reason(mask: Any, dtype: torch.dtype, batch: int, heads: int, queries: int, keys: int) -> str | None:
+    """Why `mask` is not one that ops.attention takes; None if it is."""
+    if type(mask) is not torch.Tensor or mask.dim() != 4:
+        return "mask is not a 4D tensor"
+    if mask.dtype != torch.bool and mask.dtype != dtype:
+        return f"mask of {str(mask.dtype).removeprefix('torch.')}"
+    rows, mask_heads, mask_queries, mask_keys = mask.shape
+    if rows not in (1, batch) or mask_heads not in (1, heads) or mask_queries != queries or mask_keys != keys:
+        return "mask of another shape"
+    return None

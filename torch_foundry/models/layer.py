@@ -1,0 +1,248 @@
+"""The forward pass of a decoder layer: one for all families, for eager, captured and paged steps.
+
+A layer is a mixer, in which tokens see each other, and a feed-forward block. Either takes the residual stream and
+returns it, with the norms around it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_foundry import ops
+from torch_foundry.core.runtime import scope
+from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, StateSpec
+from torch_foundry.models.families import MIXERS, Family
+from torch_foundry.models.guards import attention_reason, mask_reason
+from torch_foundry.models.moe import ExpertBlock
+from torch_foundry.models.spec import AttentionSpec, LayerSpec, read_attention
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
+
+
+class Mixer(ABC):
+    """A layer in which a token's result depends on those before it. To add one: a class in a module of its own, under
+    `@mixes` (below).
+
+    out: the projection back to the residual stream. state: what is kept of a sequence; a cache layer makes the views
+    that a call gets. width: elements of a token's results on the way, about; queries: of those that each 128 keys have.
+    """
+
+    groups: tuple[LinearGroup, ...] = ()
+    out: Linear
+    state: StateSpec
+    width: int
+    queries = 0
+    rope = False  # whether it rotates heads
+
+    @staticmethod
+    @abstractmethod
+    def read(module: Any, family: Family) -> Any:
+        """Return what the constructor needs to know of `module`. Raises Fallback for what is not understood."""
+
+    @abstractmethod
+    def __init__(self, module: Any, facts: Any, residual: Residual) -> None: ...
+
+    @abstractmethod
+    def without_cache(self, x: Tensor) -> Any:
+        """Return the view of a state that lasts for this step alone."""
+
+    def config_reason(self, config: Any) -> str | None:
+        """Return why stock code has to run under this config; None if it need not."""
+        return None
+
+    @abstractmethod
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """Return why stock code has to run with this mask, for x [B, L, hidden] behind what `layer` holds; None if it
+        need not."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, state: Any, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
+        """x [B, L, hidden] plus what is mixed in. Writes the new tokens' part of the state.
+
+        mask: as stock code gives it to this layer; None: causal, without padding. An engine's x is [1, T, hidden]: the
+        state says which tokens are of one sequence.
+        """
+
+    def reserve(self, layer: CacheLayer | None, x: Tensor) -> Any:
+        """This step's view of the state in `layer` of a cache, for x [B, L, hidden]. None: a state for this step."""
+        if layer is None:
+            return self.without_cache(x)
+        return layer.reserve(x.shape[0], self.state, x.shape[1], x.dtype, x.device)
+
+
+def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
+    """Let modules of classes `<family's prefix><suffix>` in decoder layers be run by the decorated `Mixer`."""
+
+    def register(mixer: type[Mixer]) -> type[Mixer]:
+        MIXERS[suffix] = mixer
+        return mixer
+
+    return register
+
+
+@mixes("Attention")
+class Attention(Mixer):
+    """Softmax attention; its state is keys and values."""
+
+    __slots__ = ("groups", "out", "qk_norm", "qkv", "queries", "residual", "rope", "spec", "state", "width", "widths")
+    read = staticmethod(read_attention)  # type: ignore[assignment]
+    state: KVSpec
+
+    def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
+        spec = self.spec = facts
+        self.residual = residual
+        self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
+        self.groups = (self.qkv,)
+        self.out = Linear(module.o_proj)
+        self.qk_norm = None if spec.family.qk_norm == "none" else (Norm(module.q_norm), Norm(module.k_norm))
+        self.widths = [heads * spec.head_dim for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
+        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
+        self.queries, self.width = self.widths[0], 4 * self.widths[0] + 2 * self.widths[1]
+
+    def without_cache(self, x: Tensor) -> KVView:
+        """See `Mixer`."""
+        batch, tokens, _ = x.shape
+        k = x.new_empty(batch, self.state.heads, tokens, self.state.head_dim)
+        return KVView(k, torch.empty_like(k), tokens)
+
+    def config_reason(self, config: Any) -> str | None:
+        """See `Mixer`."""
+        return attention_reason(config)
+
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`."""
+        batch, queries, _ = x.shape
+        keys = queries if layer is None else layer.visible(queries)
+        return mask_reason(mask, x.dtype, batch, self.spec.n_heads, queries, keys)
+
+    def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
+        spec = self.spec
+        q = self._heads(x, state, rope, gemm)
+        h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap)
+        return self.residual.add(x, self.out, h, gemm)
+
+    def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> Any:
+        """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries."""
+        norm, head_dim = self.residual.pre, self.spec.head_dim
+        if norm is not None and gemm.fuses(x) and self.qkv.same_perm:
+            matrices = Projections(self.qkv, self.widths)
+            x, gain = self.qkv[0].normed(x, norm)
+            how: dict[str, Any] = {"kind": norm.kind, "formats": matrices.formats, "biases": matrices.biases}
+            if self.qk_norm is None and isinstance(state, KVView) and state.is_dense(x.dtype):
+                cos, sin = rope
+                return ops.norm_qkv(
+                    x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start,
+                    head_dim=head_dim, positions=state.positions, step=state.step, **how,
+                )  # fmt: skip
+            q, k, v = ops.norm_linear(x, gain, norm.eps, matrices.weights, **how).split(self.widths, dim=-1)
+        else:
+            qkv = self.qkv.products(x if norm is None else norm(x), gemm.product)
+            q, k, v = qkv if len(qkv) == 3 else qkv[0].split(self.widths, dim=-1)
+        norms: dict[str, Any] = {}
+        if self.qk_norm is not None:
+            q_norm, k_norm = self.qk_norm
+            if self.spec.family.qk_norm == "full":
+                q, k = q_norm(q), k_norm(k)
+            elif gemm.fused_heads:
+                norms = {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+            else:
+                q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
+        return state.write(q, k, v, rope, head_dim=head_dim, **norms)
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))."""
+
+    __slots__ = ("activation", "down", "gate_up", "groups", "inner", "residual")
+
+    def __init__(self, mlp: Any, spec: LayerSpec, residual: Residual) -> None:
+        self.activation, self.inner, self.residual = spec.activation, spec.inner, residual
+        self.gate_up = _siblings(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two
+        self.groups = (self.gate_up,)
+        self.down = Linear(mlp.down_proj)
+
+    def __call__(self, x: Tensor, gemm: Gemm) -> Tensor:
+        return self.residual.add(x, self.down, self._gated(x, gemm), gemm)
+
+    def _gated(self, x: Tensor, gemm: Gemm) -> Tensor:
+        norm = self.residual.pre
+        if norm is not None and gemm.fuses(x):
+            matrices = Projections(self.gate_up, (self.inner, self.inner))
+            if matrices.formats[0] == matrices.formats[1] and self.gate_up.same_perm:
+                x, gain = self.gate_up[0].normed(x, norm)
+                gate, up = matrices.weights
+                return ops.norm_glu(
+                    x, gain, norm.eps, gate, up, kind=norm.kind, format=matrices.formats[0],
+                    biases=matrices.biases, activation=self.activation,
+                )  # fmt: skip
+        gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
+        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
+        return ops.glu(gate, up, self.activation)
+
+
+class FusedLayer:
+    """A decoder layer's mixer and feed-forward block."""
+
+    __slots__ = ("block", "config", "mixer", "spec")
+
+    def __init__(self, layer: Any, spec: LayerSpec) -> None:
+        roles, mlp, mixed = spec.family.norms, layer.mlp, layer._modules[spec.mixer]
+        self.spec, self.config = spec, mixed.config
+
+        def residual(pre: str | None, post: str | None) -> Residual:
+            before, behind = (Norm(getattr(layer, name)) if name else None for name in (pre, post))
+            return Residual(before, behind, spec.residual_scale)
+
+        self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
+        around = residual(roles.pre_ffn, roles.post_ffn)
+        self.block: ExpertBlock | GatedMLP
+        if spec.experts:
+            assert spec.family.experts is not None
+            self.block = ExpertBlock(mlp, spec.family.experts, spec.activation, around)
+        else:
+            self.block = GatedMLP(mlp, spec, around)
+
+    @property
+    def experts(self) -> ExpertBlock | None:
+        """The block, if it is one of experts."""
+        return self.block if isinstance(self.block, ExpertBlock) else None
+
+    def rope(self, tables: Mapping[str | None, tuple[Tensor, Tensor]]) -> Rope:
+        """This layer's cos and sin of `tables` by layer type (None: of all others)."""
+        if not self.mixer.rope:
+            return None, None
+        types = getattr(self.config, "layer_types", None)
+        own = types[self.spec.layer_idx] if types else None
+        return tables[own if own in tables else None]
+
+
+def forward(
+    layer: FusedLayer,
+    x: Tensor,
+    state: Any,
+    rope: Rope,
+    gemm: Gemm,
+    mask: Tensor | None = None,
+    *,
+    scoped: bool = False,
+) -> Tensor:
+    """The layer on x [B, L, hidden], contiguous. Writes to `state` what its mixer keeps of these tokens.
+
+    mask: in place of causal attention, as in `ops.attention`. scoped: count launches under `layers.N.attention` and
+    `layers.N.mlp`.
+    """
+    if not scoped:
+        return layer.block(layer.mixer(x, state, rope, gemm, mask), gemm)
+    name = f"layers.{layer.spec.layer_idx}"
+    with scope(name), scope("attention"):
+        x = layer.mixer(x, state, rope, gemm, mask)
+    with scope(name), scope("mlp"):
+        return layer.block(x, gemm)
+
+
+def _siblings(parent: nn.Module, *names: str) -> LinearGroup:
+    return LinearGroup(Linear(getattr(parent, name)) for name in names if name in parent._modules)

@@ -1,0 +1,101 @@
+"""A block of routed experts, with the norm before it and the residual behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_foundry import ops
+from torch_foundry.models.families import Experts
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
+from torch_foundry.nn import FoundryExperts
+from torch_foundry.nn.experts import MANY_EACH, Weights
+
+
+class ExpertBlock:
+    """Access to a block's weights, which are looked up at each call."""
+
+    __slots__ = (
+        "activation", "block", "down", "experts", "gate_up", "groups", "norm", "normalized", "router", "scale",
+        "shared_gate",
+    )  # fmt: skip
+
+    def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual) -> None:
+        assert residual.pre is not None and residual.post is None
+        self.norm, self.scale = residual.pre, residual.scale
+        self.groups: tuple[LinearGroup, ...] = ()
+        self.block, self.activation, self.normalized = block, activation, kind.normalized
+        self.router, self.experts = block.gate, block.experts
+        self.shared_gate: Linear | None = None
+        if kind.shared:
+            shared = block.shared_expert
+            self.gate_up = (Linear(shared.gate_proj), Linear(shared.up_proj))
+            self.down, self.shared_gate = Linear(shared.down_proj), Linear(block.shared_expert_gate)
+
+    def facts(self) -> tuple[int, bool]:
+        """How many experts a token goes to, and whether their weights add up to 1."""
+        normalize = self.router.norm_topk_prob if self.normalized is None else self.normalized
+        return self.router.top_k, bool(normalize)
+
+    def __call__(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """x + scale * block(norm(x)) for x [B, L, hidden]."""
+        norm, scale = self.norm, self.scale
+        rows = x.view(-1, x.shape[-1])
+        weights = self._weights()
+        if len(rows) <= gemm.expert_tokens:
+            return self._few(rows, weights, norm, scale).view(x.shape)
+        h = norm(x)
+        k, _ = self.facts()
+        if not isinstance(self.experts, FoundryExperts) or len(rows) * k >= MANY_EACH * self.experts.num_experts:
+            return torch.add(x, self.block(h), alpha=scale)  # dense, or worth unpacking: torch's own products
+        h = h.view(rows.shape)
+        ids, routing = self._choice(h)
+        y = rows
+        if self.shared_gate is not None:
+            gate, up = (linear.gemm(h) for linear in self.gate_up)
+            inner = ops.glu(gate, up, self.activation)
+            y = torch.addcmul(rows, self.down.gemm(inner), routing[:, k:].to(h.dtype), value=scale)
+        return weights.gemm(h, ids[:, :k], routing[:, :k], y, scale).view(x.shape)
+
+    def _few(self, x: torch.Tensor, weights: Weights, norm: Norm, scale: float) -> torch.Tensor:
+        (k, normalize), gate = self.facts(), self.shared_gate
+        normed: dict[str, Any] = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
+        router = self.router._parameters["weight"]
+        shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
+        if shared is None or shared.dtype == router.dtype:
+            ids, routing = ops.moe_route(x, weight=router, k=k, normalize=normalize, shared=shared, **normed)
+        else:
+            ids, routing = self._choice(norm(x), batch_invariant=True)
+        y = x
+        if gate is not None:
+            pair = Projections(self.gate_up, (0, 0))
+            if pair.formats[0] == pair.formats[1]:
+                inner = ops.norm_glu(
+                    x, norm.weight, norm.eps, *pair.weights,
+                    kind=norm.kind, format=pair.formats[0], activation=self.activation,
+                )  # fmt: skip
+            else:
+                h = norm(x)
+                gates, up = (linear(h, batch_invariant=True) for linear in self.gate_up)
+                inner = ops.glu(gates, up, self.activation)
+            down, format = self.down.weights["weight"][None], self.down.format
+            y = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, format=format, residual=x, scale=scale)
+        routed = ids[:, :k], routing[:, :k], y, scale
+        if weights.together:
+            return weights.gemv(x, *routed, **normed)
+        return weights.gemm(norm(x), *routed)
+
+    def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        k, normalize = self.facts()
+        logits = ops.linear(h, self.router._parameters["weight"], batch_invariant=batch_invariant)
+        shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
+        return ops.moe_choose(logits, k, normalize=normalize, shared=shared)
+
+    def _weights(self) -> Weights:
+        experts = self.experts
+        if isinstance(experts, FoundryExperts):
+            return experts.weights(self.activation)
+        parameters = experts._parameters
+        gate, up = parameters["gate_up_proj"].split(experts.intermediate_dim, dim=1)
+        return Weights(gate, up, parameters["down_proj"], (None, None, None), self.activation)

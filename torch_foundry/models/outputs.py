@@ -1,0 +1,42 @@
+"""What comes before the first and after the last decoder layer of the models in `models/families.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_foundry.models.families import DECODERS, HEADS, Decoder, Head, class_key
+from torch_foundry.models.swap import base_class
+
+
+def decoder_of(module: nn.Module) -> Decoder | None:
+    """What is known of `module` as a decoder."""
+    return DECODERS.get(class_key(base_class(type(module))))
+
+
+def head_of(module: nn.Module) -> Head | None:
+    """What is known of `module` as a causal language model."""
+    return HEADS.get(class_key(base_class(type(module))))
+
+
+def is_plain(head: Head, config: Any) -> bool:
+    """Whether the logits are what `lm_head` gives."""
+    softcap = head.softcap and getattr(config, head.softcap)
+    divisor = head.divisor and getattr(config, head.divisor)
+    return softcap is None and divisor in (None, 1.0)
+
+
+def logits_of(model: Any, head: Head, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [..., V] of the last norm's result, rounded as the stock model rounds."""
+    return finished(model, head, model.lm_head(hidden))
+
+
+def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [..., V] of what `lm_head` gives."""
+    if head.softcap is not None and (cap := getattr(model.config, head.softcap)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    if head.divisor is not None:
+        logits = logits / getattr(model.config, head.divisor)
+    return logits

@@ -1,0 +1,74 @@
+"""Tables of cos and sin for rotary position embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_foundry.core.limits import power_of_two
+
+SMALLEST_HORIZON = 256  # positions; doubled as needed
+Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
+
+
+def horizon_for(positions: int) -> int:
+    """The number of positions to prepare for, if `positions` of them are needed."""
+    return max(SMALLEST_HORIZON, power_of_two(positions))
+
+
+class Rotary:
+    """A model's rotary embedding, which makes the tables: their rows equal what it gives for single positions."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.layer_types: tuple[str | None, ...] = tuple(getattr(module, "layer_types", None) or (None,))
+        types = module.rope_type.values() if isinstance(module.rope_type, dict) else (module.rope_type,)
+        # whether a position's row is always the same; otherwise it depends on the length of the text
+        self.constant = not any("dynamic" in t or t == "longrope" for t in types)
+
+    def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[str | None, Table]:
+        """cos and sin of `positions` [B, L], each [B, L, R], by layer type; `like` has the device and dtype."""
+        return {
+            t: self.module(like, positions) if t is None else self.module(like, positions, t) for t in self.layer_types
+        }
+
+    def version(self) -> tuple[Any, ...]:
+        """Changes whenever the tables would change."""
+        buffers = self.module._buffers.values()
+        return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
+
+
+class RopeTables:
+    """cos and sin of the positions 0 ... rows - 1."""
+
+    def __init__(self, rotary: Rotary, rows: int, like: torch.Tensor) -> None:
+        self.rotary, self.rows, self.like = rotary, rows, (like.dtype, like.device)
+        self._version = rotary.version()
+        with torch.inference_mode(False), torch.no_grad():
+            made = rotary(torch.arange(rows, device=like.device)[None], like)
+        self.tables = {t: (cos[0].contiguous(), sin[0].contiguous()) for t, (cos, sin) in made.items()}
+
+    def is_valid(self) -> bool:
+        """Whether the rotary embedding would still give the same."""
+        return self._version == self.rotary.version()
+
+
+class RopeRows:
+    """cos and sin of just the tokens of a step: for positions that only the device knows."""
+
+    def __init__(self, rotary: Rotary, batch: int, length: int, like: torch.Tensor) -> None:
+        self.rotary, self.like = rotary, like
+        with torch.inference_mode(False), torch.no_grad():
+            made = rotary(torch.zeros(batch, length, dtype=torch.int64, device=like.device), like)
+        self.tables = {t: (cos.flatten(0, 1).clone(), sin.flatten(0, 1).clone()) for t, (cos, sin) in made.items()}
+
+    def set(self, positions: torch.Tensor) -> None:
+        """Take over `positions` [B or 1, L]."""
+        for t, new in self.rotary(positions, self.like).items():
+            for rows, table in zip(new, self.tables[t], strict=True):
+                table.view(-1, *rows.shape[1:]).copy_(rows)
+
+    def is_valid(self) -> bool:
+        """True: they are computed anew at each step."""
+        return True

@@ -1,0 +1,227 @@
+"""What the generic fused layer has to know of a decoder layer, read from the live module."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from torch import nn
+
+from torch_foundry.core import limits
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, PRE, Family, class_key
+from torch_foundry.models.swap import base_class
+from torch_foundry.nn import FoundryExperts, FoundryLinear
+from torch_foundry.nn.activations import activation_of
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Facts about one layer's attention."""
+
+    family: Family
+    layer_idx: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float  # of q·k
+    rope: bool
+    window: int  # 0: none
+    softcap: float  # 0: none
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Facts about one decoder layer. Weights are not here: they are read from the modules at each call."""
+
+    family: Family
+    layer_idx: int
+    mixer: str  # the child in which tokens see each other
+    kind: Any  # the class that runs it: a `Mixer`
+    facts: Any  # what that class read of it
+    activation: str
+    inner: int  # outputs of gate and of up, of all that a token goes through together
+    experts: bool  # whether `mlp` is a block of experts
+    residual_scale: float
+
+
+def require(condition: object, why: str) -> None:
+    """Raise Fallback with `why` unless `condition` holds."""
+    if not condition:
+        raise Fallback(why)
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether `module` computes x W^T + b from a dense or packed weight, and nothing else."""
+    return base_class(type(module)) in (nn.Linear, FoundryLinear)
+
+
+def norm_kind(module: nn.Module) -> str | None:
+    """How an RMS norm rounds (as in ops.rms_norm); None if it is not a norm that is known."""
+    return NORMS.get(class_key(base_class(type(module))))
+
+
+def _check_plain(layer: nn.Module) -> None:
+    for name, module in layer.named_modules():
+        require("forward" not in module.__dict__, f"forward of {name or 'the layer'} was replaced on the instance")
+
+
+def _check_children(name: str, module: nn.Module, expected: set[str]) -> None:
+    found = set(module._modules)
+    require(found == expected, f"{name} has {sorted(found)}, expected {sorted(expected)}")
+
+
+def _check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
+    require(norm_kind(module) == family.norm_kind, f"{name} is a {type(module).__name__}")
+    weight = module._parameters.get("weight")
+    require(weight is not None and tuple(weight.shape) == (size,), f"{name} has no weight of {size} elements")
+
+
+def check_linear(name: str, module: nn.Module, in_features: int, out_features: int) -> None:
+    """Raise Fallback unless `module` is a linear layer of these sizes."""
+    require(is_linear(module), f"{name} is a {type(module).__name__}")
+    found = (module.in_features, module.out_features)
+    require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
+
+
+def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
+    """The name of its activation."""
+    fused = "gate_up_proj" in mlp._modules
+    act_name = "activation_fn" if "activation_fn" in mlp._modules else "act_fn"
+    gates = {"gate_up_proj"} if fused else {"gate_proj", "up_proj"}
+    _check_children(name, mlp, gates | {"down_proj", act_name})
+    for gate in gates:
+        check_linear(gate, getattr(mlp, gate), hidden, 2 * inner if fused else inner)
+    check_linear("down_proj", mlp.down_proj, inner, hidden)
+    return _known_activation(getattr(mlp, act_name))
+
+
+def _known_activation(module: nn.Module) -> str:
+    name = activation_of(module)
+    if name is None:
+        raise Fallback(f"activation {type(module).__name__}")
+    return name
+
+
+def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
+    """The name of the activation, and how wide a token's experts are together."""
+    shares = family.experts is not None and family.experts.shared
+    _check_children("mlp", block, {"gate", "experts", *(("shared_expert", "shared_expert_gate") if shares else ())})
+    experts, router = block.experts, block.gate
+    count, inner, chosen = int(experts.num_experts), int(experts.intermediate_dim), int(router.top_k)
+    require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
+    require(count <= limits.MAX_EXPERTS and chosen <= limits.MAX_CHOSEN, f"{chosen} of {count} experts")
+    if not isinstance(experts, FoundryExperts):
+        require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
+        shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
+        require(shapes == ((count, 2 * inner, hidden), (count, hidden, inner)), f"experts have the shapes {shapes}")
+        spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
+        require(not spread, "experts are spread over several processes")
+    activation, width = _known_activation(experts.act_fn), chosen * inner
+    if shares:
+        shared = block.shared_expert
+        require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
+        check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
+        linears = (m for part in (shared, block.shared_expert_gate) for m in part.modules() if is_linear(m))
+        for linear in linears:
+            require(linear.bias is None, "the shared expert has biases")
+            require(getattr(linear, "order", None) is None, "columns of the shared expert are in an order of their own")
+        width += int(shared.intermediate_size)
+    return activation, width
+
+
+def read_attention(attn: Any, family: Family) -> AttentionSpec:
+    """The facts of `attn`. Raises Fallback."""
+    config = attn.config
+    head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
+    n_heads, n_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    known = limits.HEAD_DIMS
+    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
+    require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
+    require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
+    require(attn.is_causal is True, "attention is not causal")
+
+    fused_qkv = "qkv_proj" in attn._modules
+    projections = {"qkv_proj"} if fused_qkv else {"q_proj", "k_proj", "v_proj"}
+    qk_norms = set() if family.qk_norm == "none" else {"q_norm", "k_norm"}
+    _check_children("self_attn", attn, projections | qk_norms | {"o_proj"})
+    widths = {"qkv_proj": n_heads + 2 * n_kv_heads, "q_proj": n_heads, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
+    for name in projections:
+        check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
+    check_linear("o_proj", attn.o_proj, n_heads * head_dim, hidden)
+    for name in qk_norms:
+        heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
+        _check_norm(name, getattr(attn, name), family, heads * head_dim)
+    window = {"none": None, "config": getattr(config, "sliding_window", None)}.get(
+        family.window, getattr(attn, "sliding_window", None)
+    )
+    return AttentionSpec(
+        family=family,
+        layer_idx=int(attn.layer_idx),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        scale=float(attn.scaling),
+        rope=bool(getattr(attn, "use_rope", True)),
+        window=int(window or 0),
+        softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
+    )
+
+
+def _mixer_of(layer: nn.Module, family: Family) -> tuple[str, Any]:
+    """The child in which tokens see each other, and the class that runs it; by default attention."""
+    for name, child in layer._modules.items():
+        for suffix, mixer in MIXERS.items():
+            if class_key(base_class(type(child))) == family.key(suffix):
+                return name, mixer
+    return "self_attn", MIXERS["Attention"]
+
+
+def build_spec(layer: Any) -> LayerSpec:
+    """The spec of `layer`. Raises Fallback; never changes anything."""
+    cls = base_class(type(layer))
+    family = FAMILIES.get(class_key(cls))
+    if family is None:
+        raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
+    _check_plain(layer)
+    child, mixer = _mixer_of(layer, family)
+    _check_children(cls.__name__, layer, {child, "mlp", *family.norms.names(), *family.inert})
+    mixed, mlp = layer._modules[child], layer.mlp
+    config = mixed.config
+    hidden, facts = int(config.hidden_size), mixer.read(mixed, family)
+    for name in family.norms.names():
+        _check_norm(name, getattr(layer, name), family, hidden)
+
+    routed = family.experts is not None and class_key(type(mlp)) == family.key("SparseMoeBlock")
+    if routed:
+        require(family.norms == PRE, "experts and norms behind the blocks")
+        activation, inner = _check_experts(mlp, family, hidden)
+    else:
+        inner = int(config.intermediate_size)
+        activation = _check_mlp("mlp", mlp, hidden, inner)
+
+    residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
+    require(residual_scale == 1.0 or family.norms == PRE, "a residual multiplier and norms behind the blocks")
+    return LayerSpec(
+        family=family,
+        layer_idx=int(mixed.layer_idx),
+        mixer=child,
+        kind=mixer,
+        facts=facts,
+        activation=activation,
+        inner=inner,
+        experts=routed,
+        residual_scale=residual_scale,
+    )
+
+
+def known_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of `model` that are understood."""
+    layers = []
+    for module in model.modules():
+        with contextlib.suppress(Fallback, AttributeError):
+            if class_key(base_class(type(module))) in FAMILIES:
+                build_spec(module)
+                layers.append(module)
+    return layers

@@ -1,0 +1,83 @@
+"""Noticing cheaply that a model has changed since a graph was captured from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, repeat
+from operator import attrgetter, contains, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from torch_foundry.models.guards import RECORDER
+
+_VALUES: Any = dict.values
+_TRAINING = itemgetter("training")
+_DTYPE = attrgetter("dtype")
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class ModuleGuard:
+    """Some modules as they are: their classes, children, tensors, hooks and methods.
+
+    Changing a tensor's values in place (as merging an adapter does) is no change, because a graph reads them at each
+    replay. The check runs before every replay, in C as far as possible: about 3 µs per decoder layer.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        found = tuple(modules)
+        self.modules = found
+        self._classes = tuple(map(type, found))
+        self._attributes = tuple(m.__dict__ for m in found)
+        # a leaf that has parameters (a linear layer, a norm, an embedding) does the same in training
+        self._modes = tuple(m.__dict__ for m in found if m._modules or not m._parameters)
+        self._hooks = tuple(h for m in found for h in (m._forward_hooks, m._forward_pre_hooks))
+        self._owners = tuple(d for m in found for d in (m._modules, m._parameters, m._buffers) if d)
+        self._owned = self._now()
+        self.tensors = tuple(t for t in self._owned if isinstance(t, torch.Tensor))
+        self._memory = self._addresses()
+
+    def _now(self) -> tuple[Any, ...]:
+        return tuple(chain.from_iterable(map(_VALUES, self._owners)))
+
+    def _addresses(self) -> list[Any]:
+        return [*map(torch.Tensor.data_ptr, self.tensors), *map(_DTYPE, self.tensors)]
+
+    def is_valid(self) -> bool:
+        """Whether everything is as it was, and nothing has to run besides what the modules compute."""
+        now = self._now()
+        return (
+            len(now) == len(self._owned)
+            and all(map(is_, now, self._owned))
+            and all(map(is_, map(type, self.modules), self._classes))
+            and self._addresses() == self._memory
+            and not any(map(_TRAINING, self._modes))
+            and self.reason() is None
+        )
+
+    def reason(self) -> str | None:
+        """What besides the modules' own code would run, or what they have instead of it; None if nothing."""
+        if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
+            return "global module hooks"
+        if any(self._hooks) and (found := self._hooked()):
+            return f"forward hook on {found}"
+        if any(map(contains, self._attributes, repeat("forward"))):
+            replaced = next(module for module in self.modules if "forward" in module.__dict__)
+            return f"forward of {type(replaced).__name__} was replaced"
+        return None
+
+    def _hooked(self) -> str | None:
+        for module in self.modules:
+            if module._forward_pre_hooks:
+                return type(module).__name__
+            for hook in module._forward_hooks.values():
+                # transformers' recorders do nothing while nothing is captured
+                if f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}" != RECORDER:
+                    return type(module).__name__
+        return None
+
+    def requires_grad(self) -> bool:
+        """Whether some tensor takes part in autograd."""
+        return any(map(_REQUIRES_GRAD, self.tensors))

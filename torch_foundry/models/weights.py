@@ -1,0 +1,207 @@
+"""Access to the weights of a layer's submodules. Tensors are looked up at each call, so nothing has to be told about
+`.to()`, `load_state_dict(assign=True)` or a merged adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_foundry import ops
+from torch_foundry.models.spec import norm_kind
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm
+
+
+def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype) -> str | None:
+    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are."""
+    for parameters in owners:
+        for value in parameters.values():
+            if value is not None:
+                if value.dtype is not dtype:
+                    return "weights and input differ in dtype"
+                if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
+                    return f"a weight is a {type(value).__name__}"
+    return None
+
+
+class Norm:
+    """An RMS norm."""
+
+    __slots__ = ("eps", "kind", "parameters")
+
+    def __init__(self, module: Any) -> None:
+        kind = norm_kind(module)
+        assert kind is not None
+        self.kind = kind
+        self.eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+        self.parameters: dict[str, Any] = module._parameters
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[features]."""
+        weight: torch.Tensor = self.parameters["weight"]
+        return weight
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual)
+
+
+class Linear:
+    """A dense or packed linear layer, whose columns may be stored in another order.
+
+    bare: the same layer for an x that is in that order already.
+    """
+
+    __slots__ = ("_orders", "bare", "format", "parameters", "weights")
+
+    def __init__(self, module: nn.Module, ordered: bool = True) -> None:
+        self.parameters: dict[str, Any] = module._parameters
+        self.weights: dict[str, Any] = self.parameters
+        self.format: str | None = None
+        if isinstance(module, FoundryLinear):
+            self.weights, self.format = module._buffers, module.format
+        self._orders: dict[str, Any] = self.weights if ordered else {}
+        self.bare: Linear = Linear(module, ordered=False) if ordered else self
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """int32 [in_features]: the element of x that each stored column multiplies; None: as they come."""
+        order: torch.Tensor | None = self._orders.get("order")
+        return order
+
+    @property
+    def few(self) -> int:
+        """Up to how many rows our own kernels are faster than torch."""
+        return MAX_GEMV_ROWS_DENSE if self.format is None else MAX_GEMV_ROWS
+
+    def ordered(self, x: torch.Tensor) -> torch.Tensor:
+        """x in the order of the columns."""
+        order = self.order
+        return x if order is None else ops.permute_columns(x.contiguous(), order)
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and the norm's weight in the order of the columns, for a kernel that norms x itself."""
+        order = self.order
+        return (x, norm.weight) if order is None else ops.permute_columns_and_norm(x, order, norm.weight)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, batch_invariant: bool = False
+    ) -> torch.Tensor:
+        return ops.linear(
+            self.ordered(x),
+            self.weights["weight"],
+            format=self.format,
+            bias=self.parameters["bias"],
+            residual=residual,
+            scale=scale,
+            batch_invariant=batch_invariant,
+        )
+
+    def gemm(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """The same, where more than `few` rows of x go through torch's own matrix product. Not for graphs."""
+        if x.numel() <= self.few * x.shape[-1]:
+            return self(x, residual, scale)
+        y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
+        return y if residual is None else torch.add(residual, y, alpha=scale)
+
+
+class LinearGroup(tuple[Linear, ...]):
+    """Linear layers with the same input."""
+
+    _compared: list[tuple[torch.Tensor, int]]
+    _equal = False
+
+    @property
+    def same_perm(self) -> bool:
+        """Whether the columns of all are stored in the same order. Compared again only after one has changed, because
+        reading them makes a GPU wait.
+        """
+        orders = [order for linear in self if (order := linear.order) is not None]
+        if not orders:
+            return True
+        if len(orders) < len(self):
+            return False
+        now = [(order, 0 if order.is_inference() else order._version) for order in orders]
+        before = getattr(self, "_compared", [])
+        if len(before) != len(now) or any(a is not b or m != n for (a, m), (b, n) in zip(before, now, strict=True)):
+            self._compared, self._equal = now, all(torch.equal(order, orders[0]) for order in orders[1:])
+        return self._equal
+
+    def products(self, x: torch.Tensor, product: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """`product` of each layer and x. If all have the same column order, x is reordered once."""
+        if self[0].order is None or not self.same_perm:
+            return [product(linear, x) for linear in self]
+        x = self[0].ordered(x)
+        return [product(linear.bare, x) for linear in self]
+
+
+class Projections:
+    """Projections of one input: several linear layers, or one that holds them all, cut into `widths` outputs each."""
+
+    __slots__ = ("formats", "linears", "widths")
+
+    def __init__(self, linears: Sequence[Linear], widths: Sequence[int]) -> None:
+        self.linears = tuple(linears)
+        self.widths = list(widths)
+        self.formats = tuple(linear.format for linear in self.linears) * (len(widths) // len(self.linears))
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """[width, in_features] each; rows of blocks if packed."""
+        weights: list[torch.Tensor] = [linear.weights["weight"] for linear in self.linears]
+        return weights if len(weights) > 1 else list(weights[0].split(self.widths))
+
+    @property
+    def biases(self) -> list[torch.Tensor | None]:
+        """[width] each."""
+        biases = [linear.parameters["bias"] for linear in self.linears]
+        if len(biases) > 1:
+            return biases
+        return [None] * len(self.widths) if biases[0] is None else list(biases[0].split(self.widths))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """How layers take matrix products.
+
+    product: of a `Linear`, x, and the residual and its scale if they are given. fused_rows: up to so many rows a norm
+    and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are part of the rotation,
+    which sums in another order. expert_tokens: up to so many, routed experts run on
+    the GEMV kernels, one by one.
+    """
+
+    product: Callable[..., torch.Tensor]
+    fused_rows: int = 0
+    fused_heads: bool = True
+    expert_tokens: int = MAX_GEMV_ROWS
+
+    def fuses(self, x: torch.Tensor) -> bool:
+        """Whether norms of x [..., K] are part of the products behind them."""
+        return x.numel() <= self.fused_rows * x.shape[-1]
+
+
+ALL_ROWS = 2**31
+AUTO = Gemm(Linear.gemm, fused_heads=False)  # GEMV kernels for few rows, torch beyond; norms on their own
+GEMV = Gemm(Linear.__call__, fused_rows=MAX_GEMV_ROWS)  # our kernels alone, as a captured step needs
+# GEMV kernels in which a row's bits don't depend on other rows
+ROW_BY_ROW = Gemm(partial(Linear.__call__, batch_invariant=True), fused_rows=ALL_ROWS, expert_tokens=ALL_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What surrounds a block: x + scale * block(pre(x)), or x + post(block(pre(x)))."""
+
+    pre: Norm | None
+    post: Norm | None
+    scale: float
+
+    def add(self, x: torch.Tensor, linear: Linear, h: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """x and what the block's last layer makes of `h`."""
+        if self.post is None:
+            return gemm.product(linear, h, x, self.scale)
+        return self.post(gemm.product(linear, h), x)

@@ -1,0 +1,1 @@
+"""What MSL has and C++ lacks, rewritten in place."""

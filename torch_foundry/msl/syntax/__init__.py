@@ -1,0 +1,1 @@
+"""Reading Metal source: includes, preprocessor, tokens, declarations, statements."""

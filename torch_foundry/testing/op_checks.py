@@ -1,0 +1,198 @@
+"""Checks of one op on given inputs against float64: by norm and per element, or bit for bit where a correct op is
+exact.
+
+`given` are the op's arguments as CPU tensors. The op runs on `device`, everything else on the CPU. Each function raises
+`truth.Disagreement`. Bounds follow from the number of roundings in a correct kernel, not from its results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops, quant
+from torch_foundry.testing import reference as plain
+from torch_foundry.testing.tolerance import (
+    U32,
+    UNIT,
+    Mismatch,
+    assert_bound,
+    assert_equal,
+    assert_norm,
+    double,
+    relative_error,
+)
+
+Given = dict[str, Any]
+Device = torch.device | str
+
+
+def on(given: Given, device: Device) -> Given:
+    """The arguments with their tensors on `device`."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+def norm_bound(truth: Tensor, dtype: torch.dtype, hidden: int, kind: str, residual: Tensor | None = None) -> Tensor:
+    """Sum of squares and its root: about sqrt(n) roundings of f32; then one or two roundings to dtype."""
+    normed = (truth if residual is None else truth - residual).abs()
+    cast = UNIT[dtype] if kind == "llama" else 0.0
+    return 1.01 * (UNIT[dtype] * truth.abs() + (cast + (8 + 2 * hidden**0.5) * U32) * normed)
+
+
+def rms_norm(given: Given, device: Device = "cpu") -> None:
+    """ops.rms_norm."""
+    wide = double(given)
+    truth = plain.rms_norm(**wide)
+    stock = plain.rms_norm(**given)
+    got = ops.rms_norm(**on(given, device)).cpu()
+    assert_norm(got, truth, stock)
+    assert_bound(got, truth, norm_bound(truth, got.dtype, got.shape[-1], given["kind"], wide["residual"]))
+
+
+def add_rms_norm(given: Given, device: Device = "cpu") -> None:
+    """ops.add_rms_norm."""
+    dtype, wide, placed = given["x"].dtype, double(given), on(given, device)
+    y, h = ops.add_rms_norm(**placed)
+    (y_truth, h_truth), (_, h_stock) = plain.add_rms_norm(**wide), plain.add_rms_norm(**given)
+    assert_norm(h.cpu(), h_truth, h_stock)
+    magnitude = wide["residual"].abs() + (given["scale"] * wide["x"]).abs()
+    assert_bound(h.cpu(), h_truth, UNIT[dtype] * h_truth.abs() + 3 * U32 * magnitude)
+    # y comes from the rounded h, bit for bit
+    assert_equal(y.cpu(), ops.rms_norm(h, placed["weight"], given["eps"], kind=given["kind"]).cpu())
+    if not (error := relative_error(y.cpu(), y_truth)) < 4 * UNIT[dtype] + 1e-6:
+        raise Mismatch(f"relative L2 error {error:.3e} of the norm")
+
+
+# --------------------------------------------------------------------------------------------------- linear, embedding
+
+
+def dense_of(given: Given) -> Tensor:
+    """The weights that `given` stands for, in float64."""
+    weight, name = given["weight"], given["format"]
+    return (weight if name is None else quant.dequantize(weight, name)).double()
+
+
+def linear_bound(given: Given, truth: Tensor) -> Tensor:
+    """One rounding to dtype; about sqrt(k) of f32 in the sum; a few in the epilogue, whose slope is below 1.13."""
+    x, weight, scale = given["x"].double(), dense_of(given), abs(given["scale"])
+    terms = x.abs() @ weight.abs().T
+    sums = x @ weight.T + (0.0 if given["bias"] is None else given["bias"].double())
+    residual = 0.0 if given["residual"] is None else given["residual"].double().abs()
+    accumulated = (4 * x.shape[-1] ** 0.5 * terms + 12 * sums.abs()) * U32
+    return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + 1.13 * scale * accumulated + 2 * U32 * residual)
+
+
+def linear(given: Given, device: Device = "cpu") -> None:
+    """ops.linear."""
+    truth = plain.linear(**double(given))
+    stock = plain.linear(**given)
+    got = ops.linear(**on(given, device)).cpu()
+    assert_norm(got, truth, stock)
+    assert_bound(got, truth, linear_bound(given, truth))
+
+
+def embedding(given: Given, device: Device = "cpu") -> None:
+    """ops.embedding: both roundings are those of torch, so every bit is."""
+    assert_equal(ops.embedding(**on(given, device)).cpu(), plain.embedding(**given))
+
+
+# -------------------------------------------------------------------------------------------------------- gated product
+
+
+def glu(given: Given, device: Device = "cpu") -> None:
+    """ops.glu."""
+    wide = double(given)
+    truth, got = plain.glu(**wide), ops.glu(**on(given, device)).cpu()
+    assert_norm(got, truth, plain.glu(**given))
+    gate = wide["gate"]
+    # exp's argument carries relative roundings, which it multiplies by the argument; Phi's fit adds 3e-7
+    argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
+    bound = (UNIT[got.dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()
+    assert_bound(got, truth, bound)
+
+
+# ------------------------------------------------------------------------------------------------------- rope and cache
+
+
+def own(given: Given) -> Given:
+    """With caches of its own."""
+    return {**given, "k_cache": given["k_cache"].clone(), "v_cache": given["v_cache"].clone()}
+
+
+def _magnitude(given: Given, x: Tensor) -> Tensor:
+    """|x cos| + |y sin| for x[B, L, H*D], as [B, H, L, D]."""
+    sizes = {**double(given), "q": x.double().abs()}
+    if sizes["cos"] is not None:
+        sizes["cos"], sizes["sin"] = sizes["cos"].abs(), sizes["sin"].abs()
+        half = sizes["sin"].shape[-1] // 2  # the reference subtracts in the first half
+        sizes["sin"][..., :half] *= -1
+    return plain.rope_kv(**own(sizes))
+
+
+def rope_kv(given: Given, device: Device = "cpu") -> None:
+    """ops.rope_kv: the rotation, what is written to the caches, and that nothing else in them changes."""
+    dtype, start = given["q"].dtype, given["start"]
+    mine, stock, truth = on(own(given), device), own(given), own(double(given))
+    got = ops.rope_kv(**mine).cpu()
+    got_stock, expected = plain.rope_kv(**stock), plain.rope_kv(**truth)
+    k_cache, v_cache = mine["k_cache"].cpu(), mine["v_cache"].cpu()
+    assert_norm(got, expected, got_stock)
+    assert_bound(got, expected, UNIT[dtype] * expected.abs() + 3 * U32 * _magnitude(given, given["q"]))
+    new = slice(start, start + given["q"].shape[1])
+    written, written_truth = k_cache[:, :, new], truth["k_cache"][:, :, new]
+    bound = UNIT[dtype] * written_truth.abs() + 3 * U32 * _magnitude(given, given["k"])
+    assert_bound(written.contiguous(), written_truth, bound)
+    assert_equal(v_cache, stock["v_cache"])
+    for old in (slice(0, new.start), slice(new.stop, None)):
+        assert_equal(k_cache[:, :, old], given["k_cache"][:, :, old])
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def finite(given: Given) -> Given:
+    """With zeros for what no query may read: plain torch multiplies it by zero, and NaN would remain."""
+    return {**given, "k_cache": given["k_cache"].nan_to_num(0.0), "v_cache": given["v_cache"].nan_to_num(0.0)}
+
+
+def attention_bound(given: Given, truth: Tensor, dtype: torch.dtype) -> Tensor:
+    """A score's rounding errors shift its weight by as much, relatively; then K sums of weight times value. Subnormal
+    numbers may be taken for zeros, as GPUs do."""
+    sizes = {**given, "q": given["q"].abs(), "k_cache": given["k_cache"].abs(), "v_cache": given["v_cache"].abs()}
+    group = sizes["q"].shape[1] // sizes["k_cache"].shape[1]
+    k = sizes["k_cache"][:, :, : given["kv_len"]].repeat_interleave(group, 1)
+    products = (sizes["q"] @ k.transpose(2, 3)).amax(-1).transpose(1, 2) * given["scale"]  # [B, L, H]
+    columns = sizes["v_cache"].shape[-1]
+    score_error = U32 * (4 * sizes["q"].shape[-1] ** 0.5 + 8) * products.repeat_interleave(columns, -1)
+    values = plain.attention(**{**given, "v_cache": sizes["v_cache"]})  # sum of p |v|
+    sums = U32 * (16 + 4 * given["kv_len"] ** 0.5)
+    return UNIT[dtype] * truth.abs() + (2 * score_error + sums) * values + torch.finfo(torch.float32).tiny
+
+
+def attention(given: Given, device: Device = "cpu") -> None:
+    """ops.attention. What no query may read may hold NaN."""
+    wide = double(finite(given))
+    truth, got = plain.attention(**wide), ops.attention(**on(given, device)).cpu()
+    assert_norm(got, truth, plain.attention(**finite(given)))
+    assert_bound(got, truth, attention_bound(wide, truth, got.dtype))
+
+
+# --------------------------------------------------------------------------------------------------------------- argmax
+
+
+def first_largest(logits: Tensor) -> Tensor:
+    """The definition, without argmax: lowest index of the maximum, where NaN is the maximum."""
+    top = torch.where(logits.isnan(), torch.inf, logits.double())
+    wins = torch.where(logits.isnan().any(-1, keepdim=True), logits.isnan(), top == top.amax(-1, keepdim=True))
+    index = torch.arange(logits.shape[-1]).expand_as(logits)
+    return torch.where(wins, index, logits.shape[-1]).amin(-1)
+
+
+def argmax(given: Given, device: Device = "cpu") -> None:
+    """ops.argmax."""
+    assert_equal(ops.argmax(**on(given, device)).cpu(), first_largest(**given))

@@ -1,0 +1,244 @@
+"""What the fused ops compute, in plain torch: the same signatures, any floating dtype.
+
+In float64 these are the truth that the kernels are measured against. In other dtypes they round where Hugging Face's
+modules round, so they are also the stock implementation that the kernels' errors are compared with.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_foundry.quant import dequantize
+from torch_foundry.quant.kv import cast_saturating, pack_rows, unpack_rows
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+    wide = _wide(x)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if kind == "llama":
+        y = weight * normed.to(x.dtype)
+    elif kind == "olmo":
+        y = (weight * normed).to(x.dtype)
+    else:
+        y = ((1.0 + _wide(weight)) * normed).to(x.dtype)
+    return y if residual is None else residual + y
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    h = residual + (x if scale == 1.0 else x * scale)
+    return rms_norm(h, weight, eps, kind=kind), h
+
+
+# --------------------------------------------------------------------------------------------------- linear, embedding
+
+
+def _matrix(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
+    return (weight if weight.is_floating_point() or format is None else dequantize(weight, format)).to(dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    activation: str | None = None,
+    out_features: int | None = None,
+) -> Tensor:
+    y = F.linear(x, _matrix(weight[:out_features], format, x.dtype), bias)
+    if activation is not None:
+        y = (
+            F.silu(y)
+            if activation == "silu"
+            else F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+        )
+    y = y if scale == 1.0 else y * scale
+    return y if residual is None else residual + y
+
+
+def embedding(
+    ids: Tensor, weight: Tensor, *, format: str | None = None, dtype: torch.dtype | None = None, scale: float = 1.0
+) -> Tensor:
+    if dtype is None:
+        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    y = F.embedding(ids, _matrix(weight, format, dtype))
+    return y if scale == 1.0 else y * torch.tensor(scale, dtype=dtype)
+
+
+# -------------------------------------------------------------------------------------------------------- gated product
+
+
+def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+# -------------------------------------------------------------------------------------------------- columns in an order
+
+
+def permute_columns(x: Tensor, order: Tensor) -> Tensor:
+    return x[..., order.long()].contiguous()
+
+
+def permute_columns_and_norm(x: Tensor, order: Tensor, norm_weight: Tensor) -> tuple[Tensor, Tensor]:
+    return permute_columns(x, order), permute_columns(norm_weight, order)
+
+
+# ------------------------------------------------------------------------------------------------------- rope and cache
+
+
+def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    if cos is None or sin is None:
+        return x
+    r = cos.shape[-1]
+    a, b = x[..., : r // 2], x[..., r // 2 : r]
+    rotated = x[..., :r] * cos.unsqueeze(1) + torch.cat((-b, a), -1) * sin.unsqueeze(1)
+    return torch.cat((rotated.to(x.dtype), x[..., r:]), -1)
+
+
+def rope_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    *,
+    head_dim: int,
+    positions: Tensor | None = None,
+    step: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    kind: str = "llama",
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
+) -> Tensor:
+    b, length, _ = q.shape
+    heads = k_cache.shape[1]
+    if q_norm is not None and k_norm is not None:
+        q = rms_norm(q.reshape(b, length, -1, head_dim), q_norm, eps, kind=kind).view(q.shape)
+        k = rms_norm(k.reshape(b, length, -1, head_dim), k_norm, eps, kind=kind).view(k.shape)
+    if positions is not None and cos is not None and sin is not None:
+        cos, sin = cos[positions], sin[positions]
+    if step is not None:
+        start = int(step[0])
+    new_k = _rotate(k.reshape(b, length, heads, head_dim).transpose(1, 2), cos, sin)
+    new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
+    for cache, new, name in ((k_cache, new_k, k_format), (v_cache, new_v, v_format)):
+        new = cast_saturating(new, cache.dtype) if name is None else pack_rows(new, name)
+        if rows is None and block_table is None:
+            cache[:, :, start : start + length] = new
+            continue
+        for i in range(b):
+            first, count = (start, length) if rows is None else rows[i].tolist()
+            for token in range(min(count, length)):
+                page, slot = (i, first + token) if block_table is None else divmod(first + token, cache.shape[2])
+                page = page if block_table is None else int(block_table[i, page])
+                cache[page, :, slot] = new[i, :, token]
+    return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def visible(
+    length: int, kv_len: int, causal: bool, window: int, kv_start: Tensor | None, device: torch.device
+) -> Tensor:
+    """Which keys each query sees before any mask: bool [B or 1, 1, L, kv_len]."""
+    rows = torch.tensor([[kv_len - length, length]], device=device)
+    return visible_in_rows(length, kv_len, causal, window, kv_start, rows)
+
+
+def visible_in_rows(
+    length: int, kv_len: int, causal: bool, window: int, kv_start: Tensor | None, rows: Tensor
+) -> Tensor:
+    """The same for sequences that are filled differently: rows [B or 1, 2], the first query's key and the queries."""
+    query = torch.arange(length, device=rows.device)[:, None]
+    key = torch.arange(kv_len, device=rows.device)[None]
+    first, count = rows[:, 0, None, None], rows[:, 1, None, None]
+    seen = (key < first + count) & (query < count)
+    if causal:
+        seen = seen & (key <= first + query)
+        if window:
+            seen = seen & (key > first + query - window)
+    if kv_start is not None:
+        seen = seen & (key >= kv_start[:, None, None])
+    return seen[:, None]
+
+
+def stored(cache: Tensor, format: str | None, block_table: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Keys or values as [B, Hkv, tokens, D] of `dtype`, out of pages and packed rows."""
+    if block_table is not None:
+        cache = cache[block_table.long()].transpose(1, 2).flatten(2, 3)
+    return (cache if format is None else unpack_rows(cache, format)).to(dtype)
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_len: int,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    kv_start: Tensor | None = None,
+    rows: Tensor | None = None,
+    block_table: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_format: str | None = None,
+    v_format: str | None = None,
+) -> Tensor:
+    heads, length = q.shape[1:3]
+    group = heads // k_cache.shape[1]
+    k = stored(k_cache, k_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
+    v = stored(v_cache, v_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if rows is None:
+        seen = visible(length, kv_len, causal, window, kv_start, q.device)
+    else:
+        seen = visible_in_rows(length, kv_len, causal, window, kv_start, rows)
+    if mask is not None:
+        mask = mask[..., :kv_len]
+        if mask.dtype == torch.bool:
+            seen = seen & mask
+        else:
+            scores = scores + mask.to(scores.dtype)
+            seen = seen & (mask > max(-1e38, torch.finfo(mask.dtype).min))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = torch.softmax(_wide(scores), -1).to(q.dtype)[..., :kv_len]
+    weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a softmax over nothing is NaN
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+# --------------------------------------------------------------------------------------------------------------- argmax
+
+
+def argmax(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)

@@ -1,0 +1,46 @@
+"""The gated delta rule in plain torch; see `reference` for what it is for."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, z: Tensor, b: Tensor, a: Tensor, conv_weight: Tensor, a_log: Tensor,
+    dt_bias: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
+    count: Tensor, *, beta_scale: float = 1.0, prompts: bool = False,
+) -> Tensor:  # fmt: skip
+    dtype, wide = q.dtype, states.dtype  # float32, or float64
+    tokens, key_heads, key_dim = q.shape
+    per_key, value_dim = v.shape[2:]
+    slots = table.shape[1]
+    inputs = torch.cat([x.reshape(tokens, -1) for x in (q, k, v)], 1)
+    beta = beta_scale * b.sigmoid().flatten(1).to(wide)
+    decay = (-a_log.to(wide).exp() * F.softplus(a.flatten(1).to(wide) + dt_bias.to(wide))).exp()
+    y = torch.zeros(tokens, key_heads * per_key, value_dim, dtype=dtype)
+    for (first, length), row, number in zip(runs.tolist(), table.long(), count.tolist(), strict=True):
+        stored = length < slots
+        slot = row[number % slots]
+        window = conv_states[slot] if number else torch.zeros_like(conv_states[0])
+        state = states[slot] if number else torch.zeros_like(states[0])
+        for t in range(first, first + length):
+            window = torch.cat([window[:, 1:], inputs[t, :, None]], 1)
+            mixed = F.silu((window * conv_weight).sum(1)).to(wide)
+            q_t, k_t, v_t = mixed.split([key_heads * key_dim] * 2 + [key_heads * per_key * value_dim])
+            q_t, k_t = (_unit(x.view(key_heads, key_dim)).repeat_interleave(per_key, 0) for x in (q_t, k_t))
+            state = state * decay[t, :, None, None]
+            change = (v_t.view(-1, value_dim) - torch.einsum("hk,hkv->hv", k_t, state)) * beta[t, :, None]
+            state = state + k_t[:, :, None] * change[:, None]
+            o = torch.einsum("hk,hkv->hv", q_t, state).to(dtype).to(wide) * key_dim**-0.5
+            normed = norm_weight * (o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True) + eps)).to(dtype)
+            y[t] = (normed * F.silu(z[t].reshape(-1, value_dim).to(wide))).to(dtype)
+            if stored or t == first + length - 1:
+                slot = row[(number + 1 + (t - first if stored else 0)) % slots]
+                conv_states[slot], states[slot] = window, state
+    return y.flatten(1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
