@@ -13,12 +13,13 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
-from tests.hf.tiny_models import FAMILIES, build, ids, padded, shared
+from tests.hf.tiny_models import FAMILIES, KIN, build, ids, padded, shared
 from torch_foundry.generation import speculation
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.hf.api import report
 
 TOKENS = 64
+CASES = FAMILIES | KIN
 
 
 @pytest.fixture(autouse=True)
@@ -135,15 +136,16 @@ def closest_choice(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> f
     return min(found)
 
 
-@pytest.mark.parametrize("dtype", FLOOR, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
-    """Against the same (rounded) weights in float64; prefill, then one or two tokens at a time on the cache."""
+def error_of(family: str, dtype: torch.dtype) -> tuple[float, float]:
+    """‖error‖ / ‖logits‖ of the patched model and of stock against the same (rounded) weights in float64; prefill, then
+    one or two tokens at a time on the cache.
+    """
     # padding is left out where stock's float64 reference would be NaN: eager masks overflow its float32 softmax
-    inputs = padded([22, 17, 20] if FAMILIES[family].attention == "sdpa" else [22, 22])
+    inputs = padded([22, 17, 20] if CASES[family].attention == "sdpa" else [22, 22])
     # where a choice of experts hangs on a rounding, the error is that of the choice, for stock as for us
-    stock = next(m for seed in range(200) if closest_choice(m := build(family, dtype, seed=seed), inputs) > 0.02)
+    gap = 1e-3 if dtype == torch.float32 else 0.02
+    stock = next(m for seed in range(200) if closest_choice(m := build(family, dtype, seed=seed), inputs) > gap)
     exact = copy.deepcopy(stock).double()
     exact.config._experts_implementation = "eager"  # torch's grouped product has no float64
     model = torch_foundry.patch(copy.deepcopy(stock))
@@ -160,7 +162,13 @@ def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
         return torch.cat(parts, dim=1)[valid].double()
 
     reference = logits(exact)
-    error = (logits(model) - reference).norm() / reference.norm()
-    stock_error = (logits(stock) - reference).norm() / reference.norm()
-    assert error <= 1.5 * stock_error + FLOOR[dtype], f"{error:.2e}, stock {stock_error:.2e}"
+    error, stock_error = ((logits(m) - reference).norm() / reference.norm() for m in (model, stock))
     assert not report(model).fallbacks, str(report(model))
+    return float(error), float(stock_error)
+
+
+@pytest.mark.parametrize("dtype", FLOOR, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
+    error, stock_error = error_of(family, dtype)
+    assert error <= 1.5 * stock_error + FLOOR[dtype], f"{error:.2e}, stock {stock_error:.2e}"

@@ -38,6 +38,7 @@ class Case:
     config: str
     options: dict[str, Any] = field(default_factory=dict)
     attention: str = "sdpa"
+    model: str = "AutoModelForCausalLM"
 
 
 LLAMA3_ROPE = {
@@ -55,6 +56,7 @@ GRANITE = {
     "attention_multiplier": 0.1,
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+MIXED = ["sliding_attention", "full_attention"]
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -80,20 +82,35 @@ FAMILIES = {
     ),
     "qwen3_moe": Case("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}, attention="eager"),
 }
+# Those whose blocks are the same in other combinations: each gets fewer tests (tests/hf/test_kin.py).
+KIN = {
+    "ministral": Case("MinistralConfig", {"sliding_window": 12, "layer_types": MIXED}),
+    "cwm": Case("CwmConfig", {"sliding_window": 12, "layer_types": MIXED, "rope_parameters": LLAMA3_ROPE}),
+    "seed_oss": Case("SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
+    "exaone4": Case("Exaone4Config", {"sliding_window": 12, "layer_types": MIXED}),
+    "vaultgemma": Case("VaultGemmaConfig", {"sliding_window": 12, "layer_types": MIXED}, attention="eager"),
+    "hyperclovax": Case("HyperCLOVAXConfig", {**GRANITE, "logits_scaling": 0.25, "use_post_norm": False}),
+    "emu3": Case("Emu3TextConfig", model="Emu3ForCausalLM"),
+    "mellum": Case("MellumConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED}),
+    "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+}
 
 
 def build(
     family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
     """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
-    case = FAMILIES[family]
+    case = (FAMILIES | KIN)[family]
     options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
     for per_layer in ("layer_types", "no_rope_layers"):
         if per_layer in options:
             options[per_layer] = (options[per_layer] * layers)[:layers]
     config = getattr(transformers, case.config)(**options)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=case.attention).eval()
+    cls = getattr(transformers, case.model)
+    make = getattr(cls, "from_config", None) or cls._from_config
+    model = make(config, attn_implementation=case.attention).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -39,6 +39,7 @@ SANDWICH = NormRoles(
     post_ffn="post_feedforward_layernorm",
 )
 POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforward_layernorm")
+BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Head:
     """`lm_head` on top of a decoder called `model`, and what follows: names in the config, as far as they are set."""
 
     divisor: str | None = None  # logits / that
+    factor: str | None = None  # logits * that
     softcap: str | None = None  # tanh(logits / that) * that
 
 
@@ -80,10 +82,14 @@ class Family:
     norms: NormRoles = PRE
     norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
     qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
-    window: str = "none"  # "config": config.sliding_window in every layer, "attention": self_attn.sliding_window
+    # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
+    # "attention": self_attn.sliding_window
+    window: str = "none"
+    full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
+    unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     experts: Experts | None = None  # what `mlp` is in layers that have experts
     scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
     decoder: Decoder = Decoder()
@@ -153,9 +159,35 @@ for _family in (
     Family("olmo2", norms=POST, norm_kind="olmo", qk_norm="full"),
     Family("olmo3", norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
     Family("smollm3", prefix="SmolLM3", window="attention"),
+    Family("ministral", window="attention"),
+    Family("cwm", window="attention"),
+    Family("seed_oss"),
+    Family("exaone4", norms=POST, qk_norm="head", window="types", full_rotate=False),
+    Family(
+        "vaultgemma",
+        prefix="VaultGemma",
+        norms=BEFORE,
+        norm_kind="gemma",
+        window="attention",
+        softcap=True,
+        scaled_embedding=True,
+        head=Head(softcap="final_logit_softcapping"),
+    ),
+    Family(
+        "hyperclovax",
+        prefix="HyperCLOVAX",
+        residual_multiplier=True,
+        inert=frozenset({"post_norm1", "post_norm2"}),  # unless config.use_post_norm
+        decoder=Decoder(multiplier="embedding_multiplier"),
+        head=Head(factor="logits_scaling"),
+    ),
+    Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
     Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),
     Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
+    Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
+    Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
+    Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
 ):
     register(_family)
 

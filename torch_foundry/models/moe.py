@@ -1,4 +1,4 @@
-"""A block of routed experts, with the norm before it and the residual behind it."""
+"""A block of routed experts, with the norms around it and the residual behind it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from torch_foundry import ops
 from torch_foundry.models.families import Experts
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import MANY_EACH, Weights
 
@@ -17,13 +17,12 @@ class ExpertBlock:
     """Access to a block's weights, which are looked up at each call."""
 
     __slots__ = (
-        "activation", "block", "down", "experts", "gate_up", "groups", "norm", "normalized", "router", "scale",
-        "shared_gate",
+        "activation", "block", "down", "experts", "gate_up", "groups", "norm", "normalized", "post", "router",
+        "scale", "shared_gate",
     )  # fmt: skip
 
     def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual) -> None:
-        assert residual.pre is not None and residual.post is None
-        self.norm, self.scale = residual.pre, residual.scale
+        self.norm, self.post, self.scale = residual.pre, residual.post, residual.scale
         self.groups: tuple[LinearGroup, ...] = ()
         self.block, self.activation, self.normalized = block, activation, kind.normalized
         self.router, self.experts = block.gate, block.experts
@@ -39,52 +38,58 @@ class ExpertBlock:
         return self.router.top_k, bool(normalize)
 
     def __call__(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
-        """x + scale * block(norm(x)) for x [B, L, hidden]."""
-        norm, scale = self.norm, self.scale
+        """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]."""
         rows = x.view(-1, x.shape[-1])
+        if self.post is None:
+            return self._block(rows, rows, gemm).view(x.shape)
+        return self.post(self._block(rows, None, gemm), rows).view(x.shape)
+
+    def _block(self, x: torch.Tensor, residual: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
+        """residual + scale * block(norm(x)) for x [T, hidden]."""
         weights = self._weights()
-        if len(rows) <= gemm.expert_tokens:
-            return self._few(rows, weights, norm, scale).view(x.shape)
-        h = norm(x)
+        if len(x) <= gemm.expert_tokens:
+            return self._few(x, residual, weights)
+        h = x if self.norm is None else self.norm(x)
         k, _ = self.facts()
-        if not isinstance(self.experts, FoundryExperts) or len(rows) * k >= MANY_EACH * self.experts.num_experts:
-            return torch.add(x, self.block(h), alpha=scale)  # dense, or worth unpacking: torch's own products
-        h = h.view(rows.shape)
+        if not isinstance(self.experts, FoundryExperts) or len(x) * k >= MANY_EACH * self.experts.num_experts:
+            y: torch.Tensor = self.block(h[None])[0]  # dense, or worth unpacking: torch's own products
+            return y if residual is None else torch.add(residual, y, alpha=self.scale)
         ids, routing = self._choice(h)
-        y = rows
         if self.shared_gate is not None:
             gate, up = (linear.gemm(h) for linear in self.gate_up)
-            inner = ops.glu(gate, up, self.activation)
-            y = torch.addcmul(rows, self.down.gemm(inner), routing[:, k:].to(h.dtype), value=scale)
-        return weights.gemm(h, ids[:, :k], routing[:, :k], y, scale).view(x.shape)
+            y, share = self.down.gemm(ops.glu(gate, up, self.activation)), routing[:, k:].to(h.dtype)
+            residual = y * share if residual is None else torch.addcmul(residual, y, share, value=self.scale)
+        return weights.gemm(h, ids[:, :k], routing[:, :k], residual, self.scale)
 
-    def _few(self, x: torch.Tensor, weights: Weights, norm: Norm, scale: float) -> torch.Tensor:
-        (k, normalize), gate = self.facts(), self.shared_gate
-        normed: dict[str, Any] = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
+    def _few(self, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights) -> torch.Tensor:
+        (k, normalize), gate, norm, scale = self.facts(), self.shared_gate, self.norm, self.scale
+        normed: dict[str, Any] = {}
+        if norm is not None:
+            normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
         router = self.router._parameters["weight"]
         shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
-        if shared is None or shared.dtype == router.dtype:
+        if norm is not None and (shared is None or shared.dtype == router.dtype):
             ids, routing = ops.moe_route(x, weight=router, k=k, normalize=normalize, shared=shared, **normed)
         else:
-            ids, routing = self._choice(norm(x), batch_invariant=True)
-        y = x
+            ids, routing = self._choice(x if norm is None else norm(x), batch_invariant=True)
         if gate is not None:
             pair = Projections(self.gate_up, (0, 0))
-            if pair.formats[0] == pair.formats[1]:
+            if norm is not None and pair.formats[0] == pair.formats[1]:
                 inner = ops.norm_glu(
                     x, norm.weight, norm.eps, *pair.weights,
                     kind=norm.kind, format=pair.formats[0], activation=self.activation,
                 )  # fmt: skip
             else:
-                h = norm(x)
+                h = x if norm is None else norm(x)
                 gates, up = (linear(h, batch_invariant=True) for linear in self.gate_up)
                 inner = ops.glu(gates, up, self.activation)
             down, format = self.down.weights["weight"][None], self.down.format
-            y = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, format=format, residual=x, scale=scale)
-        routed = ids[:, :k], routing[:, :k], y, scale
+            how: dict[str, Any] = {"format": format, "residual": residual, "scale": scale}
+            residual = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, **how)
+        routed = ids[:, :k], routing[:, :k], residual, scale
         if weights.together:
             return weights.gemv(x, *routed, **normed)
-        return weights.gemm(norm(x), *routed)
+        return weights.gemm(x if norm is None else norm(x), *routed)
 
     def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         k, normalize = self.facts()

@@ -25,7 +25,8 @@ def is_plain(head: Head, config: Any) -> bool:
     """Whether the logits are what `lm_head` gives."""
     softcap = head.softcap and getattr(config, head.softcap)
     divisor = head.divisor and getattr(config, head.divisor)
-    return softcap is None and divisor in (None, 1.0)
+    factor = head.factor and getattr(config, head.factor)
+    return softcap is None and divisor in (None, 1.0) and factor in (None, 1.0)
 
 
 def logits_of(model: Any, head: Head, hidden: torch.Tensor) -> torch.Tensor:
@@ -39,4 +40,6 @@ def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
         logits = torch.tanh(logits / cap) * cap
     if head.divisor is not None:
         logits = logits / getattr(model.config, head.divisor)
+    if head.factor is not None:
+        logits = logits * getattr(model.config, head.factor)
     return logits

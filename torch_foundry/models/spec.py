@@ -10,7 +10,7 @@ from torch import nn
 
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, PRE, Family, class_key
+from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, Family, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of
@@ -131,6 +131,16 @@ def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
     return activation, width
 
 
+def _window(attn: Any, family: Family) -> int:
+    """How many tokens are seen; 0: all."""
+    config = attn.config
+    everywhere = getattr(config, "sliding_window", None)
+    if family.window == "types":
+        everywhere = everywhere if config.layer_types[attn.layer_idx] == "sliding_attention" else None
+    own = getattr(attn, "sliding_window", None)
+    return int({"none": None, "attention": own}.get(family.window, everywhere) or 0)
+
+
 def read_attention(attn: Any, family: Family) -> AttentionSpec:
     """The facts of `attn`. Raises Fallback."""
     config = attn.config
@@ -153,9 +163,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     for name in qk_norms:
         heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
         _check_norm(name, getattr(attn, name), family, heads * head_dim)
-    window = {"none": None, "config": getattr(config, "sliding_window", None)}.get(
-        family.window, getattr(attn, "sliding_window", None)
-    )
+    window = _window(attn, family)
     return AttentionSpec(
         family=family,
         layer_idx=int(attn.layer_idx),
@@ -163,8 +171,8 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=float(attn.scaling),
-        rope=bool(getattr(attn, "use_rope", True)),
-        window=int(window or 0),
+        rope=bool(getattr(attn, "use_rope", True)) and (family.full_rotate or window > 0 or not config.sliding_window),
+        window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
     )
 
@@ -192,17 +200,21 @@ def build_spec(layer: Any) -> LayerSpec:
     hidden, facts = int(config.hidden_size), mixer.read(mixed, family)
     for name in family.norms.names():
         _check_norm(name, getattr(layer, name), family, hidden)
+    for name in sorted(family.inert):
+        inert = type(getattr(layer, name))
+        require(inert in (nn.Dropout, nn.Identity), f"{name} is a {inert.__name__}")
+    for name in family.unset:
+        require(not getattr(config, name, None), f"config.{name} is set")
 
     routed = family.experts is not None and class_key(type(mlp)) == family.key("SparseMoeBlock")
     if routed:
-        require(family.norms == PRE, "experts and norms behind the blocks")
         activation, inner = _check_experts(mlp, family, hidden)
     else:
         inner = int(config.intermediate_size)
         activation = _check_mlp("mlp", mlp, hidden, inner)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
-    require(residual_scale == 1.0 or family.norms == PRE, "a residual multiplier and norms behind the blocks")
+    require(residual_scale == 1.0 or not family.norms.post_ffn, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
         family=family,
         layer_idx=int(mixed.layer_idx),

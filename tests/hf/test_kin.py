@@ -1,0 +1,74 @@
+"""Families whose blocks are those of others in another combination: in generate(), in the engine, against float64."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import torch_foundry
+from tests.hf.test_families import FLOOR, error_of
+from tests.hf.tiny_models import KIN, config, ids, padded, random_model, shared
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.hf.api import report
+
+TOKENS = 64
+
+
+@functools.cache
+def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Stock, patched."""
+    stock = shared(family)
+    return stock, torch_foundry.patch(copy.deepcopy(stock))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", KIN)
+def test_tokens_equal_stock_in_captured_steps(family: str) -> None:
+    stock, model = pair(family)
+    inputs = padded([9, 4, 7])
+    tokens = [m.generate(**inputs, max_new_tokens=TOKENS, do_sample=False).tolist() for m in (stock, model)]
+    assert tokens[0] == tokens[1]
+    seen = report(model)
+    assert not seen.not_replaced and not seen.fallbacks and not seen.eager, str(seen)
+    assert seen.layers == 2 and seen.captured and seen.steps >= TOKENS - 1, str(seen)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", KIN)
+def test_engine_gives_stock_tokens(family: str) -> None:
+    stock, model = pair(family)
+    prompts = [ids(1, n, seed=n) for n in (5, 40, 17)]
+    engine = Engine(model, requests=2, budget=20, blocks=9)
+    streams = [engine.submit(prompt[0].tolist(), SamplingParams(max_tokens=20, temperature=0)) for prompt in prompts]
+    engine.run()
+    for prompt, stream in zip(prompts, streams, strict=True):
+        alone = stock.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False)
+        assert stream.tokens == alone[0, prompt.shape[1] :].tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", KIN)
+def test_logits_are_as_exact_as_stock(family: str) -> None:
+    error, stock_error = error_of(family, torch.float32)
+    assert error <= 1.5 * stock_error + FLOOR[torch.float32], f"{error:.2e}, stock {stock_error:.2e}"
+
+
+@pytest.mark.parametrize(
+    "name, options, why",
+    [
+        (
+            "OlmoeConfig",
+            {"clip_qkv": 8.0, "num_attention_heads": 2, "num_key_value_heads": 1},
+            "config.clip_qkv is set",
+        ),
+        ("HyperCLOVAXConfig", {"use_post_norm": True}, "post_norm1 is a HyperCLOVAXRMSNorm"),
+    ],
+)
+def test_what_a_config_switches_on_is_refused(name: str, options: dict[str, Any], why: str) -> None:
+    seen = report(torch_foundry.patch(random_model(config(name, **options))))
+    assert seen.layers == 0 and why in seen.not_replaced["model.layers.0"], str(seen)
