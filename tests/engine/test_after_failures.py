@@ -123,6 +123,22 @@ def test_weights_that_were_replaced_are_let_go() -> None:
     assert old() is None
 
 
+def test_an_engine_that_is_dropped_frees_its_pages_and_its_model() -> None:
+    """At once, without Python's collector of circles."""
+    engine = Engine(patched(), assistant_model=patched())
+    streams = submitted(engine)
+    engine.run()
+    del streams
+    left = [weakref.ref(part) for part in (engine.model, engine.cache, *engine.model.parameters())]
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert [part() for part in left if part() is not None] == []
+    finally:
+        gc.enable()
+
+
 def test_prompts_read_by_other_weights_are_forgotten_when_asked() -> None:
     model, prompt = patched(), prompts()[1]
     engine = Engine(model)

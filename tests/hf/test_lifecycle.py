@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,41 @@ pytestmark = pytest.mark.usefixtures("quiet")
 def gradients(model: PreTrainedModel, **inputs: Any) -> list[torch.Tensor]:
     model(PROMPT, labels=PROMPT, **inputs).loss.backward()
     return [p.grad for p in model.parameters()]
+
+
+@torch.no_grad()
+def one_step(model: Any) -> DynamicCache:
+    """Returns the cache, which the graph of the step belongs to."""
+    cache = DynamicCache(config=model.config)
+    model(PROMPT, past_key_values=cache)
+    model(ids(1, 1), past_key_values=cache)
+    return cache
+
+
+def with_drafts(model: Any) -> Any:
+    return tokens(model, prompt_lookup_num_tokens=2)
+
+
+def pack(model: Any) -> None:
+    tokens(patch(model, quantize="q8_0"))
+
+
+@pytest.mark.parametrize("use", [one_step, tokens, with_drafts, pack], ids=lambda use: use.__name__)
+def test_a_model_that_is_dropped_is_freed_at_once(use: Callable[[Any], Any], pair: Any) -> None:
+    """Weights, graphs and the memory that these write to, without Python's collector of circles."""
+    model = copy.deepcopy(pair[1])
+    kept = use(model)
+    parts = [*model.modules(), *model.parameters(), *model.buffers(), model.model.decoder_plan().graphs]
+    left = [weakref.ref(part) for part in parts]
+    assert use is pack or report(model).steps
+    gc.collect()
+    gc.disable()
+    try:
+        del model, parts
+        assert [part() for part in left if part() is not None] == []
+    finally:
+        gc.enable()
+    del kept
 
 
 # --------------------------------------------------------------------------------------------------- patch and unpatch

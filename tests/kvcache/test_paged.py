@@ -230,5 +230,4 @@ def test_mistakes() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="it was made for 2 layers, and the model has more"):
         model(ids(1, 5), past_key_values=PagedCache(LLAMA, 4))
     with pytest.raises(RuntimeError, match="blocks of 16 tokens are too many"):
-        pool = PagedCache(LLAMA, 2**24).slots[0]
-        pool.update(k, k)
+        PagedCache(LLAMA, 2**24).update(k, k, 0)

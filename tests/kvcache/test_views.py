@@ -35,8 +35,8 @@ def test_crops_by_positive_numbers() -> None:
     generator = torch.Generator().manual_seed(0)
     k, v = states(generator, 1, 8)
     for window in (None, 20):
-        results = []
-        for layer in (*layers(window), PagedCache(config("LlamaConfig"), 4).layers[0]):
+        results, paged = [], PagedCache(config("LlamaConfig"), 4)
+        for layer in (*layers(window), paged.layers[0]):
             layer.update(k, v)
             try:
                 layer.crop(3)

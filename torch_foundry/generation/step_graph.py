@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -153,7 +154,8 @@ class StepGraph(Generic[I_co]):
     """
 
     def __init__(self, decoder: DecoderModel, inputs: I_co, kind: Hashable, tail: Tail | None = None) -> None:
-        self.decoder, self.inputs, self.tail = decoder, inputs, tail
+        self.decoder: DecoderModel = weakref.proxy(decoder)  # which keeps the graphs
+        self.inputs, self.tail = inputs, tail
         self.nbytes = step_bytes(decoder, inputs.sizes, inputs.keys)
         self.used = 0  # when last, by the cache's clock
         self._kind = (kind, tail is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -17,14 +18,31 @@ from torch_foundry.kvcache.pooled_states import PooledStates
 from torch_foundry.kvcache.state_tables import NoStates, StateTables
 
 
+def _stored(part: int) -> Any:
+    """Stored keys (0) or values (1) of a layer, [B, H, length, D], a copy; None while there are none."""
+
+    def read(layer: PagedLayer) -> torch.Tensor | None:
+        return layer.pools[part].read(layer._cache.block_table(), layer.length) if layer.length else None
+
+    def refuse(layer: PagedLayer, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            raise TypeError("keys and values of a paged cache can't be assigned")
+
+    return property(read, refuse)
+
+
 class PagedLayer(KVLayer, DynamicLayer):
     """A layer of a `PagedCache`. Rows are the cache's to select and reorder."""
 
-    def __init__(self, cache: PagedCache, formats: Formats) -> None:
-        self._cache = cache
+    _cache: PagedCache  # a weak proxy: pages are freed with the cache, at once
+
+    def __init__(self, formats: Formats) -> None:
         self.pools = Pool(formats[0]), Pool(formats[1])
         self.length = 0
         super().__init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_cache"}
 
     @property
     def formats(self) -> Formats:
@@ -36,27 +54,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         """See `CacheLayer`: pages of keys and of values."""
         return tuple(pool.data for pool in self.pools if pool.data is not None)
 
-    @property
-    def keys(self) -> torch.Tensor | None:
-        """Stored keys, [B, H, length, D], a copy; None while there are none."""
-        return self.pools[0].read(self._cache.block_table(), self.length) if self.length else None
-
-    @keys.setter
-    def keys(self, tensor: torch.Tensor | None) -> None:
-        self._refuse(tensor)
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        """Stored values, [B, H, length, D], a copy; None while there are none."""
-        return self.pools[1].read(self._cache.block_table(), self.length) if self.length else None
-
-    @values.setter
-    def values(self, tensor: torch.Tensor | None) -> None:
-        self._refuse(tensor)
-
-    def _refuse(self, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            raise TypeError("keys and values of a paged cache can't be assigned")
+    keys, values = _stored(0), _stored(1)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Note dtype and device."""
@@ -108,9 +106,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
             pool.write(new, table, start)
         self.length += tokens
-        keys, values = self.keys, self.values
-        assert keys is not None and values is not None
-        return keys, values
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """Number of tokens seen."""
@@ -135,17 +131,11 @@ class PagedLayer(KVLayer, DynamicLayer):
         self.length, self.is_initialized = 0, False
         self._cache.trim()
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
+    def batch_repeat_interleave(self, *_: Any) -> None:
         """Rows are the same in all layers: see `PagedCache`."""
         raise TypeError("rows of a paged cache are those of all layers; call its own methods")
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """See `batch_repeat_interleave`."""
-        self.batch_repeat_interleave(1)
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """See `batch_repeat_interleave`."""
-        self.batch_repeat_interleave(1)
+    batch_select_indices = reorder_cache = batch_repeat_interleave  # type: ignore[assignment]
 
     def offload(self) -> None:
         """Move to the CPU."""
@@ -184,8 +174,18 @@ class PagedCache(KVCache, Cache):
         self._rows: list[object] = []  # the batch's sequences
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
-        self.slots: list[PagedLayer | PooledStates] = [PagedLayer(self, formats) for _ in range(count)]
+        self.slots: list[PagedLayer | PooledStates] = [PagedLayer(formats) for _ in range(count)]
         super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
+        self._adopt()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        for slot in self.slots:
+            if isinstance(slot, PagedLayer):
+                slot._cache = weakref.proxy(self)
 
     def prepare(self, specs: Sequence[StateSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Have memory for what the layers of a model keep, for sequences of the manager. For recurrent layers there

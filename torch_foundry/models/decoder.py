@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -61,10 +62,15 @@ class LayerPlan(Plan):
 
 
 class DecoderModel(ModelPlan):
-    """A decoder's parts as `check` found them, until the model changes."""
+    """A decoder's parts as `check` found them, until the model changes.
+
+    Nothing here, and no graph, refers to the module or to this but weakly: a model that is dropped is freed at once.
+    """
 
     __slots__ = (
+        "__weakref__",
         "_facts",
+        "_module",
         "_ordered",
         "_ropes",
         "_scale",
@@ -75,7 +81,6 @@ class DecoderModel(ModelPlan):
         "final",
         "graphs",
         "guard",
-        "module",
         "recurrent",
         "rotary",
         "vocabulary",
@@ -86,7 +91,7 @@ class DecoderModel(ModelPlan):
         self.graphs = graphs
         decoder = decoder_of(module)
         assert decoder is not None
-        self.module, self.decoder, self.config = module, decoder, module.config
+        self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config
         self.rotary = Rotary(module.rotary_emb)
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.vocabulary = 0
@@ -96,6 +101,11 @@ class DecoderModel(ModelPlan):
         self._ordered: list[LinearGroup] = []  # those whose columns are not stored as they come
         self._scale = 1.0
         self._ropes: RopeTables | None = None
+
+    @property
+    def module(self) -> Any:
+        """The decoder."""
+        return self._module()
 
     def check(self) -> None:
         """Raise Fallback if no step may be captured or replayed now. Cheap if nothing has changed since."""
@@ -157,7 +167,7 @@ class DecoderModel(ModelPlan):
         for owners in (rest, *(plan.parameters for plan in self.layers)):
             if reason := weight_reason(owners, self.dtype):
                 raise Fallback(reason)
-        guard = ModuleGuard([module, module.layers, embedding, norm, *(m for layer in used for m in layer.modules())])
+        guard = ModuleGuard([module.layers, embedding, norm, *(m for layer in used for m in layer.modules())], module)
         if reason := guard.reason():
             raise Fallback(reason)
         if any(t.device != self.device for t in guard.tensors):

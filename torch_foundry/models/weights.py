@@ -52,12 +52,9 @@ class Norm:
 
 
 class Linear:
-    """A dense or packed linear layer, whose columns may be stored in another order.
+    """A dense or packed linear layer, whose columns may be stored in another order."""
 
-    bare: the same layer for an x that is in that order already.
-    """
-
-    __slots__ = ("_orders", "bare", "format", "parameters", "weights")
+    __slots__ = ("_bare", "_orders", "format", "parameters", "weights")
 
     def __init__(self, module: nn.Module, ordered: bool = True) -> None:
         self.parameters: dict[str, Any] = module._parameters
@@ -66,7 +63,12 @@ class Linear:
         if isinstance(module, FoundryLinear):
             self.weights, self.format = module._buffers, module.format
         self._orders: dict[str, Any] = self.weights if ordered else {}
-        self.bare: Linear = Linear(module, ordered=False) if ordered else self
+        self._bare = Linear(module, ordered=False) if ordered else None
+
+    @property
+    def bare(self) -> Linear:
+        """The same layer for an x that is in that order already."""
+        return self._bare or self
 
     @property
     def order(self) -> torch.Tensor | None:
