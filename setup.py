@@ -12,26 +12,22 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))
-from torch_foundry.core import environment, nvrtc, sources, support  # noqa: E402  (needs the path above; none imports torch)
+from torch_foundry.core import environment, sources, support  # noqa: E402  (needs the path above; none imports torch)
 
 support.use_installed_torch()
 import torch  # noqa: E402
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
-# runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds.
-CXX_SOURCES = [f"csrc/{pattern}.cpp" for pattern in ("core/*", "ops/*", "loaders/*", "host/executor", "host/toolchain")]
-INCLUDE_DIRS = [str(ROOT / "csrc"), str(ROOT / "shaders")]
-LIBRARIES = []
-if torch.version.cuda:  # the driver and NVRTC are loaded when the first kernel is compiled
-    CXX_SOURCES.append("csrc/cuda/*.cpp")
-    INCLUDE_DIRS += nvrtc.include_dirs()
-    LIBRARIES.append("c10_cuda")
+from torch_foundry.core import devices  # noqa: E402
+
+EXECUTORS = [device for device in devices.DEVICES.values() if device.builds()]
+PATTERNS = ["core/*.cpp", "ops/*.cpp", "loaders/*.cpp", *(pattern for each in EXECUTORS for pattern in each.built_from)]
+INCLUDE_DIRS = [str(ROOT / "csrc"), str(ROOT / "shaders"), *(d for each in EXECUTORS for d in each.include_dirs())]
 
 # Without contraction no processor fuses a product with a sum: packed weights have the same bytes everywhere.
 CXX_FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-ffp-contract=off"]
 METAL_FLAGS = []
 if platform.system() == "Darwin":  # manual retain and release, as in torch's own MPS sources
-    CXX_SOURCES.append("csrc/metal/*.mm")
     METAL_FLAGS = ["-fno-objc-arc", "-Werror=objc-method-access", "-Werror=unguarded-availability-new"]
     target = os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
     if "ARCHFLAGS" not in os.environ:  # a Python for both of Apple's processors would have all compiled twice
@@ -41,8 +37,8 @@ if platform.system() == "Darwin":  # manual retain and release, as in torch's ow
 
 def mac_problem() -> str | None:
     """Why the extension can't be built on this Mac. None if it can, GPU or not, and elsewhere."""
-    known = replace(support.facts(), mps_available=True)
-    problem = support.device_problem("mps", known.mps_built, known) if known.system == "Darwin" else None
+    known = replace(devices.METAL.facts(), available=True)
+    problem = devices.METAL.problem(known.built, known) if known.system == "Darwin" else None
     # without the advice to use the CPU until then: nothing is built
     return problem and re.sub(r"[:;] (until then )?the kernels run on the CPU.*", "", problem)
 
@@ -74,9 +70,9 @@ class Build(BuildExtension):
 
 extension = CppExtension(
     "torch_foundry._C",
-    sorted(str(path.relative_to(ROOT)) for pattern in CXX_SOURCES for path in ROOT.glob(pattern)),
+    sorted(str(path.relative_to(ROOT)) for pattern in PATTERNS for path in ROOT.glob(f"csrc/{pattern}")),
     include_dirs=INCLUDE_DIRS,
-    libraries=LIBRARIES,
+    libraries=[library for each in EXECUTORS for library in each.libraries],
     extra_compile_args=[*CXX_FLAGS, *METAL_FLAGS],
     extra_link_args=LINK_FLAGS.get(platform.system(), []),
     py_limited_api=True,

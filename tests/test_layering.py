@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import torch_foundry
+from torch_foundry.core import devices
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "torch_foundry"
@@ -102,6 +103,28 @@ def test_the_scheduler_knows_no_tensors() -> None:
     used |= {str(node.module) for node in statements if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in used} <= sys.stdlib_module_names | {"torch_foundry"}
     assert len(reached) == 5
+
+
+# What tells one type of device from another. Tensors of the host's own are asked for by device="cpu", which is no test.
+DEVICE_WORDS = re.compile(r"\bis_(?:cuda|mps)\b|\btorch\.(?:cuda|mps|backends)\b|\._(?:cuda|metal|host)_\w+")
+
+
+def test_what_differs_between_devices_is_said_in_one_place() -> None:
+    """A device is one module in core/devices and one folder in csrc: no other asks which one it is."""
+    found = set()
+    for name, path in MODULES.items():
+        if name.startswith("core.devices"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            kinds = {x.value for part in compared for x in ast.walk(part) if isinstance(x, ast.Constant)}
+            named = {node.value} if isinstance(node, ast.Constant) else set()
+            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if kinds & set(devices.DEVICES) or named & (set(devices.DEVICES) - {"cpu"}) or DEVICE_WORDS.search(text):
+                found.add(f"{name}:{getattr(node, 'lineno', 0)}")
+    assert not found, "let core/devices answer"
+    executors = {device.built_from[0].partition("/")[0] for device in devices.DEVICES.values()}
+    assert {p.name for p in (ROOT / "csrc").iterdir()} == {"core", "ops", "loaders", "prelude", *executors}
 
 
 def includes(path: Path) -> list[str]:

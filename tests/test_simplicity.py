@@ -47,7 +47,6 @@ CRUMBS = {
     "cli.profile": "a subcommand",
     "io.packed.foundry": "a layout of weights, registered by its import",
     "ops.permute": "an op",
-    "core.nvrtc": "finds one library",
     "diagnostics.perplexity.svg": "draws",
     "diagnostics.profiling.svg": "draws",
     "kvcache.pool": TO_MERGE,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_foundry.core import runtime
+from torch_foundry.core import devices, runtime
 from torch_foundry.diagnostics.doctor import machine as facts
 from torch_foundry.diagnostics.doctor import measure
 
@@ -51,17 +51,19 @@ def look(device: torch.device, *, quick: bool = False, commit: str | None = None
     """The machine with its measured bandwidths. `commit` is asked from git unless it is given."""
     from transformers import __version__ as transformers
 
-    scale = measure.Scale.of(device, facts.emulated(device) and quick, quick)
+    scale = measure.Scale.of(device, devices.of(device).emulated and quick, quick)
     row = measure.bandwidth(device, scale)
     x = torch.ones((16 << 20) if quick else STREAM // 4, device=device)
     read = x.nbytes / measure.seconds(device, lambda: x.sum(), round_s=0.05) / 1e9
     copy = 2 * x.nbytes / measure.seconds(device, lambda: x.clone(), round_s=0.05) / 1e9
-    if not facts.emulated(device):  # the higher of torch's and of our kernels'; a CPU that plays a GPU has none of ours
+    if not devices.of(
+        device
+    ).emulated:  # the higher of torch's and of our kernels'; a CPU that plays a GPU has none of ours
         read, copy = max(read, row["read_gb_s"]), max(copy, row["copy_gb_s"], row["torch_copy_gb_s"])
     known = facts.machine()
     return Machine(
         device=device.type,
-        device_name=str(facts.device_facts(device).get("gpu") or known["chip"] or known["machine"]),
+        device_name=str(devices.of(device).describe(device).get("gpu") or known["chip"] or known["machine"]),
         executor=runtime.executor(device),
         torch=torch.__version__,
         transformers=transformers,

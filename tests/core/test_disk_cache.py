@@ -108,9 +108,9 @@ def test_damaged_entries_of_the_package_are_not_used(made: Path, tmp_path: Path)
     shutil.copytree(made / "kernels", built / "kernels")
     damage(built / "kernels")
     before = {path.name: path.read_bytes() for path in (built / "kernels").iterdir()}
-    use = "from pathlib import Path\nfrom torch_foundry.core import extension\n"
+    use = "from pathlib import Path\nfrom torch_foundry.core import devices, extension\n"
     use += f"extension.BUILT = Path({str(built)!r})\n"
-    run(COUNT, tmp_path / "cache", before=f"{use}extension.setup_host()")
+    run(COUNT, tmp_path / "cache", before=f"{use}devices.HOST.set_up(extension.places())")
     assert len(kernels(tmp_path / "cache")) >= COUNT and all(map(sound, kernels(tmp_path / "cache")))
     assert {path.name: path.read_bytes() for path in (built / "kernels").iterdir()} == before
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_foundry
-from torch_foundry.core import extension, sources
+from torch_foundry.core import devices, extension, sources
 
 pytestmark = pytest.mark.tier("kernels")
 
@@ -126,20 +126,20 @@ def test_bad_environment_values_raise(name: str, value: str, monkeypatch: pytest
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}='{value}': expected one of"):
         extension.kernels_from()
-        extension.setup_host()
+        devices.HOST.set_up(extension.places())
 
 
 def test_a_failure_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library, y = torch_foundry.compile_shader(FILL.format("41.25f")), torch.zeros(1)
     monkeypatch.setenv("CXX", "no-such-compiler")
     try:
-        extension.setup_host(cache=tmp_path)
+        devices.HOST.set_up(extension.places(tmp_path))
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no-such-compiler"):
                 library.fill(y)
     finally:
         monkeypatch.undo()
-        extension.setup_host()
+        devices.HOST.set_up(extension.places())
     library.fill(y)
     assert y.item() == 41.25
 

@@ -16,13 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import torch_foundry
 from tests.exact import assert_as_exact
 from torch_foundry.cli.loading import UserError, find_device
-from torch_foundry.core import runtime, support
-from torch_foundry.core.support import Facts
+from torch_foundry.core import devices, runtime, support
+from torch_foundry.core.devices.base import Facts
 from torch_foundry.hf import api
 from torch_foundry.ops.fake import fake
 
-MAC = Facts("Darwin", "arm64", (15, 2), False, True, True, False, False)
-LINUX = Facts("Linux", "x86_64", None, False, False, False, False, False)
+MAC = Facts("Darwin", "arm64", (15, 2), False, True, True)
+LINUX = Facts("Linux", "x86_64", None, False, False, False)
 
 
 def one_sentence(text: str | None) -> str:
@@ -131,14 +131,14 @@ def changed(facts: Facts, **changes: object) -> Facts:
         (changed(MAC, macos=(13, 6)), True, "need macOS 14 or later and this is macOS 13.6: update macOS"),
         (changed(MAC, machine="x86_64", macos=(14, 1)), False, "an Intel Mac has no MPS device"),
         (changed(MAC, machine="x86_64", rosetta=True), False, "under Rosetta.*install Python for arm64"),
-        (changed(MAC, mps_available=False), True, "torch sees no MPS device .* virtual machine"),
-        (changed(MAC, mps_built=False, mps_available=False), False, "this torch was built without MPS"),
+        (changed(MAC, available=False), True, "torch sees no MPS device .* virtual machine"),
+        (changed(MAC, built=False, available=False), False, "this torch was built without MPS"),
         (MAC, False, "no Metal executor: build it again"),
     ],
     ids=["linux", "macos13", "intel", "rosetta", "vm", "torch-without-mps", "no-executor"],
 )
 def test_no_mps_device(facts: Facts, has_executor: bool, message: str) -> None:
-    text = one_sentence(support.device_problem("mps", has_executor, facts))
+    text = one_sentence(devices.METAL.problem(has_executor, facts))
     assert re.search(message, text), text
 
 
@@ -174,31 +174,31 @@ def test_a_mac_that_can_not_build_is_told(macos: str, machine: str, mps_built: b
 
 
 def test_mps_that_works() -> None:
-    assert support.device_problem("mps", True, MAC) is None
-    assert support.device_problem("mps", True, changed(MAC, macos=None)) is None  # a version that is not known
-    assert support.device_problem("mps", True, LINUX) is None  # a stand-in for Metal
+    assert devices.METAL.problem(True, MAC) is None
+    assert devices.METAL.problem(True, changed(MAC, macos=None)) is None  # a version that is not known
+    assert devices.METAL.problem(True, LINUX) is None  # a stand-in for Metal
 
 
 @pytest.mark.parametrize(
     "facts, message",
     [
         (LINUX, "this torch was built without CUDA"),
-        (changed(LINUX, cuda_built=True), "torch sees no NVIDIA GPU"),
-        (changed(LINUX, cuda_built=True, cuda_available=True), "no CUDA executor: build it again"),
+        (changed(LINUX, built=True), "torch sees no NVIDIA GPU"),
+        (changed(LINUX, built=True, available=True), "no CUDA executor: build it again"),
     ],
     ids=["torch-without-cuda", "no-gpu", "no-executor"],
 )
 def test_no_cuda_device(facts: Facts, message: str) -> None:
-    assert message in one_sentence(support.device_problem("cuda", False, facts))
-    with_executor = support.device_problem("cuda", True, facts)
-    assert with_executor is None if facts.cuda_available else message in one_sentence(with_executor)
+    assert message in one_sentence(devices.CUDA.problem(False, facts))
+    with_executor = devices.CUDA.problem(True, facts)
+    assert with_executor is None if facts.available else message in one_sentence(with_executor)
 
 
 def test_other_devices() -> None:
-    assert "cpu, mps and cuda tensors, not on xpu" in one_sentence(support.device_problem("xpu", False, LINUX))
-    assert "hold no data" in one_sentence(support.device_problem("meta", False, LINUX))
-    assert "no executor for the CPU" in one_sentence(support.device_problem("cpu", False, LINUX))
-    assert support.device_problem("cpu", True, LINUX) is None
+    assert "tensors of mps, cuda, cpu, not on xpu" in one_sentence(devices.device_problem("xpu", False))
+    assert "hold no data" in one_sentence(devices.device_problem("meta", False))
+    assert "no executor for the CPU" in one_sentence(devices.device_problem("cpu", False))
+    assert devices.device_problem("cpu", True) is None
 
 
 def test_a_python_built_for_an_old_sdk_does_not_know_its_macos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +209,9 @@ def test_a_python_built_for_an_old_sdk_does_not_know_its_macos(monkeypatch: pyte
 
 
 def test_the_facts_of_this_process() -> None:
-    known = support.facts()
+    known = devices.CUDA.facts()
     assert known.system == platform.system() and known.machine == platform.machine()
-    assert known.cuda_built == (torch.version.cuda is not None)
+    assert known.built == (torch.version.cuda is not None)
 
 
 # ------------------------------------------------------------------------------------------------ where they are raised

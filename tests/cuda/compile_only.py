@@ -21,9 +21,9 @@ HEADERS = (*(ROOT / "csrc" / "core").glob("*.h"), ROOT / "csrc" / "cuda" / "comp
 
 def unavailable() -> str | None:
     """Why nothing can be compiled here; None if it can."""
-    from torch_foundry.core import nvrtc
+    from torch_foundry.core.devices import cuda
 
-    if any((Path(directory) / "nvrtc.h").is_file() for directory in nvrtc.include_dirs()):
+    if any((Path(directory) / "nvrtc.h").is_file() for directory in cuda.Cuda().include_dirs()):
         return None
     return "NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 
@@ -32,7 +32,7 @@ def build() -> Path:
     """The library, up to date. RuntimeError has the compiler's messages."""
     import torch
 
-    from torch_foundry.core import nvrtc
+    from torch_foundry.core.devices import cuda
 
     torch_root = Path(torch.__file__).parent
     extension = next((ROOT / "torch_foundry").glob("_C*.so"))
@@ -44,7 +44,10 @@ def build() -> Path:
         if library.exists() and library.stat().st_mtime > newest:
             return library
         include = [ROOT / "csrc", ROOT / "shaders", torch_root / "include"]
-        include += [torch_root / "include" / "torch" / "csrc" / "api" / "include", *map(Path, nvrtc.include_dirs())]
+        include += [
+            torch_root / "include" / "torch" / "csrc" / "api" / "include",
+            *map(Path, cuda.Cuda().include_dirs()),
+        ]
         flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare", "-Wno-unknown-pragmas"]
         flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
         libraries = [f"-L{torch_root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", str(extension)]
@@ -63,13 +66,14 @@ def load(arch: str = "sm_90", *, checked: bool = False, cache: Path | None = Non
     import torch
 
     import torch_foundry.core.extension as ext
-    from torch_foundry.core import nvrtc, sources
+    from torch_foundry.core import sources
+    from torch_foundry.core.devices import cuda
 
     torch.ops.load_library(build())
     root = ROOT / "csrc"
     digest = sources.tree_digest(root / "prelude", root / "cuda" / "prelude")
     cache = cache or BUILD / "kernels"
-    torch.ops.compile_only.setup(nvrtc.libraries("13"), str(root), digest, checked, str(cache), arch)
+    torch.ops.compile_only.setup(cuda.libraries("13"), str(root), digest, checked, str(cache), arch)
     ext.add_shaders(ROOT / "shaders")
 
 

@@ -179,9 +179,9 @@ def test_the_cache_is_used(tmp_path: Path) -> None:
 
 DAMAGED = """
 import hashlib, pathlib
-from torch_foundry.core import nvrtc
+from torch_foundry.core.devices import cuda
 cache = pathlib.Path({cache!r})
-torch.ops.compile_only.setup(nvrtc.libraries("13"), {root!r} + "/csrc", "", False, str(cache), "sm_90")
+torch.ops.compile_only.setup(cuda.libraries("13"), {root!r} + "/csrc", "", False, str(cache), "sm_90")
 def size(): return torch.ops.compile_only.variant(path, "f", 0, [], 0)
 whole = size()
 (file,) = cache.glob("*.cubin")

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from torch_foundry.core import runtime, support
+from torch_foundry.core import devices, runtime
+from torch_foundry.core.devices.base import Facts
+from torch_foundry.core.devices.metal import Metal
 from torch_foundry.diagnostics.doctor import examine, machine
 from torch_foundry.diagnostics.doctor.advice import advice
 from torch_foundry.diagnostics.doctor.report import Report, table
@@ -74,19 +76,15 @@ def test_this_machine() -> None:
 
 
 def test_what_stock_torch_does_depends_on_its_version() -> None:
-    paths = [machine.stock_path("mps", version) for version in ("2.11.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0")]
+    paths = [devices.METAL.stock(version) for version in ("2.11.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0")]
     assert paths[0] == paths[1] != paths[2] != paths[3] == paths[4]
     assert "one row" not in paths[2] and "one row" in paths[3]
-    assert machine.stock_path("cpu", "2.13.0") == "its CPU kernels"
+    assert devices.HOST.stock("2.13.0") == "its CPU kernels"
 
 
-@pytest.mark.parametrize(
-    "system, kind, expected", [("Darwin", "mps", False), ("Linux", "mps", True), ("Linux", "cuda", False)]
-)
-def test_emulated(system: str, kind: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
-    assert machine.emulated(torch.device(kind)) is expected
-    assert machine.emulated(torch.device("cpu"))
+def test_emulated() -> None:
+    assert devices.METAL.emulated == (platform.system() != "Darwin")
+    assert devices.HOST.emulated and not devices.CUDA.emulated
 
 
 @pytest.mark.parametrize(
@@ -95,12 +93,12 @@ def test_emulated(system: str, kind: str, expected: bool, monkeypatch: pytest.Mo
         ({"machine": "x86_64", "rosetta": True}, "under Rosetta"),
         ({"machine": "x86_64"}, "an Intel Mac"),
         ({"macos": (13, 6)}, "need macOS 14"),
-        ({"mps_available": False}, "torch sees no MPS device"),
+        ({"available": False}, "torch sees no MPS device"),
     ],
 )
 def test_a_device_that_a_mac_should_have(changes: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = dataclasses.replace(support.Facts("Darwin", "arm64", (15, 0), False, True, True, False, False), **changes)
-    monkeypatch.setattr(support, "facts", lambda: facts)
+    facts = dataclasses.replace(Facts("Darwin", "arm64", (15, 0), False, True, True), **changes)
+    monkeypatch.setattr(Metal, "facts", lambda self: facts)
     monkeypatch.setattr(runtime, "has_executor", lambda kind: True)
     assert words in examine.unusable()["mps"]
     assert runtime.default_device().type == "cpu"
@@ -234,7 +232,7 @@ def test_seconds_waits_for_the_device_once_a_round(monkeypatch: pytest.MonkeyPat
 def test_a_stand_in_for_mps_is_waited_for_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     fake = SimpleNamespace(cpu=lambda: read.append(1))
-    monkeypatch.setattr(timing.torch, "zeros", lambda *args, **options: fake)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **options: fake)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     timing.synchronize(torch.device("mps"))
     timing.synchronize(torch.device("cpu"))
@@ -247,7 +245,7 @@ def test_nothing_heavy_is_imported_for_the_command_line() -> None:
 
 
 def test_our_path() -> None:
-    assert examine.our_path("metal", {}) == "kernels on torch's MPS stream"
-    full = examine.our_path("metal", {"language": "3.2", "library": "jit"})
+    assert devices.METAL.ours({}) == "kernels on torch's MPS stream"
+    full = devices.METAL.ours({"metal": {"language": "3.2", "library": "jit"}})
     assert full == "kernels in Metal 3.2 on torch's MPS stream, compiled from source at first use"
-    assert "fiber" in examine.our_path("host", {}) and "NVRTC" in examine.our_path("cuda", {})
+    assert "fiber" in devices.HOST.ours({}) and "NVRTC" in devices.CUDA.ours({})

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.tier("nightly")
 REDUNDANT = {
     "io.safetensors: file.size > _LONGEST_INDEX": "its file (I22) is too large to be read so often",
     "io.safetensors: name in ('', '.', '..')": "names have to end in .safetensors: another reason, the same code",
+    "io.container: on_device is not None and (failed := devices.of(on_device.device).read_file(file.path, offset,"
+    " on_device))": "only Metal reads by itself",
     "io.gguf.values: count > _MOST_STRINGS": "its file (K62) is too large to be read so often",
     "io.gguf.values: bad >= 0": "reading goes on string by string, by code that finds the bad one again",
     "io.gguf.values: except (struct.error, UnicodeDecodeError)": "only a file that changes meanwhile gets there",

@@ -143,10 +143,10 @@ GPU = """
 import torch, warnings
 import torch_foundry.core.extension
 from torch_foundry import ops
-from torch_foundry.core import support
+from torch_foundry.core import devices
 warnings.simplefilter("always")
 torch.ops.mock_metal.set({setting!r}, {value})
-print(support.device_problem("mps", True))
+print(devices.device_problem("mps", True))
 try:
     print(ops.rms_norm(torch.ones(1, 64, device="mps"), torch.ones(64, device="mps"), 0.0).sum().item())
 except RuntimeError as error:

@@ -14,9 +14,9 @@ import torch
 import torch_foundry
 from tests.io import gguf_models
 from torch_foundry import compile_shader, quant
+from torch_foundry.core import devices
 from torch_foundry.io import LoadError, open_gguf
 from torch_foundry.io.gguf.writer import Tensor, write_gguf
-from torch_foundry.io.metal import host_view
 from torch_foundry.io.weights import WeightReader
 
 mock = torch.ops.mock_metal
@@ -115,13 +115,13 @@ def test_what_is_converted_needs_no_second_copy_either(path: Path) -> None:
 def test_a_view_keeps_its_tensor() -> None:
     x = torch.empty(2, 8, device=MPS)[1]
     allocated = mock.allocated()
-    view = host_view(x).copy_(torch.arange(8.0))
+    view = devices.METAL.host_view(x).copy_(torch.arange(8.0))
     assert view.device.type == "cpu" and torch.equal(through_a_kernel(x), view)
     del x
     assert mock.allocated() == allocated and view.tolist() == list(range(8))
     del view
     assert mock.allocated() == allocated - 64
-    assert host_view(torch.empty(0, device=MPS)).device.type == "mps"
+    assert devices.METAL.host_view(torch.empty(0, device=MPS)).device.type == "mps"
 
 
 def test_memory_is_not_written_before_the_gpu_is_done_with_it(setting: Callable[[str, int], None]) -> None:
@@ -133,7 +133,7 @@ def test_memory_is_not_written_before_the_gpu_is_done_with_it(setting: Callable[
     del old
     new = torch.empty(4096, dtype=torch.uint8, device=MPS)
     assert new.untyped_storage().data_ptr() == place
-    host_view(new).fill_(9)
+    devices.METAL.host_view(new).fill_(9)
     assert y.cpu().eq(7).all() and new.cpu().eq(9).all()
 
 

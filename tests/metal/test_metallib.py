@@ -20,6 +20,7 @@ import torch
 from torch_foundry import compile_shader
 from torch_foundry.aot import metallib
 from torch_foundry.core import extension
+from torch_foundry.core.devices import metal
 from torch_foundry.core.shader import ShaderLibrary
 
 mock = torch.ops.mock_metal
@@ -74,7 +75,7 @@ def built(library: ShaderLibrary, place: Path, change: str = "") -> list[str]:
     translated.mkdir(parents=True, exist_ok=True)
     (translated / library._label).write_text(library._translation.msl + change)
     lines = metallib.build([(library._label, name) for name in library.names], place)
-    extension.add_metallibs(place)
+    metal.add_metallibs(place)
     return lines
 
 
@@ -136,7 +137,7 @@ def test_a_file_that_does_not_compile_leaves_the_others(tmp_path: Path, xcode: C
         f"not compiled ahead of time: {bad._label} as Metal 3.1: {bad._label}:7:1: error: expected expression",
         "kernels-3.1.metallib: 1 kernels",
     ]
-    extension.add_metallibs(tmp_path)
+    metal.add_metallibs(tmp_path)
     mock.trace()
     assert [version_of(library) for library in (good, bad)] == [310, 400]
     assert events("compile", "load") == ["load metallib", "compile"]
@@ -159,8 +160,8 @@ def test_every_kernel_of_common_models_is_found(tmp_path: Path, xcode: Callable[
 import torch
 from pathlib import Path
 from torch_foundry.aot import prebuild
-from torch_foundry.core import extension
-extension.add_metallibs(Path({str(tmp_path)!r}))
+from torch_foundry.core.devices import metal
+metal.add_metallibs(Path({str(tmp_path)!r}))
 torch.ops.mock_metal.set("run", 0)
 for name, call in prebuild.calls("mps", [(32, 256), (2048, 256), (4096, 256)]):
     call()

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 
 from torch_foundry import ops
-from torch_foundry.core import extension
+from torch_foundry.core import devices, extension
 from torch_foundry.core.limits import SAMPLE_PARAMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -195,7 +195,7 @@ def kernels(family: str) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Fill the package's own kernel cache."""
-    extension.setup_host(cache=extension.BUILT / "kernels")
+    devices.HOST.set_up(extension.places(extension.BUILT / "kernels"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for job in [pool.submit(call) for _, call in calls()]:
             job.result()

@@ -131,13 +131,14 @@ def find_device(name: str | None) -> Any:
     """The torch device called `name` (None: the default one), on which kernels can run; UserError otherwise."""
     import torch
 
-    from torch_foundry.core import runtime, support
+    from torch_foundry.core import devices, runtime
 
     if name is None:
         return runtime.default_device()
     try:
         device = torch.device(name)
-        support.require_device(device, runtime.has_executor(device.type))
+        if problem := devices.device_problem(device.type, runtime.has_executor(device.type)):
+            raise RuntimeError(problem)
         torch.empty(0, device=device)
     except Exception as error:  # an unknown name, a device without an executor, an index that does not exist
         raise UserError(f"--device {name}: {first_line(error)}") from error

@@ -66,19 +66,11 @@ def _import(path: Path, family: str) -> int:
 
 
 def _saved(family: str, device: Any) -> tuning.Table:
-    from torch_foundry.core import tuning
+    from torch_foundry.core import devices, tuning
 
-    empty = tuning.new_table(family, _name(device))
+    empty = tuning.new_table(family, devices.of(device).name(device))
     path = tuning.path_of(empty)
     return tuning.read(path) if path.is_file() else empty
-
-
-def _name(device: Any) -> str:
-    import platform
-
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.machine()}"
 
 
 def describe(table: tuning.Table) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import json
 import os
 import tempfile
 import warnings
@@ -12,14 +9,12 @@ from pathlib import Path
 
 import torch
 
-from torch_foundry.core import environment, nvrtc, sources, support
+from torch_foundry.core import devices, environment, sources, support
+from torch_foundry.core.devices.base import Places
 
 PACKAGE = Path(__file__).parents[1]
 BUILT = PACKAGE / "_built"
 CHECKOUT = PACKAGE.parent
-SANITIZERS = {"": "", "address": "asan", "thread": "tsan"}
-# What a sanitizer's runtime has, which must be in the process before Python is.
-SWITCHES = {"asan": "__sanitizer_start_switch_fiber", "tsan": "__tsan_create_fiber"}
 
 
 def fallback_dir() -> Path:
@@ -82,86 +77,12 @@ def add_own_shaders() -> None:
         add_built_shaders()
 
 
-def _toolchain() -> tuple[list[str], str]:
-    """The compiler's command, as recorded at build time unless $CXX has another, and the identity recorded with it."""
-    recorded = json.loads((BUILT / "toolchain.json").read_text())
-    return sources.given_compiler() or recorded["compiler"], recorded["identity"]
-
-
-def _require_runtime(sanitizer: str) -> None:
-    if not hasattr(ctypes.CDLL(None), SWITCHES[sanitizer]):
-        raise ImportError(
-            f"TORCH_FOUNDRY_SANITIZE: the sanitizer has to be loaded before Python. Start it with LD_PRELOAD="
-            f'"$(c++ -print-file-name=lib{sanitizer}.so) $(c++ -print-file-name=libstdc++.so)", as `make {sanitizer}` '
-            "in the Makefile does"
-        )
-
-
-def setup_host(cache: Path | None = None) -> None:
-    """Tell the host executor its compiler, flags and caches. `cache` overrides where new kernels go."""
-    checkout = CHECKOUT / "csrc" / "host"
-    tree = sources.HostTree(checkout if kernels_from() == "src" and checkout.is_dir() else BUILT / "host")
-    command, identity = _toolchain()
-    kernel, runtime = tree.flags("kernel"), tree.flags("runtime")
-    if sanitizer := SANITIZERS[environment.SANITIZE.value()]:
-        _require_runtime(sanitizer)
-        kernel, runtime = kernel + tree.flags(sanitizer), runtime + tree.flags(f"runtime-{sanitizer}")
-    if environment.CHECKED.on():
-        kernel = kernel + tree.flags("checked")
-    torch.ops.torch_foundry._host_setup(
-        command,
-        identity,
-        str(tree.root),
-        tree.text_digest(),
-        kernel,
-        runtime,
-        tree.runtime_sources(),
-        [str(BUILT / "kernels")] if cache is None else [],
-        str(cache or cache_dir() / "kernels"),
-    )
-
-
-def setup_cuda() -> None:
-    """Tell the CUDA executor its compiler, its prelude and its cache, in builds that have one."""
-    if not hasattr(torch.ops.torch_foundry, "_cuda_setup"):
-        return
-    checkout = CHECKOUT / "csrc"
-    root = checkout if kernels_from() == "src" and (checkout / "cuda").is_dir() else BUILT
-    torch.ops.torch_foundry._cuda_setup(
-        nvrtc.libraries(torch.version.cuda),
-        str(root),
-        sources.tree_digest(root / "prelude", root / "cuda" / "prelude"),
-        environment.CHECKED.on(),
-        [str(BUILT / "kernels")],
-        str(cache_dir() / "kernels"),
-    )
-
-
-def setup_metal() -> None:
-    """Tell the Metal executor what the environment says, in builds that have one."""
-    metal = torch.ops.torch_foundry
-    if not hasattr(metal, "_metal_language"):
-        return
-    version = environment.METAL_VERSION.value()
-    metal._metal_language(int(version.replace(".", "") or 0) * 10)
-    metal._metal_icb(environment.ICB.on())
-    if (every := environment.COMMIT_EVERY.value()) is not None:
-        metal._metal_commit_interval(every)
-    add_metallibs()
-    if environment.METAL_ARCHIVE.on():
-        metal._metal_archive(str(cache_dir() / "metal" / f"{sources.tree_digest(shader_dir())[:16]}-"))
-        atexit.register(metal._metal_save_archive)
-
-
-def add_metallibs(built: Path = BUILT) -> None:
-    """Tell the Metal executor what metallib.py compiled into `built`, unless TORCH_FOUNDRY_METALLIB=0."""
-    manifest = built / "metal" / "manifest.json"
-    if not environment.METALLIB.on() or not manifest.is_file():
-        return
-    for level, made in json.loads(manifest.read_text()).items():
-        version = int(level.replace(".", "")) * 10
-        path = str(manifest.parent / made["library"])
-        torch.ops.torch_foundry._metal_library(version, path, list(made["texts"]), list(made["texts"].values()))
+def places(kernels: Path | None = None) -> Places:
+    """Where executors find things now. kernels: where new ones go, and no others are looked for."""
+    checkout, cache = CHECKOUT / "csrc", cache_dir()
+    csrc = checkout if kernels_from() == "src" and checkout.is_dir() else BUILT
+    ready = () if kernels else (BUILT / "kernels",)
+    return Places(BUILT, csrc, shader_dir(), cache, kernels or cache / "kernels", ready)
 
 
 def load() -> None:
@@ -174,9 +95,9 @@ def load() -> None:
     support.load_library(library, BUILT)
     torch.ops.torch_foundry._cache_fallback(str(fallback_dir()))
     torch.ops.torch_foundry._compile_notice(environment.PROGRESS.on())
-    setup_host()
-    setup_cuda()
-    setup_metal()
+    found = places()
+    for device in devices.DEVICES.values():
+        device.set_up(found)
     add_own_shaders()
 
 

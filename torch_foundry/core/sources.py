@@ -142,13 +142,15 @@ def compiler_identity(command: Sequence[str]) -> str:
 
 def build_tree(root: Path, built: Path) -> None:
     """Fill `built` from a checkout: translated shaders, their source, the host tree and the compiler's identity."""
-    for name in ("cuda", "host", "prelude", "shaders", "translated"):
+    preludes = sorted((root / "csrc").glob("*/prelude"))
+    for name in ("prelude", "shaders", "translated", *(prelude.parent.name for prelude in preludes)):
         shutil.rmtree(built / name, ignore_errors=True)
     shutil.copytree(root / "shaders", built / "shaders")
     ignored = shutil.ignore_patterns("executor.cpp", "pipeline.h", "toolchain.*")
     for name in ("host", "prelude"):
         shutil.copytree(root / "csrc" / name, built / name, ignore=ignored)
-    shutil.copytree(root / "csrc" / "cuda" / "prelude", built / "cuda" / "prelude")
+    for prelude in preludes:
+        shutil.copytree(prelude, built / prelude.parent.name / "prelude", dirs_exist_ok=True)
     cache = Path(environment.CACHE.given() or root / "build") / "translated"
     (built / "translated").mkdir(parents=True)
     for shader in shader_files(root / "shaders"):

@@ -1,4 +1,4 @@
-"""Which platforms, torch versions and devices this package supports, and one sentence for each case that it doesn't.
+"""Which platforms and torch versions this package supports, and one sentence for each case that it doesn't.
 
 The sentences depend on plain facts only, so each can be tested on any machine. Imports no torch: setup.py uses it.
 """
@@ -11,30 +11,12 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)  # that was tested; a newer one works if the extension builds with it, and says so once
-OLDEST_MACOS = (14, 0)  # of the Metal executor: Metal 3.1, for bfloat
 REBUILD = "build it again in its source directory: pip install --no-build-isolation --no-deps --force-reinstall ."
 _RECORD = "torch.txt"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the sentences depend on."""
-
-    system: str  # platform.system(): "Darwin", "Linux" ...
-    machine: str  # "arm64", "x86_64" ...
-    macos: tuple[int, int] | None  # None: not macOS, or not known
-    rosetta: bool  # an x86_64 process on Apple silicon
-    mps_built: bool  # whether torch was built with MPS
-    mps_available: bool
-    cuda_built: bool
-    cuda_available: bool
-    gpu_problem: str = ""  # why the Metal executor can't use the GPU; empty: it can, or isn't loaded
 
 
 def sysctl(name: str) -> str:
@@ -50,33 +32,6 @@ def macos_version() -> tuple[int, int] | None:
     """Version of macOS. A Python that was built for an old SDK reports 10.16 for anything newer: not known."""
     numbers = version_pair(platform.mac_ver()[0])
     return None if numbers in ((0, 0), (10, 16)) else numbers
-
-
-def facts() -> Facts:
-    """The facts of this process."""
-    import torch
-
-    system, machine = platform.system(), platform.machine()
-    return Facts(
-        system=system,
-        machine=machine,
-        macos=macos_version(),
-        rosetta=system == "Darwin" and machine == "x86_64" and sysctl("sysctl.proc_translated") == "1",
-        mps_built=torch.backends.mps.is_built(),
-        mps_available=torch.backends.mps.is_available(),
-        cuda_built=torch.version.cuda is not None,
-        cuda_available=torch.cuda.is_available(),
-        gpu_problem=_gpu_problem(),
-    )
-
-
-def _gpu_problem() -> str:
-    import torch
-
-    try:
-        return str(dict(torch.ops.torch_foundry._metal_info())["problem"])
-    except (AttributeError, RuntimeError):  # no executor, or no device: there are sentences for both
-        return ""
 
 
 def version_pair(version: str) -> tuple[int, int]:
@@ -180,66 +135,3 @@ def load_library(library: Path, built: Path) -> None:
         raise ImportError(f"torch_foundry's extension does not load: {REBUILD} ({error})") from error
     if warning := torch_warning(torch.__version__):
         warnings.warn(warning, stacklevel=2)
-
-
-# -------------------------------------------------------------------------------------------------------------- devices
-
-
-def device_problem(kind: str, has_executor: bool, known: Facts | None = None) -> str | None:
-    """Why kernels can't run on tensors of device type `kind`; None if they can.
-
-    has_executor: whether this build has an executor for it. known: facts to judge by; default: those of this process.
-    """
-    if kind == "meta":
-        return "tensors on the meta device hold no data: load the weights onto a real device first"
-    if kind == "mps":
-        return _mps_problem(has_executor, known or facts())
-    if kind == "cuda":
-        return _cuda_problem(has_executor, known or facts())
-    if has_executor:
-        return None
-    if kind == "cpu":
-        return f"this build of torch_foundry has no executor for the CPU: {REBUILD}"
-    return f"torch_foundry runs on cpu, mps and cuda tensors, not on {kind}"
-
-
-def _mps_problem(has_executor: bool, known: Facts) -> str | None:
-    instead = 'the kernels run on the CPU here, with device "cpu"'
-    if known.system == "Darwin":
-        if known.rosetta:
-            return "this Python is an x86_64 program under Rosetta, which has no MPS device: install Python for arm64"
-        if known.machine == "x86_64":
-            return f"an Intel Mac has no MPS device that torch_foundry can use (it needs an M1 or later): {instead}"
-        if known.macos is not None and known.macos < OLDEST_MACOS:
-            return (
-                f"torch_foundry's Metal kernels need macOS {OLDEST_MACOS[0]} or later and this is macOS "
-                f"{_text(known.macos)}: update macOS; until then {instead}"
-            )
-    if has_executor:
-        if known.system != "Darwin" or known.mps_available:  # elsewhere mps is a mock of Metal
-            return known.gpu_problem or None
-        return (
-            "torch sees no MPS device (torch.backends.mps.is_available() is False), as in a virtual machine or a "
-            f"sandbox without a GPU: {instead}"
-        )
-    if known.system != "Darwin":
-        return f"there is no MPS device: Metal needs macOS and this is {known.system}; {instead}"
-    if not known.mps_built:
-        return f"this torch was built without MPS: install torch's macOS arm64 wheel, then {REBUILD}"
-    return f"this build of torch_foundry has no Metal executor: {REBUILD}"
-
-
-def _cuda_problem(has_executor: bool, known: Facts) -> str | None:
-    if not known.cuda_built:
-        return f"this torch was built without CUDA: install one with CUDA, then {REBUILD}"
-    if not known.cuda_available:
-        return "torch sees no NVIDIA GPU (torch.cuda.is_available() is False)"
-    if has_executor:
-        return None
-    return f"this build of torch_foundry has no CUDA executor: {REBUILD}"
-
-
-def require_device(device: Any, has_executor: bool) -> None:
-    """Raise RuntimeError with `device_problem`'s sentence if kernels can't run on `device`."""
-    if problem := device_problem(str(device).split(":")[0], has_executor):
-        raise RuntimeError(problem)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.core import tuning
+from torch_foundry.core import devices, tuning
 from torch_foundry.core.graph import capture
 from torch_foundry.testing import reference, timing
 from torch_foundry.testing import tolerance as truth
@@ -107,7 +107,7 @@ def workload(key: tuning.Key, device: torch.device) -> Workload:
 def _linear(key: tuning.Key, device: torch.device) -> Workload:
     g = truth.generator(key)
     fmt = quant.get_format(key.format)
-    dtype = DTYPES.get(key.format, torch.float32 if device.type == "cpu" else torch.float16)
+    dtype = DTYPES.get(key.format, torch.float16 if devices.of(device).half else torch.float32)
     x = truth.normal(g, key.rows, key.k, dtype=dtype)
     sample = min(key.n, 4096)  # rows of W that are random; the others repeat them
     drawn = truth.normal(g, sample, key.k, dtype=torch.float32, scale=key.k**-0.5)
@@ -136,7 +136,7 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
 def _experts(key: tuning.Key, device: torch.device) -> Workload:
     """A token and its experts, whose rows are a few in random order: the right products are taken from those."""
     g, fmt = truth.generator(key), quant.get_format(key.format)
-    dtype = DTYPES.get(key.format, torch.float32 if device.type == "cpu" else torch.float16)
+    dtype = DTYPES.get(key.format, torch.float16 if devices.of(device).half else torch.float32)
     drawn = truth.normal(g, min(key.n, 1024), key.k, dtype=torch.float32, scale=key.k**-0.5)
     few = blocks.packed(drawn, key.format) if fmt.packed else drawn.to(dtype)
     dense = quant.dequantize(few, key.format) if fmt.packed else few
@@ -167,7 +167,7 @@ def _experts(key: tuning.Key, device: torch.device) -> Workload:
 def _attention(key: tuning.Key, device: torch.device) -> Workload:
     """Decode with grouped-query heads over a long cache, which is what the choice matters for."""
     g, dtype, d = truth.generator(key), DTYPES[key.format], key.n
-    heads, kv_heads, length = 8, 2, 1024 if device.type == "cpu" else 16384
+    heads, kv_heads, length = 8, 2, 1024 if devices.of(device).emulated else 16384
     q = truth.normal(g, 1, heads, 1, d, dtype=dtype)
     k, v = (truth.normal(g, 1, kv_heads, length, d, dtype=dtype) for _ in "kv")
     scale = d**-0.5

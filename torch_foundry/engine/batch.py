@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core import devices
 from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.kvcache.base import KVView, Rope, StateView
 from torch_foundry.kvcache.block_manager import BlockManager
@@ -126,8 +127,7 @@ class Batch:
                         host[own : own + 3 + manager.states.ring] = array("i", [at, 0, *manager.states.row(part.id)])
                     host[begun[part.id] + 1] += count
             row += group.batch
-        # CUDA reads pageable memory before it returns, and need not wait for what is under way
-        self._control.copy_(self._staged, non_blocking=self._control.is_cuda)
+        self._control.copy_(self._staged, non_blocking=devices.of(self._control.device).overlaps_copies)
 
     def view(self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor]) -> GroupedView | StateView:
         """Where the step's keys and values, or states, lie in a layer of the cache."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
@@ -28,8 +29,6 @@ from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE
 EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be captured of them
 TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
 PIECE = 32  # tokens of a prompt in a row
-PROMPTS = {"cuda": 1024}  # tokens of a step with prompts, from which on the device takes longer than Python does
-PROMPTS_ELSEWHERE = 128
 OFTEN = 4  # times that a step with prompts comes before it is captured, which takes as long as some five without
 
 
@@ -107,7 +106,7 @@ class Forward:
         self._requests = requests
         self._met: Counter[Hashable] = Counter()  # steps with prompts
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
-        self._prompts = PROMPTS.get(self.plan.device.type, PROMPTS_ELSEWHERE)
+        self._prompts = devices.of(self.plan.device).prompt_tokens
         self._piece = MAX_GEMV_ROWS if batch_invariant else PIECE
         self._refused: Any = None  # the model as it was when a step could not be captured
         self._last: StepGraph[PagedStep] | None = None  # the last step, if it was captured and of single tokens

@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_foundry.core import environment
+from torch_foundry.core import devices, environment
 from torch_foundry.generation.step_graph import StepGraph
-
-BUDGETS = {"cuda": 4 << 30}  # bytes, by type of device
-BUDGET_ELSEWHERE = 1 << 30
 
 
 class OwnedGraphs(dict[Any, StepGraph[Any]]):
@@ -54,7 +51,7 @@ class GraphCache:
         if self.limit is not None:
             return self.limit
         given = environment.GRAPH_MEMORY.value()
-        return BUDGETS.get(device.type, BUDGET_ELSEWHERE) if given is None else given << 20
+        return devices.of(device).graph_budget if given is None else given << 20
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
@@ -22,23 +23,11 @@ class PendingTokens:
         """Columns `start` to `start + tokens` of the sampler's text, which `steps` steps were taken for."""
         self.tokens, self.steps = tokens, steps
         found = torch.cat([sampler.ids[:, start : start + tokens], sampler.errors[:, None]], dim=1)
-        self._event: Any = None
-        if found.device.type == "cpu":
-            self._host = found
-            return
-        self._host = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=found.is_cuda)
-        self._host.copy_(found, non_blocking=True)
-        if found.is_cuda:  # whose current device may be another one
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(found.device))
-        else:
-            self._event = torch.Event(device=found.device, blocking=True)
-            self._event.record()
+        self._host, self._wait = devices.of(found.device).read(found)
 
     def read(self) -> list[list[int]]:
         """Wait; of each row the tokens, and its error bits."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._wait()
         return self._host.tolist()
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.draft_length import rows_of
@@ -152,15 +153,14 @@ class DecodeRunner:
         """`drafts`, and the target tokens: what the model chooses after `newest`, of a text of `length` tokens, and
         after each draft token.
 
-        drafts: int64 [n], of which the host may know nothing yet. remaining: tokens that there may be yet. Waits for
-        the device, once. All is part of the text so far. Raises Fallback if no captured step may do it; then nothing
-        has happened.
+        drafts: int64 [n], on the device or not. remaining: tokens that there may be yet. Waits for the device, once.
+        All is part of the text so far. Raises Fallback, and nothing has happened, if no captured step may do it.
         """
         count, rows = len(drafts), rows_of(len(drafts))
         graph, sampler = self._at(rows, rows, remaining), self._samplers[rows]
         assert graph is not None
         ids = graph.inputs.ids
-        drafts = drafts.to(ids.device, non_blocking=ids.is_cuda)
+        drafts = drafts.to(ids.device, non_blocking=devices.of(ids.device).overlaps_copies)
         ids.fill_(newest)
         ids[0, 1 : 1 + count].copy_(drafts)
         sampler.seek(list(range(length, length + rows)))

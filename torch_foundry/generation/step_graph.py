@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.graph import GraphInvalid, LaunchGraph, NotCapturable, capture
 from torch_foundry.models.calls import LONGEST_STEP
@@ -31,7 +32,7 @@ class SegmentedGraph:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._segments: list[Callable[[], object]] = []
-        self._cuda_graph: Any = None
+        self._whole: Callable[[], object] | None = None
         self._open_graph: LaunchGraph | None = None
         self._stack = contextlib.ExitStack()
         self._checked = True
@@ -48,8 +49,8 @@ class SegmentedGraph:
             yield
         finally:
             self._close()
-        if self._device.type == "cuda" and len(self._segments) > 1:
-            self._capture_on_cuda()
+        if len(self._segments) > 1:
+            self._whole = devices.of(self._device).graph(self._device, self._replay)
 
     def call(self, function: Callable[[], object]) -> None:
         """Run `function` now, behind what came before, and at that place at each replay."""
@@ -84,10 +85,7 @@ class SegmentedGraph:
 
         It raises GraphInvalid if memory or shaders were exchanged; what was done so far has no meaning then.
         """
-        if self._cuda_graph is not None:
-            replay: Callable[[], object] = self._cuda_graph.replay
-            return replay
-        return self._segments[0] if len(self._segments) == 1 else self._replay
+        return self._whole or (self._segments[0] if len(self._segments) == 1 else self._replay)
 
     def _replay(self) -> None:
         for segment in self._segments:
@@ -101,20 +99,6 @@ class SegmentedGraph:
         if self._open_graph is not None and len(self._open_graph):
             self._segments.append(self._open_graph.replay)
         self._open_graph = None
-
-    def _capture_on_cuda(self) -> None:
-        """As torch.cuda.graph does, but without collecting garbage and waiting for the device."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
-        current = torch.cuda.current_stream(self._device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._replay()
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
-        self._cuda_graph = graph
 
 
 class StepInputs(Protocol):
@@ -215,8 +199,8 @@ def step_bytes(decoder: DecoderModel, sizes: Sizes, keys: int) -> int:
     queries, few = max(mixer.queries for mixer in mixers), MAX_GEMV_ROWS
     wide = (6 * hidden + max(mixer.width for mixer in mixers) + 3 * spec.inner) * itemsize
     each = [batch * length * (wide + (4 * parts * queries if length <= few else 0)) for batch, length in sizes]
-    packed_on_cuda = first.layer.mixer.out.format is not None and decoder.device.type == "cuda"
-    return len(decoder.layers) * sum(each) + packed_on_cuda * min(DEQUANT_CHUNK, hidden * spec.inner) * itemsize
+    unpacked = first.layer.mixer.out.format is not None and devices.of(decoder.device).step_scratch
+    return len(decoder.layers) * sum(each) + unpacked * min(DEQUANT_CHUNK, hidden * spec.inner) * itemsize
 
 
 def of_prompts(sizes: Sizes) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.step_graph import Sizes, StepGraph
 from torch_foundry.kvcache.base import CapturedStep
@@ -114,6 +115,7 @@ class StepState:
         self._memory, count = layers.memory, len(layers.slots)
         # not inference tensors: those could only be written to in inference mode
         with torch.inference_mode(False):
+            self._overlaps = devices.of(ids.device).overlaps_copies
             self._control = torch.zeros(2 * count + batch * length, dtype=torch.int32, device=ids.device)
             self.mask = torch.ones(batch, self.horizon, dtype=torch.bool, device=ids.device) if masked else None
         self.start = self._control[: 2 * count].view(count, 2)
@@ -150,7 +152,7 @@ class StepState:
             self.move_on()
         elif self._at is None or wanted != self._after(self._moved):
             self._at = None
-            self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._control.is_cuda)
+            self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._overlaps)
             self._at, self._moved = wanted, 0
 
     def _after(self, moves: int) -> list[int]:
@@ -162,8 +164,7 @@ class StepState:
         if self._delta is None:
             with torch.inference_mode(False):
                 self._delta = torch.empty_like(self._control)
-                # CUDA reads pageable memory before it returns, and need not wait for what is under way
-                self._delta.copy_(torch.tensor(self._step, dtype=torch.int32), non_blocking=self._control.is_cuda)
+                self._delta.copy_(torch.tensor(self._step, dtype=torch.int32), non_blocking=self._overlaps)
         self._control.add_(self._delta)
         self._moved += 1
 

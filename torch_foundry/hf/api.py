@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
-from torch_foundry.core import runtime, support
+from torch_foundry.core import devices, runtime
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.adapters import SAME, merge
 from torch_foundry.hf.decoder import DecoderMixin
@@ -131,7 +131,7 @@ def quantize(model: Model, formats: Formats) -> Model:
     blocks. RuntimeError: weights that are not finite, or on the meta device.
     """
     if any(p.is_meta for p in model.parameters()):
-        raise RuntimeError(f"cannot quantize {type(model).__name__}: {support.device_problem('meta', False)}")
+        raise RuntimeError(f"cannot quantize {type(model).__name__}: {devices.device_problem('meta', False)}")
     _pack(model, plan_formats(model, known_layers(model), formats))
     return model
 
@@ -234,8 +234,8 @@ def _check_device(model: nn.Module, quantize: Formats | None) -> None:
     """Raise RuntimeError unless some weight lies on a device where kernels can run."""
     kinds = dict.fromkeys(p.device.type for p in model.parameters())
     if "meta" in kinds and quantize is not None:
-        raise RuntimeError(f"cannot quantize {type(model).__name__}: {support.device_problem('meta', False)}")
-    problems = {k: support.device_problem(k, runtime.has_executor(k)) for k in kinds if k != "meta"}
+        raise RuntimeError(f"cannot quantize {type(model).__name__}: {devices.device_problem('meta', False)}")
+    problems = {k: devices.device_problem(k, runtime.has_executor(k)) for k in kinds if k != "meta"}
     if problems and all(problems.values()):
         kind, problem = next(iter(problems.items()))
         raise RuntimeError(f"cannot patch {type(model).__name__} on {kind}: {problem}")

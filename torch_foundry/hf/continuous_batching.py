@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry.core import limits
+from torch_foundry.core import devices, limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.buffer import LARGEST
@@ -89,7 +89,7 @@ class Continuous:
         spec, (keys, _) = self.spec, self.memory
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
             raise Fallback("cache holds another shape, dtype or device")
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        if devices.of(x.device).capturing():
             raise Fallback("continuous batching in a CUDA graph")  # the host has to know the lengths
         self.in_place = (
             self.full

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from transformers.cache_utils import DynamicCache
 
+from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.graph_cache import GraphCache
@@ -88,7 +89,7 @@ def step(
     device = plan.device
     if ids.device != device or ids.is_floating_point():
         raise Fallback("ids are not integers on the model's device")
-    if device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < plan.vocabulary:
+    if devices.of(device).host_memory and not 0 <= int(ids.min()) <= int(ids.max()) < plan.vocabulary:
         raise Fallback("ids outside the vocabulary")  # refused by the op: a graph looks at no values
     if mask is not None and (
         type(mask) is not torch.Tensor or mask.dtype not in MASKS or mask.shape != (batch, seen + length)

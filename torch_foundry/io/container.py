@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_foundry.core import devices
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io import metal
 from torch_foundry.io.files import File
 from torch_foundry.io.storage import TYPES, Storage, nonfinite
 
@@ -77,36 +77,38 @@ class Container:
         self.read_into(name, out, start)
         return out
 
-    def read_into(self, name: str, out: torch.Tensor, start: int = 0, on_metal: torch.Tensor | None = None) -> None:
+    def read_into(self, name: str, out: torch.Tensor, start: int = 0, on_device: torch.Tensor | None = None) -> None:
         """The rows from `start` on that `out` (contiguous, on the CPU, of the dtype of `read`) has room for.
 
-        on_metal: the tensor on `mps` whose memory `out` is (`metal.host_view`), into which Metal reads by itself.
+        on_device: the tensor whose memory `out` is (`Device.host_view`), if its device is to read the file.
         """
         info, storage, shape = self.tensors[name], self._storage(name), self.shape(name)
         row = shape[1:] if shape else ()
         rows = (out.shape[0] if out.ndim else 1) if shape else 1
         if out.dtype != storage.dtype or out.shape[1 if shape else 0 :] != row or out.ndim != len(shape):
             raise ValueError(f"{name}: expected {storage.dtype} [rows, {row}], got {out.dtype} {list(out.shape)}")
-        if out.device.type != "cpu" or not out.is_contiguous():
+        if not devices.of(out.device).host_memory or not out.is_contiguous():
             raise ValueError(f"{name}: expected contiguous memory of the CPU to read into")
         if start < 0 or start + rows > (shape[0] if shape else 1):
             raise ValueError(f"{name}: expected rows within 0:{shape[0] if shape else 1}, got {start}:{start + rows}")
         if not out.numel():
             return
         data = out.reshape(-1).view(torch.uint8)
-        self._fill(info, storage, data, info.offset + start * (data.numel() // rows), on_metal)
+        self._fill(info, storage, data, info.offset + start * (data.numel() // rows), on_device)
 
     def _fill(
-        self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int, on_metal: torch.Tensor | None
+        self, info: TensorInfo, storage: Storage, data: torch.Tensor, offset: int, on_device: torch.Tensor | None
     ) -> None:
         file, memory = self._file(info), data.numpy().data
         content = self.blocks.get(info.name, storage)
         step = _CHUNK // content.nbytes * content.nbytes
         file.check()
-        if on_metal is not None:
-            metal.read(file, offset, on_metal, info.name)
+        if on_device is not None and (failed := devices.of(on_device.device).read_file(file.path, offset, on_device)):
+            file.check()
+            wanted = f"{on_device.nbytes} bytes"
+            raise LoadError("IO", file.path, info.name, expected=wanted, found=failed, offset=offset)
         for begin in range(0, data.numel(), step):
-            if on_metal is None:
+            if on_device is None:
                 file.read_into(memory[begin : begin + step], offset + begin, info.name)
             chunk = data[begin : begin + step]
             if storage.name == "bool" and bool((chunk > 1).any()):
@@ -131,8 +133,9 @@ class Container:
             return self.read(name).to(device)
         file = self._file(info)
         file.check()
-        if device.type == "mps":
-            pages = metal.mapped(file, info.offset, info.nbytes)
+        if not (known := devices.of(device)).host_memory:
+            with file.opened() as fd:
+                pages = known.mapped(fd, info.offset, info.nbytes)
             return self.read(name).to(device) if pages is None else pages.view(storage.dtype).view(shape)
         mapping = self._maps.get(info.path)
         if mapping is None:

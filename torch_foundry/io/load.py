@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_foundry.core import devices
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container
 from torch_foundry.io.files import LOOK, File, is_folder, is_safetensors, names_in
@@ -102,7 +103,7 @@ def load(
     )
     if dtype is None:
         small = torch.float16 if found.dtype == torch.float16 else torch.bfloat16
-        dtype = torch.float32 if device.type == "cpu" else small
+        dtype = small if devices.of(device).half else torch.float32
     try:
         from torch_foundry.io.assemble import assemble
         from torch_foundry.text import adopt

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch_foundry import quant
-from torch_foundry.io import metal
+from torch_foundry.core import devices
 from torch_foundry.io.container import Container, TensorInfo
 
 CHUNK = 8 << 20  # bytes that are read at a time where they can't be read to where they stay
@@ -108,10 +108,11 @@ class WeightReader:
         dtype = known.dtype if known.packed or dtype is None else dtype
         converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
         stored = (*shape[:-1], known.row_size(shape[-1]))
-        if device.type in ("cpu", "mps") and self.mmap and not converted and len(infos) == 1:
+        its_device = devices.of(device)
+        if its_device.maps_files and self.mmap and not converted and len(infos) == 1:
             return self.container.mapped(infos[0].name, device).view(stored)
         out = torch.empty(stored, dtype=dtype, device=device)
-        memory = metal.host_view(out)
+        memory = its_device.host_view(out)
         of_each = (*infos[0].shape[:-1], stored[-1])
         scales = None
         if factors is not None:
@@ -120,8 +121,8 @@ class WeightReader:
         parts = (whole.view(len(infos), *of_each) for whole in (memory, out))
         for info, target, place in zip(infos, *parts, strict=True):
             self.container.check_finite = self.check_finite(info.name)
-            if target.device.type == "cpu" and not converted:
-                self.container.read_into(info.name, target, on_metal=place if metal.reads(device) else None)
+            if target.is_cpu and not converted:
+                self.container.read_into(info.name, target, on_device=place if its_device.reads_files() else None)
             else:
                 self._convert(info, target, head, offset, scales)
         return out

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
+from torch_foundry.core import devices
 from torch_foundry.core.limits import SAMPLE_BITS as BITS
 from torch_foundry.core.limits import SAMPLE_PARAMS
 from torch_foundry.sampling.params import Settings, params_of, rules_of, sequences_of
@@ -261,10 +262,11 @@ class Sampler:
         if rows is not None:
             self.length[self._put(rows)] = self._put(lengths)
             return
-        self.length.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=self.length.is_cuda)
+        overlaps = devices.of(self.device).overlaps_copies
+        self.length.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=overlaps)
         self.finished.zero_()
         if tokens is not None:
-            self.token.copy_(torch.tensor(tokens)[:, None], non_blocking=self.token.is_cuda)
+            self.token.copy_(torch.tensor(tokens)[:, None], non_blocking=overlaps)
 
     def check(self) -> None:
         """Wait for the device and raise RuntimeError if some row had no possible token, naming row and reason."""

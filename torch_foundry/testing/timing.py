@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from torch_foundry.core import devices
+
 
 def synchronize(device: torch.device) -> None:
     """Wait until all that was launched on `device` is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps" and torch.backends.mps.is_available():
-        torch.mps.synchronize()
-    elif device.type != "cpu":
-        torch.zeros(1, device=device).cpu()  # a stand-in: reading waits
+    devices.of(device).synchronize(device)
 
 
 def seconds(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch_foundry.core import environment, support
-from torch_foundry.diagnostics.doctor.machine import APPLE_GB_S, STOCK_KERNELS
+from torch_foundry.core import devices, environment, support
+from torch_foundry.diagnostics.doctor.machine import APPLE_GB_S
 
 LARGE_CACHE = 2**30  # bytes
 MODEL_GB = 0.99  # of a model of 0.5 B parameters in float16: what each token reads
@@ -43,8 +43,7 @@ def _device(data: dict[str, Any]) -> Iterator[str]:
     machine, device = data["machine"], data.get("device", {})
     if data.get("emulated"):
         yield "The kernels ran on the CPU: results count, figures don't."
-    elif device.get("name", "").startswith("cuda"):
-        yield "This is an NVIDIA GPU: its figures are its own and say nothing about an Apple GPU."
+    yield from devices.named(device.get("name", "")).advice(machine["torch"])
     if machine.get("virtual") or "paravirtual" in str(device.get("gpu", "")).lower():
         yield "This is a virtual machine: its GPU is slower than the chip's, and indirect command buffers are off."
     if device.get("metal", {}).get("library") == "jit":
@@ -52,9 +51,6 @@ def _device(data: dict[str, Any]) -> Iterator[str]:
             "Kernels are compiled from source when first used; with Xcode installed, building torch_foundry again "
             "compiles them ahead of time."
         )
-    newest = max(STOCK_KERNELS)
-    if device.get("name") == "mps" and support.version_pair(machine["torch"]) < newest:
-        yield f"Stock torch is faster from {newest[0]}.{newest[1]} on: what is compared with it here is this version."
     if (size := data.get("cache_bytes", 0)) > LARGE_CACHE:
         yield f"The kernel cache holds {size / 2**30:.1f} GiB; it can be deleted at any time."
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_foundry.aot import prebuild
-from torch_foundry.core import extension, runtime, support
+from torch_foundry.core import devices, extension, runtime
 from torch_foundry.diagnostics.doctor import machine, measure, selfcheck
 from torch_foundry.diagnostics.doctor.advice import advice
 from torch_foundry.diagnostics.doctor.privacy import describe
@@ -23,9 +23,9 @@ Item = TypeVar("Item")
 
 def unusable() -> dict[str, str]:
     """Devices that this machine has, or should have, and why they can't be used."""
-    known = support.facts()
-    expected = {"mps": known.system == "Darwin", "cuda": known.cuda_available}
-    found = {k: support.device_problem(k, runtime.has_executor(k), known) for k, there in expected.items() if there}
+    facts = {kind: device.facts() for kind, device in devices.DEVICES.items()}
+    expected = [kind for kind, known in facts.items() if devices.DEVICES[kind].expected(known)]
+    found = {kind: devices.DEVICES[kind].problem(runtime.has_executor(kind), facts[kind]) for kind in expected}
     return {kind: problem for kind, problem in found.items() if problem}
 
 
@@ -35,7 +35,7 @@ def examine(device: torch.device, report: Report, quick: bool, icb: bool = False
     icb: measure indirect command buffers too, when all else is done.
     """
     data = report.data
-    data["emulated"] = emulated = machine.emulated(device)
+    data["emulated"] = emulated = devices.of(device).emulated
     data["device"] = describe_device(device)
     data["unusable"] = unusable()
     data["cache_bytes"] = machine.directory_size(extension.cache_dir())
@@ -59,26 +59,9 @@ def examine(device: torch.device, report: Report, quick: bool, icb: bool = False
 
 def describe_device(device: torch.device) -> dict[str, Any]:
     """The device, its executor, and which code stock torch and this package run on it."""
-    executor = runtime.executor(device)
-    family = str(torch.ops.torch_foundry._family(str(device)))
-    row = {"name": str(device), "executor": executor, "family": family, **machine.device_facts(device)}
-    row["stock"] = machine.stock_path(device.type, torch.__version__)
-    if executor == "metal" and hasattr(torch.ops.torch_foundry, "_metal_info"):
-        row["metal"] = dict(torch.ops.torch_foundry._metal_info())
-    return {**row, "ours": our_path(executor, row.get("metal", {}))}
-
-
-def our_path(executor: str, metal: dict[str, str]) -> str:
-    """How this package runs a model on `executor`. metal: what the Metal executor says about itself."""
-    if executor == "metal":
-        library = {"metallib": ", compiled ahead of time", "jit": ", compiled from source at first use"}
-        language = f" in Metal {metal['language']}" if "language" in metal else ""
-        return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}"
-    others = {
-        "host": "kernels translated to C++, one fiber per GPU thread",
-        "cuda": "kernels translated to CUDA C++ and compiled by NVRTC, on torch's stream",
-    }
-    return others.get(executor, executor)
+    known, family = devices.of(device), str(torch.ops.torch_foundry._family(str(device)))
+    row = {"name": str(device), "executor": runtime.executor(device), "family": family, **known.describe(device)}
+    return {**row, "stock": known.stock(torch.__version__), "ours": known.ours(row)}
 
 
 def _bar(items: Iterable[Item], title: str) -> Iterable[Item]:

@@ -49,49 +49,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def device_facts(device: Any) -> dict[str, Any]:
-    """The GPU, or what plays it. Needs torch only."""
-    import torch
-
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return {
-            "gpu": properties.name,
-            "gpu_cores": properties.multi_processor_count,
-            "gpu_memory_gib": round(properties.total_memory / GIB, 1),
-            "cuda": torch.version.cuda,
-        }
-    if device.type == "mps" and torch.backends.mps.is_available():
-        return {
-            "gpu": _call(torch.backends.mps, "get_name"),
-            "gpu_cores": _call(torch.backends.mps, "get_core_count"),
-            "working_set_gib": round(torch.mps.recommended_max_memory() / GIB, 1),
-        }
-    return {}
-
-
-# What stock torch has Metal kernels for since which version, by the kernels' names in its macOS builds; the rest is
-# MPSGraph's work.
-STOCK_KERNELS = {
-    (2, 11): "norms and attention of a few queries",
-    (2, 13): "attention of whole prompts",
-    (2, 14): "linear layers of one row",
-}
-
-
-def stock_path(kind: str, torch_version: str) -> str:
-    """Which code stock torch runs on devices of type `kind`: known by version, not measured."""
-    if kind == "mps":
-        known = [what for since, what in STOCK_KERNELS.items() if since <= support.version_pair(torch_version)]
-        return f"Metal kernels for {', '.join(known)}; MPSGraph for the rest"
-    return {"cuda": "cuBLAS and its own attention kernels", "cpu": "its CPU kernels"}.get(kind, "unknown")
-
-
-def emulated(device: Any) -> bool:
-    """Whether the "GPU" is really the CPU: the host executor, or the mock of Metal."""
-    return device.type == "cpu" or (device.type == "mps" and platform.system() != "Darwin")
-
-
 def directory_size(path: Path) -> int:
     """Bytes of all files below `path`."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else 0
@@ -108,10 +65,6 @@ def _environment() -> dict[str, str]:
     """Variables that change what runs."""
     names = sorted(n for n in os.environ if n.startswith(("TORCH_FOUNDRY_", "PYTORCH_MPS_", "MTL_")) or n == "CXX")
     return {n: "set" if n in _PATHS or "/" in os.environ[n] else os.environ[n] for n in names}
-
-
-def _call(module: Any, function: str) -> Any:
-    return getattr(module, function)() if hasattr(module, function) else None
 
 
 def _output(*command: str) -> str:

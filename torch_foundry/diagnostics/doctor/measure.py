@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.core import environment, runtime
+from torch_foundry.core import devices, environment, runtime
 from torch_foundry.core.graph import capture
 from torch_foundry.core.shader import compile_shader
 from torch_foundry.diagnostics.doctor.privacy import scrub
@@ -107,7 +106,7 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     tolerance.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
 
-    with _indirect(False):
+    with devices.of(device).indirect(False):
         encoded = _replayed(device, scale)
     return {
         "launches": n,
@@ -122,13 +121,13 @@ def indirect(device: torch.device, scale: Scale, asked: bool) -> Row:
     """indirect_us: microseconds for a launch from a graph as an indirect command buffer; None, with the reason, if
     there is none or nobody has asked: a GPU that fails on one runs nothing more in this process.
     """
-    if not _has_indirect(device):
+    if not devices.of(device).has_indirect:
         return {"indirect_us": None, "no_indirect": "this executor has no indirect command buffers"}
     if environment.ICB.given() == "0":
         return {"indirect_us": None, "no_indirect": f"indirect command buffers not measured: {environment.ICB.name}=0"}
     if not asked:
         return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: --icb does so, last"}
-    with _indirect(True), warnings.catch_warnings(record=True) as said:
+    with devices.of(device).indirect(True), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         measured = _replayed(device, scale)
     if refused := [str(w.message) for w in said if "graphs are encoded again" in str(w.message)]:
@@ -157,24 +156,6 @@ def _replayed(device: torch.device, scale: Scale) -> float:
     once = seconds(device, graph.replay, round_s=0.0, rounds=scale.rounds) / scale.launches
     tolerance.assert_equal(last.cpu(), x.cpu())
     return once * 1e6
-
-
-def _has_indirect(device: torch.device) -> bool:
-    return device.type == "mps" and hasattr(torch.ops.torch_foundry, "_metal_icb")
-
-
-@contextlib.contextmanager
-def _indirect(on: bool) -> Iterator[None]:
-    """Graphs made inside become indirect command buffers, or not, where the executor knows such a thing."""
-    if not hasattr(torch.ops.torch_foundry, "_metal_icb"):
-        yield
-        return
-    before = dict(torch.ops.torch_foundry._metal_info()).get("icb") == "on"
-    torch.ops.torch_foundry._metal_icb(on)
-    try:
-        yield
-    finally:
-        torch.ops.torch_foundry._metal_icb(before)
 
 
 # ----------------------------------------------------------------------------------------------------------------- gemv

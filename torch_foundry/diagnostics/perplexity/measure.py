@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import tqdm
 
+from torch_foundry.core import devices
 from torch_foundry.diagnostics.perplexity.result import Quality
 
 CONTEXT = 512
@@ -114,7 +115,7 @@ def _add(found: _Tokens, scores: tuple[Tensor, ...], targets: Tensor) -> None:
     """Add what scores [rows, vocabulary] of the model, and of the reference if there is one, say of `targets`."""
     device = scores[0].device
     targets = targets.to(device)
-    wide = torch.float32 if device.type == "mps" else torch.float64
+    wide = torch.float64 if devices.of(device).float64 else torch.float32
     step = max(1, WIDE // scores[0].shape[-1])
     for i in range(0, len(targets), step):
         target = targets[i : i + step, None]

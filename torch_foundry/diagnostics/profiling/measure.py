@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_foundry.core import runtime
+from torch_foundry.core import devices, runtime
 from torch_foundry.core.graph import LaunchGraph, captures
 from torch_foundry.diagnostics.doctor.measure import Scale, bandwidth
 from torch_foundry.diagnostics.profiling.result import KernelTime, Profile
@@ -50,7 +50,6 @@ def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64)
         raise RuntimeError(f"{type(model).__name__} can't be profiled, as no step of it was captured: {reasons}")
     graph, dtype = graphs[-1], str(model.dtype).removeprefix("torch.")
     submit_s = _submit(device, graph)
-    emulated = runtime.executor(device) == "host"
     replay_s, lines = _seconds(device, graph), _lines(device, graph)
     return Profile(
         model=type(model).__name__,
@@ -60,7 +59,7 @@ def profile(model: Any, *, context: int = 512, batch: int = 1, tokens: int = 64)
         weights=packed_formats(model) or dtype,
         batch=batch,
         context=context,
-        read_gb_s=bandwidth(device, Scale.of(device, emulated, quick=True))["read_gb_s"],
+        read_gb_s=bandwidth(device, Scale.of(device, devices.of(device).emulated, quick=True))["read_gb_s"],
         generate_s=generate_s,
         submit_s=submit_s,
         replay_s=replay_s,
