@@ -29,11 +29,15 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
 
 
 def test_every_block_of_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other in one namespace, with the demo model as the GGUF file; what they use, they define."""
+    """One after the other in one namespace; what they use, they define. The demo model, also as the GGUF file, has two
+    of its layers."""
     monkeypatch.chdir(tmp_path)
-    path = str(demo_model_path())
-    model: Any = torch_foundry.patch(AutoModelForCausalLM.from_pretrained(path), quantize="q4_k")
-    torch_foundry.save_gguf(model, "model-q4_k_m.gguf", AutoTokenizer.from_pretrained(path))
+    model: Any = AutoModelForCausalLM.from_pretrained(demo_model_path(), num_hidden_layers=2)
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    for part in (model, tokenizer):
+        part.save_pretrained("demo")
+    monkeypatch.setattr(torch_foundry.demo_model, "demo_model_path", lambda: tmp_path / "demo")
+    torch_foundry.save_gguf(torch_foundry.patch(model, quantize="q4_k"), "model-q4_k_m.gguf", tokenizer)
     namespace: dict[str, Any] = {"torch": torch}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)

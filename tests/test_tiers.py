@@ -22,14 +22,16 @@ class Case:
     path: Path
     number: int
     tier: str | None
+    quick: int | None
 
     def get_closest_marker(self, name: str) -> Any:
-        return SimpleNamespace(args=(self.tier,)) if self.tier else None
+        kwargs = {} if self.quick is None else {"quick": self.quick}
+        return SimpleNamespace(args=(self.tier,), kwargs=kwargs) if self.tier else None
 
 
-def cases(file: str, count: int, tier: str | None = None) -> dict[str, list[int]]:
+def cases(file: str, count: int, tier: str | None = None, quick: int | None = None) -> dict[str, list[int]]:
     """The cases of a test, by their tiers."""
-    items: list[Any] = [Case(f"{file}::test_y[{i}]", ROOT / file, i, tier) for i in range(count)]
+    items: list[Any] = [Case(f"{file}::test_y[{i}]", ROOT / file, i, tier, quick) for i in range(count)]
     found: dict[str, list[int]] = {}
     for item, name in tiers.tiers_of(items).items():
         found.setdefault(name, []).append(item.number)
@@ -46,6 +48,8 @@ def test_of_many_cases_some_are_quick() -> None:
 def test_what_names_its_tier_is_of_it() -> None:
     assert cases("tests/ops/test_x.py", 2, "nightly") == {"nightly": [0, 1]}
     assert cases("tests/metal/test_x.py", 2) == {"metal": [0, 1]}
+    assert cases("tests/ops/test_x.py", 3, "kernels", quick=1) == {"quick": [0], "kernels": [1, 2]}
+    assert cases("tests/core/test_x.py", 4, "kernels", quick=2) == {"quick": [0, 3], "kernels": [1, 2]}
 
 
 def test_every_folder_and_tier_is_one() -> None:

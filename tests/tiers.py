@@ -1,7 +1,8 @@
 """Which tests `make test` runs, and which of the other targets runs the rest: each test belongs to one tier.
 
 `quick` has every test that another tier doesn't claim, and of a test with many cases in a folder below some that are
-evenly spread. A module or test that is all of one tier says so: `pytest.mark.tier("nightly")`.
+evenly spread. A module or test that is of another tier says so, and how many of its cases `quick` has all the same, if
+any: `pytest.mark.tier("kernels", quick=1)`, as for dear ones whose branches other tests of `quick` go through.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"tier(name): the tier that all cases belong to: {', '.join(TIERS)}")
+    names = ", ".join(TIERS)
+    config.addinivalue_line("markers", f"tier(name, quick=0): the tier of all cases but `quick` of them: {names}")
     # opcheck, which knows no device; ids that only the CPU checks; which numbers kernels give in every variant, order
     # of lanes or combination; buffers larger than the mock's; drafts by graphs, as calls that are watched capture none
     config.addinivalue_line("markers", "cpu_only: not run on the mock of Metal")
@@ -61,9 +63,10 @@ def tiers_of(items: list[pytest.Item]) -> dict[pytest.Item, str]:
         functions[item.nodeid.partition("[")[0]].append(item)
     tiers = {}
     for cases in functions.values():
-        quick = {round(i * (len(cases) - 1) / (CASES - 1)) for i in range(CASES)}
         for number, item in enumerate(cases):
             marker = item.get_closest_marker("tier")
             folder = next((name for name, folders in FOLDERS.items() if item.path.parent.name in folders), QUICK)
-            tiers[item] = marker.args[0] if marker else QUICK if number in quick and folder != "metal" else folder
+            few = marker.kwargs.get("quick", 0) if marker else 0 if folder == "metal" else CASES
+            quick = {round(i * (len(cases) - 1) / max(few - 1, 1)) for i in range(few)}
+            tiers[item] = QUICK if number in quick else marker.args[0] if marker else folder
     return tiers

@@ -142,6 +142,7 @@ def test_no_mps_device(facts: Facts, has_executor: bool, message: str) -> None:
     assert re.search(message, text), text
 
 
+@pytest.mark.tier("metal", quick=1)
 @pytest.mark.parametrize(
     "macos, machine, mps_built, message",
     [

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / "tests/cuda/run_gpu.sh").read_text()
 SUITES = sorted(set(re.findall(r"\btests/(?:[\w/]*test_\w+\.py|[a-z]+(?=[ ;])|cuda/on_gpu\.py)", SCRIPT)))
@@ -24,6 +26,7 @@ sys.meta_path[sys.meta_path.index(machinery.PathFinder)] = Bare
 """
 
 
+@pytest.mark.tier("kernels")
 def test_all_suites_are_collected(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -54,6 +54,7 @@ def test_packed_rows_are_close(name: str) -> None:
     assert not back[0, 32:].any() and back[2].isfinite().all() and back[2, 5] > 5e5 and not back[3].any()
 
 
+@pytest.mark.tier("kernels", quick=1)
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("columns", [(80, 112), (112, 48), (64, 64)], ids=str)
 def test_columns_of_any_number(columns: tuple[int, int], lanes: int) -> None:

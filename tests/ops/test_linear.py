@@ -124,6 +124,7 @@ ONE_CHAIN = [(name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2)
 
 
 @pytest.mark.cpu_only
+@pytest.mark.tier("kernels", quick=1)
 @pytest.mark.parametrize("name, steps, outputs", ONE_CHAIN)
 def test_by_codes(name: str, steps: int, outputs: int) -> None:
     """The inner product of GPUs, which the host has no use for: codes from 0 on, if it has any, read a step ahead."""
