@@ -124,11 +124,11 @@ def test_classes_of_the_tables_exist() -> None:
     """A class that transformers renames would otherwise be left alone without anybody noticing."""
     import importlib
 
-    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HEADS, MODELS
+    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HEADS, MODELS, WRAPPERS
     from torch_foundry.nn.activations import ACTIVATIONS
 
     blocks = [family.key("SparseMoeBlock") for family in FAMILIES.values() if family.experts]
-    for key in [*FAMILIES, *NORMS, *DECODERS, *HEADS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
+    for key in [*FAMILIES, *NORMS, *DECODERS, *HEADS, *WRAPPERS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key
     for key in ACTIVATIONS:

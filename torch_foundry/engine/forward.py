@@ -20,7 +20,7 @@ from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph
 from torch_foundry.kvcache.base import StateView
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.calls import LONGEST_STEP
-from torch_foundry.models.decoder import DecoderModel
+from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.outputs import head_of, logits_of
 from torch_foundry.models.rope import Table, horizon_for
 from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
@@ -91,11 +91,10 @@ class Forward:
     """
 
     def __init__(self, model: Any, cache: PagedCache, *, requests: int, batch_invariant: bool) -> None:
+        self.plan: DecoderModel = decoder_plan(model)
         head = head_of(model)
-        if head is None or not hasattr(model.model, "decoder_plan"):
-            raise Fallback(f"{type(model).__name__} is not a patched model of a known family")
+        assert head is not None
         self.model, self.cache, self.batch_invariant, self.head = model, cache, batch_invariant, head
-        self.plan: DecoderModel = model.model.decoder_plan()
         with torch.no_grad():
             self.plan.check()
         if not self.plan.rotary.constant:

@@ -15,6 +15,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.kvcache.undo import Checkpoint
 from torch_foundry.models.calls import LONGEST_STEP
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.sampling import Sampler
 
 LONGEST = 3  # tokens that are looked up
@@ -99,7 +100,7 @@ class DraftModel:
 
         Waits for nothing; once they are known, `proposed` has to be told.
         """
-        plan = self.model.model.decoder_plan()
+        plan = decoder_plan(self.model)
         known, captured = self._known, plan.captured
         while known < min(len(self._fed), len(text)) and self._fed[known] == text[known]:
             known += 1

@@ -17,8 +17,9 @@ from torch_foundry.generation.spare import Graphs, Spare
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
-from torch_foundry.models.decoder import DecoderModel, Tail, output_of
-from torch_foundry.models.outputs import head_of, is_plain, logits_of
+from torch_foundry.models.decoder import DecoderModel, Tail, decoder_plan, output_of
+from torch_foundry.models.outputs import head_of, is_plain, logits_of, path_to_decoder
+from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.models.watch import ModuleGuard
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -46,15 +47,13 @@ class DecodeRunner:
         head = head_of(model)
         assert head is not None
         self.head = head
-        positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
-        if positions is None or positions.dim() != 2 or positions.shape[0] not in (1, batch):
-            raise Fallback("positions are not [batch, tokens]")
+        decoder, mask = decoder_plan(model), model_kwargs.get("attention_mask")
+        positions = decoder.rotary.sections(model_kwargs.get("position_ids"), batch)
         if mask is not None and (mask.dim() != 2 or mask.shape[0] != batch):
             raise Fallback("mask is not [batch, tokens]")
-        last = positions[:, -1].tolist()
         # of each row's newest token, if the room for new ones began with it
-        self._positions = [p + 1 for p in (last if len(last) == batch else last * batch)]
-        self._prompt, self.mask = positions.shape[1], mask
+        self._positions = [p + 1 for p in last_positions(positions, batch)]
+        self._prompt, self.mask = positions.shape[-1], mask
         self.sampler: Sampler  # chooses the tokens of single steps, and of the prompt
         self._samplers: dict[int, Sampler] = {}  # by tokens of a row
         self._graphs: Graphs = {}
@@ -75,7 +74,7 @@ class DecodeRunner:
 
     def reserve_hint(self, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
-        decoder: DecoderModel = self.model.model.decoder_plan()
+        decoder = decoder_plan(self.model)
         reserve_hint(self.cache, len(decoder.layers), min(tokens, EXPECTED), decoder.state.kv_cache)
 
     def reuse(self, tokens: int) -> None:
@@ -109,7 +108,7 @@ class DecodeRunner:
 
     def _shared(self) -> tuple[GraphCache, Any, DecoderModel]:
         """Where generations leave what others can use, and under which key."""
-        decoder: DecoderModel = self.model.model.decoder_plan()
+        decoder = decoder_plan(self.model)
         settings = self.sampler.settings[0]
         assert settings is not None
         key = self.batch, self.mask is not None, settings.structure, decoder.state.kv_cache
@@ -119,10 +118,11 @@ class DecodeRunner:
 
     def ready(self) -> DecoderModel:
         """The decoder. Raises Fallback if no captured step may run now."""
-        model: Any = self.model
-        if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
-            raise Fallback(f"hook on {type(model).__name__}")
-        decoder: DecoderModel = model.model.decoder_plan()
+        *around, _ = path_to_decoder(self.model)
+        for model in around:
+            if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
+                raise Fallback(f"hook on {type(model).__name__}")
+        decoder = decoder_plan(self.model)
         decoder.check()
         return decoder
 

@@ -24,10 +24,11 @@ from torch_foundry.hf.packing import Formats, dequantize_model, pack_model, pack
 from torch_foundry.hf.pretrained import ModelMixin, forget
 from torch_foundry.hf.quantizer import attach
 from torch_foundry.hf.report import Report, build_report
+from torch_foundry.hf.wrapper import WrapperMixin
 from torch_foundry.kvcache.formats import parse
 from torch_foundry.models.decoder import LayerPlan
 from torch_foundry.models.families import FAMILIES, TESTED_VERSIONS, class_key
-from torch_foundry.models.outputs import decoder_of, head_of
+from torch_foundry.models.outputs import decoder_of, head_of, wrapper_of
 from torch_foundry.models.spec import known_layers
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import is_swapped, restore, swap
@@ -276,6 +277,8 @@ def _model_mixin(model: PreTrainedModel) -> type[ModelMixin]:
     """The mixin for a whole model."""
     if decoder_of(model) is not None:
         return DecoderMixin
+    if wrapper_of(model) is not None:
+        return WrapperMixin
     if head_of(model) is not None:
         return GeneratorMixin
     return CountingMixin if isinstance(model, GenerationMixin) else ModelMixin

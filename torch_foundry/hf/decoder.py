@@ -13,13 +13,14 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_state import CacheLayers, contiguous_step
 from torch_foundry.hf.pretrained import ModelMixin
+from torch_foundry.hf.wrapper import ids_of
 from torch_foundry.kvcache.hf_cache import check_capturable
 from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelState
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
-# `tokenizer` is passed down by `transformers serve`, without meaning for the result
-USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer"})
+# `tokenizer` and `logits_to_keep` are passed down by `transformers serve` and LLaVA-OneVision, without meaning here
+USED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values", "tokenizer", "logits_to_keep"})
 OFF = frozenset({"output_attentions", "output_hidden_states", "output_router_logits"})
 ON = frozenset({"use_cache", "return_dict", "is_causal"})
 MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
@@ -34,7 +35,7 @@ class DecoderMixin(ModelMixin):
         if cache is None:
             raise Fallback("no cache that is known")
         check_capturable(cache)
-        given = kwargs if not args else {"input_ids": args[0], **kwargs}
+        given = ids_of(self, kwargs) if not args else {"input_ids": args[0], **kwargs}
         if len(args) > 1 or (args and "input_ids" in kwargs):
             raise Fallback("positional arguments")
         ids = given.get("input_ids")
@@ -97,12 +98,11 @@ def step(
         raise Fallback("mask is not one of [batch, tokens]")
     if mask is not None and length > 1 and plan.recurrent and not bool(mask[:, seen:].all()):
         raise Fallback("padding among new tokens of recurrent layers")
-    if positions is not None and (
-        type(positions) is not torch.Tensor or positions.dim() != 2 or positions.shape[1] != length
-        or positions.shape[0] not in (1, batch)
-    ):  # fmt: skip
-        raise Fallback("positions are not [batch, tokens]")
-    if positions is None and not plan.rotary.constant:
+    if positions is not None:
+        positions = plan.rotary.sections(positions, batch)
+        if positions.shape[-1] != length:
+            raise Fallback("positions are not [batch, tokens]")
+    elif not plan.rotary.constant:
         raise Fallback("rope depends on the length of the text")
 
     graphs = cast(GraphCache, plan.graphs)

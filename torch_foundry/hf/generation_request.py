@@ -13,8 +13,10 @@ from torch_foundry.core import environment
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
-from torch_foundry.hf.decoder import OFF, ON, DecoderMixin
+from torch_foundry.hf.decoder import OFF, ON
+from torch_foundry.hf.wrapper import OF_PROMPTS
 from torch_foundry.kvcache.hf_cache import check_capturable, in_flight
+from torch_foundry.models.outputs import path_to_decoder
 from torch_foundry.models.rope import horizon_for
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.sampling import Sampler, Settings
@@ -134,18 +136,18 @@ def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict
     for name in RECORDED:
         if getattr(config, name, None):
             raise Fallback(name)
+    *around, decoder = path_to_decoder(model)
+    known = KNOWN | OF_PROMPTS if len(around) > 1 else KNOWN
     for name, value in model_kwargs.items():
-        usual = name in KNOWN or value is None or (value is True and name in ON) or (value is False and name in OFF)
+        usual = name in known or value is None or (value is True and name in ON) or (value is False and name in OFF)
         if not usual:
             raise Fallback(f"argument {name}")
     check_capturable(model_kwargs.get("past_key_values"))
-    if getattr(model.config, "use_bidirectional_attention", False):
+    if getattr(decoder.config, "use_bidirectional_attention", False):
         raise Fallback("attention is not causal")
     if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
         raise Fallback("methods of the model were replaced")
-    if not isinstance(getattr(model, "model", None), DecoderMixin):
-        raise Fallback("the decoder is not a known one")
-    plan = model.model.decoder_plan()
+    plan = decoder.decoder_plan()
     plan.check()
     if not plan.rotary.constant:
         raise Fallback("rope depends on the length of the text")

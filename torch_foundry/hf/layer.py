@@ -29,6 +29,7 @@ IGNORED = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "return_dict",
+        "logits_to_keep",
         "tokenizer",
     }
 )

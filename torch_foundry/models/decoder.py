@@ -16,7 +16,7 @@ from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.models.families import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
-from torch_foundry.models.outputs import decoder_of, is_plain
+from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
 from torch_foundry.models.rope import RopeTables, Rotary, Table
 from torch_foundry.models.spec import build_spec, norm_kind
 from torch_foundry.models.state import ModelPlan, ModelState, Plan
@@ -92,7 +92,7 @@ class DecoderModel(ModelPlan):
         decoder = decoder_of(module)
         assert decoder is not None
         self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config
-        self.rotary = Rotary(module.rotary_emb)
+        self.rotary = Rotary(module.rotary_emb, decoder.mrope)
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.vocabulary = 0
         self.final: Norm | None = None
@@ -160,7 +160,7 @@ class DecoderModel(ModelPlan):
         if not is_swapped(norm) or norm_kind(norm) is None:
             raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
-        self.rotary = Rotary(module.rotary_emb)
+        self.rotary = Rotary(module.rotary_emb, self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
         self.dtype, self.device = self.final.weight.dtype, self.final.weight.device
         rest = (norm._parameters, embedding._parameters)
@@ -238,6 +238,12 @@ class DecoderModel(ModelPlan):
         with under("head"):
             x = self.norm(x)
             return x if tail is None else tail(x)
+
+
+def decoder_plan(model: Any) -> DecoderModel:
+    """The plan of a patched language model's decoder. Raises Fallback."""
+    plan: DecoderModel = path_to_decoder(model)[-1].decoder_plan()
+    return plan
 
 
 def output_of(model: Any, head: Head, decoder: DecoderModel) -> tuple[ModuleGuard, Linear] | None:

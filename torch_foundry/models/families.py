@@ -58,27 +58,41 @@ class Decoder:
 
     suffix: str = "Model"  # of its class
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
     output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
 
 
 @dataclass(frozen=True)
 class Head:
-    """`lm_head` on top of a decoder called `model`, and what follows: names in the config, as far as they are set."""
+    """`lm_head` on top of a decoder, and what follows: names in the config, as far as they are set."""
 
+    decoder: str = "model"  # where it is, as of `get_submodule`
     divisor: str | None = None  # logits / that
     factor: str | None = None  # logits * that
     softcap: str | None = None  # tanh(logits / that) * that
 
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
+MROPE = Decoder(suffix="TextModel", mrope=True)
 
 
 @dataclass(frozen=True)
-class Family:
-    """One architecture: its decoder layer, and what lies before the first and behind the last one."""
+class Architecture:
+    """How transformers names the classes of one."""
 
     name: str  # the model type, which transformers' module is called
     prefix: str = ""  # of its classes; "": the name in camel case
+
+    def key(self, suffix: str) -> str:
+        """The `class_key` of the class with that suffix."""
+        prefix = self.prefix or "".join(word.capitalize() for word in self.name.split("_"))
+        return f"{self.name}.modeling_{self.name}.{prefix}{suffix}"
+
+
+@dataclass(frozen=True)
+class Family(Architecture):
+    """A decoder: its layers, and what lies before the first and behind the last one."""
+
     norms: NormRoles = PRE
     norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
     qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
@@ -93,12 +107,16 @@ class Family:
     experts: Experts | None = None  # what `mlp` is in layers that have experts
     scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
     decoder: Decoder = Decoder()
-    head: Head = Head()
+    head: Head | None = Head()  # None: it is only the decoder of wrappers
 
-    def key(self, suffix: str) -> str:
-        """The `class_key` of this family's class with that suffix."""
-        prefix = self.prefix or "".join(word.capitalize() for word in self.name.split("_"))
-        return f"{self.name}.modeling_{self.name}.{prefix}{suffix}"
+
+@dataclass(frozen=True)
+class Wrapper(Architecture):
+    """A decoder that is shown images: `..ForConditionalGeneration` is `lm_head` on `model`, of the class `..Model`,
+    which puts their features among the embeddings of ids, and what its decoder makes of these is its result.
+    """
+
+    decoder: str = "language_model"  # attribute of `model`; of any family
 
 
 # What is known of a class, by its `class_key`; filled by `register`.
@@ -106,6 +124,7 @@ FAMILIES: dict[str, Family] = {}  # decoder layers
 NORMS: dict[str, str] = {}  # norms: their kind
 DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
+WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
 EXPERTS: set[str] = set()
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
@@ -117,7 +136,8 @@ def register(family: Family) -> None:
     FAMILIES[family.key("DecoderLayer")] = family
     NORMS[family.key("RMSNorm")] = family.norm_kind
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
-    HEADS[family.key("ForCausalLM")] = family.head
+    if family.head is not None:
+        HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
         EXPERTS.add(family.key("Experts"))
     if family.scaled_embedding:
@@ -128,6 +148,9 @@ for _family in (
     Family("llama"),  # SmolLM2 too
     Family("qwen2", window="attention"),
     Family("qwen3", qk_norm="head", window="attention"),
+    Family("qwen2_vl", prefix="Qwen2VL", window="attention", decoder=MROPE, head=None),
+    Family("qwen2_5_vl", prefix="Qwen2_5_VL", window="attention", decoder=MROPE, head=None),
+    Family("qwen3_vl", prefix="Qwen3VLText", qk_norm="head", decoder=Decoder(mrope=True), head=None),
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
     Family("gemma", norm_kind="gemma", scaled_embedding=True),
@@ -190,6 +213,28 @@ for _family in (
     Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
 ):
     register(_family)
+
+
+def register_wrapper(wrapper: Wrapper) -> None:
+    """Make a wrapper known: steps of the decoder inside of it are captured."""
+    WRAPPERS[wrapper.key("Model")] = wrapper
+    HEADS[wrapper.key("ForConditionalGeneration")] = Head(decoder=f"model.{wrapper.decoder}")
+
+
+for _wrapper in (
+    Wrapper("gemma3"),
+    Wrapper("idefics3", decoder="text_model"),
+    Wrapper("internvl", prefix="InternVL"),
+    Wrapper("llava"),
+    Wrapper("llava_next"),
+    Wrapper("llava_onevision"),
+    Wrapper("mistral3"),
+    Wrapper("qwen2_vl", prefix="Qwen2VL"),
+    Wrapper("qwen2_5_vl", prefix="Qwen2_5_VL"),
+    Wrapper("qwen3_vl", prefix="Qwen3VL"),
+    Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
+):
+    register_wrapper(_wrapper)
 
 
 def class_key(cls: type) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_foundry.models.families import DECODERS, HEADS, Decoder, Head, class_key
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.families import DECODERS, HEADS, WRAPPERS, Decoder, Head, Wrapper, class_key
 from torch_foundry.models.swap import base_class
 
 
@@ -17,8 +18,28 @@ def decoder_of(module: nn.Module) -> Decoder | None:
 
 
 def head_of(module: nn.Module) -> Head | None:
-    """What is known of `module` as a causal language model."""
+    """What is known of `module` as a causal language model, or one that is shown images."""
     return HEADS.get(class_key(base_class(type(module))))
+
+
+def wrapper_of(module: nn.Module) -> Wrapper | None:
+    """What is known of `module` as a wrapper of a decoder."""
+    return WRAPPERS.get(class_key(base_class(type(module))))
+
+
+def path_to_decoder(model: nn.Module) -> list[Any]:
+    """The modules from `model`, whose head is known, to its decoder. Raises Fallback if they are others."""
+    head = head_of(model)
+    if head is None:
+        raise Fallback(f"{base_class(type(model)).__name__} is not a known language model")
+    path = [model]
+    for name in head.decoder.split("."):
+        if (child := path[-1]._modules.get(name)) is None:
+            raise Fallback("the decoder is not a known one")
+        path.append(child)
+    if not hasattr(path[-1], "decoder_plan"):
+        raise Fallback("the decoder is not a known one")
+    return path
 
 
 def is_plain(head: Head, config: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
@@ -18,25 +19,52 @@ def horizon_for(positions: int) -> int:
 
 
 class Rotary:
-    """A model's rotary embedding, which makes the tables: their rows equal what it gives for single positions."""
+    """A model's rotary embedding, which makes the tables: their rows equal what it gives for single positions.
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    mrope: it takes a position by time, height and width. Those of a text are equal, so a table has a row for each.
+    """
+
+    def __init__(self, module: Any, mrope: bool = False) -> None:
+        self.module, self.mrope = module, mrope
         self.layer_types: tuple[str | None, ...] = tuple(getattr(module, "layer_types", None) or (None,))
         types = module.rope_type.values() if isinstance(module.rope_type, dict) else (module.rope_type,)
         # whether a position's row is always the same; otherwise it depends on the length of the text
         self.constant = not any("dynamic" in t or t == "longrope" for t in types)
 
     def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[str | None, Table]:
-        """cos and sin of `positions` [B, L], each [B, L, R], by layer type; `like` has the device and dtype."""
+        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, each [B, L, R], by layer type; `like` has
+        the device and dtype."""
+        if self.mrope:
+            positions = positions.expand(3, *positions.shape[-2:])
         return {
             t: self.module(like, positions) if t is None else self.module(like, positions, t) for t in self.layer_types
         }
+
+    def sections(self, positions: Any, batch: int) -> torch.Tensor:
+        """`positions` without those that only masks are made from: [B or 1, L], or with mrope [1 or 3, B or 1, L].
+        Raises Fallback for anything else."""
+        shape: tuple[int, ...] = positions.shape if type(positions) is torch.Tensor else ()
+        if len(shape) == 3 and self.mrope and shape[0] in (1, 3, 4):
+            positions = positions[1:] if shape[0] == 4 else positions
+        elif len(shape) != 2:
+            raise Fallback("positions are not [batch, tokens]")
+        if shape[-2] not in (1, batch):
+            raise Fallback("positions are not [batch, tokens]")
+        sections: torch.Tensor = positions
+        return sections
 
     def version(self) -> tuple[Any, ...]:
         """Changes whenever the tables would change."""
         buffers = self.module._buffers.values()
         return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
+
+
+def last_positions(positions: torch.Tensor, batch: int) -> list[int]:
+    """Of the last token of each row, of `sections`. Raises Fallback if text behind it would have unlike sections."""
+    last, *others = positions[..., -1].tolist() if positions.ndim == 3 else [positions[:, -1].tolist()]
+    if any(other != last for other in others):
+        raise Fallback("the prompt ends with an image")
+    return last if len(last) == batch else last * batch
 
 
 class RopeTables:

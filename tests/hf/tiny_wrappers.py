@@ -1,0 +1,242 @@
+"""Tiny random models that are shown images, and prompts with some for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from tests.hf.tiny_models import DEVICE, VOCAB
+
+IMAGE, VIDEO = VOCAB - 1, VOCAB - 2  # ids of tokens whose embeddings are an image's
+SCALE = 0.2  # of weights: a text that neither repeats itself nor depends on rounding
+TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "num_hidden_layers": 3,
+}
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
+QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 3, "vision_end_token_id": 4}
+SLIDING = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
+def _pixels(images: list[int], *shape: int) -> torch.Tensor:
+    """Random pixels of images by their seeds."""
+    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in images])
+
+
+def square(images: list[int]) -> dict[str, torch.Tensor]:
+    """Images of 16 by 16 pixels."""
+    return {"pixel_values": _pixels(images, 3, 16, 16)}
+
+
+def sized(images: list[int]) -> dict[str, torch.Tensor]:
+    """Those, with their sizes."""
+    return {**square(images), "image_sizes": torch.tensor([[16, 16]] * len(images))}
+
+
+def tiled(images: list[int]) -> dict[str, torch.Tensor]:
+    """Images of 16 by 32 pixels: as a whole, and in two parts."""
+    return {"pixel_values": _pixels(images, 3, 3, 16, 16), "image_sizes": torch.tensor([[16, 32]] * len(images))}
+
+
+def grid(images: list[int]) -> dict[str, torch.Tensor]:
+    """Patches of images of 16 by 16 and, every other one, 16 by 24 pixels, twice in time each."""
+    sizes = [(1, 4, 6) if seed % 2 else (1, 4, 4) for seed in images]
+    pixels = [_pixels([seed], h * w, 3 * 2 * 4 * 4)[0] for seed, (_, h, w) in zip(images, sizes, strict=True)]
+    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(sizes)}
+
+
+def nested(images: list[int]) -> dict[str, torch.Tensor]:
+    """Images of 16 by 16 pixels, one a row."""
+    return {"pixel_values": _pixels(images, 1, 3, 16, 16)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config class, the text model's type with what it gets besides TEXT, the tower's, and what is left.
+
+    images: the arguments that show images, by their seeds. types: the argument that says which tokens are an image's.
+    """
+
+    config: str
+    text: dict[str, Any]
+    tower: dict[str, Any]
+    options: dict[str, Any]
+    images: Callable[[list[int]], dict[str, torch.Tensor]] = square
+    types: str | None = None
+
+
+WRAPPERS = {
+    "gemma3": Case(
+        "Gemma3Config",
+        {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, **SLIDING},
+        {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        {"image_token_index": IMAGE, "boi_token_index": 3, "eoi_token_index": 4, "mm_tokens_per_image": 4},
+        types="token_type_ids",
+    ),
+    "qwen2_vl": Case(
+        "Qwen2VLConfig",
+        MROPE,
+        {**QWEN_TOWER, "embed_dim": 32, "hidden_size": 128, "mlp_ratio": 2},
+        QWEN_IDS,
+        grid,
+        "mm_token_type_ids",
+    ),
+    "qwen2_5_vl": Case(
+        "Qwen2_5_VLConfig",
+        MROPE,
+        {
+            **QWEN_TOWER,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 128,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        QWEN_IDS,
+        grid,
+        "mm_token_type_ids",
+    ),
+    "qwen3_vl": Case(
+        "Qwen3VLConfig",
+        MROPE,
+        {
+            **QWEN_TOWER,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        QWEN_IDS,
+        grid,
+        "mm_token_type_ids",
+    ),
+    "llava": Case(
+        "LlavaConfig",
+        {"model_type": "llama"},
+        {"model_type": "clip_vision_model", **TOWER},
+        {"image_token_index": IMAGE, "image_seq_length": 16},
+    ),
+    "llava_next": Case(
+        "LlavaNextConfig",
+        {"model_type": "mistral", "sliding_window": 12},
+        {"model_type": "clip_vision_model", **TOWER},
+        {"image_token_index": IMAGE, "image_grid_pinpoints": [[16, 32], [32, 16]], "image_seq_length": 16},
+        tiled,
+    ),
+    "llava_onevision": Case(
+        "LlavaOnevisionConfig",
+        {"model_type": "qwen2"},
+        {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        {"image_token_index": IMAGE, "video_token_index": VIDEO, "image_grid_pinpoints": [[16, 32], [32, 16]]},
+        tiled,
+    ),
+    "mistral3": Case(
+        "Mistral3Config",
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "pixtral", **TOWER, "head_dim": 16},
+        {"image_token_index": IMAGE, "spatial_merge_size": 2},
+        sized,
+    ),
+    "idefics3": Case(
+        "Idefics3Config",
+        {"model_type": "llama"},
+        {"model_type": "idefics3_vision", **TOWER},
+        {"image_token_id": IMAGE, "scale_factor": 2},
+        nested,
+    ),
+    "smolvlm": Case(
+        "SmolVLMConfig",
+        {"model_type": "llama"},
+        {"model_type": "smolvlm_vision", **TOWER},
+        {"image_token_id": IMAGE, "scale_factor": 2},
+        nested,
+    ),
+    "internvl": Case(
+        "InternVLConfig",
+        {"model_type": "qwen3"},
+        {"model_type": "internvl_vision", **TOWER, "image_size": [16, 16], "patch_size": [4, 4]},
+        {"image_token_id": IMAGE, "image_seq_length": 4},
+    ),
+}
+
+
+def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
+    """A new model, the same for the same arguments, in eval mode."""
+    case = WRAPPERS[name]
+    options = {"text_config": {**TEXT, **case.text}, "vision_config": case.tower, **case.options}
+    config = getattr(transformers, case.config)(**{"tie_word_embeddings": False, **options})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in parameter_name or "bias" in parameter_name:
+                parameter.add_(0.3 * noise)
+            else:
+                parameter.copy_(SCALE * noise * (5 if "mm_input_projection" in parameter_name else 1))
+    model.generation_config.eos_token_id = None  # always generate as much as was asked for
+    return model.to(DEVICE)
+
+
+@functools.cache
+def shared(name: str) -> PreTrainedModel:
+    """A stock model that several tests read."""
+    return build(name)
+
+
+def prompt(name: str, *rows: list[int]) -> dict[str, Any]:
+    """A batch of texts, left padded, each with the images of these seeds in it."""
+    case, model = WRAPPERS[name], shared(name)
+    texts = []
+    for number, images in enumerate(rows):
+        generator = torch.Generator().manual_seed(50 + number)
+        text = torch.randint(5, VIDEO, (4 + 3 * number,), generator=generator).tolist()
+        for image in images:
+            more = torch.randint(5, VIDEO, (3 + image % 3,), generator=generator).tolist()
+            text += [IMAGE] * tokens_of(name, image) + more
+        texts.append(text)
+    width = max(map(len, texts))
+    ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    shown = [image for images in rows for image in images]
+    if case.types is not None:
+        inputs[case.types] = (ids == IMAGE).long()
+    if shown:
+        inputs |= case.images(shown)
+    return {key: value.to(model.device) for key, value in inputs.items()}
+
+
+@functools.cache
+def tokens_of(name: str, image: int) -> int:
+    """How many tokens an image is."""
+    model: Any = shared(name)
+    with torch.no_grad():
+        features = model.get_image_features(**WRAPPERS[name].images([image]), return_dict=True).pooler_output
+    return sum(feature.flatten(0, -2).shape[0] for feature in features)

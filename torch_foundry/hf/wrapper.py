@@ -1,0 +1,69 @@
+"""The replaced body of a wrapper: stock code, which tells the decoder inside of it which ids a step embeds."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from torch_foundry.hf.pretrained import ModelMixin
+from torch_foundry.models.outputs import wrapper_of
+
+# Features of images and videos, or what they are made from, and which tokens see each other both ways.
+IMAGES = frozenset({"mm_encoder_outputs", "pixel_values", "pixel_values_videos", "token_type_ids"})
+# What is read along with pixels, and what says where tokens stand, which the decoder is told as `position_ids`.
+ABOUT_IMAGES = frozenset(
+    {
+        "batch_num_images",
+        "image_grid_thw",
+        "image_sizes",
+        "image_sizes_videos",
+        "mm_token_type_ids",
+        "pixel_attention_mask",
+        "second_per_grid_ts",
+        "video_grid_thw",
+        "vision_aspect_ratio",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+    }
+)
+OF_PROMPTS = IMAGES | ABOUT_IMAGES  # generate() drops them behind the prompt, or they say that new tokens are text
+OF_TEXT = frozenset(
+    {"attention_mask", "input_ids", "logits_to_keep", "past_key_values", "position_ids", "return_dict", "use_cache"}
+)
+
+_step: ContextVar[tuple[Any, dict[str, Any]] | None] = ContextVar("step", default=None)
+
+
+class WrapperMixin(ModelMixin):
+    """A model of `families.WRAPPERS`."""
+
+    def _by_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = kwargs if not args else {"input_ids": args[0], **kwargs}
+        token = _step.set(self._text(given) if len(args) < 2 else None)
+        try:
+            return super()._by_layers(args, kwargs)
+        finally:
+            _step.reset(token)
+
+    def _text(self: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """The decoder, and its arguments in place of embeddings, if these will be those of ids alone."""
+        ids, known = kwargs.get("input_ids"), wrapper_of(self)
+        if known is None or ids is None or self._forward_pre_hooks or "forward" in self.__dict__:
+            return None
+        for name, value in kwargs.items():
+            nothing = value is None or value is False or (type(value) is dict and not value)
+            if not nothing and name not in OF_TEXT and name not in ABOUT_IMAGES:
+                return None
+        decoder = self._modules.get(known.decoder)
+        # Gemma 3 gives an image's token another id if there is no embedding of it
+        if decoder is None or getattr(self.config, "image_token_id", 0) >= decoder.config.vocab_size:
+            return None
+        return decoder, {"input_ids": ids, "attention_mask": kwargs.get("attention_mask")}
+
+
+def ids_of(decoder: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass of `decoder`, with ids where a wrapper has embedded them."""
+    step = _step.get()
+    if step is None or step[0] is not decoder or kwargs.get("inputs_embeds") is None:
+        return kwargs
+    return {**kwargs, **step[1], "inputs_embeds": None}
