@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_foundry.models.families import FAMILIES
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "tests/*.md", "benchmarks/*.md")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
@@ -60,3 +62,9 @@ def test_every_decision_is_listed_once() -> None:
     for name in names:
         text = (folder / name).read_text()
         assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Evidence", "Consequences")), name
+
+
+def test_every_family_is_listed() -> None:
+    """docs/families.md is written by `python -m tools.families`; a row of a family is no reason to forget it."""
+    _, _, unknown = (ROOT / "docs/families.md").read_text().partition("## Not known")
+    assert unknown and not [family.name for family in FAMILIES.values() if f"`{family.name}`" in unknown]
