@@ -114,7 +114,7 @@ template <typename T, typename VStore, int DV> struct ValueBlock {
 
 // BLOCKS: of eight query rows; all else as in attention_decode.
 // foundry-lint: instance(attention_decode_matrix<half, uchar, DenseKv<half>, DenseKv<half>, 64, 64, 1, 4>)
-// foundry-lint: instance(attention_decode_matrix<bfloat, float, Q8Kv<128>, Q4Kv<96>, 128, 96, 2, 4>)
+// foundry-lint: instance(attention_decode_matrix<bfloat, float, [FOUNDRY_KV_FORMATS]<128>, [FOUNDRY_KV_FORMATS]<96>, 128, 96, 2, 4>)
 template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int BLOCKS, int SIMDS>
 [[kernel]] void attention_decode_matrix(
     device const T* q [[buffer(0)]],

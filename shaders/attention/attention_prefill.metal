@@ -26,7 +26,7 @@ METAL_FUNC void stage_keys(thread const KvRows<Store>& rows, int tile, KeyRange 
 // A simdgroup owns 8 query rows. Scores, weights and output live in 8x8 fragments, in which a lane holds two neighbouring
 // columns of one row: lanes of the same row differ in bits 0 and 3 only.
 // foundry-lint: instance(attention_prefill<half, float, DenseKv<half>, DenseKv<half>, 64, 64>)
-// foundry-lint: instance(attention_prefill<float, uchar, Q8Kv<80>, DenseKv<bfloat>, 80, 112>)
+// foundry-lint: instance(attention_prefill<float, uchar, [FOUNDRY_KV_FORMATS]<80>, DenseKv<bfloat>, 80, 112>)
 template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV>
 [[kernel]] void attention_prefill(
     device const T* q [[buffer(0)]],

@@ -36,7 +36,7 @@ METAL_FUNC KvSlot kv_slot(constant RopeKvArgs& args, device const int* step, dev
   return {page < args.pages, page, uint(slot) & ((1u << args.page_shift) - 1)};
 }
 
-// foundry-lint: instance(rope_kv<half, float, Llama, Q8KvOut, Q4KvOut>)
+// foundry-lint: instance(rope_kv<half, float, Llama, [FOUNDRY_KV_FORMATS]Out, [FOUNDRY_KV_FORMATS]Out>)
 // foundry-lint: instance(rope_kv<bfloat, bfloat, Gemma, DenseOut<bfloat>, DenseOut<half>>)
 template <typename T, typename Table, typename Kind, typename KStore, typename VStore>
 [[kernel]] void rope_kv(

@@ -7,26 +7,7 @@
 using namespace metal;
 using namespace foundry;
 
-// foundry-lint: instance(embedding<Q8_0, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q4_1, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q5_0, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q5_1, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q2_K, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q3_K, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q4_K, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q5_K, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Q6_K, bfloat, int, 8>)
-// foundry-lint: instance(embedding<IQ4_NL, bfloat, int, 8>)
-// foundry-lint: instance(embedding<IQ4_XS, bfloat, int, 8>)
-// foundry-lint: instance(embedding<TQ1_0, bfloat, int, 8>)
-// foundry-lint: instance(embedding<TQ2_0, bfloat, int, 8>)
-// foundry-lint: instance(embedding<MXFP4, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Affine4_64_F16, bfloat, int, 8>)
-// foundry-lint: instance(embedding<Affine3_32_BF16, half, int, 8>)
-// foundry-lint: instance(embedding<Int4_128, bfloat, int, 8>)
-// foundry-lint: instance(embedding<NF4, bfloat, int, 8>)
-// foundry-lint: instance(embedding<FP4, bfloat, int, 8>)
-// foundry-lint: instance(embedding<MXFP8, bfloat, int, 8>)
+// foundry-lint: instance(embedding<[FOUNDRY_FORMAT], bfloat, int, 8>)
 // foundry-lint: instance(embedding<F16, float, long, 1>)
 template <typename Q, typename T, typename Id, int VEC>
 [[kernel]] void embedding(

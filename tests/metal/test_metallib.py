@@ -22,6 +22,7 @@ from torch_foundry.aot import metallib
 from torch_foundry.core import extension
 from torch_foundry.core.devices import metal
 from torch_foundry.core.shader import ShaderLibrary
+from torch_foundry.msl.lint.unit import instances
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -184,7 +185,7 @@ def test_strict_compiles_every_instance_that_lint_checks(xcode: Callable[..., An
     shaders = sorted((ROOT / "shaders").rglob("*.metal"))
     assert result.returncode == 0 and f"{3 * len(shaders)} of {3 * len(shaders)} compile" in result.stdout, result
     for path in shaders:
-        count = len(set(re.findall(r"foundry-lint: instance\((.*)\)", path.read_text())))
+        count = len(set(instances(path, include_dirs=[ROOT / "shaders"])))
         assert f"{path.name}: compiles as Metal 4.0 with {count} instances" in result.stdout
     assert len(xcode("3.1")) == 3 * len(shaders) and all("-Wall" in command for command in xcode("3.1"))
 

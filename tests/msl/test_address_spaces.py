@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from torch_foundry.msl.lint import address_spaces
+from torch_foundry.msl.lint.unit import instances
+from torch_foundry.msl.model import MslError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHADERS = Path(__file__).parent / "shaders"
@@ -91,6 +93,37 @@ def test_entries():
     assert [f.line for f in check(TEMPLATE, entries=["f<float>", "f<bfloat>"]).findings] == [4, 4]
     (found,) = check(TEMPLATE, entries=["g<float>"]).findings
     assert "g<float>" in found.message
+
+
+TABLES = """
+#define KINDS(KIND) KIND(float, 0) KIND(half, 1)
+#ifndef ROW
+#define ROW(name, size)
+#endif
+ROW(int, 4)
+ROW(uint, 4)
+// foundry-lint: instance(f<[KINDS]>)
+// foundry-lint: instance(g<[ROW], [KINDS], [ROW]2>)
+// foundry-lint: instance(f<char>)
+"""
+
+
+def test_instances_for_each_row_of_a_table(tmp_path):
+    """A macro that calls another for each row, or one that each row calls."""
+    expected = ["f<float>", "f<half>", "g<int, float, int2>", "g<int, half, int2>"]
+    expected += ["g<uint, float, uint2>", "g<uint, half, uint2>", "f<char>"]
+    assert sorted(instances(TABLES)) == sorted(expected)
+    (tmp_path / "tables.h").write_text(TABLES.partition("//")[0])
+    file = tmp_path / "f.metal"
+    file.write_text('#include "tables.h"\n' + TABLES[TABLES.index("//") :])
+    assert instances(file) == instances(TABLES)
+    with pytest.raises(MslError, match="no table of rows: OTHER"):
+        instances(TABLES.replace("[KINDS]", "[OTHER]"))
+
+
+@needs_clang
+def test_instances_of_a_table_are_checked():
+    assert [f.line for f in check(f"{TEMPLATE}{TABLES.partition('// foundry-lint: instance(g')[0]}").findings] == [4, 4]
 
 
 @needs_clang

@@ -20,6 +20,7 @@ import torch
 from tests.quant.test_contraction import setup_flags
 from torch_foundry.core import extension as _ext
 from torch_foundry.core import sources
+from torch_foundry.msl.lint.unit import instances
 
 pytestmark = pytest.mark.tier("kernels")
 
@@ -59,6 +60,13 @@ def build_tables(place: Path) -> Path:
 @pytest.mark.skipif("TORCH_FOUNDRY_EXTENSION" in os.environ, reason="_C has been replaced already")
 def test_no_other_edit(tmp_path: Path) -> None:
     write_tree(tmp_path)
+    shaders, policy = tmp_path / "shaders", NAME.capitalize()
+    linted = instances(shaders / "embedding" / "embedding.metal", include_dirs=[shaders])
+    assert f"embedding<{policy}, bfloat, int, 8>" in linted and f"embedding<{policy}, bfloat, int, 8>" not in instances(
+        ROOT / "shaders" / "embedding" / "embedding.metal", include_dirs=[ROOT / "shaders"]
+    )
+    linted = instances(shaders / "attention" / "rope_kv.metal", include_dirs=[shaders])
+    assert f"rope_kv<half, float, Llama, {policy}KvOut, {policy}KvOut>" in linted
     (tmp_path / "cache").mkdir()
     kernels = _ext.cache_dir() / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)

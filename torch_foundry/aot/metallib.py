@@ -124,11 +124,11 @@ def strict(shaders: Path, levels: Sequence[str]) -> bool:
     Prints a line for each file and what the compiler says, warnings too. Whether all compiled.
     """
     from torch_foundry.msl import translate
-    from torch_foundry.msl.lint.unit import Comments
+    from torch_foundry.msl.lint.unit import instances
 
     work = []
     for shader in sources.shader_files(shaders):
-        entries = sorted(set(Comments().instances(str(shader))))
+        entries = sorted(set(instances(shader, include_dirs=[shaders])))
         text = library_text(shader.name, translate(shader, include_dirs=[shaders]).msl, entries)
         work += [(level, shader.name, text, len(entries)) for level in levels]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:

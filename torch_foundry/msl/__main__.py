@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .lint.host import check, check_text, find_prelude, with_instances
-from .lint.unit import Comments
+from .lint.unit import instances
 from .model import Kernel, MslError, Translation
 from .translate import translate
 
@@ -54,25 +55,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _one(file: str, options: argparse.Namespace) -> int:
-    translation = translate(
-        file,
-        defines=_defines(options),
-        include_dirs=options.include_dirs,
-        metal_version=options.metal_version,
-    )
+    translation = translate(file, **_settings(options))
     if options.emit:
         print(translation.source)
         return 0
     if options.check:
-        entries = [*options.entry, *Comments().instances(file)]
-        return _check(file, with_instances(translation, entries))
+        return _check(file, with_instances(translation, [*options.entry, *instances(file, **_settings(options))]))
     _list(file, translation, several=len(options.files) > 1)
     return 0
 
 
-def _defines(options: argparse.Namespace) -> dict[str, str | None]:
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
     pairs = (d.partition("=") for d in options.defines)
-    return {name: value if equals else None for name, equals, value in pairs}
+    return {
+        "defines": {name: value if equals else None for name, equals, value in pairs},
+        "include_dirs": options.include_dirs,
+        "metal_version": options.metal_version,
+    }
 
 
 def _list(file: str, translation: Translation, several: bool) -> None:
@@ -121,11 +120,7 @@ def _check(file: str, translation: Translation) -> int:
 def _lint(options: argparse.Namespace) -> int:
     from .lint import Finding, address_spaces, lint
 
-    settings = {
-        "defines": _defines(options),
-        "include_dirs": options.include_dirs,
-        "metal_version": options.metal_version,
-    }
+    settings = _settings(options)
     findings: dict[Finding, None] = {}
     notes: dict[str, None] = {}
     for file in options.files:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from torch_foundry.core.sources import HostTree  # noqa: E402
 from torch_foundry.msl import translate  # noqa: E402
 from torch_foundry.msl.lint.host import with_instances  # noqa: E402
-from torch_foundry.msl.lint.unit import Comments  # noqa: E402
+from torch_foundry.msl.lint.unit import instances  # noqa: E402
 
 # What libc++ and libc++abi export: std::, operators new and delete, the exception and type information support.
 STANDARD = re.compile(r"__ZN?K?V?St|__ZT[VIS]N?K?(St|10__cxxabiv1)|__Zn[wa]|__Zd[la]|___cxa_|___gxx_|__ZT[VIS][a-z]")
@@ -30,7 +30,7 @@ STANDARD = re.compile(r"__ZN?K?V?St|__ZT[VIS]N?K?(St|10__cxxabiv1)|__Zn[wa]|__Zd
 def kernel_text(shader: Path, shaders: Path) -> str:
     """The translation of a shader with one of its kernels registered: the first, or the first instance it names."""
     translation = translate(shader, include_dirs=[shaders])
-    translation = with_instances(translation, Comments().instances(str(shader)))
+    translation = with_instances(translation, instances(shader, include_dirs=[shaders]))
     kernel = translation.kernels[0]
     return f'{translation.source}\nMSL_KERNEL("{kernel.name}", {kernel.signature}, {kernel.entry})\n'
 

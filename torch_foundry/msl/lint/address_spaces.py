@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..reflect import attributes, is_kernel
 from ..rewrite import threadgroup
@@ -22,7 +23,7 @@ from ..syntax.declarations import Declaration, Scope, parse, walk
 from ..syntax.integers import Integers
 from ..syntax.lexer import Tokens
 from ..syntax.preprocess import Defines, preprocess
-from .unit import Comments, Finding, allowed_removed, given_text
+from .unit import Comments, Finding, allowed_removed, given_text, instances
 
 _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__constant", "thread": "__private"}
 _OPENCL_WORDS = frozenset({"local", "global", "generic", "pipe", "read_only", "write_only", "read_write"})
@@ -73,12 +74,15 @@ def check(
     clang = find_clang()
     if clang is None:
         return Report(skipped="no clang++ was found (looked for $CLANGXX, clang++ and clang++-14 to clang++-20)")
-    ready = preprocess(
-        path_or_source, defines=defines, include_dirs=include_dirs, metal_version=metal_version, name=name
-    )
+    settings: dict[str, Any] = {
+        "defines": defines,
+        "include_dirs": include_dirs,
+        "metal_version": metal_version,
+    }
+    ready = preprocess(path_or_source, name=name, **settings)
     tokens = Tokens(ready.text, ready.name)
     comments = Comments(given_text(ready.name, path_or_source))
-    entries = [*entries, *comments.instances(ready.name)]
+    entries = [*entries, *instances(path_or_source, **settings)]
     root = parse(tokens)
     text = opencl_text(tokens, root, ready.name, entries)
     command = [

@@ -2,23 +2,29 @@
 preprocessor drops them.
 
 `// foundry-lint: allow(rule, ..) reason` on a line, or alone on the line above it, allows the rules there; without a
-reason it allows nothing. `// foundry-lint: instance(rms_norm<half, 4>)` asks to check that kernel instance.
+reason it allows nothing. `// foundry-lint: instance(rms_norm<half, 4>)` asks to check that kernel instance, and
+`instance(rms_norm<half, [KINDS]>)` one for each row of the table KINDS: a macro that is given one row's macro and calls
+it for each, or a row's macro that headers call. A row's first argument takes the place of `[KINDS]`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..model import MslError
 from ..syntax.declarations import Scope
 from ..syntax.lexer import Tokens
+from ..syntax.preprocess import Defines, preprocess
 from ..syntax.resolve import is_source
 
 _ALLOW = re.compile(r"//\s*foundry-lint:\s*allow\(([^)]*)\)\s*(.*)")
 _INSTANCE = re.compile(r"//\s*foundry-lint:\s*instance\((.*)\)\s*$", re.M)
+_TABLE = re.compile(r"\[(\w+)\]")
+_ROW = "foundry_lint_row"
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,6 @@ class Comments:
             self._texts[file] = path.read_text(errors="replace") if path.is_file() else ""
         return self._texts[file]
 
-    def instances(self, file: str) -> list[str]:
-        """The instances of kernel templates that the file wants checked."""
-        return [m.strip() for m in _INSTANCE.findall(self.text(file))]
-
     def allows(self, file: str, line: int, rule: str) -> bool:
         """Whether a comment allows the rule on that line."""
         if file not in self._lines:
@@ -85,6 +87,36 @@ class Comments:
 def given_text(name: str, path_or_source: str | os.PathLike[str]) -> dict[str, str]:
     """Source that is in no file, by the name it goes by."""
     return {name: str(path_or_source)} if is_source(path_or_source) else {}
+
+
+def instances(
+    path_or_source: str | os.PathLike[str],
+    *,
+    defines: Defines | None = None,
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    metal_version: int = 310,
+) -> list[str]:
+    """The instances of kernel templates that a file wants checked. Raises MslError for a table that has no rows."""
+    given = is_source(path_or_source)
+    text = str(path_or_source) if given else Path(path_or_source).read_text(errors="replace")
+    wanted = [m.strip() for m in _INSTANCE.findall(text)]
+    for table in dict.fromkeys(name for entry in wanted for name in _TABLE.findall(entry)):
+        whole = text if given else f'#include "{Path(path_or_source).resolve()}"\n'
+        ready = preprocess(
+            f"{whole}\n{table}({_ROW})\n",
+            defines={**(defines or {}), table: _ROW},
+            include_dirs=include_dirs,
+            metal_version=metal_version,
+        )
+        rows = re.findall(rf"\b{_ROW}\s*\(\s*(\w+)\s*,", ready.text)
+        if not rows:
+            raise MslError("<source>" if given else os.fspath(path_or_source), 0, f"no table of rows: {table}")
+        wanted = [
+            entry.replace(f"[{table}]", row)
+            for entry in wanted
+            for row in (rows if f"[{table}]" in entry else rows[:1])
+        ]
+    return wanted
 
 
 def allowed_removed(findings: Iterable[Finding], comments: Comments) -> list[Finding]:

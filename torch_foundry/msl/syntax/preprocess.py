@@ -1,4 +1,4 @@
-"""Runs the C preprocessor over Metal source, with macro-only stand-ins for Apple's headers."""
+"""Runs the C preprocessor over Metal source, with macros alone in the place of Apple's headers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from .resolve import ERROR, resolve
 from .vocabulary import UNSUPPORTED_HEADERS
 
 Defines = Mapping[str, object]
-STUB_HEADERS = Path(__file__).parents[1] / "include"
 
 # Before every text that Apple's compiler gets: a * b + c is rounded twice, as on the other executors, which safe math
 # alone doesn't ask for. In C's words, which each clang knows, and in Metal's; what a compiler doesn't know, it skips.
 HEAD = "#pragma STDC FP_CONTRACT OFF\n#pragma METAL fp contract(off)\n"
 
+# Apple's headers: what is in them has the prelude, but for macros.
+_OF_APPLE = re.compile(
+    r"^(\s*#.*)<(?:metal_(?:array|atomic|command_buffer|common|compute|config|geometric|graphics|integer|limits|logging"
+    r"|math|matrix|numeric|pack|packing|quadgroup|relational|simdgroup|simdgroup_matrix|stdlib|texture|type_traits|types"
+    r"|uniform|vector)|simd/(?:common|math|matrix|matrix_types|simd|types|vector|vector_types)\.h)>",
+    re.M,
+)
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<message>.*)$", re.M)
 _MISSING_HEADER = re.compile(r"^'?([^':]+)'?(?: file not found|: No such file or directory)")
 
@@ -58,10 +64,10 @@ def preprocess(
     command = [*find_compiler().split(), "-E", "-x", "c++", "-undef", "-nostdinc", "-w"]
     command += ["-std=c++17" if metal_version >= 400 else "-std=c++14"]
     command += [f"-D{macro}" for macro in _predefined(metal_version)]
-    command += ["-isystem", str(STUB_HEADERS), "-"]
+    command += ["-isystem", str(Path(__file__).parents[1]), "-"]
     resolved = resolve(path_or_source, include_dirs=include_dirs, name=name)
     msl = HEAD + "".join(f"#define {define}\n" for define in _definitions(defines or {})) + resolved.text
-    result = subprocess.run(command, input=msl, capture_output=True, text=True)
+    result = subprocess.run(command, input=_OF_APPLE.sub(r"\1<msl_macros.h>", msl), capture_output=True, text=True)
     if result.returncode:
         raise _error(result.stderr, resolved.name)
     return Preprocessed(result.stdout, resolved.name, resolved.files, msl)

@@ -1,1 +1,0 @@
-#include "../msl_macros.h"
