@@ -38,6 +38,7 @@ def test_bytes(kind: Kind, tokens: int) -> None:
         assert allocated(settings, kind, tokens) == each * (room * (layers - windows) + 1024 * windows)
 
 
+@pytest.mark.tier("models", quick=2)
 @pytest.mark.parametrize("name", ["LlamaConfig", "MistralConfig"])
 @pytest.mark.parametrize(
     "kind", [Kind("f32", kv_cache="f32"), Kind("q8_0", kv_cache="q8_0"), Kind("pages", paged=True)]

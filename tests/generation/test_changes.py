@@ -347,6 +347,7 @@ def test_unpatched_and_patched_again() -> None:
     assert report(model).steps == 1
 
 
+@pytest.mark.tier("models")
 def test_other_shaders(tmp_path: Path) -> None:
     model, cache = started()
     copied = copy.deepcopy(cache)

@@ -246,6 +246,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.tier("models")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on the address space")
 def test_a_real_allocator_that_refuses() -> None:
     result = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=300)

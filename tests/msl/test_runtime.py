@@ -249,11 +249,13 @@ def _run_driver(cxx: str, flags: list[str], emulator: list[str]) -> str:
     return subprocess.run([*emulator, program], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("option", ["-DMSL_FIBER_UCONTEXT", "-DMSL_CURRENT_BY_CALL"], ids=["ucontext", "as on macOS"])
 def test_portable_switch(option: str) -> None:
     assert "3 orders passed" in _run_driver(host_kit.compiler()[0], [option], [])
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("switch", [[], ["-DMSL_FIBER_UCONTEXT"]], ids=["native", "ucontext"])
 def test_aarch64(switch: list[str]) -> None:
     tools = host_kit.cross_tools()
@@ -263,6 +265,7 @@ def test_aarch64(switch: list[str]) -> None:
     assert "3 orders passed" in _run_driver(cxx, switch, [qemu])
 
 
+@pytest.mark.tier("kernels")
 def test_clang() -> None:
     names = ["clang++", *(f"clang++-{version}" for version in range(14, 23))]
     compilers = [name for name in names if shutil.which(name)]

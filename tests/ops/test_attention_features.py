@@ -156,6 +156,7 @@ def test_pages_that_nobody_sees_are_not_looked_up() -> None:
             kit.assert_equal(ops.attention(**pages), expected)
 
 
+@pytest.mark.tier("kernels", quick=1)
 @pytest.mark.parametrize("k, dtype", [("own", F16), ("q8_0", F32)])
 def test_more_than_8192_tokens(k: str, dtype: torch.dtype) -> None:
     """In one buffer and in pages; and a prompt in two parts sees what it sees at once."""

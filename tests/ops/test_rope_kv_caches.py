@@ -224,6 +224,7 @@ def test_keys_and_values_may_take_turns_in_one_memory() -> None:
 
 
 @pytest.mark.cpu_only
+@pytest.mark.tier("kernels")
 def test_pages_beyond_what_32_bits_count() -> None:
     """The last pages of a memory of more than 2^31 numbers, of which few are ever touched."""
     pages = 2**31 // 1024 + 8
