@@ -18,6 +18,7 @@ from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.rope import Rotary
 
+pytestmark = pytest.mark.tier("models", quick=1)
 TOKENS = 64
 EMBEDS = "the caller embeds the tokens (inputs_embeds)"
 
@@ -252,3 +253,15 @@ def test_texts_alone_in_an_engine_and_packed() -> None:
         stream = engine.submit(inputs["input_ids"], SamplingParams(max_tokens=12, temperature=0))
         engine.run()
         assert text[inputs["input_ids"].shape[1] :] == stream.tokens
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl", "smolvlm"])
+def test_steps_of_texts_are_compared(name: str) -> None:
+    """Whatever image was shown before."""
+    model = patch(copy.deepcopy(shared(name)))
+    generate(model, prompt(name, [1]), max_new_tokens=3)
+    found = torch_foundry.compare(model, prompt(name, [])["input_ids"])
+    assert found.first_bad is None and found.left_out is None, str(found)
+    inputs = prompt(name, [1])
+    refused = torch_foundry.compare(model, inputs.pop("input_ids"), **inputs)
+    assert refused.first_bad is None and (refused.left_out or "").startswith("argument "), str(refused)

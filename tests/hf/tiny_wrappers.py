@@ -38,6 +38,14 @@ TOWER = {
 }
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
 QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_TOWER = {
+    **QWEN_TOWER,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 128,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}
 QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 3, "vision_end_token_id": 4}
 SLIDING = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
@@ -120,17 +128,12 @@ WRAPPERS = {
         grid,
         "mm_token_type_ids",
     ),
-    "qwen3_vl": Case(
-        "Qwen3VLConfig",
-        MROPE,
-        {
-            **QWEN_TOWER,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 128,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
+    "qwen3_vl": Case("Qwen3VLConfig", MROPE, QWEN3_TOWER, QWEN_IDS, grid, "mm_token_type_ids"),
+    "qwen3_vl_moe": Case(
+        "Qwen3VLMoeConfig",
+        # the second layer has no experts
+        {**MROPE, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
+        QWEN3_TOWER,
         QWEN_IDS,
         grid,
         "mm_token_type_ids",

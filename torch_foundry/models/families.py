@@ -151,6 +151,14 @@ for _family in (
     Family("qwen2_vl", prefix="Qwen2VL", window="attention", decoder=MROPE, head=None),
     Family("qwen2_5_vl", prefix="Qwen2_5_VL", window="attention", decoder=MROPE, head=None),
     Family("qwen3_vl", prefix="Qwen3VLText", qk_norm="head", decoder=Decoder(mrope=True), head=None),
+    Family(
+        "qwen3_vl_moe",
+        prefix="Qwen3VLMoeText",
+        qk_norm="head",
+        experts=Experts(normalized=True),
+        decoder=Decoder(mrope=True, output=MoeModelOutputWithPast),
+        head=None,
+    ),
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
     Family("gemma", norm_kind="gemma", scaled_embedding=True),
@@ -232,6 +240,7 @@ for _wrapper in (
     Wrapper("qwen2_vl", prefix="Qwen2VL"),
     Wrapper("qwen2_5_vl", prefix="Qwen2_5_VL"),
     Wrapper("qwen3_vl", prefix="Qwen3VL"),
+    Wrapper("qwen3_vl_moe", prefix="Qwen3VLMoe"),
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
 ):
     register_wrapper(_wrapper)

@@ -14,9 +14,8 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.diagnostics.compare.kernels import wrong_kernels
 from torch_foundry.diagnostics.compare.result import LIMIT, REPLAY, STEP, Path, Stage, error, stages_of
 from torch_foundry.generation.step_state import CacheLayers, StepState
-from torch_foundry.hf.decoder import DecoderMixin
 from torch_foundry.kvcache.formats import PLAIN
-from torch_foundry.models.decoder import DecoderModel
+from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.layer import forward
 from torch_foundry.models.outputs import finished, head_of
 from torch_foundry.models.weights import GEMV
@@ -30,15 +29,19 @@ Seen = list[tuple[Any, torch.Tensor]]  # of each stage: what stock code gave it,
 
 def why_not(model: Any, inputs: dict[str, Any]) -> str | None:
     """Why decode steps of `model` can't be compared; None if they can."""
-    if head_of(model) is None or not isinstance(getattr(model, "model", None), DecoderMixin):
+    try:
+        plan = decoder_plan(model)
+    except Fallback:
         return f"{type(model).__name__} is no known decoder, so none of its steps is fused"
     if unknown := sorted(name for name in inputs if name not in KNOWN and inputs[name] is not None):
         return f"argument {unknown[0]}"
     mask = inputs.get("attention_mask")
     if mask is not None and mask.dim() != 2:
         return "the mask is not [batch, tokens]"
+    positions = inputs.get("position_ids")
+    if positions is not None and positions.dim() != 2:
+        return "positions are not [batch, tokens]"
     try:
-        plan = model.model.decoder_plan()
         plan.check()
     except Fallback as fallback:
         return str(fallback)
@@ -53,10 +56,13 @@ def compare_steps(
     names: of the stages, by id() of their modules. All run on caches with the same contents, stored as the model stores
     them, so that a packed cache costs neither side more than the other. Raises Fallback.
     """
+    plan = decoder_plan(model)
+    if plan.rotary.mrope and inputs.get("position_ids") is None:
+        # a wrapper would count from where its last image has ended
+        inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}
     text = _Text(
         model, ids[:MAX_GEMV_ROWS], {name: None if v is None else v[:MAX_GEMV_ROWS] for name, v in inputs.items()}
     )
-    plan: DecoderModel = model.model.decoder_plan()
     with fused(False):
         prompt = text.read()
         caches = [copy.deepcopy(prompt) for _ in range(3)]
