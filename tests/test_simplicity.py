@@ -15,7 +15,19 @@ PARAMETERS, ATTRIBUTES, LINES = 8, 10, 60  # at most, at most, at least
 OPERANDS = "what the kernel reads and writes"
 WIDE_CALLS = {
     **dict.fromkeys(
-        ("linear", "rope_kv", "attention", "moe_glu", "gated_delta", "norm_glu", "norm_qkv", "sample", "_"), OPERANDS
+        (
+            "linear",
+            "rope_kv",
+            "attention",
+            "moe_glu",
+            "moe_route",
+            "gated_delta",
+            "norm_glu",
+            "norm_qkv",
+            "sample",
+            "_",
+        ),
+        OPERANDS,
     ),  # in ops, and their references
     "_assisted_decoding": "transformers' signature",
     "apply_chat_template": "transformers' signature",
@@ -46,6 +58,7 @@ CRUMBS = {
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
     "io.packed.foundry": "a layout of weights, registered by its import",
+    "io.packed.mxfp4": "a layout of weights, registered by its import",
     "ops.permute": "an op",
     "diagnostics.perplexity.svg": "draws",
     "diagnostics.profiling.svg": "draws",

@@ -25,6 +25,9 @@ struct ExpertMatrices {
 RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const ExpertMatrices* second = nullptr);
 RoutedArgs routed_args(const at::Tensor& ids, int64_t experts);
 
+// Checks biases [experts, outputs] of any strides; none: 0.
+ExpertBias expert_bias(const char* name, const OptionalTensor& bias, const ExpertMatrices& of, const at::Tensor& like);
+
 // Checks routing weights, float32 of the shape of ids, and fills in their stride.
 void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs& args);
 

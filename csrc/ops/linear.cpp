@@ -44,6 +44,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   LinearArgs args{};
   args.scale = finite("scale", scale);
   args.activation = activation ? activation_named(*activation).code : activation_none;
+  TORCH_CHECK(args.activation != activation_clamped_swiglu, "activation: expected one of a single number, got ",
+              *activation);
   TORCH_CHECK(w.k > 0, "weight: expected at least one input feature, got ", weight.sizes());
 
   std::vector<int64_t> shape = x.sizes().vec();

@@ -44,6 +44,13 @@ RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const
   return args;
 }
 
+ExpertBias expert_bias(const char* name, const OptionalTensor& bias, const ExpertMatrices& of, const at::Tensor& like) {
+  if (!bias) return {};
+  Dim E("experts", of.experts), N("out_features", of.one.n);
+  check(name, *bias).like(like).shape({E, N});
+  return {1, u32(bias->stride(0)), u32(bias->stride(1))};
+}
+
 void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs& args) {
   check("weights", weights).dtype({at::kFloat}).device(ids).last_dim_contiguous();
   check_same_shape("weights", weights, "ids", ids);
@@ -81,13 +88,16 @@ std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, c
 
 std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
                                              std::string_view kind, const at::Tensor& weight,
-                                             const OptionalTensor& shared, int64_t k, bool normalize) {
+                                             const OptionalTensor& shared, int64_t k, bool normalize,
+                                             const OptionalTensor& bias) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
   const Norm norm = norm_of(x, norm_weight, eps, kind);
   const WeightMatrix w = weight_matrix("weight", weight, std::nullopt);
   check("weight", weight).device(x).last(K);
+  Dim E("experts", w.n);
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
+  if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
   RouteArgs args{};
   args.choice = choice_args(w.n, k, shared.has_value(), normalize);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
@@ -105,11 +115,12 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   args.normed.k = u32(K);
   args.normed.n[0] = u32(w.n);
   args.normed.n[1] = shared.has_value();
+  args.normed.has_bias = bias.has_value();
   args.normed.row_blocks[0] = u32(w.row_blocks);
   args.normed.split = 1;
   set_norm(args.normed, norm);
   Launch launch(x.device(), kernel("moe_route", w.format, x.scalar_type(), gemv));
-  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).out(ids).out(weights).args(args);
+  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).out(ids).out(weights).args(args);
   launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, simd_width * choice.simdgroups));
   return {ids, weights};
 }
@@ -129,7 +140,7 @@ std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const Op
 
 at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                    const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, OptionalName format,
-                   std::string_view activation) {
+                   std::string_view activation, const OptionalTensor& gate_bias, const OptionalTensor& up_bias) {
   const ExpertMatrices g("gate", gate, format, x), u("up", up, format, x);
   TORCH_CHECK(g.experts == u.experts && g.one.n == u.one.n && g.one.k == u.one.k && &g.one.format == &u.one.format,
               "up: expected the shape and format of gate, ", gate.sizes(), ", got ", up.sizes());
@@ -140,6 +151,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   args.routed = routed_args(ids, g, &u);
   check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
   args.activation = activation_named(activation).code;
+  args.bias[0] = expert_bias("gate_bias", gate_bias, g, x);
+  args.bias[1] = expert_bias("up_bias", up_bias, u, x);
   const int64_t pairs = T * args.routed.chosen, n = g.one.n;
   check_output_size(pairs, n);
   at::Tensor y = at::empty({T, int64_t(args.routed.chosen), n}, x.options());
@@ -157,7 +170,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   args.normed.row_blocks[1] = u32(u.one.row_blocks);
   args.normed.split = choice.split;
   Launch launch(x.device(), kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({norm_weight.has_value()}));
-  launch.in(x).in_or(norm_weight, x).in(ids).in(gate).in(up).out(y).args(args);
+  launch.in(x).in_or(norm_weight, x).in(ids).in(gate).in(up).in_or(gate_bias, x).in_or(up_bias, x);
+  launch.out(y).args(args);
   launch.min_bytes(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
                    (norm_weight ? norm_weight->nbytes() : 0) + ids.nbytes());
   gemv.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
@@ -165,7 +179,7 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
 }
 
 at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights, const at::Tensor& weight,
-                    OptionalName format, const OptionalTensor& residual, double scale) {
+                    OptionalName format, const OptionalTensor& residual, double scale, const OptionalTensor& bias) {
   const ExpertMatrices w("weight", weight, format, x);
   MoeDownArgs args{};
   args.routed = routed_args(ids, w);
@@ -173,6 +187,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   Dim T("tokens", ids.size(0)), K("in_features", w.one.k), N("out_features", w.one.n);
   check("x", x).floating().device(ids).shape({T, int64_t(args.routed.chosen), K}).contiguous();
   args.scale = finite("scale", scale);
+  args.bias = expert_bias("bias", bias, w, x);
   if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
   check_output_size(T, N);
   at::Tensor y = at::empty({T, w.one.n}, x.options());
@@ -186,7 +201,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   args.split = choice.split;
   args.has_residual = residual.has_value();
   Launch launch(x.device(), kernel("moe_down", w.one.format, x.scalar_type(), gemv));
-  launch.in(x).in(ids).in(weights).in(weight).in_or(residual, x).out(y).args(args);
+  launch.in(x).in(ids).in(weights).in(weight).in_or(bias, x).in_or(residual, x).out(y).args(args);
   launch.min_bytes(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
                    (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
   gemv.run(launch, N, choice.outputs, T, choice.outputs);
@@ -196,15 +211,15 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
 } // namespace
 
 FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
-           "bool normalize) -> (Tensor, Tensor)",
+           "bool normalize, Tensor? bias=None) -> (Tensor, Tensor)",
            "moe_route", moe_route)
 FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize) -> (Tensor, Tensor)", "moe_choose",
            moe_choose)
 FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor gate, Tensor up, "
-           "str? format, str activation) -> Tensor",
+           "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",
            "moe_glu", moe_glu)
 FOUNDRY_OP("moe_down(Tensor x, Tensor ids, Tensor weights, Tensor weight, str? format=None, Tensor? residual=None, "
-           "float scale=1.0) -> Tensor",
+           "float scale=1.0, Tensor? bias=None) -> Tensor",
            "moe_down", moe_down)
 
 } // namespace foundry

@@ -34,7 +34,8 @@ struct Activation {
 };
 inline constexpr Activation kActivations[] = {{"silu", "Silu", activation_silu},
                                               {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
-                                              {"gelu", "Gelu", activation_gelu}};
+                                              {"gelu", "Gelu", activation_gelu},
+                                              {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu}};
 inline const Activation& activation_named(std::string_view name) { return named("activation", name, kActivations); }
 
 struct NormKind {

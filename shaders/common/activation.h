@@ -41,4 +41,23 @@ struct Gelu {
   }
 };
 
+// gpt-oss: the logistic function is steeper, and what gate and up may be is bounded. NaN stays NaN.
+struct ClampedSwiglu {
+  FOUNDRY_CONST float limit = 7.0f;
+
+  static float apply(float gate) {
+    const float x = gate > limit ? limit : gate;
+    return x / (1.0f + metal::exp(-1.702f * x));
+  }
+  static float factor(float up) { return (up > limit ? limit : up < -limit ? -limit : up) + 1.0f; }
+};
+
+// What a gate lets through of `up`.
+template <typename Activation> struct Gate {
+  static float apply(float gate, float up) { return Activation::apply(gate) * up; }
+};
+template <> struct Gate<ClampedSwiglu> {
+  static float apply(float gate, float up) { return ClampedSwiglu::apply(gate) * ClampedSwiglu::factor(up); }
+};
+
 } // namespace foundry

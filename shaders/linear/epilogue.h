@@ -14,6 +14,11 @@ METAL_FUNC float activate(uint activation, float v) {
   }
 }
 
+METAL_FUNC float gated(uint activation, float gate, float up) {
+  return activation == activation_clamped_swiglu ? Gate<ClampedSwiglu>::apply(gate, up)
+                                                 : activate(activation, gate) * up;
+}
+
 template <typename T>
 METAL_FUNC void store_output(float sum, uint m, uint n, device const T* bias, device const T* residual, device T* y,
                              constant LinearArgs& args) {

@@ -8,6 +8,7 @@ using namespace metal;
 using namespace foundry;
 
 // foundry-lint: instance(glu<half, Silu, 8>)
+// foundry-lint: instance(glu<float, ClampedSwiglu, 1>)
 template <typename T, typename Activation, int VEC>
 [[kernel]] void glu(
     device const T* gate [[buffer(0)]],
@@ -26,7 +27,7 @@ template <typename T, typename Activation, int VEC>
       load(gate_row + i, g);
       load(up_row + i, u);
       for (int j = 0; j < VEC; ++j)
-        g[j] = Activation::apply(g[j]) * u[j];
+        g[j] = Gate<Activation>::apply(g[j], u[j]);
       store(y + row * args.n + i, g);
     }
   }

@@ -66,7 +66,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     y[m * (a.n[0] + a.n[1] + a.n[2]) + n] = T(product + bias_of(a, n, b0, b1, b2));
 }
 
-// y = act(gate) * up with gate, up = (norm x) W^T + bias: w0 and w1. A pair is an output of each.
+// y = act(gate) * up, or what else `activation` makes of both, with gate, up = (norm x) W^T + bias: w0 and w1. A pair is an output of each.
 // foundry-lint: instance(norm_glu<Q4_0, bfloat, 1, 8, 2, 2, 4>)
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void norm_glu(
@@ -97,7 +97,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
   const float up = simd_shuffle_xor(value, ushort(pairs));
   if (pos.part(a.split) == 0 && mine < pairs && lane < ROWS * OUTS && m < a.rows && n < width)
-    y[m * width + n] = T(activate(args.activation, value) * up);
+    y[m * width + n] = T(gated(args.activation, value, up));
 }
 
 // q, k, v = (norm x) W^T + bias; q and k rotate, q goes to q_out, k and v to the caches. A pair is one of a head's.

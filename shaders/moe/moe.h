@@ -18,7 +18,7 @@ struct ChoiceArgs {
 };
 
 struct RouteArgs {
-  NormedArgs normed; // n[0]: experts, n[1]: has_shared
+  NormedArgs normed; // n[0]: experts, n[1]: has_shared; has_bias: of the experts
   ChoiceArgs choice;
 };
 
@@ -32,9 +32,17 @@ struct RoutedArgs {
   uint32_t expert_blocks[2]; // blocks from an expert's matrix to the next expert's
 };
 
+// Biases of the experts' outputs: that of output n of an expert is bias[expert * of_expert + n * of_output].
+struct ExpertBias {
+  uint32_t given; // when 0, the buffer is not read
+  uint32_t of_expert;
+  uint32_t of_output;
+};
+
 struct MoeGluArgs {
   NormedArgs normed; // rows: tokens
   RoutedArgs routed;
+  ExpertBias bias[2];  // of gate, of up
   uint32_t activation; // as in LinearArgs
 };
 
@@ -45,6 +53,7 @@ struct MoeDownArgs {
   uint32_t split;
   uint32_t has_residual; // when 0, the buffer is not read
   float scale;
+  ExpertBias bias;
 };
 
 struct MoeGroupArgs {
@@ -58,6 +67,7 @@ struct MoeLinearArgs {
   uint32_t n, k;
   uint32_t row_blocks;
   uint32_t per_row; // pairs to which a row of x belongs
+  ExpertBias bias;
 };
 
 struct MoeCombineArgs {

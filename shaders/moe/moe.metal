@@ -10,7 +10,8 @@ using namespace metal;
 using namespace foundry;
 
 // The experts of a token, from the norm before the block to their weights: a threadgroup a token, a lane an expert's
-// logit in the end. `weight` is the router's matrix, `shared` the row that weighs the shared expert.
+// logit in the end. `weight` is the router's matrix, `bias` added to its
+// products, `shared` the row that weighs the shared expert.
 // foundry-lint: instance(moe_route<F16, half, 8, 4, 2, 1>)
 // foundry-lint: instance(moe_route<F32, float, 1, 4, 1, 4>)
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
@@ -19,9 +20,10 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
     device const T* norm_weight [[buffer(1)]],
     device const typename Q::block* weight [[buffer(2)]],
     device const typename Q::block* shared [[buffer(3)]],
-    device int* ids [[buffer(4)]],
-    device float* weights [[buffer(5)]],
-    constant RouteArgs& args [[buffer(6)]],
+    device const T* bias [[buffer(4)]],
+    device int* ids [[buffer(5)]],
+    device float* weights [[buffer(6)]],
+    constant RouteArgs& args [[buffer(7)]],
     threadgroup float* logits [[threadgroup(0)]],
     threadgroup float* unused [[threadgroup(1)]],
     uint token [[threadgroup_position_in_grid]],
@@ -40,8 +42,9 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
     }
     const float logit =
         normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < rows, pos, unused);
-    if (lane < OUTS && n0 + lane < rows)
-      logits[n0 + lane] = logit;
+    const uint n = n0 + lane;
+    if (lane < OUTS && n < rows)
+      logits[n] = a.has_bias && n < a.n[0] ? logit + float(bias[n]) : logit;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup == 0) {
@@ -81,7 +84,13 @@ METAL_FUNC float plain_products(device const typename Q::block* thread (&w_row)[
   return team_sums(sum, args.split, part, partial, pos.simdgroup, pos.lane);
 }
 
-// y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T, or x W^T unless Normed.
+// What is added to output n of an expert.
+template <typename T>
+METAL_FUNC float bias_of(constant ExpertBias& args, device const T* bias, ulong expert, uint n) {
+  return args.given ? float(bias[expert * args.of_expert + n * args.of_output]) : 0.0f;
+}
+
+// y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T + bias, or x W^T + bias unless Normed.
 // foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true>)
 // foundry-lint: instance(moe_glu<F32, float, 1, 2, 1, 4, false>)
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, bool Normed>
@@ -91,8 +100,10 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
     device const int* ids [[buffer(2)]],
     device const typename Q::block* gate [[buffer(3)]],
     device const typename Q::block* up [[buffer(4)]],
-    device T* y [[buffer(5)]],
-    constant MoeGluArgs& args [[buffer(6)]],
+    device const T* gate_bias [[buffer(5)]],
+    device const T* up_bias [[buffer(6)]],
+    device T* y [[buffer(7)]],
+    constant MoeGluArgs& args [[buffer(8)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
@@ -115,14 +126,18 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
                          : up + expert * r.expert_blocks[1] + ulong(row) * a.row_blocks[1];
   }
   const bool busy = known && n0 < width;
-  const float value = Normed ? normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial)
+  float value = Normed ? normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial)
                              : plain_products<Q, T, VEC, OUTS, UNROLL, CHAINS>(w_row, x, token, a, busy, pos, partial);
+  const uint n = n0 + lane % pairs;
+  if (busy && n < width)
+    value += lane % OUTS < pairs ? bias_of(args.bias[0], gate_bias, expert, n) : bias_of(args.bias[1], up_bias, expert, n);
   const float other = simd_shuffle_xor(value, ushort(pairs));
-  if (pos.part(a.split) == 0 && lane < pairs && n0 + lane < width)
-    y[pair * width + n0 + lane] = T(known ? activate(args.activation, value) * other : 0.0f);
+  if (pos.part(a.split) == 0 && lane < pairs && n < width)
+    y[pair * width + n] = T(known ? gated(args.activation, value, other) : 0.0f);
 }
 
-// y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T)), pairs in their order.
+// y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T + bias)), products in the order
+// of the pairs, and then biases.
 // foundry-lint: instance(moe_down<Q4_0, bfloat, 16, 4, 1, 1>)
 // foundry-lint: instance(moe_down<F32, float, 8, 4, 1, 4>)
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
@@ -131,9 +146,10 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
     device const int* ids [[buffer(1)]],
     device const float* weights [[buffer(2)]],
     device const typename Q::block* weight [[buffer(3)]],
-    device const T* residual [[buffer(4)]],
-    device T* y [[buffer(5)]],
-    constant MoeDownArgs& args [[buffer(6)]],
+    device const T* bias [[buffer(4)]],
+    device const T* residual [[buffer(5)]],
+    device T* y [[buffer(6)]],
+    constant MoeDownArgs& args [[buffer(7)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
@@ -162,9 +178,14 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
         total[n] = fma(w, sum[n], total[n]);
     }
   }
-  const float sum = team_sums(total, args.split, part, partial, simdgroup, lane);
+  float sum = team_sums(total, args.split, part, partial, simdgroup, lane);
   const uint n = n0 + lane;
   if (part == 0 && lane < OUTS && n < args.n) {
+    for (uint j = 0; args.bias.given && j < r.chosen; ++j) {
+      const int id = ids[token * r.ids_stride + j];
+      if (is_expert(r, id))
+        sum = fma(weights[token * r.weights_stride + j], bias_of(args.bias, bias, ulong(id), n), sum);
+    }
     const uint at = token * args.n + n;
     y[at] = T(args.has_residual ? fma(args.scale, sum, float(residual[at])) : args.scale * sum);
   }

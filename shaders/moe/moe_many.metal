@@ -56,7 +56,7 @@ using namespace foundry;
   }
 }
 
-// y[pair] = x[pair / per_row] W^T with the matrix of the pair's expert; group.y is a tile of pairs.
+// y[pair] = x[pair / per_row] W^T + bias with those of the pair's expert; group.y is a tile of pairs.
 // foundry-lint: instance(moe_linear<Q8_0, half, 8>)
 // foundry-lint: instance(moe_linear<F32, float, 1>)
 template <typename Q, typename T, int VEC>
@@ -65,8 +65,9 @@ template <typename Q, typename T, int VEC>
     device const int* order [[buffer(1)]],
     device const uint* tiles [[buffer(2)]],
     device const typename Q::block* weight [[buffer(3)]],
-    device T* y [[buffer(4)]],
-    constant MoeLinearArgs& args [[buffer(5)]],
+    device const T* bias [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant MoeLinearArgs& args [[buffer(6)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort tid [[thread_index_in_threadgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -84,8 +85,11 @@ template <typename Q, typename T, int VEC>
   W::multiply(x + ulong(pair / args.per_row) * args.k, w_row, count ? args.k : 0, memory, tid, simdgroup);
   for (int i = tid; i < BM * BN; i += linear_tile_threads) {
     const uint m = i / BN, n = n0 + i % BN;
-    if (m < count && n < args.n)
-      y[ulong(order[first + m]) * args.n + n] = T(memory[i]);
+    if (m < count && n < args.n) {
+      const float of_expert =
+          args.bias.given ? float(bias[ulong(expert) * args.bias.of_expert + n * args.bias.of_output]) : 0.0f;
+      y[ulong(order[first + m]) * args.n + n] = T(memory[i] + of_expert);
+    }
   }
 }
 

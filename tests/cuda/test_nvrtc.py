@@ -60,6 +60,7 @@ def mix(dtype, d, dv):
                     table[:, :2], table, table[:, 0], prompts=True)
 for dtype, d, dv in ((torch.float16, 128, 128), (torch.bfloat16, 64, 64), (torch.float32, 96, 192)):
     calls.append(lambda t=dtype, a=(d, dv): mix(t, *a))
+calls.append(lambda: ops.glu(torch.zeros(1, 8), torch.zeros(1, 8), "clamped_swiglu"))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()
 print(json.dumps(dict(torch.ops.compile_only.compiled())))

@@ -124,11 +124,12 @@ def test_classes_of_the_tables_exist() -> None:
     """A class that transformers renames would otherwise be left alone without anybody noticing."""
     import importlib
 
-    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HEADS, MODELS, WRAPPERS
+    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HALF_TABLES, HEADS, MODELS, WRAPPERS
     from torch_foundry.nn.activations import ACTIVATIONS
 
-    blocks = [family.key("SparseMoeBlock") for family in FAMILIES.values() if family.experts]
-    for key in [*FAMILIES, *NORMS, *DECODERS, *HEADS, *WRAPPERS, *SCALED_EMBEDDINGS, *EXPERTS, *blocks]:
+    blocks = [family.key(family.experts.block) for family in FAMILIES.values() if family.experts]
+    tables = [NORMS, DECODERS, HEADS, WRAPPERS, SCALED_EMBEDDINGS, EXPERTS, HALF_TABLES, blocks]
+    for key in [*FAMILIES, *(key for table in tables for key in table)]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key
     for key in ACTIVATIONS:

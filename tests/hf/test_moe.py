@@ -17,7 +17,7 @@ from torch_foundry import quant
 from torch_foundry.hf.api import patch, report, unpatch
 from torch_foundry.nn import FoundryExperts, FoundryLinear, experts
 
-MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe"]
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
 T, E, K = 11, 6, 2
 
 

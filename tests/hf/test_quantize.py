@@ -18,6 +18,7 @@ from tests.hf.tiny_models import FAMILIES, classes, ids, shared
 from torch_foundry import quant
 from torch_foundry.hf.api import dequantize, patch, patched, quantize, report, unpatch
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn.experts import matrices_of
 from torch_foundry.nn.linear import linear_gemm
 from torch_foundry.testing.tolerance import assert_norm, double
 
@@ -38,8 +39,8 @@ def rounded(model: PreTrainedModel, fmt: str = "q8_0") -> PreTrainedModel:
                 if weight.shape[0] > 1:  # the weight of a shared expert stays dense
                     weight.copy_(quant.dequantize(quant.quantize(weight, fmt), fmt, weight.shape[1], weight.dtype))
             elif isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
-                for weight in module.parameters():
-                    rows = weight.flatten(0, 1)
+                for weight in matrices_of(module):
+                    rows = weight.flatten(0, 1).contiguous()
                     weight.copy_(quant.dequantize(quant.quantize(rows, fmt), fmt).view(weight.shape))
     return model
 

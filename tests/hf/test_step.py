@@ -14,6 +14,7 @@ from tests.exact import InFloat64, doubled
 from tests.hf.tiny_models import FAMILIES, build, ids, padded, shared
 from torch_foundry.kvcache.base import KVView
 from torch_foundry.models.layer import FusedLayer, forward
+from torch_foundry.models.rope import whole_table
 from torch_foundry.models.spec import build_spec
 from torch_foundry.models.weights import GEMV
 from torch_foundry.testing.tolerance import assert_norm
@@ -27,6 +28,7 @@ LAUNCHES = dict.fromkeys(FAMILIES, 5) | {
     "olmo3": 14,
     "mixtral": 6,
     "qwen3_moe": 7,
+    "gpt_oss": 6,
 }
 LAUNCHES |= {"qwen2_moe": 8, "qwen2_moe without experts": 5}  # the shared expert is two more
 
@@ -60,6 +62,8 @@ def tables(model: Any, length: int) -> dict[str | None, Any]:
         made = {t: rotary(x, positions, t) for t in rotary.layer_types}
         return {t: (cos[0].contiguous(), sin[0].contiguous()) for t, (cos, sin) in made.items()}
     cos, sin = rotary(x, positions)
+    if model.config.model_type == "gpt_oss":
+        cos, sin = whole_table(cos, sin)
     return {None: (cos[0].contiguous(), sin[0].contiguous())}
 
 
@@ -136,7 +140,8 @@ def test_a_layer_moves_little_but_its_weights_and_the_cache(family: str) -> None
     layer: Any = model.model.layers[0]
     weights = sum(p.nbytes for p in layer.parameters())
     if "experts" in layer.mlp._modules:  # of a token's experts alone
-        chosen = layer.mlp.gate.top_k / layer.mlp.experts.num_experts
+        router = next(module for module in layer.mlp.children() if hasattr(module, "top_k"))
+        chosen = router.top_k / layer.mlp.experts.num_experts
         weights -= sum(p.nbytes for p in layer.mlp.experts.parameters()) * (1 - chosen)
     torch_foundry.patch(model)
     slot: Any = prefilled(model, {"input_ids": ids(1, 20)}, 1).layers[0]

@@ -57,6 +57,21 @@ GRANITE = {
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 MIXED = ["sliding_attention", "full_attention"]
+GPT_OSS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 12,
+    "layer_types": MIXED,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1.5e5,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -81,6 +96,7 @@ FAMILIES = {
         "Qwen2MoeConfig", {**MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1], "qkv_bias": True}
     ),
     "qwen3_moe": Case("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}, attention="eager"),
+    "gpt_oss": Case("GptOssConfig", GPT_OSS, attention="eager"),
 }
 # Those whose blocks are the same in other combinations: each gets fewer tests (tests/hf/test_kin.py).
 KIN = {

@@ -25,6 +25,9 @@ def _choice(name: str, old: str, new: str, run: Any = None) -> Fault:
     return _fault(name, old, new, run or choice.test_choice_among_equals_and_extremes, "topk_experts.h")
 
 
+BIASED = Case(tokens=40, hidden=64, inner=70, k=3, format="mxfp4", biased=True), F32
+
+
 FAULTS = [
     _choice("last-of-equals", "order > best)", "order >= best)", lambda: choice.test_choice(1024, 32, True, BF16)),
     _choice("zeros-differ", "as_type<uint>(v + 0.0f)", "as_type<uint>(v)"),
@@ -50,11 +53,11 @@ FAULTS = [
     _fault("up-with-the-distance-of-gate", "r.expert_blocks[1]", "r.expert_blocks[0]", few.test_experts_may_be_strided),
     _fault("row-of-the-next-token", "token = pair / r.chosen;", "token = pair / r.chosen ^ 1;",
            lambda: few.test_glu(Case(tokens=2), F32)),
-    _fault("activation-of-up", "activate(args.activation, value) * other", "activate(args.activation, other) * value",
+    _fault("activation-of-up", "gated(args.activation, value, other)", "gated(args.activation, other, value)",
            lambda: few.test_glu(*CASES[0])),
     _fault("norm-left-out", *within("value = Normed ? normed_products", "= N", "= !N"),
            lambda: few.test_glu(*CASES[0])),
-    _fault("last-output-not-stored", *within("n0 + lane < width) y[pair", "lane", "lane + 1"),
+    _fault("last-output-not-stored", *within("lane < pairs && n < width) y[pair", "n <", "n + 1 <"),
            lambda: few.test_glu(*CASES[4])),
     _fault("weights-of-the-first-token", "weights[token * r.weights_stride + j]", "weights[j]",
            lambda: few.test_down(*CASES[1])),
@@ -67,6 +70,23 @@ FAULTS = [
     _fault("no-expert-is-the-last", "uint(id) < args.experts", "uint(id) <= args.experts && id > -7",
            lambda: check_glu({**glu_inputs(Case(tokens=2), F32), "gate": torch.ones(7, 24, 256)[:6],
                               "up": torch.ones(7, 24, 256)[:6], "ids": torch.full((2, 2), 6, dtype=torch.int32)})),
+    _fault("bias-of-expert-0", *within("float(bias[expert * args.of_expert", "[expert", "[0 * expert"),
+           lambda: few.test_glu(*CASES[-2])),
+    _fault("bias-of-the-neighbouring-output", "n * args.of_output]) : 0.0f", "n]) : 0.0f",
+           lambda: few.test_glu(*CASES[-2])),
+    _fault("bias-of-gate-for-up", *within("bias_of(args.bias[1], up_bias, expert, n)", "up_bias", "gate_bias"),
+           lambda: few.test_glu(*CASES[-2])),
+    _fault("bias-without-its-weight", *within("fma(weights[token * r.weights_stride + j], bias_of",
+           "weights[token * r.weights_stride + j]", "1.0f"), lambda: few.test_down(*CASES[-2])),
+    _fault("bias-of-the-first-choice", "args.bias.given && j < r.chosen", "args.bias.given && j < 1",
+           lambda: few.test_down(*CASES[-2])),
+    _fault("router-bias-left-out", "? logit + float(bias[n]) : logit", "? logit : logit",
+           choice.test_route_with_a_bias),
+    _fault("router-bias-of-some-experts", "a.has_bias && n < a.n[0]", "a.has_bias && n < 8",
+           choice.test_route_with_a_bias),
+    _many("bias-of-expert-0", "bias[ulong(expert) * args.bias.of_expert", "bias[0",
+          lambda: many.test_many(*BIASED)),
+    _many("bias-of-the-neighbour", "n * args.bias.of_output]", "n]", lambda: many.test_many(*BIASED)),
     _many("pairs-of-the-first-chunk", "order[place + count] = first + i;", "order[place + count] = i;"),
     _many("experts-mixed-up", "place += counts[e];", "place += counts[e] & ~1u;",
           lambda: many.test_group(70, 33, 4)),

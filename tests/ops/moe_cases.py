@@ -29,6 +29,7 @@ class Case(kit.Case):
     format: str | None = None
     normed: bool = True
     scale: float = 1.0
+    biased: bool = False
 
 
 def matrices(g: torch.Generator, experts: int, n: int, k: int, format: str | None, dtype: torch.dtype) -> Tensor:
@@ -37,12 +38,24 @@ def matrices(g: torch.Generator, experts: int, n: int, k: int, format: str | Non
     return (blocks.packed(weight, format) if format and packed else weight).view(experts, n, -1)
 
 
+def biases(c: Case, g: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of gate and up, which take turns in one tensor."""
+    both = kit.normal(g, c.experts, 2 * c.inner, dtype=dtype)
+    return both[:, ::2], both[:, 1::2]
+
+
 def experts_of(c: Case, g: torch.Generator) -> Tensor:
     return torch.stack([torch.randperm(c.experts, generator=g)[: c.k] for _ in range(c.tokens)]).int()
 
 
 def route_inputs(
-    tokens: int, experts: int, hidden: int, dtype: torch.dtype, shared: bool, kind: str = "llama"
+    tokens: int,
+    experts: int,
+    hidden: int,
+    dtype: torch.dtype,
+    shared: bool,
+    kind: str = "llama",
+    biased: bool = False,
 ) -> Given:
     g = kit.generator(tokens, experts, hidden)
     return {
@@ -52,6 +65,7 @@ def route_inputs(
         "weight": kit.normal(g, experts, hidden, dtype=dtype, scale=2 * hidden**-0.5),
         "kind": kind,
         "shared": kit.normal(g, 1, hidden, dtype=dtype, scale=hidden**-0.5) if shared else None,
+        "bias": kit.normal(g, experts, dtype=dtype, scale=4.0) if biased else None,
     }
 
 
@@ -61,7 +75,7 @@ def check_route(given: Given, k: int, normalize: bool = True) -> None:
     true_ids, true_weights = plain.moe_route(**double(given), k=k, normalize=normalize)
     wide = double(given)
     h = plain.rms_norm(wide["x"], wide["norm_weight"], EPS, kind=given["kind"])
-    logits = h @ wide["weight"].t()
+    logits = h @ wide["weight"].t() + (0.0 if wide["bias"] is None else wide["bias"])
     ordered = logits.sort(descending=True).values
     sure = ((ordered[:, :-1] - ordered[:, 1:])[:, :k] > 1e-3).all(-1)
     assert sure.any()
@@ -82,6 +96,7 @@ def glu_inputs(c: Case, dtype: torch.dtype) -> Given:
         "norm_weight": kit.normal(g, c.hidden, dtype=dtype) if c.normed else None,
         "eps": EPS,
         "format": c.format,
+        "biases": biases(c, g, dtype) if c.biased else (None, None),
     }
 
 
@@ -101,6 +116,8 @@ CASES = [
     (Case(format="affine5_g32_f16", hidden=320), F16),
     (Case(format="nf4", hidden=192, inner=9), BF16),
     (Case(experts=1, k=1, tokens=3, inner=1), F32),
+    (Case(tokens=3, hidden=264, inner=9, k=3, biased=True), F16),
+    (Case(format="mxfp4", hidden=288, inner=33, tokens=2, biased=True), BF16),
 ]
 
 
@@ -115,6 +132,7 @@ def down_inputs(c: Case, dtype: torch.dtype) -> Given:
         "format": c.format,
         "residual": kit.normal(g, c.tokens, c.inner, dtype=dtype) if c.normed else None,
         "scale": c.scale,
+        "bias": biases(c, g, dtype)[1] if c.biased else None,
     }
 
 
@@ -126,7 +144,8 @@ def many(given: Given) -> Tensor:
     """moe_down by the ops for many tokens."""
     experts, (tokens, k, inner) = given["weight"].shape[0], given["x"].shape
     order, tiles = ops.moe_group(given["ids"], experts)
-    y = ops.moe_linear(given["x"].view(tokens * k, inner), order, tiles, given["weight"], format=given["format"])
+    rows, how = given["x"].view(tokens * k, inner), {"format": given["format"], "bias": given["bias"]}
+    y = ops.moe_linear(rows, order, tiles, given["weight"], **how)
     return ops.moe_combine(y, given["ids"], given["weights"], experts, residual=given["residual"], scale=given["scale"])
 
 

@@ -1,7 +1,8 @@
-"""glu: silu and both gelus against float64."""
+"""glu: silu, both gelus and the clamped SwiGLU against float64."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ CASES = [
     (Case(activation="gelu_tanh"), BF16),
     (Case(activation="gelu"), F32),
     (Case(activation="gelu", n=33), F16),
+    (Case(activation="clamped_swiglu"), F32),
+    (Case(activation="clamped_swiglu", n=33), BF16),
 ]
 BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
 
@@ -80,6 +83,17 @@ def test_extremes(activation: str) -> None:
     kit.assert_equal(got, torch.tensor([0.0, 0.0, 0.0, 0.0, 200.0, 1e4, 3e38, float("nan")]))
 
 
+def test_the_clamped_swiglu_at_its_limits() -> None:
+    """Bounds are exact, infinite ones too; what is no number stays none."""
+    inf, nan = float("inf"), float("nan")
+    gate = torch.tensor([7.0, 7.5, inf, -3e38, 1.0, 1.0, 1.0, nan, 1.0])
+    up = torch.tensor([1.0, 1.0, 1.0, 1.0, inf, -inf, -9.0, 1.0, nan])
+    got = ops.glu(gate[None], up[None], "clamped_swiglu")[0]
+    top, one = 7 / (1 + math.exp(-1.702 * 7)), 1 / (1 + math.exp(-1.702))
+    expected = torch.tensor([2 * top, 2 * top, 2 * top, 0.0, 8 * one, -6 * one, -6 * one, nan, nan])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
 def test_halves_of_one_projection() -> None:
     """gate and up as views of a fused projection, with and without alignment."""
     for n in (768, 33):
@@ -115,13 +129,37 @@ def test_bad_inputs() -> None:
         ops.glu(x, x[:1])
     with kit.refuses(r"gate: expected a contiguous last dimension"):
         ops.glu(torch.randn(8, 2).t(), x)
-    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*clamped_swiglu.*got relu"):
         ops.glu(x, x, "relu")
     with kit.refuses(r"gate: expected at most 2\^31-1 elements"):
         ops.glu(x[:1].expand(2**29, 8), x[:1].expand(2**29, 8))
 
 
 FAULTS = [
+    Fault(
+        "glu-up-not-clamped-below",
+        "glu.metal",
+        "up < -limit ? -limit : up",
+        "up",
+        test_the_clamped_swiglu_at_its_limits,
+        file="activation.h",
+    ),
+    Fault(
+        "glu-gate-not-clamped",
+        "glu.metal",
+        "const float x = gate > limit ? limit : gate;",
+        "const float x = gate;",
+        test_the_clamped_swiglu_at_its_limits,
+        file="activation.h",
+    ),
+    Fault(
+        "glu-steepness",
+        "glu.metal",
+        "-1.702f",
+        "-1.72f",
+        lambda: test_accuracy(Case(activation="clamped_swiglu"), F32),
+        file="activation.h",
+    ),
     Fault(
         "glu-second-vector-dropped-at-the-end",
         "glu.metal",

@@ -312,8 +312,10 @@ def test_bad_inputs() -> None:
         ops.linear(x, packed, format="q4_k")
     with kit.refuses(r"weight: expected an address that is a multiple of 2 bytes"):
         ops.linear(x, kit.shifted(packed), format="q8_0")
-    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, got relu"):
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*got relu"):
         ops.linear(x, w, activation="relu")
+    with kit.refuses(r"activation: expected one of a single number, got clamped_swiglu"):
+        ops.linear(x, w, activation="clamped_swiglu")
     with kit.refuses(r"scale: expected a finite number"):
         ops.linear(x, w, scale=float("nan"))
     with kit.refuses(r"weight: expected at least one input feature"):

@@ -33,9 +33,9 @@ def test_glu(case: Case, dtype: torch.dtype) -> None:
     check_glu(glu_inputs(case, dtype))
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "clamped_swiglu"])
 def test_glu_activations(activation: str) -> None:
-    check_glu({**glu_inputs(Case(tokens=2), F32), "activation": activation})
+    check_glu({**glu_inputs(Case(tokens=2, biased=True), F32), "activation": activation})
 
 
 @kit.cases(*CASES, (Case(scale=-0.4, tokens=2), F32), (Case(scale=3.0, normed=False), F32))
@@ -95,7 +95,7 @@ def test_variants(outputs: int, chains: int) -> None:
 
 def test_ids_of_no_expert_add_nothing() -> None:
     for missing in (6, -1, 2**31 - 1):
-        glu, down = glu_inputs(Case(tokens=2), F32), down_inputs(Case(tokens=2, inner=40), F32)
+        glu, down = (make(Case(tokens=2, inner=40, biased=True), F32) for make in (glu_inputs, down_inputs))
         for given in (glu, down):
             given["ids"][1, 0] = missing
         assert not ops.moe_glu(**glu)[1, 0].any()
@@ -114,12 +114,14 @@ def test_ids_and_weights_may_be_columns_of_more() -> None:
 
 
 def test_experts_may_be_strided() -> None:
-    """Gate and up as halves of one matrix; experts at odd distances."""
+    """Gate and up as halves of one matrix, or in turn; experts at odd distances."""
     given = glu_inputs(Case(tokens=2, inner=16), F32)
     expected = ops.moe_glu(**given)
     both = torch.cat([given["gate"], given["up"]], 1)
     gate, up = both.split(16, 1)
     kit.assert_equal(ops.moe_glu(**{**given, "gate": gate, "up": up}), expected)
+    both = torch.stack([given["gate"], given["up"]], 2).flatten(1, 2)
+    kit.assert_equal(ops.moe_glu(**{**given, "gate": both[:, ::2], "up": both[:, 1::2]}), expected)
     odd = {n: kit.spread(given[n], 3) for n in ("gate", "up")}
     check_glu({**given, **odd})
     packed = glu_inputs(Case(format="q8_0"), F32)
@@ -131,12 +133,12 @@ def test_experts_may_be_strided() -> None:
 @pytest.mark.cpu_only
 def test_lane_orders() -> None:
     with kit.choice("moe_glu", split=4, simdgroups=8), kit.choice("moe_down", split=4, simdgroups=8):
-        kit.in_every_lane_order(lambda: ops.moe_glu(**glu_inputs(Case(tokens=2, hidden=1024), F32)))
-        kit.in_every_lane_order(lambda: ops.moe_down(**down_inputs(Case(tokens=2, hidden=1024), F32)))
-    kit.in_every_lane_order(lambda: ops.moe_route(**route_inputs(2, 70, 256, F32, True), k=5)[1])
+        kit.in_every_lane_order(lambda: ops.moe_glu(**glu_inputs(Case(tokens=2, hidden=1024, biased=True), F32)))
+        kit.in_every_lane_order(lambda: ops.moe_down(**down_inputs(Case(tokens=2, hidden=1024, biased=True), F32)))
+    kit.in_every_lane_order(lambda: ops.moe_route(**route_inputs(2, 70, 256, F32, True, biased=True), k=5)[1])
     ids = experts_of(Case(tokens=30, experts=40, k=5), kit.generator(1))
     kit.in_every_lane_order(lambda: ops.moe_group(ids, 40)[0])
-    kit.in_every_lane_order(lambda: many(down_inputs(Case(tokens=40, k=3, inner=33), F32)))
+    kit.in_every_lane_order(lambda: many(down_inputs(Case(tokens=40, k=3, inner=33, biased=True), F32)))
 
 
 def test_launches() -> None:
@@ -170,14 +172,18 @@ def test_opcheck() -> None:
     ids, weights, weight = down["ids"], down["weights"], down["weight"]
     route = route_inputs(2, 6, 64, F32, True)
     kit.opcheck("moe_route", *(route[n] for n in ("x", "norm_weight", "eps", "kind", "weight", "shared")), 2, True)
+    given = (route[n] for n in ("x", "norm_weight", "eps", "kind", "weight", "shared"))
+    kit.opcheck("moe_route", *given, 2, True, torch.randn(6))
     kit.opcheck("moe_choose", torch.randn(3, 6), torch.randn(3, 1), 2, True)
     names = ("x", "norm_weight", "eps", "ids", "gate", "up", "format")
     x, norm, eps, glu_ids, gate, up, format = (glu[n] for n in names)
+    bias = torch.randn(6, 24)
     kit.opcheck("moe_glu", x, norm, eps, "llama", glu_ids, gate, up, format, "silu")
-    kit.opcheck("moe_down", down["x"], ids, weights, weight, None, down["residual"], 0.5)
+    kit.opcheck("moe_glu", x, norm, eps, "llama", glu_ids, gate, up, format, "clamped_swiglu", bias, bias)
+    kit.opcheck("moe_down", down["x"], ids, weights, weight, None, down["residual"], 0.5, bias)
     kit.opcheck("moe_group", ids, 6)
     order, tiles = ops.moe_group(ids, 6)
-    kit.opcheck("moe_linear", down["x"].view(6, -1), order, tiles, weight)
+    kit.opcheck("moe_linear", down["x"].view(6, -1), order, tiles, weight, None, bias)
     kit.opcheck("moe_combine", torch.randn(6, 24), ids, weights, 6, None, 1.0)
 
 
@@ -196,6 +202,10 @@ def test_bad_inputs() -> None:
     refuse(r"gate: expected 1 to 1024 experts", ops.moe_glu, glu, gate=glu["gate"][:0])
     refuse(r"norm_weight: expected \[in_features=256\]", ops.moe_glu, glu, norm_weight=torch.ones(8))
     refuse(r"activation: expected one of", ops.moe_glu, glu, activation="relu")
+    refuse(r"gate_bias: expected \[experts=6, out_features=24\]", ops.moe_glu, glu, biases=(torch.ones(6, 8), None))
+    refuse(r"up_bias: expected dtype Float, got Half", ops.moe_glu, glu, biases=(None, torch.ones(6, 24).half()))
+    refuse(r"bias: expected \[experts=6, out_features=24\]", ops.moe_down, down, bias=torch.ones(24))
+    refuse(r"bias: expected \[experts=6\]", ops.moe_route, {**route, "k": 2}, bias=torch.ones(1, 6))
     refuse(r"weights: expected dtype Float", ops.moe_down, down, weights=down["weights"].half())
     refuse(r"weights: expected the shape of ids", ops.moe_down, down, weights=torch.zeros(1, 3))
     refuse(r"residual: expected \[tokens=1, out_features=24\]", ops.moe_down, down, residual=torch.zeros(1, 8))
@@ -207,5 +217,6 @@ def test_bad_inputs() -> None:
     refuse(r"experts: expected 1 to 1024", ops.moe_group, {"ids": down["ids"]}, experts=0)
     order, tiles = ops.moe_group(down["ids"], 6)
     args = {"order": order, "tiles": tiles, "weight": down["weight"]}
+    refuse(r"bias: expected \[experts=6", ops.moe_linear, {**args, "x": down["x"][0]}, bias=torch.ones(5, 24))
     refuse(r"order: expected a multiple of 3 pairs, got 2", ops.moe_linear, args, x=torch.zeros(3, 256))
     refuse(r"tiles: expected \[tiles, 3\]", ops.moe_linear, {**args, "x": down["x"][0]}, tiles=tiles[:, :2])

@@ -59,5 +59,10 @@ def test_route(tokens: int, experts: int, hidden: int, k: int, dtype: torch.dtyp
     check_route(route_inputs(tokens, experts, hidden, dtype, shared), k, normalize=k % 4 != 0)
 
 
+def test_route_with_a_bias() -> None:
+    check_route(route_inputs(3, 40, 96, F32, True, biased=True), 4)
+    check_route(route_inputs(2, 33, 264, BF16, False, biased=True), 3)
+
+
 def test_route_by_the_gemma_norm() -> None:
     check_route(route_inputs(2, 9, 96, F32, False, "gemma"), 3)

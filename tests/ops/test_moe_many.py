@@ -32,6 +32,7 @@ def test_group(tokens: int, experts: int, k: int) -> None:
     (Case(tokens=40, experts=2, hidden=288, format="q8_0", normed=False), BF16),
     (Case(tokens=33, experts=1, k=1, format="q4_0"), F32),
     (Case(tokens=20, hidden=512, inner=70, format="q6_k"), F16),
+    (Case(tokens=40, hidden=64, inner=70, k=3, format="mxfp4", biased=True), F32),
 )
 def test_many(case: Case, dtype: torch.dtype) -> None:
     given = down_inputs(case, dtype)

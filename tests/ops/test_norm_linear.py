@@ -359,7 +359,7 @@ FAULTS = [
     _fault("bias-of-the-first", "args.has_bias & 4", "args.has_bias & 2", lambda: test_linear(*CASES[11])),
     _fault("last-output-not-stored", "m < a.rows && n < args.end)", "m < a.rows && n + 1 < args.end)",
            lambda: test_linear(Case(n=(9,)), F32)),
-    _fault("gate-and-up-exchanged", "activate(args.activation, value) * up", "activate(args.activation, up) * value",
+    _fault("gate-and-up-exchanged", "gated(args.activation, value, up)", "gated(args.activation, up, value)",
            lambda: test_glu(*GLU_CASES[0])),
     _fault("up-without-bias", "n + (mine < pairs ? 0 : width), b0", "n, b0", lambda: test_glu(*GLU_CASES[5])),
     _fault("sign-of-sin", "is_first ? -other : other", "is_first ? other : -other", lambda: test_qkv(*QKV_CASES[0])),

@@ -63,10 +63,17 @@ class GroupedView:
         return queries
 
     def attend(
-        self, q: list[Tensor], mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: list[Tensor],
+        mask: Tensor | None = None,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`."""
-        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         parts = [view.attend(own, **options).flatten(0, 1) for view, own in zip(self._views, q, strict=True)]
         return (parts[0] if len(parts) == 1 else self._join(parts))[None]
 

@@ -117,19 +117,27 @@ class Continuous:
         return to.write(q, k, v, each, head_dim=head_dim, **norms)
 
     def attend(
-        self, q: Tensor, mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: Tensor,
+        mask: Tensor | None = None,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`."""
         keys, values = self._seen
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         if not self.in_place:
-            return KVView(keys, values, keys.shape[2]).attend(q, mask, scale=scale, softcap=softcap)
+            return KVView(keys, values, keys.shape[2]).attend(q, mask, **options)
         step, parts = self._step(), []
         for token, sequence, sequences, length in step.runs:
             ours = slice(sequence, sequence + sequences)
             seen = KVView(keys, values, step.bound, rows=step.rows[ours], block_table=step.table[ours])
             new = q[token : token + sequences * length, :, 0]  # [tokens, heads, head_dim]
             new = new.unflatten(0, (sequences, length)).transpose(1, 2)
-            parts.append(seen.attend(new, scale=scale, softcap=softcap).flatten(0, 1))
+            parts.append(seen.attend(new, **options).flatten(0, 1))
         done = sum(map(len, parts))
         if done < len(q):  # padding, for transformers' own graphs
             parts.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[3]))

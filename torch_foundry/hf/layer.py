@@ -14,6 +14,7 @@ from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.models.decoder import LayerPlan
 from torch_foundry.models.guards import recording_reason, tensor_reason
 from torch_foundry.models.layer import Attention, forward
+from torch_foundry.models.rope import whole_table
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.models.weights import AUTO, weight_reason
 
@@ -126,6 +127,8 @@ def run(
     """The fused layer on x [B, L, hidden]. `slot` is the cache layer to extend; None: attend to these tokens only."""
     layer, x = plan.layer, x.contiguous()
     rope = rotary if layer.mixer.rope and rotary is not None else (None, None)
+    if plan.spec.family.half_tables and rotary is not None:
+        rope = whole_table(*rotary)
     kv = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
     y = forward(layer, x, kv, rope, AUTO, mask)
     if isinstance(slot, CacheLayer):

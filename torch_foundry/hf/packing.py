@@ -15,6 +15,7 @@ from torch_foundry import quant
 from torch_foundry.models.families import EXPERTS, SCALED_EMBEDDINGS, class_key
 from torch_foundry.models.swap import base_class, is_swapped, restore
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import matrices_of
 
 Formats: TypeAlias = str | Mapping[str, str | None]
 Module = TypeVar("Module", bound=nn.Module)
@@ -92,7 +93,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None:
             yield name, module, [found.embedding_dim]
         elif key in EXPERTS:
-            yield name, module, [p.shape[-1] for p in module.parameters()]
+            yield name, module, [matrix.shape[-1] for matrix in matrices_of(module)]
 
 
 def _whole(columns: list[int], fmt: str) -> bool:

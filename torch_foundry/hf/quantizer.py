@@ -16,6 +16,7 @@ from torch_foundry.hf.packing import Formats, dequantize_model, packed_module, p
 from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import matrices_of
 from torch_foundry.nn.packing import take_over
 
 _EXPERTS = ("gate_proj", "up_proj", "down_proj")
@@ -143,7 +144,7 @@ class _Pack:
         if leaf == "weight" and value.shape[-1] != _columns(module):
             return {full_layer_name: value}  # transformers says what is wrong with it
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-        if not any(p is not None and p.is_meta for name, p in module._parameters.items() if name != "bias"):
+        if not any(p is not None and p.is_meta for name, p in module._parameters.items() if not name.endswith("bias")):
             new = packed_module(module, self.quantizer._plan[path])
             for name, buffer in list(new._buffers.items()):
                 if buffer is None or name in new._non_persistent_buffers_set:
@@ -178,11 +179,11 @@ def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
 
 
 def _empty_experts(module: Any, formats: Mapping[str, str | None]) -> nn.Module:
-    experts, both, hidden = module.gate_up_proj.shape
-    inner, dtype = both // 2, module.gate_up_proj.dtype
+    dtype = module.gate_up_proj.dtype
     dense = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
     tensors, names = [], []
-    for part, (rows, columns) in zip(_EXPERTS, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+    for part, matrix in zip(_EXPERTS, matrices_of(module), strict=True):
+        experts, rows, columns = matrix.shape
         name = formats[part] or dense
         known = quant.get_format(name)
         tensors.append(torch.empty(experts, rows, known.row_size(columns), dtype=known.dtype, device="meta"))

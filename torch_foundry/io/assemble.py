@@ -19,6 +19,7 @@ from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.weights import Weight
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import matrices_of, set_matrices
 from torch_foundry.nn.packing import take_over
 
 _TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
@@ -122,10 +123,9 @@ class _Plan:
             parts = [f"{module}.{part}" for part in EXPERTS]
             if leaf == "gate_up_proj" and name not in found:
                 self.split.add(module)
-                experts, both, hidden = shapes.pop(name)
-                del shapes[f"{module}.down_proj"]
-                inner, outer = (experts, both // 2, hidden), (experts, hidden, both // 2)
-                shapes |= dict(zip(parts, (inner, inner, outer), strict=True))
+                del shapes[name], shapes[f"{module}.down_proj"]
+                matrices = matrices_of(model.get_submodule(module))
+                shapes |= {part: tuple(matrix.shape) for part, matrix in zip(parts, matrices, strict=True)}
         for name in [name for name in found if name not in shapes]:
             source = _source(found.pop(name), name)
             if not allow("TENSOR_EXTRA", source):
@@ -234,8 +234,7 @@ class _Installer:
         if any(quant.get_format(fmt).packed for fmt in formats):
             replace_module(self.model, path, FoundryExperts(stock, gate, up, down, formats))
         else:
-            stock.gate_up_proj = nn.Parameter(torch.cat([gate, up], dim=1))
-            stock.down_proj = nn.Parameter(down)
+            set_matrices(stock, gate, up, down)
 
     def tie(self, target: str, source: str) -> None:
         """Let the output layer `target` have the weight of `source`, packed or not."""

@@ -27,11 +27,18 @@ class KVStep(Protocol):
         """
 
     def attend(
-        self, q: Any, mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: Any,
+        mask: Tensor | None = None,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of the queries from `write` to the keys so far: [B, L, heads * head_dim].
 
-        mask: in place of causal attention, as in `ops.attention`.
+        mask: in place of causal attention; mask and sinks as in `ops.attention`.
         """
 
 
@@ -60,7 +67,14 @@ class KVView:
         )  # fmt: skip
 
     def attend(
-        self, q: Any, mask: Tensor | None = None, *, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: Any,
+        mask: Tensor | None = None,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`."""
         k, v = self.k, self.v
@@ -69,7 +83,7 @@ class KVView:
         seen = mask if self.padding is None else self.padding[:, None, None]
         return ops.attention(
             q, k, v, self.kv_len, scale=scale, mask=seen, causal=mask is None, window=window if mask is None else 0,
-            softcap=softcap, step=self.step, rows=self.rows, block_table=self.block_table,
+            softcap=softcap, step=self.step, rows=self.rows, block_table=self.block_table, sinks=sinks,
             k_format=self.formats[0], v_format=self.formats[1],
         )  # fmt: skip
 

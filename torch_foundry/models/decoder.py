@@ -146,6 +146,9 @@ class DecoderModel(ModelPlan):
         self.layers = [self._layer(layer) for layer in used]
         if not self.layers:
             raise Fallback("no layers")
+        for plan in self.layers:
+            if plan.layer.experts is not None:
+                plan.layer.experts.lay_out()  # not while a step is captured
         self.recurrent = any(isinstance(plan.layer.mixer.state, RecurrentSpec) for plan in self.layers)
         self._ordered = [
             group

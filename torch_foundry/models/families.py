@@ -44,10 +44,12 @@ BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernor
 
 @dataclass(frozen=True)
 class Experts:
-    """A block of routed experts, `..SparseMoeBlock`: `gate`, a router with `weight` and `top_k`, and `experts`, of the
-    class `..Experts`: gate_up_proj [E, 2 * inner, hidden], down_proj [E, hidden, inner], act_fn.
+    """A block of routed experts: a router with `weight` and `top_k`, and `experts`, of the class `..Experts`, as
+    `nn.experts` reads them.
     """
 
+    block: str = "SparseMoeBlock"  # of its class
+    router: str = "gate"
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
     shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
 
@@ -102,6 +104,7 @@ class Family(Architecture):
     full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
+    half_tables: bool = False  # cos and sin have one column for both elements of a pair
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     experts: Experts | None = None  # what `mlp` is in layers that have experts
@@ -126,6 +129,7 @@ DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
 WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
 EXPERTS: set[str] = set()
+HALF_TABLES: set[str] = set()  # rotary embeddings
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
 SCALED_EMBEDDINGS: set[str] = set()
@@ -140,6 +144,8 @@ def register(family: Family) -> None:
         HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
         EXPERTS.add(family.key("Experts"))
+    if family.half_tables:
+        HALF_TABLES.add(family.key("RotaryEmbedding"))
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
 
@@ -219,6 +225,14 @@ for _family in (
     Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
     Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
     Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
+    Family(  # a softmax over the chosen logits is one over all, normalized
+        "gpt_oss",
+        norm_kind="olmo",
+        window="attention",
+        half_tables=True,
+        experts=Experts(block="MLP", router="router", normalized=True),
+        decoder=ROUTED,
+    ),
 ):
     register(_family)
 

@@ -88,13 +88,16 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
 class Attention(Mixer):
     """Softmax attention; its state is keys and values."""
 
-    __slots__ = ("groups", "out", "qk_norm", "qkv", "queries", "residual", "rope", "spec", "state", "width", "widths")
+    __slots__ = (
+        "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "spec", "state", "width",
+        "widths",
+    )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     state: KVSpec
 
     def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
         spec = self.spec = facts
-        self.residual = residual
+        self.residual, self.parameters = residual, module._parameters
         self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
         self.groups = (self.qkv,)
         self.out = Linear(module.o_proj)
@@ -122,7 +125,8 @@ class Attention(Mixer):
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec = self.spec
         q = self._heads(x, state, rope, gemm)
-        h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap)
+        sinks = self.parameters["sinks"] if spec.sinks else None
+        h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks)
         return self.residual.add(x, self.out, h, gemm)
 
     def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> Any:

@@ -10,7 +10,7 @@ from torch_foundry import ops
 from torch_foundry.models.families import Experts
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
-from torch_foundry.nn.experts import MANY_EACH, Weights
+from torch_foundry.nn.experts import MANY_EACH, Weights, biases_of, lay_out, matrices_of
 
 
 class ExpertBlock:
@@ -25,12 +25,18 @@ class ExpertBlock:
         self.norm, self.post, self.scale = residual.pre, residual.post, residual.scale
         self.groups: tuple[LinearGroup, ...] = ()
         self.block, self.activation, self.normalized = block, activation, kind.normalized
-        self.router, self.experts = block.gate, block.experts
+        self.router, self.experts = getattr(block, kind.router), block.experts
+        self.lay_out()
         self.shared_gate: Linear | None = None
         if kind.shared:
             shared = block.shared_expert
             self.gate_up = (Linear(shared.gate_proj), Linear(shared.up_proj))
             self.down, self.shared_gate = Linear(shared.down_proj), Linear(block.shared_expert_gate)
+
+    def lay_out(self) -> None:
+        """Store dense matrices as kernels read them; nothing if they are."""
+        if not isinstance(self.experts, FoundryExperts):
+            lay_out(self.experts)
 
     def facts(self) -> tuple[int, bool]:
         """How many experts a token goes to, and whether their weights add up to 1."""
@@ -52,7 +58,8 @@ class ExpertBlock:
         h = x if self.norm is None else self.norm(x)
         k, _ = self.facts()
         if not isinstance(self.experts, FoundryExperts) or len(x) * k >= MANY_EACH * self.experts.num_experts:
-            y: torch.Tensor = self.block(h[None])[0]  # dense, or worth unpacking: torch's own products
+            made = self.block(h[None])  # dense, or worth unpacking: torch's own products
+            y: torch.Tensor = (made[0] if isinstance(made, tuple) else made)[0]
             return y if residual is None else torch.add(residual, y, alpha=self.scale)
         ids, routing = self._choice(h)
         if self.shared_gate is not None:
@@ -66,10 +73,11 @@ class ExpertBlock:
         normed: dict[str, Any] = {}
         if norm is not None:
             normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
-        router = self.router._parameters["weight"]
+        router, bias = self.router._parameters["weight"], self.router._parameters.get("bias")
         shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
         if norm is not None and (shared is None or shared.dtype == router.dtype):
-            ids, routing = ops.moe_route(x, weight=router, k=k, normalize=normalize, shared=shared, **normed)
+            options: dict[str, Any] = {"k": k, "normalize": normalize, "shared": shared, "bias": bias}
+            ids, routing = ops.moe_route(x, weight=router, **options, **normed)
         else:
             ids, routing = self._choice(x if norm is None else norm(x), batch_invariant=True)
         if gate is not None:
@@ -93,7 +101,8 @@ class ExpertBlock:
 
     def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         k, normalize = self.facts()
-        logits = ops.linear(h, self.router._parameters["weight"], batch_invariant=batch_invariant)
+        router = self.router._parameters
+        logits = ops.linear(h, router["weight"], bias=router.get("bias"), batch_invariant=batch_invariant)
         shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
         return ops.moe_choose(logits, k, normalize=normalize, shared=shared)
 
@@ -101,6 +110,5 @@ class ExpertBlock:
         experts = self.experts
         if isinstance(experts, FoundryExperts):
             return experts.weights(self.activation)
-        parameters = experts._parameters
-        gate, up = parameters["gate_up_proj"].split(experts.intermediate_dim, dim=1)
-        return Weights(gate, up, parameters["down_proj"], (None, None, None), self.activation)
+        self.lay_out()
+        return Weights(*matrices_of(experts), (None, None, None), biases_of(experts), self.activation)

@@ -8,9 +8,15 @@ import torch
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
+from torch_foundry.models.families import HALF_TABLES, class_key
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
+
+
+def whole_table(cos: torch.Tensor, sin: torch.Tensor) -> Table:
+    """Tables [..., R] of tables that have one column for both elements of a pair, [..., R / 2]."""
+    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
 
 def horizon_for(positions: int) -> int:
@@ -27,6 +33,7 @@ class Rotary:
     def __init__(self, module: Any, mrope: bool = False) -> None:
         self.module, self.mrope = module, mrope
         self.layer_types: tuple[str | None, ...] = tuple(getattr(module, "layer_types", None) or (None,))
+        self._half = class_key(type(module)) in HALF_TABLES
         types = module.rope_type.values() if isinstance(module.rope_type, dict) else (module.rope_type,)
         # whether a position's row is always the same; otherwise it depends on the length of the text
         self.constant = not any("dynamic" in t or t == "longrope" for t in types)
@@ -36,9 +43,10 @@ class Rotary:
         the device and dtype."""
         if self.mrope:
             positions = positions.expand(3, *positions.shape[-2:])
-        return {
+        made: dict[str | None, Table] = {
             t: self.module(like, positions) if t is None else self.module(like, positions, t) for t in self.layer_types
         }
+        return {t: whole_table(*table) for t, table in made.items()} if self._half else made
 
     def sections(self, positions: Any, batch: int) -> torch.Tensor:
         """`positions` without those that only masks are made from: [B or 1, L], or with mrope [1 or 3, B or 1, L].

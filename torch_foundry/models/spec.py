@@ -10,10 +10,11 @@ from torch import nn
 
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, Family, class_key
+from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, Experts, Family, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
-from torch_foundry.nn.activations import activation_of
+from torch_foundry.nn.activations import activation_of, activation_of_experts
+from torch_foundry.nn.experts import matrices_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class AttentionSpec:
     rope: bool
     window: int  # 0: none
     softcap: float  # 0: none
+    sinks: bool  # whether each head has one
 
 
 @dataclass(frozen=True)
@@ -104,21 +106,27 @@ def _known_activation(module: nn.Module) -> str:
     return name
 
 
-def _check_experts(block: Any, family: Family, hidden: int) -> tuple[str, int]:
+def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tuple[str, int]:
     """The name of the activation, and how wide a token's experts are together."""
-    shares = family.experts is not None and family.experts.shared
-    _check_children("mlp", block, {"gate", "experts", *(("shared_expert", "shared_expert_gate") if shares else ())})
-    experts, router = block.experts, block.gate
-    count, inner, chosen = int(experts.num_experts), int(experts.intermediate_dim), int(router.top_k)
+    shares = kind.shared
+    shared_parts = ("shared_expert", "shared_expert_gate") if shares else ()
+    _check_children("mlp", block, {kind.router, "experts", *shared_parts})
+    experts, router = block.experts, getattr(block, kind.router)
+    count, chosen = int(experts.num_experts), int(router.top_k)
     require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(count <= limits.MAX_EXPERTS and chosen <= limits.MAX_CHOSEN, f"{chosen} of {count} experts")
     if not isinstance(experts, FoundryExperts):
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
-        shapes = tuple(tuple(p.shape) for p in (experts.gate_up_proj, experts.down_proj))
-        require(shapes == ((count, 2 * inner, hidden), (count, hidden, inner)), f"experts have the shapes {shapes}")
+        shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
+        inner = shapes[0][1]
+        require(shapes == [(count, inner, hidden)] * 2 + [(count, hidden, inner)], f"experts have the shapes {shapes}")
         spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
         require(not spread, "experts are spread over several processes")
-    activation, width = _known_activation(experts.act_fn), chosen * inner
+    activation = activation_of_experts(experts)
+    if activation is None:
+        raise Fallback(f"activation of {type(experts).__name__}")
+    inner = matrices_of(experts)[0].shape[1]
+    width = chosen * inner
     if shares:
         shared = block.shared_expert
         require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
@@ -156,6 +164,8 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     projections = {"qkv_proj"} if fused_qkv else {"q_proj", "k_proj", "v_proj"}
     qk_norms = set() if family.qk_norm == "none" else {"q_norm", "k_norm"}
     _check_children("self_attn", attn, projections | qk_norms | {"o_proj"})
+    sinks = attn._parameters.get("sinks")
+    require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
     widths = {"qkv_proj": n_heads + 2 * n_kv_heads, "q_proj": n_heads, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
     for name in projections:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
@@ -174,6 +184,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         rope=bool(getattr(attn, "use_rope", True)) and (family.full_rotate or window > 0 or not config.sliding_window),
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
+        sinks=sinks is not None,
     )
 
 
@@ -206,9 +217,10 @@ def build_spec(layer: Any) -> LayerSpec:
     for name in family.unset:
         require(not getattr(config, name, None), f"config.{name} is set")
 
-    routed = family.experts is not None and class_key(type(mlp)) == family.key("SparseMoeBlock")
-    if routed:
-        activation, inner = _check_experts(mlp, family, hidden)
+    kind = family.experts
+    routed = kind is not None and class_key(type(mlp)) == family.key(kind.block)
+    if kind is not None and routed:
+        activation, inner = _check_experts(mlp, family, kind, hidden)
     else:
         inner = int(config.intermediate_size)
         activation = _check_mlp("mlp", mlp, hidden, inner)

@@ -10,12 +10,60 @@ import torch
 from torch import nn
 
 from torch_foundry import ops, quant
-from torch_foundry.nn.activations import activation_of
+from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, _PackedMatmul, linear_gemm
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
 NAMES = ("gate_proj", "up_proj", "down_proj")
 MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
+
+
+Biases = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]  # of gate, up and down
+
+
+def _turned(experts: Any) -> bool:
+    """Whether matrices are stored [E, inputs, outputs], with gate and up in turn, and there are biases, as in gpt-oss;
+    otherwise gate_up_proj is [E, 2 * inner, hidden] with gate first, and down_proj [E, hidden, inner]."""
+    return "gate_up_proj_bias" in experts._parameters
+
+
+def matrices_of(experts: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views of a module's dense or packed matrices: gate, up [E, inner, hidden] and down [E, hidden, inner]; rows of
+    packed ones are bytes."""
+    if isinstance(experts, FoundryExperts):
+        return experts.gate_proj, experts.up_proj, experts.down_proj
+    both, down = experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
+    if _turned(experts):
+        both, down = both.transpose(1, 2), down.transpose(1, 2)
+        return both[:, ::2], both[:, 1::2], down
+    gate, up = both.chunk(2, dim=1)
+    return gate, up, down
+
+
+def set_matrices(experts: Any, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+    """Give a stock module its dense matrices, as `matrices_of` returns them."""
+    turned = _turned(experts)
+    both = torch.stack([gate, up], dim=2).flatten(1, 2) if turned else torch.cat([gate, up], dim=1)
+    for name, dense in (("gate_up_proj", both), ("down_proj", down)):
+        experts._parameters[name] = nn.Parameter(dense.transpose(1, 2) if turned else dense)
+
+
+def biases_of(experts: Any) -> Biases:
+    """Views of a module's biases: gate, up [E, inner] and down [E, hidden], of any strides; None: it has none."""
+    if not _turned(experts):
+        return None, None, None
+    both = experts._parameters["gate_up_proj_bias"]
+    return both[:, ::2], both[:, 1::2], experts._parameters["down_proj_bias"]
+
+
+def lay_out(experts: Any) -> None:
+    """Store dense matrices so that an output's weights lie side by side, as kernels read them. Parameters keep their
+    shapes and values; one matrix at a time lies beside the others."""
+    for name in ("gate_up_proj", "down_proj") if _turned(experts) else ():
+        parameter = experts._parameters[name]
+        if parameter.stride(1) != 1:
+            with torch.inference_mode(False), torch.no_grad():
+                parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +75,7 @@ class Weights:
     up: torch.Tensor
     down: torch.Tensor
     formats: tuple[str | None, ...]
+    biases: Biases
     activation: str
 
     @property
@@ -45,8 +94,10 @@ class Weights:
     ) -> torch.Tensor:
         """residual + scale * the weighted sum of the experts' outputs for x [T, hidden], or for its norm."""
         gate_format, _, down_format = self.formats
-        h = ops.moe_glu(x, ids, self.gate, self.up, format=gate_format, activation=self.activation, **norm)
-        return ops.moe_down(h, ids, weights, self.down, format=down_format, residual=residual, scale=scale)
+        *biases, bias = self.biases
+        how: dict[str, Any] = {"format": gate_format, "activation": self.activation, "biases": biases}
+        h = ops.moe_glu(x, ids, self.gate, self.up, **how, **norm)
+        return ops.moe_down(h, ids, weights, self.down, format=down_format, residual=residual, scale=scale, bias=bias)
 
     def gemm(
         self,
@@ -61,7 +112,7 @@ class Weights:
         order, tiles = ops.moe_group(ids, experts)
 
         def product(x: torch.Tensor, weight: torch.Tensor, index: int) -> torch.Tensor:
-            return ops.moe_linear(x, order, tiles, weight, format=self.formats[index])
+            return ops.moe_linear(x, order, tiles, weight, format=self.formats[index], bias=self.biases[index])
 
         inner = ops.glu(product(x, self.gate, 0), product(x, self.up, 1), self.activation)
         y = product(inner, self.down, 2)
@@ -72,8 +123,9 @@ class FoundryExperts(nn.Module):
     """Experts whose weights stay packed, in the place of a stock module with `gate_up_proj` and `down_proj`.
 
     gate_proj, up_proj: buffers [experts, intermediate, bytes of a row], down_proj: [experts, hidden, bytes of a row];
-    uint8, so `.to(dtype)` leaves them alone, or [experts, N, K] of a floating dtype where a weight isn't packed. The
-    gradient flows to the hidden states and to the routing weights, never to the experts.
+    uint8, so `.to(dtype)` leaves them alone, or [experts, N, K] of a floating dtype where a weight isn't packed. Biases
+    stay parameters under their stock names. The gradient flows to the hidden states and to the routing weights, never
+    to the experts.
     """
 
     gate_proj: torch.Tensor
@@ -90,9 +142,8 @@ class FoundryExperts(nn.Module):
         """
         super().__init__()
         stock: Any = experts
-        self.num_experts, self.hidden_dim = int(stock.num_experts), int(stock.hidden_dim)
-        self.intermediate_dim = int(stock.intermediate_dim)
-        self.act_fn: nn.Module = stock.act_fn
+        self.num_experts, self.intermediate_dim, self.hidden_dim = matrices_of(stock)[0].shape
+        self.act_fn: nn.Module | None = getattr(stock, "act_fn", None)
         for name, tensor, fmt in zip(NAMES, (gate, up, down), formats, strict=True):
             known = quant.get_format(fmt)
             rows, columns = self._shape(name)
@@ -102,7 +153,9 @@ class FoundryExperts(nn.Module):
                 raise ValueError(f"{name}: expected {known.dtype} {list(expected)} for {fmt}, got {found}")
             self.register_buffer(name, tensor)
         self._packed_as = tuple(fmt if quant.get_format(fmt).packed else None for fmt in formats)
-        for name in list(stock._parameters):
+        for name, parameter in stock._parameters.items():
+            if name.endswith("_bias"):
+                self.register_parameter(name, parameter)
             stock._parameters[name] = None
         self.__dict__["_dense"] = stock
         self.train(stock.training)
@@ -110,14 +163,13 @@ class FoundryExperts(nn.Module):
     @classmethod
     def from_experts(cls, experts: nn.Module, fmt: str) -> FoundryExperts:
         """`experts` with its weights packed as `fmt`; those whose rows are not whole blocks stay dense."""
-        stock: Any = experts
         size = quant.get_format(fmt).block_size
-        both, down = stock.gate_up_proj.detach(), stock.down_proj.detach()
         tensors, formats = [], []
-        for dense in (*both.split(stock.intermediate_dim, dim=1), down):
+        for matrix in matrices_of(experts):
+            dense = matrix.detach()
             count, rows, columns = dense.shape
             own = fmt if columns % size == 0 else quant.DENSE_NAMES[dense.dtype]
-            packed = quant.quantize(dense.reshape(-1, columns), own)
+            packed = quant.quantize(dense.reshape(-1, columns).contiguous(), own)
             tensors.append(packed.view(count, rows, -1))
             formats.append(own)
         gate, up, last = tensors
@@ -132,8 +184,8 @@ class FoundryExperts(nn.Module):
         """The stock module that this one was made from, with the dequantised weights."""
         gate, up, down = (self.dequantized(name, dtype) for name in NAMES)
         stock: nn.Module = self.__dict__["_dense"]
-        stock._parameters["gate_up_proj"] = nn.Parameter(torch.cat([gate, up], dim=1))
-        stock._parameters["down_proj"] = nn.Parameter(down)
+        stock._parameters.update(self._parameters)
+        set_matrices(stock, gate, up, down)
         stock.train(self.training)
         return stock
 
@@ -151,7 +203,7 @@ class FoundryExperts(nn.Module):
         hidden_states: [T, hidden]. top_k_index: integers [T, k]; those outside of the experts add nothing.
         top_k_weights: [T, k].
         """
-        x, known = hidden_states, activation_of(self.act_fn)
+        x, known = hidden_states, activation_of_experts(self)
         if (
             torch.compiler.is_compiling()
             or known is None
@@ -169,20 +221,32 @@ class FoundryExperts(nn.Module):
     def weights(self, activation: str) -> Weights:
         """For kernels."""
         formats = tuple(fmt for _, fmt in self._stored())
-        return Weights(self.gate_proj, self.up_proj, self.down_proj, formats, activation)
+        return Weights(self.gate_proj, self.up_proj, self.down_proj, formats, biases_of(self), activation)
 
     def _one_by_one(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Each expert's tokens through torch's own matrix product. Waits for the device, to learn which tokens those
         are."""
         result = torch.zeros_like(x)
+        *biases, last = biases_of(self)
         for expert in torch.unique(index).tolist():
             if 0 <= expert < self.num_experts:
                 token, place = torch.where(index == expert)
                 h = x[token]
-                inner = self.act_fn(self._product("gate_proj", expert, h)) * self._product("up_proj", expert, h)
-                y = self._product("down_proj", expert, inner) * weights[token, place, None]
+                gate, up = (
+                    _plus(self._product(name, expert, h), bias, expert)
+                    for name, bias in zip(NAMES[:2], biases, strict=True)
+                )
+                y = _plus(self._product("down_proj", expert, self._gated(gate, up)), last, expert)
+                y = y * weights[token, place, None]
                 result = result.index_add(0, token, y.to(result.dtype))
         return result
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if self.act_fn is not None:
+            inner: torch.Tensor = self.act_fn(gate) * up
+        else:
+            inner = self.__dict__["_dense"]._apply_gate(torch.stack([gate, up], dim=-1).flatten(-2))
+        return inner
 
     def _product(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
         weight, fmt = getattr(self, name)[expert], self._format(name)
@@ -207,3 +271,7 @@ class FoundryExperts(nn.Module):
         """Shown by print(model)."""
         sizes = f"{self.num_experts} experts, hidden={self.hidden_dim}, intermediate={self.intermediate_dim}"
         return f"{sizes}, formats={'/'.join(dict.fromkeys(self.formats))}"
+
+
+def _plus(y: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+    return y if bias is None else y + bias[expert]

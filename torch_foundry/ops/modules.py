@@ -112,7 +112,8 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """Gated product of an MLP: `act(gate) * up`.
 
     gate, up: [..., n], rows may be strided (both halves of one fused projection). activation: "silu", "gelu_tanh" or
-    "gelu" (exact). Returns [..., n], contiguous.
+    "gelu" (exact); or "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up
+    between -7 and 7. Returns [..., n], contiguous.
     """
     return _ops.glu.default(gate, up, activation)
 

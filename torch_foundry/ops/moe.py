@@ -31,13 +31,14 @@ def moe_route(
     kind: str = "llama",
     normalize: bool = True,
     shared: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`moe_choose` of the logits `linear(rms_norm(x), weight)`, with nothing rounded between, in one launch.
+    """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in one launch.
 
     x: [..., H], T rows, contiguous. norm_weight, eps, kind: as in `norm_linear`. weight: the router's, dense [E, H];
-    shared: [1, H] of its dtype. Meant for few rows: the router's weights are read for each.
+    bias: [E]; shared: [1, H] of the weight's dtype. Meant for few rows: the router's weights are read for each.
     """
-    ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize)
+    ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias)
     return ids, weights
 
 
@@ -51,6 +52,7 @@ def _(
     shared: Tensor | None,
     k: int,
     normalize: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     return _chosen(x, x.numel() // weight.shape[1], k, shared)
 
@@ -90,14 +92,15 @@ def moe_glu(
     kind: str = "llama",
     format: str | None = None,
     activation: str = "silu",
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
-    """`act(h gate^T) * (h up^T)` with the matrices of each token's experts, in one launch.
+    """`glu(h gate^T, h up^T, activation)` with the matrices of each token's experts, in one launch.
 
     x: [T, H], contiguous. h is x, or rms_norm(x) with norm_weight, as in `norm_glu`. gate, up: [E, I, H], dense of any
-    dtype or packed rows of `format`; experts and rows may be strided. A token's result is the same bits whatever
-    tokens come with it. Returns [T, k, I].
+    dtype or packed rows of `format`; experts and rows may be strided. biases: of gate and of up, [E, I] in the dtype
+    of x, of any strides. A token's result is the same bits whatever tokens come with it. Returns [T, k, I].
     """
-    return _ops.moe_glu.default(x, norm_weight, eps, kind, ids, gate, up, format, activation)
+    return _ops.moe_glu.default(x, norm_weight, eps, kind, ids, gate, up, format, activation, *biases)
 
 
 @_fake("moe_glu")
@@ -114,14 +117,15 @@ def moe_down(
     format: str | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """`residual + scale * sum over j of weights[:, j] * (x[:, j] W^T)` with W of expert ids[:, j], in one launch.
+    """`residual + scale * sum over j of weights[:, j] * (x[:, j] W^T + b)`, W and b of expert ids[:, j], in one launch.
 
-    x: [T, k, K]. weights: float32 [T, k]; ids and weights may be strided rows. weight: [E, N, K], as in `moe_glu`.
-    residual: [T, N]. Sums in float32, in the order of the pairs, rounded once. A token's result is the same bits
-    whatever tokens come with it. Returns [T, N].
+    x: [T, k, K]. weights: float32 [T, k]; ids and weights may be strided rows. weight: [E, N, K], bias: [E, N], as in
+    `moe_glu`. residual: [T, N]. Sums in float32, in the order of the pairs, rounded once. A token's result is the same
+    bits whatever tokens come with it. Returns [T, N].
     """
-    return _ops.moe_down.default(x, ids, weights, weight, format, residual, scale)
+    return _ops.moe_down.default(x, ids, weights, weight, format, residual, scale, bias)
 
 
 @_fake("moe_down")
@@ -145,13 +149,15 @@ def _(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return ids.new_empty((pairs,)), ids.new_empty((pairs // TILE_ROWS + torch.sym_min(pairs, experts), 3))
 
 
-def moe_linear(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, format: str | None = None) -> Tensor:
-    """`x[pair // (pairs / R)] W^T` with W of the pair's expert, for pairs as `moe_group` gives them.
+def moe_linear(
+    x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, format: str | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """`x[pair // (pairs / R)] W^T + b` with W and b of the pair's expert, for pairs as `moe_group` gives them.
 
-    x: [R, K]: a row for each token, or for each pair. weight: [E, N, K], as in `moe_glu`. Returns [pairs, N], in the
-    order of ids; what no expert was asked for isn't written.
+    x: [R, K]: a row for each token, or for each pair. weight: [E, N, K], bias: [E, N], as in `moe_glu`. Returns
+    [pairs, N], in the order of ids; what no expert was asked for isn't written.
     """
-    return _ops.moe_linear.default(x, order, tiles, weight, format)
+    return _ops.moe_linear.default(x, order, tiles, weight, format, bias)
 
 
 @_fake("moe_linear")

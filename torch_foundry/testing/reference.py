@@ -84,6 +84,9 @@ def embedding(
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     if activation == "silu":
         return F.silu(gate) * up
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
     return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 

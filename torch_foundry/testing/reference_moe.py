@@ -37,23 +37,25 @@ def moe_route(
     kind: str = "llama",
     normalize: bool = True,
     shared: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     h = rms_norm(x, norm_weight, eps, kind=kind).flatten(0, -2)
     shared = None if shared is None else linear(h, shared)
-    return moe_choose(linear(h, weight), k, normalize=normalize, shared=shared)
+    return moe_choose(linear(h, weight, bias=bias), k, normalize=normalize, shared=shared)
 
 
 def _experts(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
     return torch.stack([matrix(own, format, dtype) for own in weight])
 
 
-def _of_pairs(x: Tensor, ids: Tensor, weight: Tensor, format: str | None) -> Tensor:
-    """x [T, k, K] times the matrix of each pair's expert; zeros where ids name none."""
+def _of_pairs(x: Tensor, ids: Tensor, weight: Tensor, format: str | None, bias: Tensor | None = None) -> Tensor:
+    """x [T, k, K] times the matrix of each pair's expert, plus its bias; zeros where ids name none."""
     known = (ids >= 0) & (ids < weight.shape[0])
     matrices = _experts(weight, format, x.dtype)
     y = x.new_zeros(*ids.shape, matrices.shape[1])
     for t, j in known.nonzero().tolist():
-        y[t, j] = F.linear(x[t, j], matrices[int(ids[t, j])])
+        expert = int(ids[t, j])
+        y[t, j] = F.linear(x[t, j], matrices[expert], None if bias is None else bias[expert])
     return y
 
 
@@ -68,10 +70,11 @@ def moe_glu(
     kind: str = "llama",
     format: str | None = None,
     activation: str = "silu",
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, kind=kind)
     rows = h[:, None].expand(-1, ids.shape[1], -1)
-    return glu(_of_pairs(rows, ids, gate, format), _of_pairs(rows, ids, up, format), activation)
+    return glu(_of_pairs(rows, ids, gate, format, biases[0]), _of_pairs(rows, ids, up, format, biases[1]), activation)
 
 
 def moe_down(
@@ -83,7 +86,8 @@ def moe_down(
     format: str | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    y = (_of_pairs(x, ids, weight, format) * weights.to(x.dtype)[..., None]).sum(1)
+    y = (_of_pairs(x, ids, weight, format, bias) * weights.to(x.dtype)[..., None]).sum(1)
     y = y if scale == 1.0 else y * scale
     return y if residual is None else residual + y
