@@ -29,7 +29,7 @@ MODULES = (
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
     "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
-    "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
+    "io.packed.mxfp4", "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else
 # Calls that do nothing but check.
@@ -286,7 +286,8 @@ FIRST: dict[str, str | tuple[str, ...]] = {
     "text.vocabulary": "V", "text.charsmap": "V", "text.tokenizer": "V", "io.model_file": "A",
     "io.gguf.split": "G", "io.safetensors": ("S", "I"),
     "io.gguf.hyperparameters": "A", "io.packed.bitsandbytes": "PB", "io.packed.gptq_awq": ("PG", "PA"),
-    "io.packed.mlx": "PM", "io.packed.foundry": "PO", "io.packed": ("PC", "PM0"), "io.model_directory": "PC",
+    "io.packed.mlx": "PM", "io.packed.mxfp4": "PX", "io.packed.foundry": "PO", "io.packed": ("PC", "PM0"),
+    "io.model_directory": "PC",
     "io.config_json": "PC", "io.words.skim": "PT", "io.words.regexes": "PT",
     "io.words.pipeline": "PT", "io.words.folder": "PT", "io.assemble": ("PC", "PM5", "PM7"),
     "io.packed.blocks": "P",

@@ -72,8 +72,15 @@ SOURCES: dict[str, Callable[[], Tensors]] = {
     "gptq": lambda: of_gptq(4, 64, True, 1)[0],
     "awq": lambda: of_awq(64)[0],
     "bnb": lambda: of_bitsandbytes()[0],
+    "oss": lambda: {
+        f"x.{name}": torch.full(shape, 120, dtype=torch.uint8)
+        for matrix, rows in (("gate_up_proj", 6), ("down_proj", 3))
+        for name, shape in ((f"{matrix}_blocks", (2, rows, 2, 16)), (f"{matrix}_scales", (2, rows, 2)))
+    },
     "own": lambda: {"layer.weight": quant.quantize(torch.randn(5, 64), "q4_0"), "layer.order": torch.arange(64)},
 }
+OSS = {"quant_method": "mxfp4"}
+GATE_UP = "x.gate_up_proj"
 NV = {"mode": "nvfp4", "bits": 4, "group_size": 16}
 MX = {"mode": "mxfp4", "bits": 4, "group_size": 32}
 MISTAKES = [
@@ -132,6 +139,20 @@ MISTAKES = [
         "NONFINITE",
         "layer.scales",
     ),
+    # gpt-oss
+    ("oss", OSS, without(f"{GATE_UP}_scales"), "PACK_PART", f"{GATE_UP}_scales"),
+    ("oss", OSS, without(f"{GATE_UP}_blocks"), "TENSOR_TYPE", f"{GATE_UP}_scales"),
+    ("oss", OSS, changed(f"{GATE_UP}_blocks", lambda t: t.view(torch.int8)), "PACK_TYPE", f"{GATE_UP}_blocks"),
+    ("oss", OSS, changed(f"{GATE_UP}_scales", lambda t: t.half()), "PACK_TYPE", f"{GATE_UP}_scales"),
+    ("oss", OSS, changed(f"{GATE_UP}_blocks", lambda t: t[:, 1:]), "PACK_SHAPE", f"{GATE_UP}_blocks"),
+    ("oss", OSS, changed(f"{GATE_UP}_blocks", lambda t: t[..., :8]), "PACK_SHAPE", f"{GATE_UP}_blocks"),
+    ("oss", OSS, changed(f"{GATE_UP}_blocks", lambda t: t.flatten(2)), "PACK_SHAPE", f"{GATE_UP}_blocks"),
+    ("oss", OSS, changed(f"{GATE_UP}_blocks", lambda t: t[:0]), "PACK_SHAPE", f"{GATE_UP}_blocks"),
+    ("oss", OSS, changed("x.down_proj_scales", lambda t: t[:, :, :1]), "PACK_SHAPE", "x.down_proj_scales"),
+    ("oss", OSS, changed("x.down_proj_scales", set_first(255)), "NONFINITE", "x.down_proj_scales"),
+    ("oss", OSS, changed(f"{GATE_UP}_scales", set_first(253)), "NONFINITE", f"{GATE_UP}_scales"),
+    ("oss", OSS, lambda t: t.update({"x.down_proj": torch.ones(2, 3, 64)}), "NAME_DUP", "x.down_proj"),
+    ("oss", OSS, lambda t: t.update({"x.up_proj": torch.ones(2, 3, 64)}), "NAME_DUP", "x.up_proj"),
     # GPTQ and AWQ
     ("gptq", GPTQ, without("layer.scales"), "PACK_PART", "layer.scales"),
     ("gptq", GPTQ, without("layer.qzeros"), "PACK_PART", "layer.qzeros"),

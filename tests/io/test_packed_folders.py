@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
@@ -190,6 +191,52 @@ def test_experts(method: str, family: str, tmp_path: Path) -> None:
     experts = [module for module in model.modules() if isinstance(module, FoundryExperts)]
     assert len(experts) == len(twin.model.layers) and {m.formats for m in experts} == {(fmt,) * 3}
     assert tiny_models.tokens(model) == tiny_models.tokens(twin)
+
+
+def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
+    """Blocks and scales as they are published stay packed; transformers' own unpacking says what they mean."""
+    twin = tiny_models.build("gpt_oss")
+    state = {name: tensor.contiguous() for name, tensor in twin.state_dict().items()}
+    g = torch.Generator().manual_seed(0)
+    for i, layer in enumerate(twin.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            own: Any = getattr(layer.mlp.experts, name)
+            experts, inputs, outputs = own.shape
+            path = f"model.layers.{i}.mlp.experts.{name}"
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=g, dtype=torch.uint8)
+            scales = torch.randint(119, 124, blocks.shape[:-1], generator=g, dtype=torch.uint8)
+            own.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+            del state[path]
+            state |= {f"{path}_blocks": blocks, f"{path}_scales": scales}
+    twin.config.save_pretrained(tmp_path)
+    own = json.loads((tmp_path / "config.json").read_text())
+    own["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    save_file(state, tmp_path / "model.safetensors")
+    words.small().save_pretrained(tmp_path)
+
+    model, tokenizer = torch_foundry.load(tmp_path, device="cpu", progress=False)
+    experts = [module for module in model.modules() if isinstance(module, FoundryExperts)]
+    assert len(experts) == 2 and {m.formats for m in experts} == {("mxfp4",) * 3}
+    held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    assert held <= 1.05 * (tmp_path / "model.safetensors").stat().st_size
+    for length in (9, 40):
+        ids = tiny_models.ids(2, length)
+        with torch.no_grad():
+            assert_found_as_exact(model(ids).logits, lambda each, ids=ids: each(ids).logits, twin)
+    assert tiny_models.tokens(model) == tiny_models.tokens(twin) and tiny_models.fused_all(model)
+    dense = copy.deepcopy(model)
+    torch_foundry.unpatch(dense, dequantize=True)
+    for name, value in dense.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    for again in (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "ours"),
+        torch_foundry.load(tmp_path / "ours", device="cpu", progress=False)[0],
+    ):
+        again.generation_config.eos_token_id = None
+        assert tiny_models.tokens(again) == tiny_models.tokens(twin)
 
 
 def test_beside_the_weight_little_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

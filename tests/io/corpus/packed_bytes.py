@@ -223,6 +223,27 @@ def own(fmt: str = "q4_0", block: int = 32, block_bytes: int = 18, head: bytes =
     return model({"quant_method": "foundry", "formats": formats}, matrix)
 
 
+def gpt_oss() -> Folder:
+    """Of two experts, in MXFP4 as published."""
+    attention = "self_attn."
+    folder = model({"quant_method": "mxfp4"}, lambda name, n, k: {
+        f"{name}.weight": filled("F16", [n, k], f16(0.25)), f"{name}.bias": filled("F16", [n], f16(0.1)),
+    } if attention in name else {})  # fmt: skip
+    folder.config |= {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "intermediate_size": 64, "head_dim": 32,
+        "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 16, "layer_types": ["sliding_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    experts = f"{LAYER}mlp.experts."
+    for name, n, k in (("gate_up_proj", 128, HIDDEN), ("down_proj", HIDDEN, 64)):
+        folder.put(f"{experts}{name}_blocks", filled("U8", [2, n, k // 32, 16]))
+        folder.put(f"{experts}{name}_scales", filled("U8", [2, n, k // 32], b"\x78"))
+        folder.put(f"{experts}{name}_bias", filled("F16", [2, n], f16(0.1)))
+    folder.put(f"{LAYER}mlp.router.weight", filled("F16", [2, HIDDEN], f16(0.25)))
+    folder.put(f"{LAYER}mlp.router.bias", filled("F16", [2], f16(0.1)))
+    return folder.put(f"{LAYER}{attention}sinks", filled("F16", [4], f16(0.1)))
+
+
 def changed(change: Callable[[Folder], object], base: Callable[[], Folder]) -> Callable[[], Mapping[str, Content]]:
     """The folder after that change."""
 

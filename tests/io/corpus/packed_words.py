@@ -9,6 +9,7 @@ from typing import Any
 from .case import Content, Table
 from .folders import INDEX, ONE, TWO
 from .packed_bytes import (
+    HIDDEN,
     KV,
     LAYER,
     Folder,
@@ -20,6 +21,7 @@ from .packed_bytes import (
     f32,
     filled,
     floats,
+    gpt_oss,
     gptq,
     i32,
     model,
@@ -160,6 +162,46 @@ mlx("92", "nvfp4: rows of no whole blocks of 64", "PACK_GROUP", lambda f: [
     f.shaped(W, 128, 10), f.shaped(S, 128, 5)], W, of_mode("nvfp4"))  # fmt: skip
 mlx("93", "mxfp8: the tensors of mxfp4", "PACK_SHAPE|PACK_GROUP|SHAPE",
     settings(mode="mxfp8", bits=8), "", of_mode("mxfp4"))  # fmt: skip
+
+X = f"{LAYER}mlp.experts.gate_up_proj"
+XB, XS, XD = f"{X}_blocks", f"{X}_scales", f"{LAYER}mlp.experts.down_proj"
+
+
+def oss(id: str, what: str, codes: str, change: Change, says: str = X) -> None:
+    P.reject(f"PX{id}", f"gpt-oss: {what}", codes, changed(change, gpt_oss), says)
+
+
+P.accept("PX00", "gpt-oss: sound", sound(gpt_oss))
+oss("01", "scales absent", "PACK_PART", lambda f: f.without(XS), XS)
+oss("02", "blocks absent", "TENSOR_TYPE|TENSOR_EXTRA", lambda f: f.without(XB), XS)
+oss("03", "both absent", "TENSOR_MISSING", lambda f: f.without(XB, XS), "gate_proj")
+oss("04", "biases absent", "TENSOR_MISSING", lambda f: f.without(f"{X}_bias"), f"{X}_bias")
+oss("05", "sinks absent", "TENSOR_MISSING", lambda f: f.without(f"{LAYER}self_attn.sinks"), "sinks")
+oss("06", "blocks of int8", "PACK_TYPE", lambda f: f.put(XB, ("I8", *f.tensors[XB][1:])), XB)
+oss("07", "scales of f16", "PACK_TYPE", lambda f: f.put(XS, filled("F16", [2, 128, 4], f16(1))), XS)
+oss("08", "blocks in three dimensions", "PACK_SHAPE", lambda f: [
+    f.shaped(XB, 2, 128, 16), f.put(XS, filled("U8", [2, 128], b"\x78"))], XB)  # fmt: skip
+oss("09", "groups of 16 weights", "PACK_SHAPE", lambda f: f.shaped(XB, 2, 128, 8, 8), XB)
+oss("10", "an odd number of gates and ups", "PACK_SHAPE", lambda f: [
+    f.shaped(XB, 2, 127, 4, 16), f.put(XS, filled("U8", [2, 127, 4], b"\x78"))], XB)  # fmt: skip
+oss("11", "no experts", "PACK_SHAPE", lambda f: [f.shaped(XB, 0, 128, 4, 16), f.shaped(XS, 0, 128, 4)], XB)
+oss("12", "no groups", "PACK_SHAPE", lambda f: [f.shaped(XB, 2, 128, 0, 16), f.shaped(XS, 2, 128, 0)], XB)
+oss("13", "scales of another expert more", "PACK_SHAPE", lambda f: f.shaped(XS, 3, 128, 4), XS)
+oss("14", "scales transposed", "PACK_SHAPE", lambda f: f.shaped(XS, 2, 4, 128), XS)
+oss("15", "whole in itself, of an expert more than the model's", "SHAPE", lambda f: [
+    f.shaped(XB, 3, 128, 4, 16), f.put(XS, filled("U8", [3, 128, 4], b"\x78"))], XB)  # fmt: skip
+oss("16", "whole in itself, of other inputs than the model's", "SHAPE", lambda f: [
+    f.shaped(XB, 2, 128, 2, 16), f.put(XS, filled("U8", [2, 128, 2], b"\x78"))], XB)  # fmt: skip
+oss("17", "first scale 255, which is NaN", "NONFINITE", lambda f: f.first(XS, b"\xff"), XS)
+oss("18", "last scale 253, with which 6 is infinite", "NONFINITE", lambda f: f.last(f"{XD}_scales", b"\xfd"), XD)
+oss("19", "also dense", "NAME_DUP", lambda f: f.put(XD, filled("F16", [2, 64, HIDDEN], f16(1))), XD)
+oss("20", "gate and up also dense", "TENSOR_EXTRA", lambda f: f.put(X, filled("F16", [2, HIDDEN, 128], f16(1))))
+oss("21", "a gate of its own too", "NAME_DUP|TENSOR_TYPE", lambda f: f.put(
+    f"{LAYER}mlp.experts.gate_proj", filled("F16", [2, 64, HIDDEN], f16(1))), "gate_proj")  # fmt: skip
+oss("22", "a packed projection of attention", "PACK_SHAPE|SHAPE|TENSOR_EXTRA", lambda f: [
+    f.put(f"{Q}_blocks", filled("U8", [1, 128, 4, 16])), f.put(f"{Q}_scales", filled("U8", [1, 128, 4], b"\x78"))], Q,
+)  # fmt: skip
+oss("23", "an infinite sink", "NONFINITE", lambda f: f.first(f"{LAYER}self_attn.sinks", INF), "sinks")
 
 P.accept("PG00", "GPTQ: sound, 4 bits in the order of activations", sound(gptq))
 P.accept("PG02", "GPTQ: sound, 3 bits in groups of 64", sound(gptq, 3, 64))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.hf import registration
-from torch_foundry.io.packed import bitsandbytes, foundry, gptq_awq, mlx
+from torch_foundry.io.packed import bitsandbytes, foundry, gptq_awq, mlx, mxfp4
 from torch_foundry.io.packed.blocks import Parts, Settings
 from torch_foundry.io.weights import Weight, WeightReader
 
@@ -18,6 +18,7 @@ METHODS: dict[str, Reader] = {
     "awq": gptq_awq.awq,
     "gptq": gptq_awq.gptq,
     "bitsandbytes": bitsandbytes.weights,
+    "mxfp4": mxfp4.weights,
     **dict.fromkeys(registration.METHODS, foundry.weights),
 }
 

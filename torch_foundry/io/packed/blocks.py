@@ -12,6 +12,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container, TensorInfo
+from torch_foundry.io.storage import LARGEST_EXPONENTS
 from torch_foundry.io.weights import Weight, WeightReader
 
 _CHUNK = 4 << 20  # bytes of blocks that are made at a time
@@ -136,3 +137,18 @@ def chunks(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of each element, in a last dimension."""
     return tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+
+
+def two_halves(codes: torch.Tensor, run: int) -> torch.Tensor:
+    """Bytes [..., n] with two neighbours each, [..., n / run, run]: the first half of 2 * run codes in the low nibbles,
+    the second in the high ones."""
+    nibbles = torch.stack((codes & 15, codes >> 4), -1).view(*codes.shape[:-1], -1, 2, run)
+    return nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+
+
+def check_exponents(parts: Parts, name: str, fmt: str, exponents: torch.Tensor) -> None:
+    """Refuse scales of the tensor `name`, bytes of `fmt`, with which a weight is no finite number."""
+    (_, kind), *_ = quant.FORMATS[fmt].scales
+    most = LARGEST_EXPONENTS.get(kind, 126)  # of E4M3, behind which there are the NaN and what is negative
+    if parts.finite(name) and bool((exponents > most).any()):
+        raise parts.error("NONFINITE", name, f"a scale of at most {most}", int(exponents.max()))

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from torch_foundry.io.container import TensorInfo
-from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight
-from torch_foundry.io.storage import LARGEST_EXPONENTS
+from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, check_exponents, two_halves
 from torch_foundry.io.weights import Weight
-from torch_foundry.quant import FORMATS
 
 _SCALES = ("f16", "bf16", "f32")
 _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and weights of a group
@@ -83,18 +81,13 @@ def _affine(parts: Parts, base: str, shape: tuple[int, ...], fmt: str) -> Weight
 def _floats(parts: Parts, base: str, shape: tuple[int, ...], mode: str, scales: TensorInfo) -> Weight:
     block = 64 if mode == "nvfp4" else 32
     parts.group_of(f"{base}.weight", shape[-1], block)
-    (_, kind), *_ = FORMATS[mode].scales
-    most = LARGEST_EXPONENTS.get(kind, 126)  # of E4M3, behind which there are the NaN and what is negative
 
     def blocks(start: int, stop: int) -> torch.Tensor:
         exponents = parts.read(scales.name, start, stop)
-        if parts.finite(scales.name) and bool((exponents > most).any()):
-            raise parts.error("NONFINITE", scales.name, f"a scale of at most {most}", int(exponents.max()))
+        check_exponents(parts, scales.name, mode, exponents)
         codes = parts.read(f"{base}.weight", start, stop).view(torch.uint8)
-        if mode != "mxfp8":  # two halves of a run, where mlx has neighbours in a byte
-            run = 16 if mode == "mxfp4" else 8
-            nibbles = torch.stack((codes & 15, codes >> 4), -1).view(*codes.shape[:-1], -1, 2, run)
-            codes = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+        if mode != "mxfp8":
+            codes = two_halves(codes, 16 if mode == "mxfp4" else 8)
         rows = codes.view(*exponents.shape[:-1], shape[-1] // block, -1)
         return torch.cat((exponents.view(*rows.shape[:-1], -1), rows), -1)
 
