@@ -107,7 +107,8 @@ class Family(Architecture):
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
-    experts: Experts | None = None  # what `mlp` is in layers that have experts
+    ffn: str = "mlp"  # name of the feed-forward block
+    experts: Experts | None = None  # what it is in layers that have experts
     scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
     decoder: Decoder = Decoder()
     head: Head | None = Head()  # None: it is only the decoder of wrappers
@@ -222,6 +223,15 @@ for _family in (
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
     Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),
     Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
+    Family(  # a softmax over the chosen logits is one over all, normalized
+        "granitemoe",
+        prefix="GraniteMoe",
+        residual_multiplier=True,
+        ffn="block_sparse_moe",
+        experts=Experts(block="MoE", router="router", normalized=True),
+        decoder=Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
+        head=Head(divisor="logits_scaling"),
+    ),
     Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
     Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
     Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),

@@ -194,7 +194,7 @@ class FusedLayer:
     __slots__ = ("block", "config", "mixer", "spec")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        roles, mlp, mixed = spec.family.norms, layer.mlp, layer._modules[spec.mixer]
+        roles, mlp, mixed = spec.family.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
         self.spec, self.config = spec, mixed.config
 
         def residual(pre: str | None, post: str | None) -> Residual:

@@ -205,8 +205,8 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    _check_children(cls.__name__, layer, {child, "mlp", *family.norms.names(), *family.inert})
-    mixed, mlp = layer._modules[child], layer.mlp
+    _check_children(cls.__name__, layer, {child, family.ffn, *family.norms.names(), *family.inert})
+    mixed, mlp = layer._modules[child], getattr(layer, family.ffn)
     config = mixed.config
     hidden, facts = int(config.hidden_size), mixer.read(mixed, family)
     for name in family.norms.names():
