@@ -25,7 +25,6 @@ WIDE_CALLS = {
             "norm_glu",
             "norm_qkv",
             "sample",
-            "_",
         ),
         OPERANDS,
     ),  # in ops, and their references

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,23 @@ import torch
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator for the function that allocates an op's results without computing them.
+    """Decorator for the function that allocates an op's results without computing them. It takes those of the op's
+    arguments that it needs, by their names in the schema, which has the order and the defaults.
 
     ImportError if the extension has no such op, because it was built from older sources.
     """
     if not hasattr(torch.ops.torch_foundry, name):
         raise ImportError(f"torch_foundry was built from other sources ({name} is missing): run `make build`")
-    return torch.library.register_fake(f"torch_foundry::{name}")
+    arguments = getattr(torch.ops.torch_foundry, name).default._schema.arguments
+
+    def register(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        needed = inspect.signature(allocate).parameters
+        places = [(i, a.name, a.default_value) for i, a in enumerate(arguments) if a.name in needed]
+
+        def of_all(*args: Any, **kwargs: Any) -> Any:
+            return allocate(**{n: args[i] if i < len(args) else kwargs.get(n, default) for i, n, default in places})
+
+        torch.library.register_fake(f"torch_foundry::{name}", of_all)
+        return allocate
+
+    return register

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -62,5 +60,5 @@ def gated_delta(
 
 
 @_fake("gated_delta")
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+def _(q: Tensor, v: Tensor) -> Tensor:
     return q.new_empty(q.shape[0], v.shape[1] * v.shape[2] * v.shape[3])

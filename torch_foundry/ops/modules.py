@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", resi
 
 
 @_fake("rms_norm")
-def _(x: Tensor, weight: Tensor, eps: float, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -46,7 +44,7 @@ def add_rms_norm(
 
 
 @_fake("add_rms_norm")
-def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -80,7 +78,7 @@ def linear(
 
 
 @_fake("linear")
-def _(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -100,7 +98,7 @@ def embedding(
 
 
 @_fake("embedding")
-def _(ids: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def _(ids: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
     columns = weight.shape[1] if format is None else get_format(format).columns(weight.shape[1])
     return weight.new_empty((*ids.shape, columns), dtype=dtype)
 
@@ -119,7 +117,7 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
 
 @_fake("glu")
-def _(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+def _(gate: Tensor) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
@@ -170,18 +168,7 @@ def rope_kv(
 
 
 @_fake("rope_kv")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Any,
-    sin: Any,
-    k_cache: Any,
-    v_cache: Any,
-    start: int,
-    head_dim: int,
-    *rest: Any,
-) -> Tensor:
+def _(q: Tensor, head_dim: int) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
 
 
@@ -237,24 +224,7 @@ def attention(
 
 
 @_fake("attention")
-def _(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    kv_len: int,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = True,
-    window: int = 0,
-    softcap: float = 0.0,
-    kv_start: Tensor | None = None,
-    step: Tensor | None = None,
-    rows: Tensor | None = None,
-    block_table: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_format: str | None = None,
-    v_format: str | None = None,
-) -> Tensor:
+def _(q: Tensor, v_cache: Tensor, v_format: str | None) -> Tensor:
     columns = v_cache.shape[3] if v_format is None else head_dim_of(v_cache.shape[3], v_format)
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * columns))
 

@@ -9,8 +9,6 @@ its experts: pair t * k + j.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -43,17 +41,7 @@ def moe_route(
 
 
 @_fake("moe_route")
-def _(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    kind: str,
-    weight: Tensor,
-    shared: Tensor | None,
-    k: int,
-    normalize: bool,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, weight: Tensor, shared: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     return _chosen(x, x.numel() // weight.shape[1], k, shared)
 
 
@@ -72,7 +60,7 @@ def moe_choose(
 
 
 @_fake("moe_choose")
-def _(logits: Tensor, shared: Tensor | None, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def _(logits: Tensor, shared: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     return _chosen(logits, logits.shape[0], k, shared)
 
 
@@ -104,7 +92,7 @@ def moe_glu(
 
 
 @_fake("moe_glu")
-def _(x: Tensor, norm_weight: Any, eps: float, kind: str, ids: Tensor, gate: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
     return x.new_empty((*ids.shape, gate.shape[1]))
 
 
@@ -129,7 +117,7 @@ def moe_down(
 
 
 @_fake("moe_down")
-def _(x: Tensor, ids: Tensor, weights: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
@@ -161,7 +149,7 @@ def moe_linear(
 
 
 @_fake("moe_linear")
-def _(x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, order: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((order.shape[0], weight.shape[1]))
 
 
@@ -173,5 +161,5 @@ def moe_combine(
 
 
 @_fake("moe_combine")
-def _(x: Tensor, ids: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, ids: Tensor) -> Tensor:
     return x.new_empty((ids.shape[0], x.shape[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def norm_linear(
 
 
 @_fake("norm_linear")
-def _(x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], *rest: Any) -> Tensor:
+def _(x: Tensor, weights: list[Tensor]) -> Tensor:
     return x.new_empty((*x.shape[:-1], sum(w.shape[0] for w in weights)))
 
 
@@ -62,7 +61,7 @@ def norm_glu(
 
 
 @_fake("norm_glu")
-def _(x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], *rest: Any) -> Tensor:
+def _(x: Tensor, weights: list[Tensor]) -> Tensor:
     return x.new_empty((*x.shape[:-1], weights[0].shape[0]))
 
 
@@ -97,10 +96,7 @@ def norm_qkv(
 
 
 @_fake("norm_qkv")
-def _(
-    x: Tensor, norm_weight: Tensor, eps: float, kind: str, weights: list[Tensor], formats: Any, biases: Any,
-    cos: Any, sin: Any, k_cache: Any, v_cache: Any, start: int, head_dim: int, *rest: Any,
-) -> Tensor:  # fmt: skip
+def _(x: Tensor, weights: list[Tensor], head_dim: int) -> Tensor:
     return x.new_empty((x.shape[0], weights[0].shape[0] // head_dim, x.shape[1], head_dim))
 
 

@@ -26,5 +26,5 @@ def permute_columns_and_norm(x: Tensor, order: Tensor, norm_weight: Tensor) -> t
 
 
 @_fake("permute_columns")
-def _(x: Tensor, order: Tensor, norm_weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, norm_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(0 if norm_weight is None else norm_weight.shape[0])

@@ -49,7 +49,7 @@ def sample(
 
 
 @fake("sample")
-def _(*args: object) -> None:
+def _() -> None:
     return None
 
 
@@ -62,5 +62,5 @@ def sample_count_prompt(ids: Tensor, first: Tensor, prompt: int, counts: Tensor)
 
 
 @fake("sample_count_prompt")
-def _(ids: Tensor, first: Tensor, prompt: int, counts: Tensor) -> None:
+def _() -> None:
     return None
