@@ -30,7 +30,7 @@ from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
 from torch_foundry import quant
 from torch_foundry.engine import Engine, SamplingParams
-from torch_foundry.generation.draft_length import SpeculationStats
+from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.testing.timing import synchronize
 
 NETWORKS = ("repeating", "random", "demo")

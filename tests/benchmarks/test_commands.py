@@ -348,7 +348,7 @@ def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
 
 def test_bench_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that repeats itself as often as was asked for, with drafts and without."""
-    monkeypatch.setattr(DraftLengthController, "pays", lambda self, kind: True)  # whatever steps take on this machine
+    monkeypatch.setattr(DraftLengthController, "pays", lambda *_: True)  # whatever steps take on this machine
     few = [*FEW, "--formats", "f32", "--networks", "repeating,random", "--prompt", "128", "--max-tokens", "90"]
     few += ["--concurrent", "2"]
     assert bench_speculation.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0

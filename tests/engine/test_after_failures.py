@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.test_drafting import steps_of_a_second
 from tests.engine.test_engine import GREEDY, KINDS, drain, patched, prompts
 from torch_foundry.engine import Engine, SamplingParams
-from torch_foundry.engine.drafting import Drafting
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -153,8 +153,7 @@ def test_prompts_read_by_other_weights_are_forgotten_when_asked() -> None:
 
 
 def test_a_draft_model_that_can_be_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = Drafting.timed  # what is drafted doesn't depend on this machine
-    monkeypatch.setattr(Drafting, "timed", lambda self, n, length, tokens, _: timed(self, n, length, tokens, 1.0))
+    steps_of_a_second(monkeypatch)
     model, draft, params = patched(), patched(), SamplingParams(max_tokens=60, temperature=0)
     engine = Engine(model, assistant_model=draft)
     stream = engine.submit([5], params)

@@ -22,8 +22,7 @@ from tests.engine.test_engine import KINDS, drain, patched
 from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
 from torch_foundry.engine import Engine, SamplingParams, engine
-from torch_foundry.engine.drafting import Drafting
-from torch_foundry.engine.sequence import Sequence
+from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.drafting import PromptLookup
 from torch_foundry.kvcache.block_manager import OutOfBlocks
 
@@ -34,8 +33,16 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0)
 @pytest.fixture(autouse=True)
 def steps_take_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """So what is drafted doesn't depend on this machine."""
-    timed = Drafting.timed
-    monkeypatch.setattr(Drafting, "timed", lambda self, n, length, tokens, _: timed(self, n, length, tokens, 1.0))
+    steps_of_a_second(monkeypatch)
+
+
+def steps_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = DraftLengthController.timed
+
+    def alike(self: Any, batch: int, rows: int, tokens: int, seconds: float | None, *, steps: int = 1) -> None:
+        timed(self, batch, rows, tokens, None if seconds is None else float(steps), steps=steps)
+
+    monkeypatch.setattr(DraftLengthController, "timed", alike)
 
 
 def prompts(count: int = 8) -> list[list[int]]:
@@ -65,10 +72,9 @@ def similar(family: str) -> Any:
 def ended(run: Engine) -> None:
     """Nothing is left, of the draft neither."""
     drain(run)
-    assert not run._drafting._own
-    if (draft := run._drafting._draft) is not None:
+    if (draft := run._drafting.model) is not None:
         draft.cache.manager.check()
-        assert draft.cache.manager.used == 0 and not draft._fed
+        assert draft.cache.manager.used == 0 == len(draft.cache.manager)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -190,7 +196,7 @@ def test_a_failing_step_leaves_everything_as_it_was(source: str, monkeypatch: py
             return fails
 
         monkeypatch.setattr(run, "_forward", failing(run._forward))
-        if (draft := run._drafting._draft) is not None:
+        if (draft := run._drafting.model) is not None:
             monkeypatch.setattr(draft, "_forward", failing(draft._forward))
         with pytest.raises(torch.OutOfMemoryError):
             run.run()
@@ -344,26 +350,17 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise(more: int) -> None:
         Engine(model, tokenizer, assistant_model=draft)
 
 
-def test_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths by what steps of as many requests took; the first of each kind is not timed, as it may be captured."""
-    monkeypatch.undo()
-    plan = Drafting(7, None, 64)
-    plan.begin(Sequence([1], 1, 9, id=0), SamplingParams(), possible=True)
-    for length, seconds in ((1, 1.0), (8, 3.0), (4, 1.2)):
-        plan.timed(3, length, 9, 99.0)
-        assert (4, length) not in plan._times.seconds
-        plan.timed(3, length, 9, seconds)
-    assert plan._times.seconds == {(4, 1): 1.0, (4, 8): 3.0, (4, 4): 1.2}
-    assert (plan.totals.seconds, plan.totals.without) == (5.2, 9.0)
+def test_a_step_that_was_captured_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, timed, seen = patched(), DraftLengthController.timed, []
+    plan = model.model.decoder_plan()
 
+    def watched(self: Any, batch: int, rows: int, tokens: int, seconds: float | None, *, steps: int = 1) -> None:
+        seen.append((seconds is None, plan.captured))
+        timed(self, batch, rows, tokens, seconds, steps=steps)
 
-def test_a_step_in_which_the_draft_recorded_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    draft = SimpleNamespace(captured=0)
-    plan = Drafting(None, draft, 64)  # type: ignore[arg-type]
-    plan.timed(1, 1, 1, 1.0)
-    for captured, seconds in ((0, 2.0), (3, 100.0), (3, 2.0)):
-        plan.draft([], None)
-        draft.captured = captured
-        plan.timed(1, 1, 1, seconds)
-    assert plan._times.seconds == {(1, 1): 2.0}
+    monkeypatch.setattr(DraftLengthController, "timed", watched)
+    run = Engine(model, prompt_lookup_num_tokens=7)
+    run.submit(prompts()[0], GREEDY).result()
+    before = [0, *(captured for _, captured in seen)]
+    assert [none for none, _ in seen] == [now > then for then, now in itertools.pairwise(before)]
+    assert 1 < plan.captured < len(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,7 @@ class World:
         manager, scheduler = self.manager, self.scheduler
         before = list(scheduler.running)
         for sequence in before:
-            sequence.drafts = self.drafts(sequence) if sequence.pending == 1 else []
+            sequence.drafting = SimpleNamespace(drafts=self.drafts(sequence) if sequence.pending == 1 else [])
         batch = scheduler.next()
         manager.check()
         assert len(scheduler.running) <= scheduler.max_running

@@ -26,7 +26,7 @@ CASES = FAMILIES | KIN
 def always_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the machine does."""
     monkeypatch.setattr(speculation, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
-    monkeypatch.setattr(DraftLengthController, "pays", lambda self, kind: True)
+    monkeypatch.setattr(DraftLengthController, "pays", lambda *_: True)
 
 
 def generate(model: PreTrainedModel, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Drafting tokens of an engine's requests ahead: how many, and where drafts come from.
+"""Draft tokens for the requests of an engine: which of them have some, and a draft model for all of them together.
 
 A draft counts if it is the token that the model chooses, with the random numbers that it would have had without
 drafts. So drafts change how long an answer takes, never its tokens (see `torch_foundry.generation.speculation`).
@@ -6,168 +6,197 @@ drafts. So drafts change how long an answer takes, never its tokens (see `torch_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+import math
+from collections.abc import Sequence as Several
 from typing import Any
 
+import torch
+from torch.nn import functional
+
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.limits import power_of_two
-from torch_foundry.engine.draft import Draft
+from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.request import SamplingParams
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
-from torch_foundry.generation.draft_length import (
-    GAIN,
+from torch_foundry.generation.draft_length import DraftLengthController
+from torch_foundry.generation.drafting import (
     MAX_DRAFT_TOKENS,
-    PLAIN_EVERY,
-    AcceptanceRates,
+    PromptLookup,
+    SequenceDrafts,
     SpeculationStats,
-    StepTimes,
+    accepted,
 )
-from torch_foundry.generation.drafting import LONGEST, PromptLookup
+from torch_foundry.kvcache.block_manager import OutOfBlocks
+from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.kvcache.state_tables import StateTables
 from torch_foundry.models.calls import LONGEST_STEP
+from torch_foundry.sampling import Sampler
 
-# rows of each request in a step: its newest token and drafts
-LENGTHS = tuple(1 << i for i in range(LONGEST_STEP.bit_length()))
-
-
-@dataclass
-class DraftState:
-    """What is known of a request's drafts."""
-
-    max_draft_tokens: int  # 0: none
-    lookup: PromptLookup | None  # None: the draft model makes them
-    figures: SpeculationStats
-    rates: AcceptanceRates = field(default_factory=AcceptanceRates)
-    looked: int = 0  # tokens of the text that were looked back at
-    kind: int = 0  # of the drafts at hand
-    found: int = 0  # how many there are
+PIECE = 256  # tokens of a text that are read at a time
 
 
-class Drafting:
-    """Drafts for the requests of one engine, and what came of them (`totals`).
+class PagedDraftModel:
+    """A patched model with a paged cache of its own, as large as the engine's: a `Drafter` of many sequences.
 
-    All requests have as many rows in a step as the one with the most drafts. The number is chosen from the measured
-    time of steps with as many requests and rows. With many requests that soon is one row each, and then nothing is
-    drafted.
+    ValueError if it has another vocabulary than `model`, RuntimeError if it can't be run so. tokenizers: the model's
+    and its own, which say whether the vocabularies are the same; without them their sizes have to be.
     """
 
-    def __init__(self, lookup: int | None, draft: Draft | None, budget: int) -> None:
-        self._default, self._draft, self._budget = lookup or 0, draft, budget
-        self.totals = SpeculationStats()
-        self._own: dict[int, DraftState] = {}
-        # a step is not timed when it is first met, as it may have been captured
-        self._times = StepTimes(self.totals.times)
-        self._met: set[tuple[int, int]] = set()
-        self._recorded = 0  # steps of the draft before this one that a graph was captured of
+    def __init__(
+        self,
+        draft: Any,
+        model: Any,
+        tokenizers: tuple[Any, Any],
+        blocks: int,
+        block_size: int,
+        *,
+        requests: int,
+        batch_invariant: bool,
+    ) -> None:
+        if not hasattr(draft, "generator_plan"):
+            raise RuntimeError("assistant_model: an engine can't run it: it is not a patched model of a known family")
+        config = draft.config.get_text_config()
+        ours, theirs = model.config.get_text_config().vocab_size, config.vocab_size
+        if None not in tokenizers:
+            if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+                raise ValueError("assistant_tokenizer: expected the tokens of the engine's, got another tokenizer")
+        elif ours != theirs:  # what generate() asks as well
+            raise ValueError(
+                f"assistant_model: expected the model's vocabulary of {ours} tokens, got {theirs}: another tokenizer "
+                "(or padding of another length; tokenizer and assistant_tokenizer would tell)"
+            )
+        states = StateTables(requests, 1 + LONGEST_STEP, 0)
+        self.cache = PagedCache(config, blocks, block_size=block_size, states=states)
+        try:
+            self._forward = Forward(draft, self.cache, requests=requests, batch_invariant=batch_invariant)
+        except Fallback as fallback:
+            raise RuntimeError(f"assistant_model: an engine can't run it: {fallback}") from None
+        self._plan = self._forward.plan
+        if self._plan.device != model.device:
+            raise ValueError(f"assistant_model: expected it on {model.device}, got {self._plan.device}")
+        self.max_draft_tokens: int = draft.generation_config.num_assistant_tokens or MAX_DRAFT_TOKENS
+        self._limit, self._vocabulary = int(config.max_position_embeddings), int(draft.lm_head.out_features)
+        self.usual = False
 
-    def begin(self, sequence: Sequence, params: SamplingParams, *, possible: bool) -> SpeculationStats:
-        """A request; possible: whether its next tokens can be known before those before are. Returns its figures."""
+    def begin(self, target: Sampler) -> None:
+        """See `Drafter`."""
+        self._sampler = target
+
+    def leave(self, own: SequenceDrafts) -> None:
+        """See `Drafter`."""
+        if own.sequence.id in self.cache.manager:
+            self.cache.manager.free(own.sequence.id)
+
+    def propose(self, sequences: Several[SequenceDrafts], count: int) -> None:
+        """See `Drafter`. Tokens are chosen as a sequence's row of the target's sampler says, with its random numbers;
+        fewer or none where there are no blocks. Waits for the device `count` times."""
+        sampler, captured, self.usual = self._sampler, self._plan.captured, True
+        active = [(own.sequence, list(own.sequence.tokens)) for own in sequences if self._read(own.sequence)]
+        texts = {sequence.id: text for sequence, text in active}
+        for _ in range(count):
+            active = [(sequence, text) for sequence, text in active if self._reserve(sequence.id, text, len(text))]
+            if not active:
+                break
+            parts = [self._part(sequence, text, len(text)) for sequence, text in active]
+            logits = self._run(parts)
+            if len(logits) > len(parts):
+                last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
+                logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+            if more := sampler.vocab_size - logits.shape[1]:  # the models' vocabularies are padded differently
+                logits = functional.pad(logits, (0, more), value=-math.inf)
+            rows = [sequence.row for sequence, _ in active]
+            tokens, _ = sampler.peek(logits, rows, [len(text) for _, text in active])
+            for (_, text), token in zip(active, tokens.tolist(), strict=True):
+                text.append(token)
+        for own in sequences:
+            own.drafts = texts.get(own.sequence.id, [])[len(own.sequence.tokens) :]
+        self.usual &= self._plan.captured == captured
+
+    def _read(self, sequence: Sequence) -> bool:
+        """Have all of a sequence's text but its end in the cache, and nothing else; False if it doesn't fit."""
+        id, text, manager = sequence.id, sequence.tokens, self.cache.manager
+        if id not in manager:
+            manager.add(id, text, salt=sequence.salt)
+        stored = manager.tokens(id)
+        sure = max(0, len(stored) - MAX_DRAFT_TOKENS)  # behind these there may be drafts
+        known = sure + accepted(stored[sure:], text[sure:])
+        manager.crop(id, min(known, len(text) - 1))
+        while (end := manager.length(id) + PIECE) < len(text):
+            if not self._reserve(id, text, end):
+                return False
+            self._run([self._part(sequence, text, end)])
+        return True
+
+    def _reserve(self, id: int, text: list[int], length: int) -> bool:
+        """Room for the first `length` tokens of a text; False if there is none, or tokens are not the draft's."""
+        stored = self.cache.manager.length(id)
+        if length > self._limit or max(text[stored:length]) >= self._vocabulary:
+            return False
+        try:
+            self.cache.copy(self.cache.manager.reserve(id, length - stored))
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _part(self, sequence: Sequence, text: list[int], end: int) -> ScheduledSequence:
+        start = self.cache.manager.length(sequence.id)
+        few = end - start <= LONGEST_STEP
+        self.usual &= few
+        # all are wanted where that lets the step be a graph
+        return ScheduledSequence(sequence, start, text[start:end], end - start if few else 1)
+
+    def _run(self, parts: list[ScheduledSequence]) -> torch.Tensor:
+        """Logits that are wanted; the tokens are in the cache then."""
+        logits = self._forward(parts)
+        for part in parts:
+            self.cache.manager.commit(part.id, part.ids)
+        return logits
+
+
+class Drafting(DraftLengthController):
+    """Drafts for the requests of one engine, and what came of them (`totals`).
+
+    lookup: draft tokens by prompt lookup for requests that don't say how many; if none, `model` makes them, if any.
+    """
+
+    model: PagedDraftModel | None
+
+    def __init__(self, lookup: int | None, model: PagedDraftModel | None, budget: int) -> None:
+        super().__init__(SpeculationStats(), model, budget=budget)
+        self._lookup = lookup or 0
+
+    def begin(self, sequence: Sequence, params: SamplingParams, *, possible: bool) -> None:
+        """A request; possible: whether its next tokens can be known before those before are."""
         asked = params.prompt_lookup_num_tokens
-        lookup = self._default if asked is None else asked
-        max_draft_tokens, figures = min(lookup, MAX_DRAFT_TOKENS), SpeculationStats()
-        if not max_draft_tokens and asked is None and self._draft is not None:
-            max_draft_tokens = min(self._draft.max_draft_tokens, MAX_DRAFT_TOKENS)
-        if possible and max_draft_tokens:
-            self._own[sequence.id] = DraftState(max_draft_tokens, PromptLookup(LONGEST) if lookup else None, figures)
-        return figures
+        most = lookup = self._lookup if asked is None else asked
+        if asked is None and not lookup and self.model is not None:
+            most = self.model.max_draft_tokens
+        if possible and most:
+            sequence.drafting = SequenceDrafts(sequence, most, PromptLookup() if lookup else None)
 
     def leave(self, sequence: Sequence) -> None:
         """A request has lost its place."""
-        sequence.drafts = []
-        if self._draft is not None:
-            self._draft.leave(sequence.id)
+        if self.model is not None and sequence.drafting is not None:
+            self.model.leave(sequence.drafting)
 
     def end(self, sequence: Sequence) -> None:
-        """A request has ended, or is not drafted for any more."""
-        self._own.pop(sequence.id, None)
+        """A request has ended, or has no drafts any more."""
+        self.leave(sequence)
+        sequence.drafting = None
 
-    def draft(self, sequences: list[Sequence], sampler: Any) -> None:
-        """Give `sequences`, which generate, drafts for the next step. sampler: has their rows, for draft models."""
-        self._recorded = 0 if self._draft is None else self._draft.captured
-        for sequence in sequences:
-            sequence.drafts = []
-        owned = [(sequence, self._own[sequence.id]) for sequence in sequences if sequence.id in self._own]
-        texts = {sequence.id: self._look(sequence, own) for sequence, own in owned}
-        length = self._length(sequences)
-        if length == 1:
-            return
-        drafted = [sequence for sequence, own in owned if own.lookup is None]
-        if drafted:
-            assert self._draft is not None
-            count = min(length - 1, max(self._own[sequence.id].found for sequence in drafted))
-            try:
-                found = self._draft.propose(drafted, sampler, count)
-            except Fallback as fallback:  # it has changed; answers don't depend on it
-                self.totals.stopped = f"switched off: {fallback}"
-            else:
-                texts.update(found)
-        for sequence in sequences:
-            if own := self._own.get(sequence.id):
-                sequence.drafts = texts[sequence.id][: min(length - 1, own.found)]
+    def give(self, sequences: list[Sequence]) -> None:
+        """Give `sequences`, which generate, drafts for the next step."""
+        try:
+            self.draft([sequence.drafting for sequence in sequences if sequence.drafting], len(sequences))
+        except Fallback as fallback:  # the draft model has changed; answers don't depend on it
+            self.totals.stopped = f"switched off: {fallback}"
 
-    def note(self, scheduled: ScheduledSequence, tokens: int) -> None:
-        """A step has given a request `tokens` tokens."""
-        own = self._own.get(scheduled.id)
-        if own is None:
-            return
-        made, num_accepted = len(scheduled.drafts), max(0, scheduled.num_accepted)
-        own.rates.update(own.kind, made, num_accepted)
-        for figures in (own.figures, self.totals):
-            figures.steps += 1
-            figures.drafted += made
-            figures.accepted += num_accepted
-            figures.tokens += tokens
-        if made:  # these were seen; the others are looked back at
-            own.looked = len(scheduled.sequence.tokens)
-
-    def timed(self, requests: int, length: int, tokens: int, seconds: float) -> None:
-        """A step of so many requests, of which none had more than `length` tokens, and which gave `tokens`."""
-        key = power_of_two(requests), power_of_two(length)
-        self._times.since += length > 1
-        self._times.use(*key)
-        if key in self._met and (self._draft is None or self._draft.captured == self._recorded):
-            self._times.took(*key, seconds)
-            if self._own and (plain := self._times.seconds.get((key[0], 1))) is not None:
-                self.totals.seconds += seconds
-                self.totals.without += plain * tokens / requests
-        self._met.add(key)
-
-    def _look(self, sequence: Sequence, own: DraftState) -> list[int]:
-        """The drafts that the text alone gives, of which `own` takes note; before, what earlier ones would have been
-        worth where none were made."""
-        text = sequence.tokens
-        left = min(own.max_draft_tokens, sequence.limit - len(text) - 1)
-        if own.lookup is None:
-            own.kind, own.found = 0, max(left, 0)
-            return []
-        for seen in own.lookup.look_back(text, max(own.looked, sequence.prompt), own.max_draft_tokens):
-            own.rates.update(*seen)
-        own.looked = len(text)
-        own.kind, drafts = own.lookup.propose(text, max(left, 0))
-        own.found = len(drafts)
-        return drafts
-
-    def _length(self, sequences: list[Sequence]) -> int:
-        """Rows of each sequence in the next step."""
-        batch, known = power_of_two(len(sequences)), [self._own.get(sequence.id) for sequence in sequences]
-        found = [own for own in known if own is not None and own.found]
-        if not found or (batch, 1) not in self._times.seconds:
-            return 1
-        if self._times.since >= PLAIN_EVERY:
-            self._times.start_over(batch)
-            for own in found:
-                if own.lookup is None:
-                    own.rates.decay()
-            return 1
-        others = len(sequences) - len(found)
-
-        def speed(length: int) -> float:
-            tokens = sum(own.rates.tokens(own.kind, min(length - 1, own.found)) for own in found)
-            return self._times.speed(batch, length, others + tokens)
-
-        longest = max(own.found for own in found) + 1
-        lengths = [n for n in LENGTHS if n < 2 * longest and n * len(sequences) <= self._budget]
-        best = max(lengths, key=speed)
-        pays = best > 1 and speed(best) >= GAIN * speed(1)
-        self.totals.stopped = "" if pays else "switched off, as it did not pay"
-        self._times.since += not pays  # a draft that is off has to be tried again some time
-        return best if pays else 1
+    def take(self, scheduled: ScheduledSequence, tokens: int) -> None:
+        """A step has given a request `tokens` tokens; none: a draft is to blame, so there are no more."""
+        sequence = scheduled.sequence
+        if sequence.drafting is not None:
+            told = len(scheduled.drafts), max(0, scheduled.num_accepted), tokens
+            self.note(sequence.drafting, *told)
+            sequence.speculation.count(*told)
+            if not tokens:
+                self.end(sequence)

@@ -15,15 +15,13 @@ from torch import Tensor
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
-from torch_foundry.engine.draft import Draft
-from torch_foundry.engine.drafting import Drafting
+from torch_foundry.engine.drafting import Drafting, PagedDraftModel
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
-from torch_foundry.generation.draft_length import SpeculationStats
-from torch_foundry.generation.drafting import accepted
+from torch_foundry.generation.drafting import SpeculationStats, accepted
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.sampling import Sampler
 from torch_foundry.sampling.sampler import error_text
@@ -59,13 +57,16 @@ class Engine:
             self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
+        self._decoder = self._forward.plan
+        device, vocabulary = self._decoder.device, model.lm_head.out_features
+        self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
         draft = None
         if own.assistant_model is not None:
-            both, told = (tokenizer, own.assistant_tokenizer), {"batch_invariant": own.batch_invariant}
-            draft = Draft(own.assistant_model, model, both, blocks, own.block_size, requests=own.requests, **told)
+            told: dict[str, Any] = {"requests": own.requests, "batch_invariant": own.batch_invariant}
+            both = tokenizer, own.assistant_tokenizer
+            draft = PagedDraftModel(own.assistant_model, model, both, blocks, own.block_size, **told)
+            draft.begin(self._sampler)
         self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self.scheduler.budget)
-        device, vocabulary = self._forward.plan.device, model.lm_head.out_features
-        self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
         self._lock = threading.RLock()
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
@@ -93,11 +94,12 @@ class Engine:
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, params.stop)
         limit = min(len(ids) + params.max_tokens, self.limit)
         sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text)
+        sequence.speculation = SpeculationStats()
         with self._exclusive():
             if len(self.scheduler.waiting) >= self.config.queue:
                 raise QueueFull(f"{self.config.queue} requests are waiting, as many as this engine takes")
             self.scheduler.add(sequence)
-            sequence.speculation = self._drafting.begin(sequence, params, possible=not settings.counts_tokens)
+            self._drafting.begin(sequence, params, possible=not settings.counts_tokens)
         return Stream(sequence, self.step, self.cancel)
 
     def cancel(self, stream: Stream) -> None:
@@ -160,7 +162,8 @@ class Engine:
 
     def _step(self) -> int:
         began, before = time.perf_counter(), list(self.scheduler.running)
-        self._drafting.draft([sequence for sequence in before if sequence.pending == 1], self._sampler)
+        captured = self._decoder.captured
+        self._drafting.give([sequence for sequence in before if sequence.pending == 1])
         batch = self.scheduler.next()
         for sequence in before:
             if sequence not in self.scheduler.running:
@@ -176,10 +179,10 @@ class Engine:
                 self.cache.copy(each.copies)
             logits = self._forward(batch)
             self._sample(batch, logits) if steps == 1 else self._sample_ahead(batch, logits, steps)
-            if all(each.wanted == len(each.ids) for each in batch):  # no prompt
-                tokens = sum(min(len(each.new_tokens), each.wanted) for each in batch)
-                seconds = (time.perf_counter() - began) / steps
-                self._drafting.timed(len(batch), max(len(each.ids) for each in batch), tokens, seconds)
+            if all(each.wanted == len(each.ids) for each in batch) and any(each.sequence.drafting for each in batch):
+                tokens, rows = sum(len(each.new_tokens) for each in batch), max(len(each.ids) for each in batch)
+                seconds = time.perf_counter() - began if captured == self._decoder.captured else None
+                self._drafting.timed(len(batch), rows, tokens, seconds, steps=steps)
             return sum(self._commit(each) for each in sorted(batch, key=lambda each: each.wanted > 0))
         except BaseException:  # the device may have gone on: rows are filled again by the next step
             self._free_rows([each.sequence for each in batch])
@@ -273,9 +276,7 @@ class Engine:
         if each.error_bits and not reason:
             sequence.fault, reason = RuntimeError(error_text(each.error_bits)), "error"
         elif each.wanted:
-            self._drafting.note(each, taken)
-            if not taken:
-                self._drafting.end(sequence)
+            self._drafting.take(each, taken)
         if reason:
             self._end(sequence, reason)
         return max(len(each.ids), len(cached))
@@ -283,7 +284,6 @@ class Engine:
     def _end(self, sequence: Sequence, reason: str) -> None:
         if not sequence.finish_reason:
             self.scheduler.remove(sequence)
-            self._drafting.leave(sequence)
             self._drafting.end(sequence)
             sequence.finish(reason)
             self._free_rows([sequence])

@@ -20,6 +20,7 @@ class Sequence:
     sampling: Any = None  # torch_foundry.sampling.Settings
     seed: int = 0
     text: Any = None  # Detokenizer, if there is a tokenizer
+    drafting: Any = None  # torch_foundry.generation.drafting.SequenceDrafts, if there may be draft tokens
     speculation: Any = None  # statistics of speculation
 
     id: int = -1  # set by the scheduler, as what follows
@@ -27,7 +28,6 @@ class Sequence:
     preempted: int = 0  # how often it lost its blocks
     reused: int = 0  # tokens that were found in the cache when it was admitted last
 
-    drafts: list[int] = field(default_factory=list)  # draft tokens for the next step
     row: int | None = None  # of the sampler; set by the engine, as what follows
     fault: RuntimeError | None = None  # why no token could be chosen
     finish_reason: str = ""
@@ -36,6 +36,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known and not in the cache: more than one only before the first new token, or once again."""
         return len(self.tokens) - self.computed
+
+    @property
+    def drafts(self) -> list[int]:
+        """Draft tokens for the next step."""
+        return [] if self.drafting is None else self.drafting.drafts
 
     @property
     def error(self) -> RuntimeError | None:

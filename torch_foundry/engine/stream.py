@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from torch_foundry.engine.sequence import Sequence
-from torch_foundry.generation.draft_length import SpeculationStats
+from torch_foundry.generation.drafting import SpeculationStats
 
 
 class Stream:

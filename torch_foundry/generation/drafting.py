@@ -1,24 +1,53 @@
-"""Where drafts of the next tokens come from: earlier text, or a smaller model.
+"""Where drafts of the next tokens come from, earlier text or a smaller model, and what is known of a sequence's drafts.
 
 Drafts change how long a generation takes, never its tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import torch
-from transformers.cache_utils import DynamicCache
+from torch import Tensor
 
-from torch_foundry.core.errors import Fallback
-from torch_foundry.generation.runner import DecodeRunner
-from torch_foundry.kvcache.undo import Checkpoint
-from torch_foundry.models.calls import LONGEST_STEP
-from torch_foundry.models.decoder import decoder_plan
+from torch_foundry.core.limits import ROWS_TOGETHER
 from torch_foundry.sampling import Sampler
 
-LONGEST = 3  # tokens that are looked up
+MAX_DRAFT_TOKENS = ROWS_TOGETHER - 1  # draft tokens in a step, beside the newest token
+LONGEST_MATCH = 3  # tokens that are looked up
+START = 0.7  # acceptance rate before anything was tried
+WEIGHT = 0.15  # of the newest draft token in that
+PAUSES = {True: 16, False: 256}  # tokens without drafts, at most, after which lookup (a draft model) is tried again
+
+
+@dataclass
+class SpeculationStats:
+    """Cumulative statistics of speculative decoding."""
+
+    steps: int = 0  # of the model, with drafts and without
+    drafted: int = 0  # tokens
+    accepted: int = 0  # of these, the ones that the model chose as well
+    tokens: int = 0  # generated in these steps
+    seconds: float = 0.0  # in steps that were timed: not in those that captured a graph
+    without: float = 0.0  # seconds that the tokens of these steps would have taken without drafts
+    times: dict[tuple[int, int], float] = field(default_factory=dict)  # as `DraftLengthController` has them
+    stopped: str = ""  # why the newest generation ended without
+
+    def count(self, drafted: int, accepted: int, tokens: int) -> None:
+        """A step with `drafted` drafts, or as many steps as `tokens` without, gave `tokens`."""
+        self.steps += 1 if drafted else tokens
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tokens += tokens
+
+    def __str__(self) -> str:
+        share = self.accepted / self.drafted if self.drafted else 0.0
+        text = f"{self.accepted} of {self.drafted} accepted ({share:.0%})"
+        text += f", {self.tokens / self.steps if self.steps else 0:.2f} tokens a step"
+        if self.seconds:
+            text += f", {self.without / self.seconds:.2f} times as fast as without"
+        return text + (f"; {self.stopped}" if self.stopped else "")
 
 
 def accepted(drafts: list[int], chosen: list[int]) -> int:
@@ -32,8 +61,9 @@ class PromptLookup:
     longest: of the sequences that are looked up, in tokens; the longest one found counts.
     """
 
-    def __init__(self, longest: int = LONGEST) -> None:
+    def __init__(self, longest: int = LONGEST_MATCH) -> None:
         self.longest = longest
+        self.looked = 0  # tokens of the text whose drafts were seen, or looked back at
         self._ends: dict[tuple[int, ...], int] = {}  # of each sequence: where its last occurrence ends
         self._seen = 0  # tokens of the text that are in it, but for those that nothing follows yet
 
@@ -55,79 +85,112 @@ class PromptLookup:
                 return length, (period * (1 + max_draft_tokens // len(period)))[:max_draft_tokens]
         return 0, []
 
-    def look_back(self, text: list[int], start: int, max_draft_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """What drafts would have been worth for the tokens of `text` from `start` on: for each step that would have
+    def look_back(self, text: list[int], max_draft_tokens: int) -> Iterator[tuple[int, int, int]]:
+        """What drafts would have been worth for the tokens of `text` from `looked` on: for each step that would have
         had some, how many tokens were found to stand there and before, how many were drafted, and how many right."""
-        while start < len(text):
-            kind, found = self.propose(text, max_draft_tokens, start)
-            found = found[: len(text) - start]
-            num_accepted = accepted(found, text[start:])
+        while self.looked < len(text):
+            kind, found = self.propose(text, max_draft_tokens, self.looked)
+            found = found[: len(text) - self.looked]
+            num_accepted = accepted(found, text[self.looked :])
             if found:
                 yield kind, len(found), num_accepted
-            start += num_accepted + 1
+            self.looked = min(self.looked + num_accepted + 1, len(text))
 
 
-class DraftModel:
-    """A smaller model of the same vocabulary, patched, on steps of its own.
+@dataclass
+class Text:
+    """The tokens of a sequence, which only grow, up to a limit."""
 
-    It draws with the same random numbers as the model that it drafts for, so where both have the same distribution
-    they draw the same token. Raises Fallback if the model can't take steps by itself.
+    tokens: list[int]
+    limit: int
+
+
+class SequenceDrafts:
+    """The drafts of one sequence for its next step, and the acceptance rates of those before by kind: how many tokens
+    were looked up.
+
+    sequence: a `Text`, or what else has its attributes. lookup: where drafts come from; None: a draft model.
     """
 
-    def __init__(self, model: Any, prompt: torch.Tensor, capacity: int) -> None:
-        """prompt: int64 [1, n]; capacity: of the sampler."""
-        self.model, self._prompt, self._capacity = model, prompt, capacity
-        self._cache = DynamicCache(config=model.config)
-        positions = torch.arange(prompt.shape[1], device="cpu")[None]
-        self._runner = DecodeRunner(model, model.generator_plan(), self._cache, 1, {"position_ids": positions})
-        self._runner.ready()
-        self._runner.reserve_hint(capacity - prompt.shape[1])
-        self._fed: list[int] = []  # tokens in the cache, drafts among them
-        self._known = 0  # of them, the first ones that are no drafts
-        self.usual = False  # whether the last `propose` neither read a prompt nor captured a graph
+    def __init__(self, sequence: Any, max_draft_tokens: int, lookup: PromptLookup | None) -> None:
+        self.sequence, self.lookup = sequence, lookup
+        self.max_draft_tokens = min(max_draft_tokens, MAX_DRAFT_TOKENS)
+        if lookup is not None:
+            lookup.looked = len(sequence.tokens)
+        self.kind = self.at_hand = 0  # kind and number of the drafts that there may be in the next step
+        self.drafts: list[int] | Tensor = []  # int64 [n] on the device if only that knows them yet
+        self.accepted = 0  # of the newest drafts that were verified
+        self._pause, self._resume = 1, 0  # tokens without drafts the next time; length of the text that ends this time
+        self._rates: dict[int, float] = {}
+
+    @property
+    def paused(self) -> int:
+        """Tokens yet to come without drafts."""
+        resume: int = self._resume - len(self.sequence.tokens)
+        return resume
+
+    def look(self, most: int) -> int:
+        """Look for drafts, `most` at most; returns how many are at hand, of which the model's are yet to be made."""
+        text, self.at_hand, self.drafts = self.sequence.tokens, 0, []
+        left = min(self.max_draft_tokens, self.sequence.limit - len(text) - 1, most)
+        if left < 1 or self._resume > len(text):
+            return 0
+        if self.lookup is None:
+            if self._resume:  # nothing was tried for long: drafts may have become better
+                self._rates, self._resume = {0: max(self._rates.get(0, START), START / 2)}, 0
+            self.at_hand = left
+            return left
+        for seen in self.lookup.look_back(text, self.max_draft_tokens):
+            self.update(*seen)
+        self.kind, drafts = self.lookup.propose(text, left)
+        self.drafts, self.at_hand = drafts, len(drafts)
+        if not drafts:
+            self.pause()
+        return self.at_hand
+
+    def pause(self, tokens: int = 0) -> int:
+        """Have no drafts for `tokens` tokens; default: one, and each time twice as many until a draft is accepted."""
+        if not tokens:
+            tokens, self._pause = self._pause, min(2 * self._pause, PAUSES[self.lookup is not None])
+        self._resume = len(self.sequence.tokens) + tokens
+        return tokens
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Of `drafted` drafts the first `accepted` were accepted, and are part of the text by now."""
+        self.accepted = accepted
+        if self.lookup is not None:
+            self.lookup.looked = len(self.sequence.tokens)
+        self.update(self.kind, drafted, accepted)
+
+    def update(self, kind: int, drafted: int, accepted: int) -> None:
+        """Take note that the first `accepted` of `drafted` were accepted, or would have been."""
+        p = self._rates.get(kind, START)
+        for hit in [1.0] * accepted + [0.0] * (accepted < drafted):
+            p += WEIGHT * (hit - p)
+        self._rates[kind] = p
+        if accepted:
+            self._pause = 1
+
+    def tokens(self, drafts: int) -> float:
+        """What a step with so many of the drafts at hand gives on average, if each is accepted at the same rate when
+        those before it are (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023)."""
+        p = min(self._rates.get(self.kind, START), 0.99)
+        return (1 - p ** (min(drafts, self.at_hand) + 1)) / (1 - p)
+
+
+class Drafter(Protocol):
+    """A draft model with a cache of its own.
+
+    usual: whether the last `propose` did what each one does; it captured no graph then, and read no long text.
+    """
+
+    usual: bool
 
     def begin(self, target: Sampler) -> None:
-        """Before the first draft token. target: what the other model chooses with."""
-        settings, vocab_size = target.settings[0], self.model.lm_head.out_features
-        assert settings is not None
-        self._sampler = Sampler(
-            settings, self._prompt, vocab_size=vocab_size, capacity=self._capacity, seed=target.seed, streams=[0]
-        )
-        self._runner.begin(self._sampler, self._prompt)
+        """Before the first draft token. target: what the target model chooses with."""
 
-    def propose(self, text: list[int], max_draft_tokens: int) -> torch.Tensor:
-        """Draft tokens that may follow `text`, which only grows between calls: int64 [max_draft_tokens] on the device.
+    def propose(self, sequences: Sequence[SequenceDrafts], count: int) -> None:
+        """Give sequences `drafts`, at most `count` each. Raises Fallback if the model can't be run."""
 
-        Waits for nothing; once they are known, `proposed` has to be told.
-        """
-        plan = decoder_plan(self.model)
-        known, captured = self._known, plan.captured
-        while known < min(len(self._fed), len(text)) and self._fed[known] == text[known]:
-            known += 1
-        self._runner.commit(known - self._cache.get_seq_length())
-        self._runner.settle()
-        self._fed, self._known = text[:known], known
-        if len(text) - 1 > known:
-            self._read(text[known:-1])
-        self._runner.seek(len(text) - 1)
-        self._sampler.seek([len(text)], text[-1:])
-        if not self._runner.step(max_draft_tokens, max_draft_tokens):
-            raise Fallback("the draft's cache has to move")
-        self.usual = len(text) - 1 - known <= LONGEST_STEP and plan.captured == captured
-        self._fed, self._known = list(text), len(text)
-        return self._sampler.ids[0, len(text) : len(text) + max_draft_tokens]
-
-    def proposed(self, tokens: list[int]) -> None:
-        """These were the tokens of the last `propose`; of all but the last one keys and values are there."""
-        self._fed += tokens[:-1]
-
-    def _read(self, tokens: list[int]) -> None:
-        """Append `tokens` to the cache."""
-        undo = Checkpoint(self._cache)
-        ids = torch.tensor([tokens], device=self._sampler.device)
-        try:
-            with torch.no_grad():
-                self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        except BaseException:
-            undo.run()
-            raise
+    def leave(self, own: SequenceDrafts) -> None:
+        """A sequence has ended, or lost its place."""

@@ -13,96 +13,79 @@ from typing import Any
 import torch
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.generation.draft_length import MAX_DRAFT_TOKENS, DraftLengthController, SpeculationStats
-from torch_foundry.generation.drafting import DraftModel, PromptLookup, accepted
+from torch_foundry.generation.draft_length import TIMED, DraftLengthController
+from torch_foundry.generation.drafting import SequenceDrafts, accepted
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
 from torch_foundry.sampling.sampler import check_errors
+
+TOGETHER = 16  # steps without drafts that are handed over together
 
 
 class SpeculativeDecoder:
     """The part of a generation that drafts.
 
-    stops: of the only row. every: steps without drafts that may be under way. totals: what came of drafting so far.
+    stops: of the only row, whose drafts are `own`. every: steps without drafts that may be under way.
     """
 
     def __init__(
-        self, runner: DecodeRunner, stops: StoppingCriteria, draft: PromptLookup | DraftModel,
-        max_draft_tokens: int | None, *, every: int, totals: SpeculationStats, streamer: Any,
+        self, runner: DecodeRunner, stops: StoppingCriteria, own: SequenceDrafts, controller: DraftLengthController,
+        *, every: int, streamer: Any,
     ) -> None:  # fmt: skip
-        self.runner, self.stops, self.draft, self.every = runner, stops, draft, every
-        self.max_draft_tokens = max(1, min(int(max_draft_tokens or MAX_DRAFT_TOKENS), MAX_DRAFT_TOKENS))
-        self.totals, self.streamer = totals, streamer
+        self.runner, self.stops, self.own, self.controller = runner, stops, own, controller
+        self.every, self.streamer = min(every, TOGETHER), streamer
 
-    def run(self, text: list[int]) -> None:
-        """Generate, from `text` (prompt and first new token) on, until the text ends or nobody knows how to go on."""
-        self.totals.stopped = ""
-        if isinstance(self.draft, DraftModel):
-            self.draft.begin(self.runner.sampler)
-        controller = DraftLengthController(
-            self.max_draft_tokens, self.totals, together=self.every, watched=isinstance(self.draft, PromptLookup)
-        )
+    def run(self) -> None:
+        """Generate, from the first new token on, until the text ends or nobody knows how to go on."""
+        totals, model = self.controller.totals, self.controller.model
+        totals.stopped = ""
+        if model is not None:
+            model.begin(self.runner.sampler)
         try:
             while not self.stops.done[0]:
-                self._step(text, controller)
+                self._step()
         except Fallback as fallback:
-            self.totals.stopped = f"switched off: {fallback}"
+            totals.stopped = f"switched off: {fallback}"
         finally:
             self.runner.settle()
+        if model is not None:
+            model.leave(self.own)
 
-    def _step(self, text: list[int], controller: DraftLengthController) -> None:
+    def _step(self) -> None:
         """One step with drafts, or some without."""
-        runner, stops = self.runner, self.stops
+        runner, stops, own, text = self.runner, self.stops, self.own, self.own.sequence.tokens
         before, remaining = time.perf_counter(), stops.remaining
         # no more rows than there may be tokens: each is written to the cache, where there may be no room behind the end
-        kind, proposed = self._draft(text, controller, (1 << remaining.bit_length() - 1) - 1)
-        drafts: list[int] = []
-        usual = True  # nothing was done that other steps don't have to do
-        if proposed is not None:
+        self.controller.draft([own], 1, (1 << remaining.bit_length() - 1) - 1)
+        drafts, num_accepted, usual = list[int](), 0, True
+        if len(own.drafts):
+            proposed = own.drafts if isinstance(own.drafts, torch.Tensor) else torch.tensor(own.drafts, device="cpu")
             drafts, chosen = runner.verify(text[-1], proposed, len(text), remaining)
-            if isinstance(self.draft, DraftModel):
-                self.draft.proposed(drafts)
-                usual = self.draft.usual
             num_accepted = accepted(drafts, chosen)
+            steps, chosen = 1, chosen[: num_accepted + 1]
         else:
-            chosen = self._plain(text, min(controller.plain_steps(), remaining), remaining)
-            num_accepted = len(chosen) - 1
-        kept = stops.take([chosen[: num_accepted + 1]])
+            most = min(self.every, remaining)
+            steps = min(most, max(own.paused, 1))
+            chosen, usual = self._plain(steps, remaining), steps >= min(TIMED, most)
+        kept = stops.take([chosen])
         runner.commit(kept)
         text += chosen[:kept]
         runner.plan.tokens += kept
         runner.plan.reads += 1
         seconds = time.perf_counter() - before if usual and not runner.captured else None
-        if drafts:
-            controller.note(kind, len(drafts), num_accepted, kept, seconds)
-        else:
-            if isinstance(self.draft, PromptLookup):
-                for seen in self.draft.look_back(text, len(text) - kept, self.max_draft_tokens):
-                    controller.update(*seen)
-            controller.note_plain(len(chosen), kept, seconds)
+        self.controller.note(own, len(drafts), num_accepted, kept)
+        self.controller.timed(1, 1 + len(drafts), kept, seconds, steps=steps)
         if self.streamer is not None:
             runner.settle()
             for token in chosen[:kept]:
                 self.streamer.put(torch.tensor([token], device="cpu"))
 
-    def _plain(self, text: list[int], steps: int, remaining: int) -> list[int]:
-        """`steps` tokens after `text`, without drafts."""
-        runner, length, sampler = self.runner, len(text), self.runner.sampler
+    def _plain(self, steps: int, remaining: int) -> list[int]:
+        """`steps` tokens without drafts."""
+        runner, text, sampler = self.runner, self.own.sequence.tokens, self.runner.sampler
+        length = len(text)
         sampler.seek([length], text[-1:])
         runner.step(steps, remaining)
         *chosen, error = runner.read(torch.cat([sampler.ids[0, length : length + steps], sampler.errors]))
         check_errors([error])
         return chosen
-
-    def _draft(
-        self, text: list[int], controller: DraftLengthController, max_draft_tokens: int
-    ) -> tuple[int, torch.Tensor | None]:
-        """The kind of drafts for the next step, and the drafts, int64 [`most` at most]; None: no drafts."""
-        if max_draft_tokens < 1:
-            return 0, None
-        if isinstance(self.draft, DraftModel):
-            wanted = min(controller.drafts(0), max_draft_tokens)
-            return 0, self.draft.propose(text, wanted) if wanted else None
-        length, found = self.draft.propose(text, min(self.max_draft_tokens, max_draft_tokens))
-        found = found[: controller.drafts(length or None)]
-        return length, torch.tensor(found, device="cpu") if found else None

@@ -10,8 +10,16 @@ import torch
 from transformers.generation.utils import GenerationMixin
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.generation.draft_length import SpeculationStats
-from torch_foundry.generation.drafting import LONGEST, DraftModel, PromptLookup
+from torch_foundry.generation.draft_length import DraftLengthController
+from torch_foundry.generation.draft_model import DraftModel
+from torch_foundry.generation.drafting import (
+    LONGEST_MATCH,
+    MAX_DRAFT_TOKENS,
+    PromptLookup,
+    SequenceDrafts,
+    SpeculationStats,
+    Text,
+)
 from torch_foundry.generation.loop import GenerationLoop
 from torch_foundry.generation.speculation import SpeculativeDecoder
 from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
@@ -136,8 +144,9 @@ class GeneratorMixin(CountingMixin):
             return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
         alone, stops = self._begin(request, generation_config), request.stops
         GenerationLoop(request.runner, stops, 1, streamer).take_first()
-        text = input_ids[0].tolist() + stops.tokens[0]
-        decoder.run(text)
+        text = decoder.own.sequence.tokens
+        text += stops.tokens[0]
+        decoder.run()
         if not stops.done[0]:
             request.runner.sampler.seek([len(text)], text[-1:])
             GenerationLoop(request.runner, stops, request.every, streamer).run()
@@ -160,17 +169,19 @@ def speculative(request: Request, totals: SpeculationStats, config: Any, assista
     """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
     if request.input_ids.shape[0] != 1:
         raise Fallback("several rows")
-    draft: PromptLookup | DraftModel
+    model = lookup = None
     if config.prompt_lookup_num_tokens is not None:
-        draft = PromptLookup(config.max_matching_ngram_size or LONGEST)
-        most = config.prompt_lookup_num_tokens
+        lookup, most = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH), config.prompt_lookup_num_tokens
     elif hasattr(assistant, "generator_plan"):
-        draft = DraftModel(assistant, request.input_ids, request.capacity)
+        model = DraftModel(assistant, request.input_ids, request.capacity)
         most = assistant.generation_config.num_assistant_tokens
     else:
         raise Fallback("the draft is no patched model")
     if request.settings.counts_tokens or request.settings.bans_sequences:
         raise Fallback("what may come next depends on tokens that are only drafted")
+    text, most = request.input_ids[0].tolist(), max(1, int(most or MAX_DRAFT_TOKENS))
+    own = SequenceDrafts(Text(text, len(text) + request.stops.remaining), most, lookup)
+    controller = DraftLengthController(totals, model)
     return SpeculativeDecoder(
-        request.runner, request.stops, draft, most, every=request.every, totals=totals, streamer=request.streamer
+        request.runner, request.stops, own, controller, every=request.every, streamer=request.streamer
     )

@@ -79,6 +79,10 @@ class BlockManager:
         """Tokens of a sequence that are stored."""
         return self._owner(name).length
 
+    def tokens(self, name: Hashable) -> list[int]:
+        """Tokens of a sequence that are stored, if they are known; it must not be changed."""
+        return self._owner(name).tokens or []
+
     def needs(self, name: Hashable, tokens: int) -> int:
         """Blocks that `reserve(name, tokens)` would take."""
         owner = self._owner(name)
@@ -285,9 +289,7 @@ class BlockManager:
             assert all(self._references[b] == 1 for b in writable), f"{name!r}: room that others see"
         assert owned == self._references, "references are not those of the tables"
         idle = [*self._free, *self._kept]
-        assert len(set(idle)) == len(idle) and all(not owned[b] for b in idle), (
-            "a block is idle and owned, or idle twice"
-        )
+        assert len(set(idle)) == len(idle) and all(not owned[b] for b in idle), "a block is idle and in use, or twice"
         assert len(idle) + sum(map(bool, owned)) == self.blocks, "a block is lost"
         assert all(self._digest[b] is None for b in self._free) and all(self._digest[b] is not None for b in self._kept)
         assert {b: d for d, b in self._found.items()} == {b: d for b, d in enumerate(self._digest) if d is not None}
