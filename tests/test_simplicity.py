@@ -38,7 +38,6 @@ FULL_OBJECTS = {
     "Engine": "scheduler, runner, sampler, cache and what is counted",
     "Forward": "shapes of a model, read once",
     "Sequence": "one object from submit to result",
-    "DecodeRunner": "graphs of a model, and the state of a generation",
     "StepGraph": "a graph, and what is checked before it is replayed",
     "Batch": "the memory that an engine's step reads",
     "RecurrentLayer": "transformers' attributes of such a layer, and ours",

@@ -2,7 +2,8 @@
 
 - `step_graph`: a model's step over memory at fixed addresses (`StepInputs`: growing caches in `step_state`, an engine's
   pages), captured once and replayed. `graph_cache`: all steps that a model keeps, within a number of bytes.
-- `runner`: single steps and verified draft tokens of one generation; `spare`: what it leaves for the next one.
+- `runner`: single steps and verified draft tokens of one generation; `captured_steps`: what it leaves
+  for the next one.
 - `loop`, `speculation`: generating until `stopping` says so, with draft tokens or without.
 - `drafting`, `draft_length`: where draft tokens come from, and how many there are, here and in an engine.
   `draft_model`: one sequence's draft model; an engine's, over pages, is with the engine.

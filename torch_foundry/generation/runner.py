@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.generation.captured_steps import CapturedSteps
 from torch_foundry.generation.draft_length import rows_of
 from torch_foundry.generation.graph_cache import GraphCache
-from torch_foundry.generation.spare import Graphs, Spare
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
@@ -21,7 +21,6 @@ from torch_foundry.models.decoder import DecoderModel, Tail, decoder_plan, outpu
 from torch_foundry.models.outputs import head_of, is_plain, logits_of, path_to_decoder
 from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
-from torch_foundry.models.watch import ModuleGuard
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 from torch_foundry.sampling import Sampler
 
@@ -41,7 +40,7 @@ class DecodeRunner:
         self, model: Any, plan: ModelPlan, cache: DynamicCache, batch: int, model_kwargs: dict[str, Any]
     ) -> None:
         """Reads, before anything is under way, where the prompt ends. Raises Fallback for what is not usual."""
-        self.model, self.plan, self.cache, self.batch = model, plan, cache, batch
+        self.model, self.plan, self.cache = model, plan, cache
         if batch > MAX_GEMV_ROWS:
             raise Fallback(f"more than {MAX_GEMV_ROWS} rows")
         head = head_of(model)
@@ -53,24 +52,20 @@ class DecodeRunner:
             raise Fallback("mask is not [batch, tokens]")
         # of each row's newest token, if the room for new ones began with it
         self._positions = [p + 1 for p in last_positions(positions, batch)]
-        self._prompt, self.mask = positions.shape[-1], mask
-        self.sampler: Sampler  # chooses the tokens of single steps, and of the prompt
-        self._samplers: dict[int, Sampler] = {}  # by tokens of a row
-        self._graphs: Graphs = {}
-        self._layers: CacheLayers | None = None
-        self._starts: list[int] = []  # where the room begins
-        # tokens that there is room for, that are in it, that are part of the text, and of the cache
-        self._room = self._used = self._text = self._counted = 0
-        self._end = 0  # positions that may occur before there has to be more room
+        self.mask = mask
+        self._steps = CapturedSteps()
+        self._layers = CacheLayers(cache, 0)  # none before the first step
         self._ready: DecoderModel | None = None  # once it is known to be as it was
-        self._output: ModuleGuard | None = None
         self._by_layers = False  # whether the model's own forward pass was used
-        self.captured = False  # whether the newest step had to be captured
 
     def begin(self, sampler: Sampler, input_ids: torch.Tensor) -> None:
         """Before the first step. sampler: of the rows, whose texts are `input_ids`."""
-        self.sampler, self._ids = sampler, input_ids
-        self._samplers = {1: sampler}
+        self._steps.samplers, self._steps.prompt = {1: sampler}, input_ids
+
+    @property
+    def sampler(self) -> Sampler:
+        """Chooses the tokens of single steps, and of the prompt."""
+        return self._steps.samplers[1]
 
     def reserve_hint(self, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
@@ -81,29 +76,29 @@ class DecodeRunner:
         """Go on with what another generation has left, if it fits. To be called before the prompt, which `tokens`
         follow, is taken in: it will be stored in that memory."""
         graphs, key, decoder = self._shared()
-        spare: Spare | None = graphs.take(key)
-        if spare is None:
+        steps: CapturedSteps | None = graphs.take(key)
+        if steps is None:
             return
-        self._output = spare.output
-        if not spare.fits(self.sampler, self._prompt + min(tokens, EXPECTED)) or not self._output_is_valid():
-            self._output = None
-            graphs.give(key, spare)
+        sampler, prompt = self.sampler, self._steps.prompt
+        if not steps.fits(sampler, prompt.shape[1] + min(tokens, EXPECTED)) or not self._output_is_valid(steps):
+            graphs.give(key, steps)
             return
         self._layers = CacheLayers(self.cache, len(decoder.layers), decoder.state.kv_cache)
-        spare.begin(self.sampler, self._ids, self.mask, self._layers)
-        self._samplers, self._graphs = spare.samplers, spare.graphs
-        self.sampler = spare.samplers[1]
+        steps.begin(sampler, prompt, self.mask, self._layers)
+        self._steps = steps
 
     def release(self) -> None:
         """Leave for the next generation what it can use; the cache, which nobody else knows, is empty then. Nothing is
         under way."""
-        graphs, key, _ = self._shared()
-        valid = self._graphs and all(graph.is_valid() for graph in self._graphs.values())
-        if self._layers is None or self._by_layers or not valid or not self._output_is_valid():
+        (graphs, key, _), steps, layers = self._shared(), self._steps, self._layers
+        valid = steps.graphs and all(graph.is_valid() for graph in steps.graphs.values())
+        if self._by_layers or not valid or not self._output_is_valid(steps):
             return
-        samplers = {rows: sampler for rows, sampler in self._samplers.items() if rows == 1 or rows in self._graphs}
-        if graphs.give(key, Spare(samplers, self._graphs, self._output, *self._layers.kept)):
-            for slot in self._layers.slots:
+        for rows in steps.samplers.keys() - steps.graphs.keys() - {1}:
+            del steps.samplers[rows]
+        steps.memory, steps.batch, steps.capacity = layers.kept
+        if graphs.give(key, steps):
+            for slot in layers.slots:
                 slot.reset()
 
     def _shared(self) -> tuple[GraphCache, Any, DecoderModel]:
@@ -111,7 +106,7 @@ class DecodeRunner:
         decoder = decoder_plan(self.model)
         settings = self.sampler.settings[0]
         assert settings is not None
-        key = self.batch, self.mask is not None, settings.structure, decoder.state.kv_cache
+        key = len(self._positions), self.mask is not None, settings.structure, decoder.state.kv_cache
         return cast(GraphCache, decoder.graphs), key, decoder
 
     # ------------------------------------------------------------------------------------------------------------ steps
@@ -132,7 +127,8 @@ class DecodeRunner:
 
     def seek(self, position: int) -> None:
         """Go on from the only row's token at `position`: steps that are not part of the text never were."""
-        self._used, self._positions = self._text, [position - self._text]
+        layers = self._layers
+        layers.used, self._positions = layers.text, [position - layers.text]
 
     @uninterruptible()
     def step(self, steps: int, remaining: int) -> bool:
@@ -144,8 +140,8 @@ class DecodeRunner:
         graph = self._at(1, steps, remaining)
         if graph is None:
             return False
-        self._run(graph, self.sampler, steps)
-        self._used += steps
+        self._run(graph, self._steps.samplers[1], steps)
+        self._layers.used += steps
         return True
 
     @uninterruptible()
@@ -157,7 +153,7 @@ class DecodeRunner:
         All is part of the text so far. Raises Fallback, and nothing has happened, if no captured step may do it.
         """
         count, rows = len(drafts), rows_of(len(drafts))
-        graph, sampler = self._at(rows, rows, remaining), self._samplers[rows]
+        graph, sampler = self._at(rows, rows, remaining), self._steps.samplers[rows]
         assert graph is not None
         ids = graph.inputs.ids
         drafts = drafts.to(ids.device, non_blocking=devices.of(ids.device).overlaps_copies)
@@ -181,57 +177,54 @@ class DecodeRunner:
 
     def commit(self, tokens: int) -> None:
         """The first `tokens` that are not part of the text yet are now."""
-        self._text += tokens
-        self._used = max(self._used, self._text)
+        layers = self._layers
+        layers.text += tokens
+        layers.used = max(layers.used, layers.text)
 
     @uninterruptible()  # all layers, or none
     def settle(self) -> None:
         """The text is part of the cache, which others may change from now on, like the model."""
         self._ready = None
-        new = self._text - self._counted
-        if not new:
-            return
-        assert self._layers is not None
-        self._layers.count(new)
-        self._counted = self._text
+        layers = self._layers
+        if layers.text > layers.counted:
+            layers.count(layers.text - layers.counted)
 
     def step_by_layers(self) -> None:
         """One step by the model's own forward pass, part of text and cache at once, as all before it are by now."""
         self._by_layers = True
         token = self.sampler.token.clone()  # hooks may keep it
-        mask, positions = self.mask, [p + self._used for p in self._positions]
+        mask, positions = self.mask, [p + self._layers.used for p in self._positions]
         if mask is not None:
-            ones = mask.new_ones(self.batch, self.cache.get_seq_length() + 1 - mask.shape[1])
+            ones = mask.new_ones(len(positions), self.cache.get_seq_length() + 1 - mask.shape[1])
             mask = torch.cat([mask, ones], dim=1)
         where = torch.tensor(positions, device=token.device)[:, None]
         inputs = {"input_ids": token, "attention_mask": mask, "position_ids": where, "past_key_values": self.cache}
         outputs = self.model(**inputs, use_cache=True, return_dict=True)
         self.sampler.step(outputs.logits[:, -1])
         self._positions = [p + 1 for p in positions]
-        self._room = self._used = self._text = self._counted = 0
+        self._layers.room = self._layers.used = self._layers.text = self._layers.counted = 0
 
     def _at(self, rows: int, tokens: int, remaining: int) -> StepGraph[StepState] | None:
         """The step of `rows` tokens a row, with room for `tokens`. None: not before all tokens are part of the text."""
         decoder, self._ready = self._ready or self.ready(), None
         layers = self._layers
         # what is not settled, nobody else may have changed
-        known = layers is not None and (self._text > self._counted or self._untouched(layers))
-        if not known or self._used + tokens > self._room:
-            if self._used > self._text:
+        known = layers.text > layers.counted or (layers.belong_to(self.cache) and layers.untouched())
+        if not known or layers.used + tokens > layers.room:
+            if layers.used > layers.text:
                 return None
             self.settle()
             self._make_room(decoder, max(tokens, min(ROOM, remaining)))
-        graph = self._graphs.get(rows)
-        if graph is None or not graph.is_valid(self._end) or not self._output_is_valid():
-            if self._used > self._text:
+        graph = self._steps.graphs.get(rows)
+        if graph is None or not graph.is_valid(self._end()) or not self._output_is_valid(self._steps):
+            if self._layers.used > self._layers.text:
                 return None
             graph = self._make_graph(decoder, rows)
-        self.captured = not graph.captured
         return graph
 
     def _run(self, graph: StepGraph[StepState], sampler: Sampler, steps: int) -> None:
-        state, used, length = graph.inputs, self._used, graph.inputs.length
-        starts = [s if i % 2 else s + used for i, s in enumerate(self._starts)]
+        state, used, length = graph.inputs, self._layers.used, graph.inputs.length
+        starts = [s if i % 2 else s + used for i, s in enumerate(self._layers.starts)]
         positions = [p + used for p in self._positions]
         if length > 1:  # of the only row
             positions = list(range(positions[0], positions[0] + length))
@@ -244,57 +237,49 @@ class DecodeRunner:
                 sampler.step(self.logits(result)[:, -1] if length == 1 else self.logits(result)[0])
         self.plan.leaf_modules += steps if graph.tail is not None else 0
 
-    def _untouched(self, layers: CacheLayers) -> bool:
-        return layers.belong_to(self.cache) and layers.untouched(self._counted)
-
     def _make_room(self, decoder: DecoderModel, room: int) -> None:
+        layers, used = self._layers, self._layers.used
+        if not layers.belong_to(self.cache):
+            layers = CacheLayers(self.cache, len(decoder.layers), decoder.state.kv_cache)
+        same = layers.place(decoder, len(self._positions), room)
+        if not same or layers is not self._layers:
+            self._steps.graphs = {}  # their memory may be needed for the next ones
+        self._layers, self._positions = layers, [p + used for p in self._positions]
+
+    def _end(self) -> int:
+        """Positions that may occur before there has to be more room."""
         layers = self._layers
-        if layers is None or not layers.belong_to(self.cache):
-            layers = self._layers = CacheLayers(self.cache, len(decoder.layers), decoder.state.kv_cache)
-            self._graphs = {}
-        self._starts, same = layers.place(decoder, self.batch, room)
-        if not same:
-            self._graphs = {}  # their memory may be needed for the next ones
-        self._positions = [p + self._used for p in self._positions]
-        self._end = max(*self._positions, self._starts[0] + self._starts[1]) + room
-        self._room, self._used, self._text, self._counted = room, 0, 0, 0
+        return max(*self._positions, layers.starts[0] + layers.starts[1]) + layers.room
 
     def _make_graph(self, decoder: DecoderModel, rows: int) -> StepGraph[StepState]:
-        main = self.sampler
-        if rows not in self._samplers:
+        steps, main = self._steps, self.sampler
+        if rows not in steps.samplers:
             assert main.settings[0] is not None
-            prompt, capacity = self._ids.expand(rows, -1), main.ids.shape[1]
-            self._samplers[rows] = Sampler(
-                main.settings[0],
-                prompt,
-                vocab_size=main.vocab_size,
-                capacity=capacity,
-                seed=main.seed,
-                streams=[0] * rows,
-            )
+            told: dict[str, Any] = {"vocab_size": main.vocab_size, "capacity": main.ids.shape[1], "seed": main.seed}
+            prompt = steps.prompt.expand(rows, -1)
+            steps.samplers[rows] = Sampler(main.settings[0], prompt, streams=[0] * rows, **told)
         ids = main.token  # a single step reads what the one before has chosen
         if rows > 1:
             with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
                 ids = torch.empty(1, rows, dtype=torch.int64, device=decoder.device)
-        self._graphs.pop(rows, None)  # its memory may be needed for the next one
-        tail, masked = self._tail(decoder, self._samplers[rows]), self.mask is not None
-        assert self._layers is not None
-        graph = contiguous_step(decoder, self._layers, ids, positions=self._end, masked=masked, tail=tail)
+        steps.graphs.pop(rows, None)  # its memory may be needed for the next one
+        tail, masked = self._tail(decoder, steps.samplers[rows]), self.mask is not None
+        graph = contiguous_step(decoder, self._layers, ids, positions=self._end(), masked=masked, tail=tail)
         if self.mask is not None:
             graph.inputs.set_mask(self.mask)
-        self._graphs[rows] = graph
+        steps.graphs[rows] = graph
         return graph
 
     def _tail(self, decoder: DecoderModel, sampler: Sampler) -> Tail | None:
         """Output layer and choice of a token, for each row or the only row's tokens, if our ops alone can do that."""
-        self._output = None
+        self._steps.output = None
         if (output := output_of(self.model, self.head, decoder)) is None:
             return None
-        self._output, linear = output
+        self._steps.output, linear = output
         return lambda hidden: sampler.step(linear(hidden).flatten(0, 1))
 
-    def _output_is_valid(self) -> bool:
-        output, model = self._output, self.model
+    def _output_is_valid(self, steps: CapturedSteps) -> bool:
+        output, model = steps.output, self.model
         return output is None or (
             output.is_valid() and model.lm_head is output.modules[0] and is_plain(self.head, model.config)
         )

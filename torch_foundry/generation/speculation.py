@@ -17,6 +17,7 @@ from torch_foundry.generation.draft_length import TIMED, DraftLengthController
 from torch_foundry.generation.drafting import SequenceDrafts, accepted
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.sampling.sampler import check_errors
 
 TOGETHER = 16  # steps without drafts that are handed over together
@@ -55,6 +56,8 @@ class SpeculativeDecoder:
         """One step with drafts, or some without."""
         runner, stops, own, text = self.runner, self.stops, self.own, self.own.sequence.tokens
         before, remaining = time.perf_counter(), stops.remaining
+        plan = decoder_plan(runner.model)
+        captured = plan.captured
         # no more rows than there may be tokens: each is written to the cache, where there may be no room behind the end
         self.controller.draft([own], 1, (1 << remaining.bit_length() - 1) - 1)
         drafts, num_accepted, usual = list[int](), 0, True
@@ -72,7 +75,7 @@ class SpeculativeDecoder:
         text += chosen[:kept]
         runner.plan.tokens += kept
         runner.plan.reads += 1
-        seconds = time.perf_counter() - before if usual and not runner.captured else None
+        seconds = time.perf_counter() - before if usual and plan.captured == captured else None
         self.controller.note(own, len(drafts), num_accepted, kept)
         self.controller.timed(1, 1 + len(drafts), kept, seconds, steps=steps)
         if self.streamer is not None:

@@ -13,7 +13,7 @@ from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.step_graph import Sizes, StepGraph
 from torch_foundry.kvcache.base import CapturedStep
-from torch_foundry.kvcache.formats import Formats
+from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.hf_cache import captured_layers
 from torch_foundry.models.decoder import DecoderModel, Tail
 from torch_foundry.models.rope import RopeRows, RopeTables, Table, horizon_for
@@ -21,12 +21,15 @@ from torch_foundry.models.weights import GEMV, Gemm
 
 
 class CacheLayers:
-    """The layers of a cache, as memory at fixed addresses that a captured step writes to."""
+    """The layers of a cache, as memory at fixed addresses that captured steps write to, and how far they have."""
 
-    def __init__(self, cache: DynamicCache, count: int, formats: Formats) -> None:
+    def __init__(self, cache: DynamicCache, count: int, formats: Formats = PLAIN) -> None:
         self.slots = captured_layers(cache, count, formats)
         self.memory: list[tuple[torch.Tensor, ...]] = []  # of each layer
         self.batch = 0
+        self.starts: list[int] = []  # what `Step.start` has to hold, flat, for the first token that there is room for
+        # tokens that `place` has made room for, that are in it, that are part of the text, and of the cache
+        self.room = self.used = self.text = self.counted = 0
         self._positions: list[int] = []  # when they were placed
 
     @property
@@ -37,10 +40,10 @@ class CacheLayers:
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
         layers = cache.layers
-        return len(layers) >= len(self.slots) and all(map(is_, self.slots, layers))
+        return 0 < len(self.slots) <= len(layers) and all(map(is_, self.slots, layers))
 
-    def place(self, decoder: DecoderModel, batch: int, tokens: int) -> tuple[list[int], bool]:
-        """Room for `tokens` more. Returns what `Step.start` has to hold, flat, and whether no memory was exchanged.
+    def place(self, decoder: DecoderModel, batch: int, tokens: int) -> bool:
+        """Room for `tokens` more. Returns whether no memory was exchanged.
 
         Raises Fallback unless the layers hold the same number of tokens, of the model's shape, dtype and device.
         """
@@ -58,17 +61,19 @@ class CacheLayers:
         elif batch != self.batch:
             raise Fallback("cache holds another shape, dtype or device")
         self._positions = [slot.position for slot in self.slots]
-        return starts, same
+        self.starts, self.room, self.used, self.text, self.counted = starts, tokens, 0, 0, 0
+        return same
 
-    def untouched(self, counted: int) -> bool:
-        """Whether nothing has happened to the layers since `place` but counting `counted` tokens."""
-        now = [slot.position - counted for slot in self.slots]
+    def untouched(self) -> bool:
+        """Whether nothing has happened to the layers since `place` but counting tokens."""
+        now = [slot.position - self.counted for slot in self.slots]
         return now == self._positions and _same([slot.memory for slot in self.slots], self.memory)
 
     def count(self, tokens: int) -> None:
-        """`tokens` were written."""
+        """`tokens` that were written are part of the cache."""
         for slot in self.slots:
             slot.commit(tokens)
+        self.counted += tokens
 
 
 def _same(new: list[tuple[torch.Tensor, ...]], old: list[tuple[torch.Tensor, ...]]) -> bool:

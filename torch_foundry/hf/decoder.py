@@ -111,8 +111,7 @@ def step(
     if layers is None or not layers.belong_to(cache):
         layers = owned.memory = CacheLayers(cache, len(plan.layers), plan.state.kv_cache)
         owned.clear()
-    starts, same = layers.place(plan, batch, length)
-    if not same:
+    if not layers.place(plan, batch, length):
         owned.clear()
     key = (batch, length, mask is not None, positions is not None)
     graph = owned.find(key, seen + length)
@@ -125,10 +124,10 @@ def step(
     state = graph.inputs
     state.ids.copy_(ids)
     if positions is None:
-        state.seek(starts, list(range(seen, seen + length)) * batch)
+        state.seek(layers.starts, list(range(seen, seen + length)) * batch)
     else:
         state.rope.set(positions)  # type: ignore[union-attr]
-        state.seek(starts, state.rows)
+        state.seek(layers.starts, state.rows)
     if mask is not None:
         state.set_mask(mask)
     hidden = graph.run()

@@ -171,7 +171,8 @@ class _Kernels:
     def _place(self, step: int) -> StepState:
         """Room for a token; as `hf.decoder.step` and StepState have it."""
         text, batch = self.text, len(self.text.ids)
-        starts, _ = self.layers.place(self.plan, batch, 1)
+        self.layers.place(self.plan, batch, 1)
+        starts = self.layers.starts
         positions, mask = text.positions(step), text.mask(step)
         state = StepState(
             self.plan, self.layers, text.tokens[step], positions=max(*positions, starts[0] + starts[1]) + 1,

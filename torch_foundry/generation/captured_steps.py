@@ -1,8 +1,8 @@
-"""What a generation leaves for the next one, so that its steps need not be captured again."""
+"""The captured steps of a generation, which it leaves for the next one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,19 +11,18 @@ from torch_foundry.generation.step_state import CacheLayers, StepState
 from torch_foundry.models.watch import ModuleGuard
 from torch_foundry.sampling import Sampler
 
-Graphs = dict[int, StepGraph[StepState]]  # by tokens of a row
-
 
 @dataclass
-class Spare:
+class CapturedSteps:
     """Captured steps, and the memory that they read and write, which nobody else can see."""
 
-    samplers: dict[int, Sampler]  # by tokens of a row
-    graphs: Graphs
-    output: ModuleGuard | None  # of the output layer, if it's part of the graphs
-    memory: list[tuple[torch.Tensor, ...]]  # of each layer
-    batch: int
-    capacity: int  # tokens of a row that there is room for
+    prompt: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))  # what samplers begin with, int64 [B, n]
+    samplers: dict[int, Sampler] = field(default_factory=dict)  # by tokens of a row
+    graphs: dict[int, StepGraph[StepState]] = field(default_factory=dict)  # by tokens of a row
+    output: ModuleGuard | None = None  # of the output layer, if it's part of the graphs
+    memory: list[tuple[torch.Tensor, ...]] = field(default_factory=list)  # of each layer, once they are left
+    batch: int = 0
+    capacity: int = 0  # tokens of a row that there is room for
     used: int = 0  # when last, by the clock of `GraphCache`
     of_prompts: bool = False
 
@@ -49,6 +48,7 @@ class Spare:
         """Let an empty cache, of `layers`, use this memory, and the first sampler be like `sampler`."""
         for name, tensor in _tensors(sampler).items():
             vars(self.samplers[1])[name].copy_(tensor)
+        self.prompt = input_ids
         self.samplers[1].settings, self.samplers[1].seed = list(sampler.settings), sampler.seed
         for rows, own in self.samplers.items():
             if rows > 1:
