@@ -12,8 +12,8 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
-from tests.hf.tiny_models import classes
-from tests.hf.tiny_wrappers import IMAGE, WRAPPERS, prompt, shared
+from tests.hf.tiny_models import DEVICE, VOCAB, classes
+from tests.hf.tiny_wrappers import IMAGE, VIDEO, WRAPPERS, build, prompt, shared
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.rope import Rotary
@@ -188,6 +188,59 @@ def test_a_static_cache_falls_back(name: str, quiet: None) -> None:
     assert texts[0] == texts[1]
     seen = report(model)
     assert not seen.steps and seen.eager["generate: cache is StaticCache"] == 1, str(seen)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+def test_eager_attention(name: str) -> None:
+    """Whose masks are numbers."""
+    stock = build(name, "eager")
+    model = patch(copy.deepcopy(stock))
+    texts = [generate(each, prompt(name, [1], [2]), max_new_tokens=24).tolist() for each in (stock, model)]
+    seen = report(model)
+    assert texts[0] == texts[1] and seen.steps == 23 and not seen.eager and not seen.fallbacks, str(seen)
+
+
+@torch.no_grad()
+def test_tokens_of_an_image_see_each_other() -> None:
+    """Otherwise the cases of Gemma 3 prove nothing about its mask."""
+    inputs = prompt("gemma3", [1, 2])
+    text = generate(patched_model("gemma3"), inputs, max_new_tokens=24).tolist()
+    inputs["token_type_ids"] = torch.zeros_like(inputs["token_type_ids"])
+    assert generate(patched_model("gemma3"), inputs, max_new_tokens=24).tolist() != text
+
+
+@torch.no_grad()
+def test_a_video() -> None:
+    ids = torch.tensor([[5, 6, *[VIDEO] * 8, 9, 10, 11]])
+    pixels = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == VIDEO).long() * 2,
+        "pixel_values_videos": pixels,
+        "video_grid_thw": torch.tensor([[2, 4, 4]]),
+        "second_per_grid_ts": torch.tensor([1.0]),
+    }
+    inputs = {key: value.to(DEVICE) for key, value in inputs.items()}
+    models = shared("qwen2_5_vl"), patch(copy.deepcopy(shared("qwen2_5_vl")))
+    texts = [generate(each, inputs, max_new_tokens=24).tolist() for each in models]
+    seen = report(models[1])
+    assert texts[0] == texts[1] and seen.steps == 23 and not seen.eager, str(seen)
+
+
+@torch.no_grad()
+def test_an_image_whose_token_has_no_embedding() -> None:
+    """Stock code gives it another id; ours would look it up behind the end."""
+    stock = copy.deepcopy(shared("gemma3"))
+    stock.config.image_token_index = VOCAB
+    inputs = prompt("gemma3", [1])
+    inputs["input_ids"][inputs["input_ids"] == IMAGE] = VOCAB
+    model = patch(copy.deepcopy(stock))
+    texts = [generate(each, inputs, max_new_tokens=12).tolist() for each in (stock, model)]
+    assert texts[0] == texts[1]
+    seen = report(model)
+    assert seen.eager["generate: there is no embedding of an image's token"] == 1 and not seen.steps, str(seen)
 
 
 @torch.no_grad()

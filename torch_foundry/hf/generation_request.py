@@ -14,7 +14,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
 from torch_foundry.hf.decoder import OFF, ON
-from torch_foundry.hf.wrapper import OF_PROMPTS
+from torch_foundry.hf.wrapper import OF_PROMPTS, embeds_all
 from torch_foundry.kvcache.hf_cache import check_capturable, in_flight
 from torch_foundry.models.outputs import path_to_decoder
 from torch_foundry.models.rope import horizon_for
@@ -147,6 +147,8 @@ def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict
         raise Fallback("attention is not causal")
     if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
         raise Fallback("methods of the model were replaced")
+    if len(around) > 1 and not embeds_all(model.config, decoder):
+        raise Fallback("there is no embedding of an image's token")
     plan = decoder.decoder_plan()
     plan.check()
     if not plan.rotary.constant:

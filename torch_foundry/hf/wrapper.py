@@ -55,10 +55,14 @@ class WrapperMixin(ModelMixin):
             if not nothing and name not in OF_TEXT and name not in ABOUT_IMAGES:
                 return None
         decoder = self._modules.get(known.decoder)
-        # Gemma 3 gives an image's token another id if there is no embedding of it
-        if decoder is None or getattr(self.config, "image_token_id", 0) >= decoder.config.vocab_size:
+        if decoder is None or not embeds_all(self.config, decoder):
             return None
         return decoder, {"input_ids": ids, "attention_mask": kwargs.get("attention_mask")}
+
+
+def embeds_all(config: Any, decoder: Any) -> bool:
+    """Whether there is an embedding of an image's token. If not, Gemma 3 gives it another id on the way."""
+    return bool(getattr(config, "image_token_id", 0) < decoder.config.vocab_size)
 
 
 def ids_of(decoder: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
