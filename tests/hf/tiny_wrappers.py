@@ -52,7 +52,8 @@ SLIDING = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_atte
 
 def _pixels(images: list[int], *shape: int) -> torch.Tensor:
     """Random pixels of images by their seeds."""
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in images])
+    each = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in images]
+    return torch.stack(each).to(DEVICE)
 
 
 def square(images: list[int]) -> dict[str, torch.Tensor]:
@@ -62,19 +63,22 @@ def square(images: list[int]) -> dict[str, torch.Tensor]:
 
 def sized(images: list[int]) -> dict[str, torch.Tensor]:
     """Those, with their sizes."""
-    return {**square(images), "image_sizes": torch.tensor([[16, 16]] * len(images))}
+    return {**square(images), "image_sizes": torch.tensor([[16, 16]] * len(images), device=DEVICE)}
 
 
 def tiled(images: list[int]) -> dict[str, torch.Tensor]:
     """Images of 16 by 32 pixels: as a whole, and in two parts."""
-    return {"pixel_values": _pixels(images, 3, 3, 16, 16), "image_sizes": torch.tensor([[16, 32]] * len(images))}
+    return {
+        "pixel_values": _pixels(images, 3, 3, 16, 16),
+        "image_sizes": torch.tensor([[16, 32]] * len(images), device=DEVICE),
+    }
 
 
 def grid(images: list[int]) -> dict[str, torch.Tensor]:
     """Patches of images of 16 by 16 and, every other one, 16 by 24 pixels, twice in time each."""
     sizes = [(1, 4, 6) if seed % 2 else (1, 4, 4) for seed in images]
     pixels = [_pixels([seed], h * w, 3 * 2 * 4 * 4)[0] for seed, (_, h, w) in zip(images, sizes, strict=True)]
-    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(sizes)}
+    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(sizes, device=DEVICE)}
 
 
 def nested(images: list[int]) -> dict[str, torch.Tensor]:
