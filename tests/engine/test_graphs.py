@@ -367,12 +367,12 @@ def test_what_cannot_be_recorded_runs_without_graphs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("drafts", [None, 3])
-def test_many_requests_come_go_and_are_preempted(drafts: int | None) -> None:
+def test_many_requests_come_go_and_are_preempted(drafts: int | None, even_pace: None) -> None:
     """More than fused kernels are made for, with blocks for half of them: tokens are those of each request alone."""
     model, chance = patched(), random.Random(0)
     given = [prompt[: 12 + i] for i, prompt in enumerate(prompts(40))]
     expected = [alone(model, prompt, 40) for prompt in given]
-    engine = Engine(model, requests=24, budget=70, blocks=48, prompt_lookup_num_tokens=drafts)
+    engine = Engine(model, requests=24, budget=70, blocks=42, prompt_lookup_num_tokens=drafts)
     capture_prompts(engine)
     told = SamplingParams(max_tokens=40, temperature=0)
     streams = [engine.submit(prompt, told) for prompt in given[:24]]

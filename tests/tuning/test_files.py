@@ -188,7 +188,8 @@ def test_a_format_drops_its_own_shapes_only(quick: None, capsys: pytest.CaptureF
     expected = {("q8_0", "320"), ("q4_k", "256")}  # for q8_0 the two are one bucket
     for op in ("linear", "norm_linear"):
         assert {(f, k) for o, f, _, _, k, _ in lines if o == op} == expected, said.out
-    assert said.err == "q4_k: not for 40x320, whose rows are not whole blocks of 256\n"
+    first, _, _ = said.err.partition("\n")  # then a progress bar, where this takes long
+    assert first == "q4_k: not for 40x320, whose rows are not whole blocks of 256"
     assert main(["tune", "--device", "cpu", "--formats", "q4_k", "--shapes", "40x320"]) == 2
     assert "nothing to tune" in capsys.readouterr().err
 
