@@ -124,7 +124,7 @@ def test_experts_may_be_strided() -> None:
     kit.assert_equal(ops.moe_glu(**{**given, "gate": both[:, ::2], "up": both[:, 1::2]}), expected)
     odd = {n: kit.spread(given[n], 3) for n in ("gate", "up")}
     check_glu({**given, **odd})
-    packed = glu_inputs(Case(format="q8_0"), F32)
+    packed = glu_inputs(Case(format="q8_0", tokens=3), F32)
     expected = ops.moe_glu(**packed)
     apart = torch.stack([packed["up"], packed["up"]], 1)[:, 1]  # every other one
     kit.assert_equal(ops.moe_glu(**{**packed, "up": apart}), expected)
