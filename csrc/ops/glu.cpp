@@ -6,8 +6,8 @@
 namespace foundry {
 namespace {
 
-at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view name) {
-  const Activation& activation = activation_named(name);
+at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
+  const char* policy = activation == "sigmoid" ? "Sigmoid" : activation_named(activation).policy; // no layer has that
   check("gate", gate).floating().last_dim_contiguous();
   check("up", up).like(gate).last_dim_contiguous();
   check_same_shape("up", up, "gate", gate);
@@ -20,7 +20,7 @@ at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view na
   args.threads_per_row = ceil_div(args.n, glu_per_thread);
   args.gate = rows_of("gate", gate);
   args.up = rows_of("up", up);
-  Launch(gate.device(), {"glu.metal", "glu", {gate.scalar_type(), activation.policy, aligned ? 8 : 1}})
+  Launch(gate.device(), {"glu.metal", "glu", {gate.scalar_type(), policy, aligned ? 8 : 1}})
       .in(gate)
       .in(up)
       .out(y)

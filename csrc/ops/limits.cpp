@@ -8,6 +8,7 @@
 
 #include "attention/kv_store.h"
 #include "linear/linear.h"
+#include "mixers/gated_delta.h"
 #include "moe/moe.h"
 #include "sampling/sample.h"
 
@@ -26,6 +27,9 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("max_chosen", moe_max_chosen);
   dict.insert("least_page", kv_page_least);
   dict.insert("kv_block", kv_block);
+  dict.insert("delta_dim", gated_delta_max_dim);
+  dict.insert("delta_state", gated_delta_max_state);
+  dict.insert("delta_taps", gated_delta_max_width);
   return dict;
 }
 

@@ -7,8 +7,14 @@
 using namespace metal;
 using namespace foundry;
 
+// The gate of attention's result.
+struct Sigmoid {
+  static float apply(float x) { return 1.0f / (1.0f + exp(-x)); }
+};
+
 // foundry-lint: instance(glu<half, Silu, 8>)
 // foundry-lint: instance(glu<float, ClampedSwiglu, 1>)
+// foundry-lint: instance(glu<bfloat, Sigmoid, 1>)
 template <typename T, typename Activation, int VEC>
 [[kernel]] void glu(
     device const T* gate [[buffer(0)]],

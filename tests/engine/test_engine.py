@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
-from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
+from tests.hf.tiny_models import ALL_FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.engine import Engine, QueueFull, SamplingParams
 from torch_foundry.kvcache.block_manager import OutOfBlocks
@@ -51,7 +51,7 @@ def drain(engine: Engine) -> None:
     assert engine.cache.manager.used == 0 and engine._sampler.settings == [None] * engine.config.requests
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_answers_are_generates(family: str) -> None:
     """Prompts in pieces, shared beginnings, and blocks for a third of what runs."""
     model = patched(family)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 import torch_foundry
 from tests.generation.generation import SAMPLED, Collect, generate, patched, reference
-from tests.hf.tiny_models import FAMILIES, build, ids, padded, shared
+from tests.hf.tiny_models import ALL_FAMILIES, build, ids, padded, shared
 from torch_foundry import counters
 from torch_foundry.hf.api import report
 
@@ -115,7 +115,7 @@ def test_draws_are_the_same_layer_by_layer() -> None:
 # --------------------------------------------------------------------------------------------------- ways of calling it
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_results_as_a_dict(family: str) -> None:
     for model in (copy.deepcopy(shared(family)), patched(family)):
         found = generate(model, return_dict_in_generate=True, max_new_tokens=5)

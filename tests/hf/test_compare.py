@@ -14,7 +14,7 @@ from shader_text import edited_shaders
 from torch import nn
 
 from tests.exact import InFloat64, doubled
-from tests.hf.tiny_models import FAMILIES, build, classes, config, ids, padded, random_model, shared
+from tests.hf.tiny_models import ALL_FAMILIES, build, classes, config, ids, padded, random_model, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
 from torch_foundry.diagnostics.compare import compare
@@ -28,7 +28,7 @@ PROMPT = ids(2, 17)
 SHADERS = Path(__file__).parents[2] / "shaders"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_no_family_is_out_of_line(family: str) -> None:
     model = copy.deepcopy(shared(family))
     drift = compare(model, PROMPT)

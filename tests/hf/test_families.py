@@ -13,13 +13,13 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
-from tests.hf.tiny_models import FAMILIES, KIN, build, ids, padded, shared
+from tests.hf.tiny_models import ALL_FAMILIES, FAMILIES, HYBRIDS, KIN, build, ids, padded, shared
 from torch_foundry.generation import speculation
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.hf.api import report
 
 TOKENS = 64
-CASES = FAMILIES | KIN
+CASES = ALL_FAMILIES | KIN
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +87,13 @@ def patched_model(family: str) -> PreTrainedModel:
     return torch_foundry.patch(copy.deepcopy(shared(family)))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+WAYS = [
+    *itertools.product(FAMILIES, MODES),
+    *itertools.product(HYBRIDS, [mode for mode in MODES if mode not in ("prompt lookup", "assisted")]),
+]
+
+
+@pytest.mark.parametrize("family, mode", WAYS)
 def test_tokens_equal_stock(family: str, mode: str) -> None:
     model = patched_model(family)
     before = report(model)
@@ -168,7 +173,7 @@ def error_of(family: str, dtype: torch.dtype) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dtype", FLOOR, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
     error, stock_error = error_of(family, dtype)
     assert error <= 1.5 * stock_error + FLOOR[dtype], f"{error:.2e}, stock {stock_error:.2e}"

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.exact import assert_as_exact, assert_found_as_exact
-from tests.hf.tiny_models import FAMILIES, classes, ids, shared
+from tests.hf.tiny_models import ALL_FAMILIES, classes, ids, shared
 from torch_foundry import quant
 from torch_foundry.hf.api import dequantize, patch, patched, quantize, report, unpatch
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
@@ -45,16 +45,18 @@ def rounded(model: PreTrainedModel, fmt: str = "q8_0") -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_tokens_are_those_of_the_rounded_weights(family: str) -> None:
     model = patch(copy.deepcopy(shared(family)), quantize="q8_0")
     assert tokens(model) == tokens(rounded(shared(family)))
     seen = report(model)
     assert not seen.fallbacks and seen.fused, str(seen)
-    linear = {"phi3": 8, "qwen2_moe": 17}.get(family, 14)  # with experts, the shared one too, in one layer of two
+    # with experts, the shared one too, in one layer of two, or in both; with other projections in the first layer
+    others = {"qwen3_next": 16, "qwen3_5": 15, "qwen3_5_moe": 21, "olmo_hybrid": 17}
+    linear = {"phi3": 8, "qwen2_moe": 17, **others}.get(family, 14)
     assert len(seen.packed) == linear + 2 and set(seen.packed.values()) == {"q8_0"}
     dense = [m for m in model.modules() if isinstance(m, nn.Linear) and not isinstance(m, FoundryLinear)]
-    assert [m.out_features for m in dense] == ([1] if family == "qwen2_moe" else [])
+    assert [m.out_features for m in dense] == [1] * {"qwen2_moe": 1, "qwen3_next": 1, "qwen3_5_moe": 2}.get(family, 0)
 
 
 @pytest.mark.parametrize("fmt", ["q8_0", "q4_0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -84,9 +85,12 @@ def _without_sync_every(generate: Any, *args: Any, sync_every: Any = None, **kwa
     return generate(*args, **kwargs)
 
 
+# transformers drafts no tokens for recurrent states
+CASES = [case for case in itertools.product(WRAPPERS, MODES) if case != ("qwen3_5", "prompt lookup")]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name, mode", CASES)
 def test_tokens_equal_stock(name: str, mode: str) -> None:
     model = patched_model(name)
     before = report(model)
@@ -116,7 +120,7 @@ def test_texts_depend_on_images(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_a_step_stands_behind_an_image_by_its_height_and_width(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer positions than tokens; and a step at the token's number, on purpose, gives another text."""
     inputs = prompt(name, [1], [3, 2])

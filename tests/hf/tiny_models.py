@@ -112,13 +112,30 @@ KIN = {
     "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
 }
+# most of whose layers keep a recurrent state; transformers drafts no tokens for them
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
+HYBRIDS = {
+    "qwen3_next": Case("Qwen3NextConfig", {**DELTA, **SHARED_MOE, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen3_5": Case("Qwen3_5TextConfig", DELTA, attention="eager"),
+    "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", {**DELTA, **SHARED_MOE}),
+    # without rotation, as it was published
+    "olmo_hybrid": Case("OlmoHybridConfig", {**DELTA, "rope_parameters": {"rope_type": "default", "rope_theta": None}}),
+}
+ALL_FAMILIES = FAMILIES | HYBRIDS
 
 
 def build(
     family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
     """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
-    case = (FAMILIES | KIN)[family]
+    case = (ALL_FAMILIES | KIN)[family]
     options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
     for per_layer in ("layer_types", "no_rope_layers"):
         if per_layer in options:
@@ -135,7 +152,7 @@ def build(
             if "norm" in name or "bias" in name:
                 parameter.add_(0.3 * noise)  # away from ones and zeros
             else:
-                parameter.copy_(0.06 * noise)
+                parameter.copy_((0.5 if "conv1d" in name else 0.06) * noise)
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE, dtype)
 

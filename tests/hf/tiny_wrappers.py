@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.hf.tiny_models import DEVICE, VOCAB
+from tests.hf.tiny_models import DELTA, DEVICE, VOCAB
 
 IMAGE, VIDEO = VOCAB - 1, VOCAB - 2  # ids of tokens whose embeddings are an image's
 SCALE = 0.2  # of weights: a text that neither repeats itself nor depends on rounding
@@ -138,6 +138,24 @@ WRAPPERS = {
         # the second layer has no experts
         {**MROPE, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
         QWEN3_TOWER,
+        QWEN_IDS,
+        grid,
+        "mm_token_type_ids",
+    ),
+    "qwen3_5": Case(
+        "Qwen3_5Config",
+        {
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+        },
+        {
+            **QWEN_TOWER,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+        },
         QWEN_IDS,
         grid,
         "mm_token_type_ids",

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 import torch_foundry
 from tests.exact import InFloat64, doubled
-from tests.hf.tiny_models import FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
+from tests.hf.tiny_models import ALL_FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
 from tests.metal.variants import same_variants
 from torch_foundry.aot import prebuild
 from torch_foundry.core import runtime
@@ -65,7 +65,7 @@ def tokens(model: PreTrainedModel, inputs: dict[str, Tensor] | None = None, **op
 # ---------------------------------------------------------------------------------------------------------- equal bits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_every_family(family: str) -> None:
     cpu, mps = on_both(family)
     prompt = ids(2, 20)  # more rows than the kernels for a few take

@@ -1,4 +1,4 @@
-"""glu: silu, both gelus and the clamped SwiGLU against float64."""
+"""glu: silu, both gelus, the sigmoid and the clamped SwiGLU against float64."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ CASES = [
     (Case(activation="gelu", n=33), F16),
     (Case(activation="clamped_swiglu"), F32),
     (Case(activation="clamped_swiglu", n=33), BF16),
+    (Case(activation="sigmoid"), F32),
+    (Case(activation="sigmoid"), BF16),
 ]
 BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
 
@@ -94,6 +96,12 @@ def test_the_clamped_swiglu_at_its_limits() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
+def test_extremes_of_the_sigmoid() -> None:
+    gate = torch.tensor([-3e38, -1e4, -200.0, -0.0, 200.0, 1e4, 3e38, float("nan")])
+    got = ops.glu(gate[None], torch.full((1, 8), 3.0), "sigmoid")[0]
+    kit.assert_equal(got, torch.tensor([0.0, 0.0, 0.0, 1.5, 3.0, 3.0, 3.0, float("nan")]))
+
+
 def test_halves_of_one_projection() -> None:
     """gate and up as views of a fused projection, with and without alignment."""
     for n in (768, 33):
@@ -101,6 +109,13 @@ def test_halves_of_one_projection() -> None:
         gate, up = both.chunk(2, -1)
         kit.assert_equal(ops.glu(gate, up), ops.glu(gate.contiguous(), up.contiguous()))
         kit.assert_equal(ops.glu(kit.shifted(gate.contiguous()), up), ops.glu(gate, up))
+
+
+def test_gates_of_heads() -> None:
+    """Beside each head of queries lies its gate, as Qwen3-Next's attention has them."""
+    projected = kit.normal(kit.generator("heads"), 2, 3, 4 * 2 * 32 + 8, dtype=F32)[..., : 4 * 2 * 32]
+    gate, up = projected.unflatten(-1, (4, 64))[..., 32:], kit.normal(kit.generator("up"), 2, 3, 4, 32, dtype=F32)
+    kit.assert_equal(ops.glu(gate, up, "sigmoid"), ops.glu(gate.contiguous(), up, "sigmoid"))
 
 
 @pytest.mark.cpu_only
@@ -181,5 +196,12 @@ FAULTS = [
         "0.044175f",
         lambda: test_accuracy(Case(activation="gelu_tanh"), F32),
         file="activation.h",
+    ),
+    Fault(
+        "glu-sign-of-the-sigmoid",
+        "glu.metal",
+        "return 1.0f / (1.0f + exp(-x))",
+        "return 1.0f / (1.0f + exp(x))",
+        lambda: test_accuracy(Case(activation="sigmoid"), F32),
     ),
 ]

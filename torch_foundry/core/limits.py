@@ -14,6 +14,8 @@ FEW_ROWS = _limits["few_rows"]  # rows that ops.linear and its like are made for
 TILE_ROWS = _limits["tile_rows"]  # pairs of token and expert in a tile of ops.moe_linear
 MAX_EXPERTS, MAX_CHOSEN = _limits["max_experts"], _limits["max_chosen"]  # of ops.moe_choose: in all, of a token
 LEAST_PAGE = _limits["least_page"]  # tokens of a page; any power of two from there
+# of ops.gated_delta: numbers of a head, of its state, and tokens that its convolution sees
+DELTA_DIM, DELTA_STATE, DELTA_TAPS = _limits["delta_dim"], _limits["delta_state"], _limits["delta_taps"]
 KV_BLOCK = _limits["kv_block"]  # columns of a scale in a packed KV cache
 
 # SampleParams, what ops.sample takes as `params`: names in order, with the struct module's types.

@@ -140,7 +140,7 @@ class Batch:
         """Where the step's keys and values, or states, lie in a layer of the cache."""
         if isinstance(slot, PooledStates):
             assert self.states is not None
-            return slot.view(self.states)
+            return slot.view(self.states, max(group.length for group in self.groups))
         k, v = slot.memory
         views = [
             KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)

@@ -88,6 +88,8 @@ def check(
     mixer = plan.layer.mixer
     known, config_reason = KNOWN, mixer.config_reason
     if requests is not None:
+        if not isinstance(mixer, Attention):
+            raise Fallback("continuous batching of recurrent states")
         known, config_reason = KNOWN_OF_MANY, continuous_batching.attention_reason
     for name in kwargs:
         if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
@@ -107,8 +109,7 @@ def check(
     if requests is not None:
         if cache is not None:
             raise Fallback("two caches")
-        if not isinstance(mixer, Attention):
-            raise Fallback("continuous batching of recurrent states")
+        assert isinstance(mixer, Attention)
         pages = continuous_batching.Continuous(mixer.spec, kwargs)
         pages.check(x, mask)
         return pages

@@ -128,13 +128,15 @@ class StateView:
     A mixer reads state `count` of each sequence and writes the ones behind it. State number n of sequence i is
     `pools[name][table[i, n % slots]]`; state 0 is zeros and is not read. If a sequence has fewer tokens than slots,
     token t leaves state count + 1 + t; else the last token leaves state count + 1.
-    The first dimensions of `runs`, `table` and `count` may have any stride.
+    The first dimensions of `runs`, `table` and `count` may have any stride. `longest` is known without the device: it
+    decides how a mixer computes, not what.
     """
 
     pools: Mapping[str, Tensor]  # [slots of all sequences, ...]
     runs: Tensor  # int32 [N, 2]: the first of a sequence's tokens and their number, which may be 0
     table: Tensor  # int32 [N, slots]
     count: Tensor  # int32 [N]
+    longest: int  # tokens of a sequence, about: many mean a prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ class PooledStates(CacheLayer):
         wanted = {name: (shape, kind, device) for name, shape, kind in spec.of(dtype)}
         return wanted == {n: (d.shape[1:], d.dtype, d.device) for n, d in self._data.items()}
 
-    def view(self, control: torch.Tensor) -> StateView:
+    def view(self, control: torch.Tensor, longest: int) -> StateView:
         """The view of a step. control: int32 [N, 3 + slots of a sequence], as of `StateTables.row`."""
-        return StateView(self._data, control[:, :2], control[:, 3:], control[:, 2])
+        return StateView(self._data, control[:, :2], control[:, 3:], control[:, 2], longest)
 
     def reserve(self, batch: int, spec: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The block manager does that, and what follows."""

@@ -154,7 +154,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             lambda: torch.stack([torch.arange(batch) * tokens, torch.full((batch,), tokens)], 1),
         )
         pools = {name: data.flatten(0, 1) for name, data in self._data.items()}
-        return StateView(pools, runs, table, count.expand(batch))
+        return StateView(pools, runs, table, count.expand(batch), tokens)
 
     def _constant(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         if key is None or key not in self._constants:

@@ -13,6 +13,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
+from torch_foundry.models import gated_delta  # noqa: F401  (it registers a mixer)
 from torch_foundry.models.families import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
@@ -185,7 +186,7 @@ class DecoderModel(ModelPlan):
         plan: LayerPlan = layer.layer_plan()
         if layer.training:
             raise Fallback("training")
-        if plan.config is not self.config:
+        if plan.config is not None and plan.config is not self.config:
             raise Fallback("a layer has a config of its own")  # `check` looks at one
         if reason := plan.watch.changed():
             raise Fallback(reason)

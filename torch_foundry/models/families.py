@@ -76,6 +76,7 @@ class Head:
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 MROPE = Decoder(suffix="TextModel", mrope=True)
+GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Architecture:
 class Family(Architecture):
     """A decoder: its layers, and what lies before the first and behind the last one."""
 
+    layer: str = "DecoderLayer"  # suffix of the layer's class; a family with several has a row for each
     norms: NormRoles = PRE
     norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
     qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
@@ -103,6 +105,7 @@ class Family(Architecture):
     window: str = "none"
     full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
+    output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
@@ -138,7 +141,7 @@ SCALED_EMBEDDINGS: set[str] = set()
 
 def register(family: Family) -> None:
     """Make a family known: its classes are patched as the row says."""
-    FAMILIES[family.key("DecoderLayer")] = family
+    FAMILIES[family.key(family.layer)] = family
     NORMS[family.key("RMSNorm")] = family.norm_kind
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
     if family.head is not None:
@@ -243,6 +246,18 @@ for _family in (
         experts=Experts(block="MLP", router="router", normalized=True),
         decoder=ROUTED,
     ),
+    # hybrids: most layers have a gated delta rule (`gated_delta.py`) in place of attention
+    Family("qwen3_next", **GATED, experts=Experts(shared=True), decoder=ROUTED),
+    Family("qwen3_5", prefix="Qwen3_5", **GATED, decoder=MROPE),
+    Family(
+        "qwen3_5_moe",
+        prefix="Qwen3_5Moe",
+        **GATED,
+        experts=Experts(normalized=True, shared=True),
+        decoder=Decoder(suffix="TextModel", mrope=True, output=MoeModelOutputWithPast),
+    ),
+    Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),
+    Family("olmo_hybrid", layer="AttentionDecoderLayer", norms=POST, norm_kind="olmo", qk_norm="full"),
 ):
     register(_family)
 
@@ -263,6 +278,8 @@ for _wrapper in (
     Wrapper("mistral3"),
     Wrapper("qwen2_vl", prefix="Qwen2VL"),
     Wrapper("qwen2_5_vl", prefix="Qwen2_5_VL"),
+    Wrapper("qwen3_5", prefix="Qwen3_5"),
+    Wrapper("qwen3_5_moe", prefix="Qwen3_5Moe"),
     Wrapper("qwen3_vl", prefix="Qwen3VL"),
     Wrapper("qwen3_vl_moe", prefix="Qwen3VLMoe"),
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),

@@ -102,9 +102,10 @@ class Attention(Mixer):
         self.groups = (self.qkv,)
         self.out = Linear(module.o_proj)
         self.qk_norm = None if spec.family.qk_norm == "none" else (Norm(module.q_norm), Norm(module.k_norm))
-        self.widths = [heads * spec.head_dim for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
+        projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
+        self.widths = [heads * spec.head_dim for heads in projected]
         self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
-        self.queries, self.width = self.widths[0], 4 * self.widths[0] + 2 * self.widths[1]
+        self.queries, self.width = spec.n_heads * spec.head_dim, 4 * self.widths[0] + 2 * self.widths[1]
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
@@ -124,28 +125,22 @@ class Attention(Mixer):
 
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec = self.spec
-        q = self._heads(x, state, rope, gemm)
+        q, gate = self._heads(x, state, rope, gemm)
         sinks = self.parameters["sinks"] if spec.sinks else None
         h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks)
+        if gate is not None:
+            h = ops.glu(gate, h.view(gate.shape), "sigmoid").flatten(-2)
         return self.residual.add(x, self.out, h, gemm)
 
-    def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> Any:
-        """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries."""
-        norm, head_dim = self.residual.pre, self.spec.head_dim
-        if norm is not None and gemm.fuses(x) and self.qkv.same_perm:
-            matrices = Projections(self.qkv, self.widths)
-            x, gain = self.qkv[0].normed(x, norm)
-            how: dict[str, Any] = {"kind": norm.kind, "formats": matrices.formats, "biases": matrices.biases}
-            if self.qk_norm is None and isinstance(state, KVView) and state.is_dense(x.dtype):
-                cos, sin = rope
-                return ops.norm_qkv(
-                    x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start,
-                    head_dim=head_dim, positions=state.positions, step=state.step, **how,
-                )  # fmt: skip
-            q, k, v = ops.norm_linear(x, gain, norm.eps, matrices.weights, **how).split(self.widths, dim=-1)
-        else:
-            qkv = self.qkv.products(x if norm is None else norm(x), gemm.product)
-            q, k, v = qkv if len(qkv) == 3 else qkv[0].split(self.widths, dim=-1)
+    def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> tuple[Any, Tensor | None]:
+        """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
+        [B, L, heads, head_dim] of what they find, if the family has one."""
+        norm, head_dim, gated = self.residual.pre, self.spec.head_dim, self.spec.family.output_gate
+        plain = norm is not None and self.qk_norm is None and not gated and gemm.fuses(x) and self.qkv.same_perm
+        if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
+            return self._in_one_launch(x, state, rope), None
+        q, k, v = self.qkv.behind(norm, x, self.widths, gemm)
+        gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if gated else None
         norms: dict[str, Any] = {}
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
@@ -155,7 +150,21 @@ class Attention(Mixer):
                 norms = {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
-        return state.write(q, k, v, rope, head_dim=head_dim, **norms)
+        heads: Any = state.write(q, k, v, rope, head_dim=head_dim, **norms)
+        if gated:  # gates went along as every other head, which is less work than a copy of the queries
+            heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
+        return heads, gate
+
+    def _in_one_launch(self, x: Tensor, state: KVView, rope: Rope) -> Tensor:
+        norm, matrices = self.residual.pre, Projections(self.qkv, self.widths)
+        assert norm is not None
+        x, gain = self.qkv[0].normed(x, norm)
+        cos, sin = rope
+        return ops.norm_qkv(
+            x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start, kind=norm.kind,
+            formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
+            positions=state.positions, step=state.step,
+        )  # fmt: skip
 
 
 class GatedMLP:
@@ -195,7 +204,7 @@ class FusedLayer:
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
         roles, mlp, mixed = spec.family.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
-        self.spec, self.config = spec, mixed.config
+        self.spec, self.config = spec, spec.config
 
         def residual(pre: str | None, post: str | None) -> Residual:
             before, behind = (Norm(getattr(layer, name)) if name else None for name in (pre, post))

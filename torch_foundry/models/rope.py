@@ -27,13 +27,17 @@ def horizon_for(positions: int) -> int:
 class Rotary:
     """A model's rotary embedding, which makes the tables: their rows equal what it gives for single positions.
 
-    mrope: it takes a position by time, height and width. Those of a text are equal, so a table has a row for each.
+    module: None if no layer rotates; then there are no tables. mrope: it takes a position by time, height and width.
+    Those of a text are equal, so a table has a row for each.
     """
 
     def __init__(self, module: Any, mrope: bool = False) -> None:
-        self.module, self.mrope = module, mrope
-        self.layer_types: tuple[str | None, ...] = tuple(getattr(module, "layer_types", None) or (None,))
+        self.module, self.mrope, self.constant = module, mrope, True
+        self.layer_types: tuple[str | None, ...] = ()
         self._half = class_key(type(module)) in HALF_TABLES
+        if module is None:
+            return
+        self.layer_types = tuple(getattr(module, "layer_types", None) or (None,))
         types = module.rope_type.values() if isinstance(module.rope_type, dict) else (module.rope_type,)
         # whether a position's row is always the same; otherwise it depends on the length of the text
         self.constant = not any("dynamic" in t or t == "longrope" for t in types)
@@ -63,7 +67,7 @@ class Rotary:
 
     def version(self) -> tuple[Any, ...]:
         """Changes whenever the tables would change."""
-        buffers = self.module._buffers.values()
+        buffers = () if self.module is None else self.module._buffers.values()
         return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
 
 

@@ -43,6 +43,7 @@ class LayerSpec:
     kind: Any  # the class that runs it: a `Mixer`
     facts: Any  # what that class read of it
     activation: str
+    config: Any  # of the mixer; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
     experts: bool  # whether `mlp` is a block of experts
     residual_scale: float
@@ -69,7 +70,8 @@ def _check_plain(layer: nn.Module) -> None:
         require("forward" not in module.__dict__, f"forward of {name or 'the layer'} was replaced on the instance")
 
 
-def _check_children(name: str, module: nn.Module, expected: set[str]) -> None:
+def check_children(name: str, module: nn.Module, expected: set[str]) -> None:
+    """Raise Fallback unless `module`, called `name`, has children of just these names."""
     found = set(module._modules)
     require(found == expected, f"{name} has {sorted(found)}, expected {sorted(expected)}")
 
@@ -92,7 +94,7 @@ def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
     fused = "gate_up_proj" in mlp._modules
     act_name = "activation_fn" if "activation_fn" in mlp._modules else "act_fn"
     gates = {"gate_up_proj"} if fused else {"gate_proj", "up_proj"}
-    _check_children(name, mlp, gates | {"down_proj", act_name})
+    check_children(name, mlp, gates | {"down_proj", act_name})
     for gate in gates:
         check_linear(gate, getattr(mlp, gate), hidden, 2 * inner if fused else inner)
     check_linear("down_proj", mlp.down_proj, inner, hidden)
@@ -110,7 +112,7 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     """The name of the activation, and how wide a token's experts are together."""
     shares = kind.shared
     shared_parts = ("shared_expert", "shared_expert_gate") if shares else ()
-    _check_children("mlp", block, {kind.router, "experts", *shared_parts})
+    check_children("mlp", block, {kind.router, "experts", *shared_parts})
     experts, router = block.experts, getattr(block, kind.router)
     count, chosen = int(experts.num_experts), int(router.top_k)
     require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
@@ -149,6 +151,14 @@ def _window(attn: Any, family: Family) -> int:
     return int({"none": None, "attention": own}.get(family.window, everywhere) or 0)
 
 
+def _rotates(attn: Any, family: Family, window: int) -> bool:
+    """Whether heads are rotated: not in layers without positions, nor in models without any (OLMo hybrid)."""
+    rope = getattr(attn.config, "rope_parameters", {})
+    nowhere = rope is None or rope.get("rope_theta", 0) is None
+    here = family.full_rotate or window > 0 or not attn.config.sliding_window
+    return bool(getattr(attn, "use_rope", True)) and here and not nowhere
+
+
 def read_attention(attn: Any, family: Family) -> AttentionSpec:
     """The facts of `attn`. Raises Fallback."""
     config = attn.config
@@ -163,10 +173,12 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     fused_qkv = "qkv_proj" in attn._modules
     projections = {"qkv_proj"} if fused_qkv else {"q_proj", "k_proj", "v_proj"}
     qk_norms = set() if family.qk_norm == "none" else {"q_norm", "k_norm"}
-    _check_children("self_attn", attn, projections | qk_norms | {"o_proj"})
+    check_children("self_attn", attn, projections | qk_norms | {"o_proj"})
     sinks = attn._parameters.get("sinks")
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
-    widths = {"qkv_proj": n_heads + 2 * n_kv_heads, "q_proj": n_heads, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
+    require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
+    queries = (1 + family.output_gate) * n_heads
+    widths = {"qkv_proj": queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
     for name in projections:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
     check_linear("o_proj", attn.o_proj, n_heads * head_dim, hidden)
@@ -181,7 +193,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=float(attn.scaling),
-        rope=bool(getattr(attn, "use_rope", True)) and (family.full_rotate or window > 0 or not config.sliding_window),
+        rope=_rotates(attn, family, window),
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
         sinks=sinks is not None,
@@ -205,10 +217,10 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    _check_children(cls.__name__, layer, {child, family.ffn, *family.norms.names(), *family.inert})
+    check_children(cls.__name__, layer, {child, family.ffn, *family.norms.names(), *family.inert})
     mixed, mlp = layer._modules[child], getattr(layer, family.ffn)
-    config = mixed.config
-    hidden, facts = int(config.hidden_size), mixer.read(mixed, family)
+    config = getattr(mixed, "config", None)
+    hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
     for name in family.norms.names():
         _check_norm(name, getattr(layer, name), family, hidden)
     for name in sorted(family.inert):
@@ -222,7 +234,7 @@ def build_spec(layer: Any) -> LayerSpec:
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
     else:
-        inner = int(config.intermediate_size)
+        inner = int(mlp.intermediate_size if config is None else config.intermediate_size)
         activation = _check_mlp("mlp", mlp, hidden, inner)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
@@ -234,6 +246,7 @@ def build_spec(layer: Any) -> LayerSpec:
         kind=mixer,
         facts=facts,
         activation=activation,
+        config=config,
         inner=inner,
         experts=routed,
         residual_scale=residual_scale,

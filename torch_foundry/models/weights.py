@@ -141,6 +141,18 @@ class LinearGroup(tuple[Linear, ...]):
         x = self[0].ordered(x)
         return [product(linear.bare, x) for linear in self]
 
+    def behind(self, norm: Norm | None, x: torch.Tensor, widths: Sequence[int], gemm: Gemm) -> list[torch.Tensor]:
+        """Outputs, cut into `widths`, for an x that passes `norm` first: in one launch, if x has few rows."""
+        if norm is not None and gemm.fuses(x) and self.same_perm:
+            matrices = Projections(self, widths)
+            x, gain = self[0].normed(x, norm)
+            y = ops.norm_linear(
+                x, gain, norm.eps, matrices.weights, kind=norm.kind, formats=matrices.formats, biases=matrices.biases
+            )
+            return list(y.split(widths, dim=-1))
+        found = self.products(x if norm is None else norm(x), gemm.product)
+        return found if len(found) == len(widths) else list(found[0].split(widths, dim=-1))
+
 
 class Projections:
     """Projections of one input: several linear layers, or one that holds them all, cut into `widths` outputs each."""

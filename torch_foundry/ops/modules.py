@@ -107,11 +107,11 @@ def _(ids: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Te
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """Gated product of an MLP: `act(gate) * up`.
+    """Gated product, of an MLP or of attention: `act(gate) * up`.
 
-    gate, up: [..., n], rows may be strided (both halves of one fused projection). activation: "silu", "gelu_tanh" or
-    "gelu" (exact); or "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up
-    between -7 and 7. Returns [..., n], contiguous.
+    gate, up: [..., n], rows may be strided, up to three levels (both halves of one fused projection). activation:
+    "silu", "gelu_tanh", "gelu" (exact) or "sigmoid"; or "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1)
+    with g = min(gate, 7) and u = up between -7 and 7. Returns [..., n], contiguous.
     """
     return _ops.glu.default(gate, up, activation)
 

@@ -82,8 +82,8 @@ def embedding(
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    if activation == "silu":
-        return F.silu(gate) * up
+    if activation in ("silu", "sigmoid"):
+        return (F.silu(gate) if activation == "silu" else gate.sigmoid()) * up
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))

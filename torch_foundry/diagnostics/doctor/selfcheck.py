@@ -170,7 +170,7 @@ def _glu(quick: bool) -> Iterator[Check]:
         return {"gate": gate, "up": normal(g, 3, n, dtype=dtype), "activation": activation}
 
     for dtype in _dtypes(quick):
-        for n, activation in ((768, "silu"), (33, "silu"), (768, "gelu_tanh"), (768, "gelu")):
+        for n, activation in ((768, "silu"), (33, "silu"), (768, "gelu_tanh"), (768, "gelu"), (768, "sigmoid")):
             check = _on(op_checks.glu, partial(inputs, dtype, n, activation))
             yield Check(f"glu {activation} [3, {n}] {_short(dtype)}", check)
 
