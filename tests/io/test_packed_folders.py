@@ -264,6 +264,6 @@ def test_unknown_methods_are_named(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     config["quantization_config"]["quant_method"] = "compressed-tensors"
     path.write_text(json.dumps(config))
-    known = r"mlx, awq, gptq, bitsandbytes, torch_foundry \(import torch_foundry before .*\), foundry"
+    known = r"mlx, awq, gptq, bitsandbytes, mxfp4, torch_foundry \(import torch_foundry before .*\), foundry"
     with pytest.raises(LoadError, match=f"expected {known}, found 'compressed-tensors'"):
         torch_foundry.load(tmp_path, device="cpu", progress=False)

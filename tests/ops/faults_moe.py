@@ -85,7 +85,7 @@ FAULTS = [
            choice.test_route_with_a_bias),
     _fault("router-bias-of-some-experts", "a.has_bias && n < a.n[0]", "a.has_bias && n < 8",
            choice.test_route_with_a_bias),
-    _many("bias-of-expert-0", "bias[ulong(expert) * args.bias.of_expert", "bias[0",
+    _many("bias-of-expert-0-of-many", "bias[ulong(expert) * args.bias.of_expert", "bias[0",
           lambda: many.test_many(*BIASED)),
     _many("bias-of-the-neighbour", "n * args.bias.of_output]", "n]", lambda: many.test_many(*BIASED)),
     _many("pairs-of-the-first-chunk", "order[place + count] = first + i;", "order[place + count] = i;"),
