@@ -17,7 +17,7 @@ import torch
 
 from torch_foundry.core import runtime
 
-MODULES = ("rms_norm", "linear", "embedding", "rope_kv", "attention", "glu", "argmax")
+MODULES = ("rms_norm", "linear", "embedding", "rope_kv", "attention", "glu")
 
 
 def _rows() -> Iterator[Any]:

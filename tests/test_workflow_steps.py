@@ -25,7 +25,7 @@ JOB_KEYS = {"strategy", "runs-on", "timeout-minutes", "env", "steps"}
 RUNNERS = {"ubuntu-24.04", "macos-15", "macos-26"}  # the images that are kept up; macos-14's is not
 XCODE = {"macos-15": ["3.1", "3.2"], "macos-26": ["3.1", "3.2", "4.0"]}  # levels of the language by default
 
-SHADERS = {"linear.metal", "argmax.metal"}  # enough for a step; tests/metal/test_metallib.py has all
+SHADERS = {"linear.metal", "rms_norm.metal"}  # enough for a step; tests/metal/test_metallib.py has all
 
 # What stands on the path for each program: a line in the log, then what the steps after it need.
 LOGGED = 'echo "$(basename "$0") $*" >> "$FAKE_LOG"\nif [ -n "$FAKE_FAIL" ]; then case "$(basename "$0") $*" in ' + (

@@ -10,7 +10,7 @@ from benchmarks.ops.attention import ATTENTION, ROPE_KV
 from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
 from benchmarks.ops.matrices import EMBEDDING, LINEAR
 from benchmarks.ops.moe import MOE_DOWN, MOE_GLU
-from benchmarks.ops.rows import ADD_RMS_NORM, ARGMAX, GLU, RMS_NORM
+from benchmarks.ops.rows import GLU, RMS_NORM
 from torch_foundry import quant
 from torch_foundry.quant.kv import FORMATS as KV_FORMATS
 
@@ -22,12 +22,10 @@ OPS: dict[str, Op] = {
     "moe_glu": MOE_GLU,
     "moe_down": MOE_DOWN,
     "rms_norm": RMS_NORM,
-    "add_rms_norm": ADD_RMS_NORM,
     "glu": GLU,
     "rope_kv": ROPE_KV,
     "attention": ATTENTION,
     "embedding": EMBEDDING,
-    "argmax": ARGMAX,
 }
 
 

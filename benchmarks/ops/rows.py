@@ -1,4 +1,4 @@
-"""Norms, the gated product and argmax: what works on rows."""
+"""The norm and the gated product: what works on rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks.cases import Case, Given, Op, Sizes, normal
 from benchmarks.models import Model
@@ -15,11 +14,6 @@ from torch_foundry import ops
 from torch_foundry.testing import reference as plain
 
 EPS = 1e-6
-
-
-def _lowest_of_the_largest(x: Tensor) -> Tensor:
-    index = torch.arange(x.shape[-1], device=x.device).expand_as(x)
-    return index.masked_fill(x != x.amax(-1, keepdim=True), x.shape[-1]).amin(-1)
 
 
 def _rows_of_hidden(model: Model, sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -42,25 +36,6 @@ RMS_NORM = Op(
 )
 
 
-def _add_norm_inputs(case: Case, g: torch.Generator) -> Given:
-    return {**_norm_inputs(case, g), "residual": normal(g, case.dtype, *case.lead(case.rows), case.n)}
-
-
-def _stock_add_norm(x: Tensor, weight: Tensor, residual: Tensor, format: str) -> tuple[Tensor, Tensor]:
-    h = residual + x
-    return F.rms_norm(h, h.shape[-1:], weight, EPS), h
-
-
-ADD_RMS_NORM = Op(
-    run=lambda x, weight, residual, format: ops.add_rms_norm(x, residual, weight, EPS),
-    stock=_stock_add_norm,
-    stock_is="+, F.rms_norm",
-    truth=lambda x, weight, residual, format: plain.add_rms_norm(x, residual, weight, EPS),
-    inputs=_add_norm_inputs,
-    cost=lambda c, _: (5 * c.rows * c.n, (4 * c.rows + 1) * c.n * c.dtype.itemsize),
-    shapes=_rows_of_hidden,
-    layouts=("2d", "3d"),
-)
 GLU = Op(
     run=lambda gate, up, format: ops.glu(gate, up, "silu"),
     stock=lambda gate, up, format: F.silu(gate) * up,
@@ -69,15 +44,5 @@ GLU = Op(
     inputs=lambda c, g: {name: normal(g, c.dtype, *c.lead(c.rows), c.n) for name in ("gate", "up")},
     cost=lambda c, _: (6 * c.rows * c.n, 3 * c.rows * c.n * c.dtype.itemsize),
     shapes=lambda m, s: ({"where": "mlp", "rows": r, "n": m.intermediate_size} for r in (1, s.prompt)),
-    layouts=("2d", "3d"),
-)
-ARGMAX = Op(
-    run=lambda logits, format: ops.argmax(logits),
-    stock=lambda logits, format: logits.argmax(-1),
-    stock_is="argmax",
-    truth=lambda logits, format: _lowest_of_the_largest(logits),
-    inputs=lambda c, g: {"logits": normal(g, c.dtype, *c.lead(c.rows), c.n)},
-    cost=lambda c, _: (c.rows * c.n, c.rows * (c.n * c.dtype.itemsize + 8)),
-    shapes=lambda m, s: ({"where": "logits", "rows": r, "n": m.vocab_size} for r in (1, 8)),
     layouts=("2d", "3d"),
 )

@@ -12,7 +12,7 @@
 
 // Defines an op and registers `fn` for every device that may have an executor. There is no autograd: a backward through
 // the op raises instead of giving zeros. Fake (meta) implementations are in Python, where sizes may be symbolic.
-//   FOUNDRY_OP("argmax(Tensor logits) -> Tensor", "argmax", argmax)
+//   FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation) -> Tensor", "glu", glu)
 #define FOUNDRY_OP(schema, name, fn)                                                                                   \
   TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def(schema); }                                                          \
   TORCH_LIBRARY_IMPL(torch_foundry, CPU, m) { m.impl(name, &fn); }                                                     \

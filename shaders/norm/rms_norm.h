@@ -15,10 +15,9 @@ FOUNDRY_CONST uint32_t rms_norm_max_threads = 1024;
 struct RmsNormArgs {
   uint32_t hidden;
   float eps;
-  float scale; // add_rms_norm only: h = residual + scale * x
   Rows x;
   Rows residual;
 };
-static_assert(sizeof(RmsNormArgs) == 52, "shared with the host");
+static_assert(sizeof(RmsNormArgs) == 48, "shared with the host");
 
 } // namespace foundry

@@ -1,4 +1,4 @@
-// RMSNorm of rows, one threadgroup a row: y = norm(x) * w (+ residual), and the variant that first adds the residual.
+// RMSNorm of rows, one threadgroup a row: y = norm(x) * w (+ residual).
 // Sums are f32; what is rounded between the steps is the Kind's business.
 #include "norm/rms_norm.h"
 
@@ -25,20 +25,6 @@ template <typename T, int VEC> METAL_FUNC void add_to(thread float (&v)[VEC], de
   load(residual, r);
   for (int j = 0; j < VEC; ++j)
     v[j] += r[j];
-}
-
-// h = r + scale * x as T; v are its values, and their squares are added to `sum`.
-template <typename T, int VEC>
-METAL_FUNC float add(device const T* x, device const T* r, float scale, device T* h, thread float (&v)[VEC], float sum) {
-  float other[VEC];
-  load(x, v);
-  load(r, other);
-  for (int j = 0; j < VEC; ++j) {
-    v[j] = float(T(fma(scale, v[j], other[j])));
-    sum = fma(v[j], v[j], sum);
-  }
-  store(h, v);
-  return sum;
 }
 
 METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormArgs& args) {
@@ -101,57 +87,6 @@ template <typename T, typename Kind, int VEC>
     weigh<T, Kind>(more, inverse, weight + i);
     if (has_residual)
       add_to<T>(more, r_row + i);
-    store(y_row + i, more);
-  }
-}
-
-// h = residual + scale * x, rounded to T; y = norm(h) * w, computed from the rounded h as a model does that stores it.
-// foundry-lint: instance(add_rms_norm<bfloat, Gemma, 1>)
-template <typename T, typename Kind, int VEC>
-[[kernel]] void add_rms_norm(
-    device const T* x [[buffer(0)]],
-    device const T* residual [[buffer(1)]],
-    device const T* weight [[buffer(2)]],
-    device T* y [[buffer(3)]],
-    device T* h [[buffer(4)]],
-    constant RmsNormArgs& args [[buffer(5)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint simdgroups [[simdgroups_per_threadgroup]]) {
-  threadgroup float partial[32];
-  device const T* x_row = x + row_offset(args.x, row);
-  device const T* r_row = residual + row_offset(args.residual, row);
-  device T* h_row = h + row * args.hidden;
-  const uint step = threads * VEC;
-
-  float v[cached_vectors][VEC], sum = 0.0f;
-  for (int n = 0; n < cached_vectors; ++n) {
-    const uint i = tid * VEC + n * step;
-    if (i < args.hidden)
-      sum = add<T>(x_row + i, r_row + i, args.scale, h_row + i, v[n], sum);
-  }
-  for (uint i = tid * VEC + cached_vectors * step; i < args.hidden; i += step) {
-    float more[VEC];
-    sum = add<T>(x_row + i, r_row + i, args.scale, h_row + i, more, sum);
-  }
-  const float inverse = inverse_rms(threadgroup_sum(sum, partial, lane, simdgroup, simdgroups), args);
-
-  device T* y_row = y + row * args.hidden;
-  for (int n = 0; n < cached_vectors; ++n) {
-    const uint i = tid * VEC + n * step;
-    if (i < args.hidden) {
-      weigh<T, Kind>(v[n], inverse, weight + i);
-      store(y_row + i, v[n]);
-    }
-  }
-  // each thread reads back what it wrote itself
-  for (uint i = tid * VEC + cached_vectors * step; i < args.hidden; i += step) {
-    float more[VEC];
-    load((device const T*)h_row + i, more);
-    weigh<T, Kind>(more, inverse, weight + i);
     store(y_row + i, more);
   }
 }

@@ -72,7 +72,6 @@ def _slug(row: dict[str, Any]) -> str:
 WRONG = {
     "glu": lambda gate, up, format: ops.glu(up, gate, "silu"),
     "rms_norm": lambda x, weight, format: ops.rms_norm(x, weight, 1e-2),
-    "argmax": lambda logits, format: ops.argmax(logits[..., 1:]),
     "embedding": lambda ids, weight, format: ops.embedding(ids, weight, scale=1.01),
 }
 

@@ -15,7 +15,6 @@ from torch_foundry.testing import tolerance, weights
 # Fault -> words in the names of the checks that are there for it: one for each kernel file, and those that the first
 # version of the checks did not notice.
 SEEDED = {
-    "argmax-highest-of-equals": "argmax",
     "attention-kv-start-ignored": "attention padding",
     "attention-mask-of-the-first-head": "attention mask, 2 queries",
     "attention-prefill-unwritten-keys-staged": "attention prefill",

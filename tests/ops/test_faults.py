@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kit
 import pytest
-from kit import F16, F32, Fault
+from kit import F32, Fault
 from shader_text import SHADERS, ShaderText, shader
 from torch import Tensor
 
@@ -76,13 +76,12 @@ def test_shaders_with_renamed_locals_compute_the_same(tmp_path: Path) -> None:
     x, weight, q, kv = (kit.normal(g, *shape, dtype=F32) for shape in ((3, 96), (9, 96), (1, 4, 2, 64), (1, 2, 70, 64)))
 
     def results() -> list[Tensor]:
-        found = [
+        return [
             ops.linear(x, weight),
             ops.rms_norm(x, x[0], 1e-5),
             ops.attention(q, kv, kv, 70, scale=0.1),
             ops.glu(x, x),
         ]
-        return [*found, ops.argmax(x.to(F16))]
 
     expected = results()
     directory = shutil.copytree(SHADERS, tmp_path / "shaders")

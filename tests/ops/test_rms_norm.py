@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm against float64, in all kinds."""
+"""rms_norm against float64, in all kinds."""
 
 from __future__ import annotations
 
@@ -74,13 +74,6 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
-@kit.cases((Case(rows=5, hidden=256), F32), (Case(rows=5, hidden=256, residual=True, kind="gemma"), BF16))
-def test_add_rms_norm(case: Case, dtype: torch.dtype) -> None:
-    given = {**inputs(case, dtype), "scale": 0.22}
-    given["residual"] = kit.normal(kit.generator(case, 1), case.rows, case.hidden, dtype=dtype)
-    op_checks.add_rms_norm(given)
-
-
 @pytest.mark.parametrize(
     "hidden, dtype", [(1, F32), (31, F32), (32, F16), (256, F16), (260, F32), (4099, F32)], ids=str
 )
@@ -124,7 +117,6 @@ def test_rows_of_transposed_heads() -> None:
 def test_lane_orders() -> None:
     given = inputs(Case(hidden=1100, residual=True), F32)
     kit.in_every_lane_order(lambda: ops.rms_norm(**given))
-    kit.in_every_lane_order(lambda: torch.cat(ops.add_rms_norm(given["x"], given["residual"], given["weight"], 1e-6)))
 
 
 def test_empty() -> None:
@@ -136,7 +128,6 @@ def test_empty() -> None:
 def test_opcheck() -> None:
     x, w = torch.randn(2, 3, 16), torch.randn(16)
     kit.opcheck("rms_norm", x, w, 1e-6, "gemma", torch.randn(2, 3, 16))
-    kit.opcheck("add_rms_norm", x, torch.randn(2, 3, 16), w, 1e-6, "llama", 0.5)
 
 
 def test_bad_inputs() -> None:

@@ -100,12 +100,6 @@ def _norm(device: Device, dtype: torch.dtype, kind: str) -> None:
     ops.rms_norm(x, w, 1e-6, kind=kind)
 
 
-def _add_norm(device: Device, dtype: torch.dtype) -> None:
-    x = torch.zeros(1, 64, dtype=dtype, device=device)
-    w = torch.ones(64, dtype=dtype, device=device)
-    ops.add_rms_norm(x, x.clone(), w, 1e-6)
-
-
 def _glu(device: Device, dtype: torch.dtype) -> None:
     x = torch.zeros(1, 64, dtype=dtype, device=device)
     ops.glu(x, x.clone(), "silu")
@@ -115,10 +109,6 @@ def _permute_columns(device: Device, dtype: torch.dtype) -> None:
     ops.permute_columns(
         torch.zeros(1, 64, dtype=dtype, device=device), torch.arange(64, dtype=torch.int32, device=device)
     )
-
-
-def _argmax(device: Device, dtype: torch.dtype) -> None:
-    ops.argmax(torch.zeros(1, 64, dtype=dtype, device=device))
 
 
 def _sample(device: Device, dtype: torch.dtype, draw: bool, truncate: bool) -> None:
@@ -149,10 +139,8 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
         short = str(dtype).removeprefix("torch.")
         for kind in ("llama", "gemma"):
             yield f"rms_norm {kind} {short}", partial(_norm, device, dtype, kind)
-        yield f"add_rms_norm {short}", partial(_add_norm, device, dtype)
         yield f"glu silu {short}", partial(_glu, device, dtype)
         yield f"permute_columns {short}", partial(_permute_columns, device, dtype)
-        yield f"argmax {short}", partial(_argmax, device, dtype)
         yield f"sample greedily {short}", partial(_sample, device, dtype, False, False)
         yield f"sample {short}", partial(_sample, device, dtype, True, False)
         yield f"sample of top-k, top-p, min-p {short}", partial(_sample, device, dtype, True, True)

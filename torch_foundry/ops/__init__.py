@@ -3,20 +3,17 @@
 All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end. The device of the
 tensors decides which executor runs. There is no backward: differentiating through an op raises. Wrong arguments raise
 RuntimeError with the argument's name and what was expected. `torch_foundry.testing.reference` and `reference_moe` are
-the same in plain torch. Patched models do without `add_rms_norm` (the sum is in `linear`'s epilogue) and `argmax` (the
-sampler has its own); they are for models that you put together yourself.
+the same in plain torch.
 """
 
 from torch_foundry.ops.gated_delta import gated_delta
-from torch_foundry.ops.modules import add_rms_norm, argmax, attention, embedding, glu, linear, rms_norm, rope_kv
+from torch_foundry.ops.modules import attention, embedding, glu, linear, rms_norm, rope_kv
 from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
 from torch_foundry.ops.norm_linear import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.permute import permute_columns, permute_columns_and_norm
 from torch_foundry.ops.sampling import sample, sample_count_prompt
 
 __all__ = [
-    "add_rms_norm",
-    "argmax",
     "attention",
     "embedding",
     "gated_delta",

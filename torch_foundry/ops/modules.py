@@ -32,22 +32,6 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", scale: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The step between two blocks of a decoder layer: `h = residual + scale * x`, rounded to dtype; `y = norm(h)`.
-
-    Shapes and kinds as in `rms_norm`. Returns (y, h).
-    """
-    y, h = _ops.add_rms_norm.default(x, residual, weight, eps, kind, scale)
-    return y, h
-
-
-@_fake("add_rms_norm")
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
 # --------------------------------------------------------------------------------------------------- linear, embedding
 
 
@@ -227,19 +211,3 @@ def attention(
 def _(q: Tensor, v_cache: Tensor, v_format: str | None) -> Tensor:
     columns = v_cache.shape[3] if v_format is None else head_dim_of(v_cache.shape[3], v_format)
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * columns))
-
-
-# --------------------------------------------------------------------------------------------------------------- argmax
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """Index of the largest element of each row: the lowest among equals; the first NaN if there is one (as torch).
-
-    logits: [..., V], rows may be strided. Returns int64 [...].
-    """
-    return _ops.argmax.default(logits)
-
-
-@_fake("argmax")
-def _(logits: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape[:-1], dtype=torch.int64)

@@ -33,13 +33,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", resi
     return y if residual is None else residual + y
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", scale: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    h = residual + (x if scale == 1.0 else x * scale)
-    return rms_norm(h, weight, eps, kind=kind), h
-
-
 # --------------------------------------------------------------------------------------------------- linear, embedding
 
 
@@ -238,10 +231,3 @@ def attention(
     weights = torch.softmax(_wide(scores), -1).to(q.dtype)[..., :kv_len]
     weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # a softmax over nothing is NaN
     return (weights @ v).transpose(1, 2).flatten(2)
-
-
-# --------------------------------------------------------------------------------------------------------------- argmax
-
-
-def argmax(logits: Tensor) -> Tensor:
-    return logits.argmax(-1)
