@@ -9,8 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 # What the build reads: when one of these changes, it is built again.
-SOURCES := setup.py $(wildcard torch_foundry/core/*.py torch_foundry/aot/*.py) \
-  $(shell find csrc shaders torch_foundry/msl -type f -not -name '*.pyc')
+SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
 .PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu results build format clean
 

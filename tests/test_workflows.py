@@ -116,3 +116,13 @@ def test_a_fresh_clone_is_told_to_run_check_macos(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
     assert "run `make check-macos` first: " in result.stdout and " passed" not in result.stdout
+
+
+def test_make_builds_again_after_a_change_of_what_the_build_reads() -> None:
+    """Everything below the folders that setup.py imports or compiles."""
+    database = subprocess.run(["make", "-pn", "build"], cwd=ROOT, capture_output=True, text=True).stdout
+    known = next(line for line in database.splitlines() if line.startswith("SOURCES := ")).split()
+    read = ("csrc", "shaders", "torch_foundry/aot", "torch_foundry/core", "torch_foundry/msl")
+    found = itertools.chain.from_iterable((ROOT / folder).rglob("*.[chmp]*") for folder in read)
+    files = [path for path in found if path.parent.name != "__pycache__"]
+    assert len(files) > 100 and {str(path.relative_to(ROOT)) for path in files if path.is_file()} <= set(known)
