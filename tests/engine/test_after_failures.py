@@ -13,7 +13,8 @@ import torch
 
 from tests.engine.test_drafting import steps_of_a_second
 from tests.engine.test_engine import GREEDY, KINDS, drain, patched, prompts
-from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine import Engine, SamplingParams, next_tokens
+from torch_foundry.engine import engine as engine_module
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -87,8 +88,8 @@ def test_a_step_that_fails_behind_the_choice_of_its_tokens(ahead: int, n: int, m
         if calls[0] == n:
             raise torch.OutOfMemoryError("seeded")
 
-    for name in ("_sample", "_sample_ahead"):
-        monkeypatch.setattr(engine, name, functools.partial(failing, getattr(engine, name)))
+    for name in ("sample", "sample_ahead"):
+        monkeypatch.setattr(engine_module, name, functools.partial(failing, getattr(next_tokens, name)))
     streams = submitted(engine)
     with pytest.raises(torch.OutOfMemoryError, match="seeded"):
         engine.run()

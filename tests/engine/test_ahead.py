@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engine.test_engine import KINDS, alone, drain, patched, prompts
-from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine import Engine, SamplingParams, next_tokens
+from torch_foundry.engine import engine as engine_module
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -78,8 +79,8 @@ def test_an_interrupt_when_tokens_are_read(ahead: int, monkeypatch: pytest.Monke
             if calls[0] == n + 1:
                 signal.raise_signal(signal.SIGINT)
 
-        for name in ("_sample", "_sample_ahead"):
-            monkeypatch.setattr(engine, name, functools.partial(interrupted, getattr(engine, name)))
+        for name in ("sample", "sample_ahead"):
+            monkeypatch.setattr(engine_module, name, functools.partial(interrupted, getattr(next_tokens, name)))
         step = engine.step
 
         def go_on(step: Any = step) -> int:

@@ -6,7 +6,8 @@ for text in stream.texts(): ...
 """
 
 from torch_foundry.engine.engine import Engine
+from torch_foundry.engine.next_tokens import Constraint, TokenLogprobs
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams
 from torch_foundry.engine.stream import Stream
 
-__all__ = ["Engine", "EngineConfig", "QueueFull", "SamplingParams", "Stream"]
+__all__ = ["Constraint", "Engine", "EngineConfig", "QueueFull", "SamplingParams", "Stream", "TokenLogprobs"]

@@ -16,8 +16,8 @@ class Detokenizer:
     tokens could not be made a text, once the decoder has failed.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
-        self._decoder: Any = StreamDecoder(tokenizer, skip_special_tokens=True)
+    def __init__(self, tokenizer: Any, stop: Sequence[str], *, skip_special_tokens: bool = True) -> None:
+        self._decoder: Any = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = stop
         self._held = ""  # text that may be the beginning of one that stops
         self.text = ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +16,12 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.engine.drafting import Drafting, PagedDraftModel
 from torch_foundry.engine.forward import Forward
+from torch_foundry.engine.next_tokens import row_of, sample, sample_ahead
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
-from torch_foundry.generation.drafting import SpeculationStats, accepted
+from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.sampling import Sampler
 from torch_foundry.sampling.sampler import error_text
@@ -91,16 +91,26 @@ class Engine:
         seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if params.seed is None else params.seed
         settings = params.settings(len(ids), self.model.generation_config.eos_token_id)
         settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < vocabulary))
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, params.stop)
+        text = None
+        if self.tokenizer is not None:
+            text = Detokenizer(self.tokenizer, params.stop, skip_special_tokens=params.skip_special_tokens)
         limit = min(len(ids) + params.max_tokens, self.limit)
         sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text)
-        sequence.speculation = SpeculationStats()
+        sequence.speculation, sequence.top_logprobs = SpeculationStats(), params.logprobs
+        sequence.constraint, sequence.bias = params.constraint, self._bias(params.logit_bias)
         with self._exclusive():
             if len(self.scheduler.waiting) >= self.config.queue:
                 raise QueueFull(f"{self.config.queue} requests are waiting, as many as this engine takes")
             self.scheduler.add(sequence)
-            self._drafting.begin(sequence, params, possible=not settings.counts_tokens)
+            self._drafting.begin(sequence, params, possible=not settings.counts_tokens and not sequence.watched)
         return Stream(sequence, self.step, self.cancel)
+
+    def _bias(self, bias: Mapping[int, float]) -> tuple[Tensor, Tensor] | None:
+        device, vocabulary = self._decoder.device, self._sampler.vocab_size
+        if wrong := [i for i in bias if not 0 <= i < vocabulary]:
+            raise ValueError(f"logit_bias: expected tokens of a vocabulary of {vocabulary}, got {wrong[0]}")
+        values = torch.tensor([*bias.values()], dtype=torch.float32)
+        return (torch.tensor([*bias]).to(device), values.to(device)) if bias else None
 
     def cancel(self, stream: Stream) -> None:
         """End a request now; what it has so far stays. Does nothing if it has ended already.
@@ -173,12 +183,15 @@ class Engine:
             return 0
         try:
             self._fill_rows([each.sequence for each in batch])
-            batch.sort(key=_row)
+            batch.sort(key=row_of)
             steps = self._steps_ahead(batch)
             for each in batch:
                 self.cache.copy(each.copies)
             logits = self._forward(batch)
-            self._sample(batch, logits) if steps == 1 else self._sample_ahead(batch, logits, steps)
+            if steps == 1:
+                sample(self._sampler, batch, logits)
+            else:
+                sample_ahead(self._sampler, batch, logits, steps, self._forward.go_on)
             if all(each.wanted == len(each.ids) for each in batch) and any(each.sequence.drafting for each in batch):
                 tokens, rows = sum(len(each.new_tokens) for each in batch), max(len(each.ids) for each in batch)
                 seconds = time.perf_counter() - began if captured == self._decoder.captured else None
@@ -207,61 +220,10 @@ class Engine:
 
     def _steps_ahead(self, batch: list[ScheduledSequence]) -> int:
         """How many steps are handed to the device before their tokens are read; there is room for them."""
-        if not all(each.wanted == len(each.ids) == 1 for each in batch):
+        if not all(each.wanted == len(each.ids) == 1 and not each.sequence.watched for each in batch):
             return 1
         steps = min(self.config.ahead, max(each.sequence.limit - len(each.sequence.tokens) for each in batch))
         return steps if steps > 1 and self.scheduler.room(batch, steps) else 1
-
-    def _sample(self, batch: list[ScheduledSequence], logits: Tensor) -> None:
-        """Choose the tokens behind those that `logits` were wanted of, and wait for them."""
-        sampler, ends = self._sampler, list(itertools.accumulate(each.wanted for each in batch))
-        if not ends[-1]:
-            return
-        first = [end - each.wanted for end, each in zip(ends, batch, strict=True)]
-        single = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted == 1]
-        drafted = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted > 1]
-        if single:
-            sampler.step(_some(logits, [at for _, at in single]), [_row(each) for each, _ in single])
-        parts = [sampler.token[:, 0], sampler.errors]
-        if drafted:
-            each_row = [(each, i) for each, _ in drafted for i in range(each.wanted)]
-            places = [at + i for each, at in drafted for i in range(each.wanted)]
-            lengths = [len(each.sequence.tokens) + i for each, i in each_row]
-            parts += sampler.peek(_some(logits, places), [_row(each) for each, _ in each_row], lengths)
-        values = iter(torch.cat(parts).tolist())  # one wait for all
-        newest, errors, *peeked = [list(itertools.islice(values, len(part))) for part in parts]
-        for each, _ in single:
-            each.error_bits = errors[_row(each)]
-            each.new_tokens = [] if each.error_bits else [newest[_row(each)]]
-        at = 0
-        for each, _ in drafted:
-            chosen, bits = (found[at : at + each.wanted] for found in peeked)
-            at += each.wanted
-            # a draft token without scores may have cost the tokens before it theirs (0 times infinity is NaN in
-            # attention): once more, without any
-            each.num_accepted = -1 if any(bits) else accepted(each.drafts, chosen)
-            each.new_tokens = chosen[: each.num_accepted + 1]
-        if drafted:
-            lengths = [len(each.sequence.tokens) + len(each.new_tokens) for each, _ in drafted]
-            sampler.seek(lengths, rows=[_row(each) for each, _ in drafted])
-
-    def _sample_ahead(self, batch: list[ScheduledSequence], logits: Tensor, steps: int) -> None:
-        """Up to `steps` tokens for each, all handed to the device before anything is read."""
-        sampler, rows, found = self._sampler, [_row(each) for each in batch], []
-        newest = sampler.token[:, 0]
-        place = None if rows == list(range(len(rows))) else torch.tensor(rows).to(logits.device, non_blocking=True)
-        following: Tensor | None = logits
-        while following is not None:
-            sampler.step(following, rows)
-            found.append(torch.cat([newest, sampler.errors]))
-            if len(found) == steps:
-                break
-            following = self._forward.go_on(newest[: len(rows)] if place is None else newest[place])
-        for step in torch.stack(found).tolist():
-            for each, row in zip(batch, rows, strict=True):
-                each.error_bits = each.error_bits or step[len(newest) + row]
-                if not each.error_bits:
-                    each.new_tokens.append(step[row])
 
     def _commit(self, each: ScheduledSequence) -> int:
         """Make what a step has computed and chosen part of the sequence and the cache; returns the number of tokens."""
@@ -274,7 +236,9 @@ class Engine:
         cached = each.ids[:known] + each.new_tokens[: max(taken - 1, 0)] if each.num_accepted >= 0 else []
         self.scheduler.commit(each, cached)
         if each.error_bits and not reason:
-            sequence.fault, reason = RuntimeError(error_text(each.error_bits)), "error"
+            sequence.fault = RuntimeError(error_text(each.error_bits))
+        if sequence.fault is not None:
+            reason = "error"
         elif each.wanted:
             self._drafting.take(each, taken)
         if reason:
@@ -287,14 +251,3 @@ class Engine:
             self._drafting.end(sequence)
             sequence.finish(reason)
             self._free_rows([sequence])
-
-
-def _row(each: ScheduledSequence) -> int:
-    assert each.sequence.row is not None
-    return each.sequence.row
-
-
-def _some(logits: Tensor, rows: list[int]) -> Tensor:
-    if rows == list(range(len(logits))):
-        return logits
-    return logits[torch.tensor(rows, dtype=torch.int32).to(logits.device, non_blocking=True)]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from torch_foundry.core.load_errors import is_fault
+from torch_foundry.engine.next_tokens import Constraint
 from torch_foundry.kvcache.state_tables import StateTables
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Settings
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of 32-bit floats, which kernels get
 LONGEST = 2**31 - 1  # tokens of a text
+MOST_LOGPROBS = 20  # likeliest tokens of each new one
 MOST_STOPS, LONGEST_STOP = 64, 1024  # stop texts, and characters of one: each new token looks for all of them
 
 
@@ -36,6 +38,11 @@ class SamplingParams:
     stop_token_ids: in addition to the model's own end-of-text tokens, which `ignore_eos` disables.
     min_tokens: the answer doesn't end before (except by `stop`).
     repetition_penalty, presence_penalty, frequency_penalty: as in `torch_foundry.sampling.Settings`.
+    logit_bias: token ids and what is added to their logits, first of all.
+    logprobs: note the log-probability of each new token, and of up to 20 of the likeliest (`Stream.logprobs`).
+    constraint: what limits the answer to a language, such as a grammar: an object of this request alone.
+    skip_special_tokens: whether special tokens are left out of the text.
+    With logprobs or a constraint tokens come one by one, without draft tokens, as the host sees each.
     prompt_lookup_num_tokens: draft up to so many tokens, from what followed the same words before. 0: none; None:
         as the engine is set. Draft tokens never change a token.
     """
@@ -53,6 +60,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    skip_special_tokens: bool = True
     prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +92,11 @@ class SamplingParams:
             raise ValueError(f"stop: expected up to {MOST_STOPS} texts, got {len(self.stop)}")
         if (longest := max(map(len, self.stop), default=0)) > LONGEST_STOP:
             raise ValueError(f"stop: expected texts of up to {LONGEST_STOP} characters, got one of {longest}")
+        for token, value in self.logit_bias.items():
+            if type(token) is not int or not isinstance(value, Real) or not abs(value) <= LARGEST:
+                raise ValueError(f"logit_bias: expected numbers by token id, got {token!r}: {value!r:.60}")
+        if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
+            raise ValueError(f"logprobs: expected None or 0 to {MOST_LOGPROBS}, got {self.logprobs!r}")
         self.settings(0, None)
         check_lookup(self.prompt_lookup_num_tokens)
 
@@ -100,6 +116,7 @@ class SamplingParams:
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
+            masked=self.constraint is not None,
             eos=ends,
         )
 

@@ -22,6 +22,10 @@ class Sequence:
     text: Any = None  # Detokenizer, if there is a tokenizer
     drafting: Any = None  # torch_foundry.generation.drafting.SequenceDrafts, if there may be draft tokens
     speculation: Any = None  # statistics of speculation
+    constraint: Any = None  # torch_foundry.engine.next_tokens.Constraint
+    bias: Any = None  # ids and what is added to their logits, on the device
+    top_logprobs: int | None = None  # likeliest tokens to note of each new one; None: nothing of it
+    logprobs: list[Any] = field(default_factory=list)  # TokenLogprobs of each new token, if wanted
 
     id: int = -1  # set by the scheduler, as what follows
     computed: int = 0  # tokens that are in the cache
@@ -36,6 +40,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known and not in the cache: more than one only before the first new token, or once again."""
         return len(self.tokens) - self.computed
+
+    @property
+    def watched(self) -> bool:
+        """Whether the host has a part in each of its tokens, so that they come one by one."""
+        return self.constraint is not None or self.top_logprobs is not None
 
     @property
     def drafts(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from torch_foundry.engine.next_tokens import TokenLogprobs
 from torch_foundry.engine.sequence import Sequence
 from torch_foundry.generation.drafting import SpeculationStats
 
@@ -34,6 +35,11 @@ class Stream:
     def error(self) -> RuntimeError | None:
         """What an "error" was: no token could be chosen (NaN logits ...), or the tokens could not be made a text."""
         return self.sequence.error
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Of each new token so far, if `SamplingParams.logprobs` is set."""
+        return self.sequence.logprobs
 
     @property
     def speculation(self) -> SpeculationStats:

@@ -46,6 +46,7 @@ class Settings:
     suppress: Ids = ()  # never
     begin_suppress: Ids = ()  # not at length begin_index
     begin_index: int = -1
+    masked: bool = False  # only what `Sampler.allow` says, before each token
     do_sample: bool = False  # False: the largest score, lowest id among equals; what follows is not applied
     temperature: float = 1.0  # > 0
     top_k: int | None = None  # > 0; ties of the k-th are kept
@@ -68,6 +69,7 @@ class Settings:
         for name in ("top_p_keep", "min_p_keep"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _require(self.no_repeat_ngram >= 0, "no_repeat_ngram", "0 or a positive number", self.no_repeat_ngram)
+        _require(not (self.masked and self.suppress), "suppress", "none with a mask", self.suppress)
         _require(all(self.bad_words), "bad_words", "sequences of at least one token", self.bad_words)
 
     @property
@@ -87,6 +89,7 @@ class Settings:
             (
                 self.forced_bos is not None,
                 self.forced_eos,
+                self.masked,
                 self.suppress,
                 self.begin_suppress,
                 self.min_length_tokens,

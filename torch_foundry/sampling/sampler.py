@@ -101,7 +101,7 @@ class Sampler:
         for tensor, value in ((self.length, prompt), (self.start, prompt), (self.finished, 0), (self.errors, 0)):
             tensor.fill_(value)
         self.streams.copy_(
-            torch.as_tensor(torch.arange(rows, device="cpu") if streams is None else streams, dtype=torch.int64)
+            torch.as_tensor(range(rows) if streams is None else streams, dtype=torch.int64, device="cpu")
         )
         if self.banned is not None:
             self.banned.zero_()
@@ -125,17 +125,9 @@ class Sampler:
         return settings is not None and all(own and own.structure == settings.structure for own in self.settings)
 
     def fill(
-        self,
-        row: int,
-        settings: Settings,
-        text: Sequence[int],
-        *,
-        seed: int,
-        stream: int = 0,
-        prompt: int | None = None,
+        self, row: int, settings: Settings, text: list[int], *, seed: int, stream: int = 0, prompt: int | None = None
     ) -> None:
-        """Give `row` to a request whose text so far is `text`, of which the first `prompt` tokens were given (default:
-        all).
+        """Give `row` to a request whose text so far is `text`; the first `prompt` tokens (default: all) were given.
 
         A request that was preempted continues with the tokens that it would have had.
         ValueError: more tokens than `capacity`, a token outside the vocabulary, or settings that ban sequences.
@@ -166,6 +158,14 @@ class Sampler:
         self.finished[row] = 1
         self.length[row] = self.ids.shape[1]  # nothing is written
         self.errors[row] = 0
+
+    def allow(self, row: int, allowed: Tensor) -> None:
+        """Ban the tokens of `row`, whose settings are `masked`, where `allowed`, uint8 [V] on the CPU, is 0; until it
+        is said again. ValueError: another shape, or settings without a mask."""
+        settings, rules, bit = self.settings[row], self.rules[row], BITS["rule_suppressed"]
+        if settings is None or not settings.masked or allowed.shape != rules.shape:
+            raise ValueError(f"allowed: expected [{self.vocab_size}] for a masked row, got {list(allowed.shape)}")
+        rules.bitwise_and_(0xFF - bit).bitwise_or_(((allowed == 0).to(torch.uint8) * bit).to(self.device))
 
     def flags(self, rows: Sequence[int] | None = None) -> tuple[bool, ...]:
         """`Settings.flags` of `rows` (default: all) together: a captured step is valid while they stay the same."""

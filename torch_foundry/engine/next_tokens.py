@@ -1,0 +1,133 @@
+"""The tokens behind those that a step has computed: logits, as requests change them, through the sampler."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.generation.drafting import accepted
+from torch_foundry.sampling import Sampler
+
+Parts = Sequence[ScheduledSequence]
+
+
+class Constraint(Protocol):
+    """What limits an answer to a language, such as a grammar; one for each request."""
+
+    def allowed(self, tokens: Sequence[int]) -> Tensor:
+        """uint8 [V] on the CPU: 1 for each token that may follow `tokens`, all new ones so far; an end token where the
+        answer may end. An exception ends the request with an error."""
+
+
+class TokenLogprobs(NamedTuple):
+    """Of a new token: its log-probability, and the likeliest tokens with theirs, before bias, penalties, constraint and
+    temperature."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def sample(sampler: Sampler, batch: Parts, logits: Tensor) -> None:
+    """Choose the tokens behind those that `logits` [n, V] were wanted of, and wait for them."""
+    ends = list(itertools.accumulate(each.wanted for each in batch))
+    if not ends[-1]:
+        return
+    first = [end - each.wanted for end, each in zip(ends, batch, strict=True)]
+    single = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted == 1]
+    drafted = [(each, at) for each, at in zip(batch, first, strict=True) if each.wanted > 1]
+    for each, _ in single:
+        _constrain(sampler, each)
+    raw, logits = logits, _biased(batch, logits)
+    if single:
+        sampler.step(_some(logits, [at for _, at in single]), [row_of(each) for each, _ in single])
+    parts = [sampler.token[:, 0], sampler.errors]
+    if drafted:
+        each_row = [(each, i) for each, _ in drafted for i in range(each.wanted)]
+        places = [at + i for each, at in drafted for i in range(each.wanted)]
+        lengths = [len(each.sequence.tokens) + i for each, i in each_row]
+        parts += sampler.peek(_some(logits, places), [row_of(each) for each, _ in each_row], lengths)
+    values = iter(torch.cat(parts).tolist())  # one wait for all
+    newest, errors, *peeked = [list(itertools.islice(values, len(part))) for part in parts]
+    for each, at in single:
+        each.error_bits = errors[row_of(each)]
+        each.new_tokens = [] if each.error_bits or each.sequence.fault else [newest[row_of(each)]]
+        if each.new_tokens and each.sequence.top_logprobs is not None:
+            each.sequence.logprobs.append(_logprobs(raw[at], each.new_tokens[0], each.sequence.top_logprobs))
+    at = 0
+    for each, _ in drafted:
+        chosen, bits = (found[at : at + each.wanted] for found in peeked)
+        at += each.wanted
+        # a draft token without scores may have cost the tokens before it theirs (0 times infinity is NaN in
+        # attention): once more, without any
+        each.num_accepted = -1 if any(bits) else accepted(each.drafts, chosen)
+        each.new_tokens = chosen[: each.num_accepted + 1]
+    if drafted:
+        lengths = [len(each.sequence.tokens) + len(each.new_tokens) for each, _ in drafted]
+        sampler.seek(lengths, rows=[row_of(each) for each, _ in drafted])
+
+
+def sample_ahead(
+    sampler: Sampler, batch: Parts, logits: Tensor, steps: int, go_on: Callable[[Tensor], Tensor | None]
+) -> None:
+    """Up to `steps` tokens for each, all handed to the device before anything is read. go_on: of `Forward`."""
+    rows, found = [row_of(each) for each in batch], []
+    newest = sampler.token[:, 0]
+    place = None if rows == list(range(len(rows))) else torch.tensor(rows).to(logits.device, non_blocking=True)
+    following: Tensor | None = logits
+    while following is not None:
+        sampler.step(_biased(batch, following), rows)
+        found.append(torch.cat([newest, sampler.errors]))
+        if len(found) == steps:
+            break
+        following = go_on(newest[: len(rows)] if place is None else newest[place])
+    for step in torch.stack(found).tolist():
+        for each, row in zip(batch, rows, strict=True):
+            each.error_bits = each.error_bits or step[len(newest) + row]
+            if not each.error_bits:
+                each.new_tokens.append(step[row])
+
+
+def row_of(each: ScheduledSequence) -> int:
+    """The sampler's row of a sequence that has one."""
+    assert each.sequence.row is not None
+    return each.sequence.row
+
+
+def _constrain(sampler: Sampler, each: ScheduledSequence) -> None:
+    """Ban what the request's constraint doesn't allow next."""
+    sequence = each.sequence
+    if sequence.constraint is not None:
+        try:
+            sampler.allow(row_of(each), sequence.constraint.allowed(sequence.tokens[sequence.prompt :]))
+        except Exception as error:
+            sequence.fault = RuntimeError(f"constraint: it failed: {type(error).__name__}: {error}")
+
+
+def _biased(batch: Parts, logits: Tensor) -> Tensor:
+    """A copy with what requests add to the logits of single tokens; the same if none does."""
+    if all(each.sequence.bias is None for each in batch):
+        return logits
+    logits, at = logits.to(torch.float32, copy=True), 0
+    for each in batch:
+        if each.sequence.bias is not None:
+            tokens, values = each.sequence.bias
+            logits[at : at + each.wanted].index_add_(1, tokens, values.expand(each.wanted, -1))
+        at += each.wanted
+    return logits
+
+
+def _logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:
+    found = logits.float().log_softmax(-1)
+    values, tokens = found.topk(top)
+    return TokenLogprobs(float(found[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
+
+
+def _some(logits: Tensor, rows: list[int]) -> Tensor:
+    if rows == list(range(len(logits))):
+        return logits
+    return logits[torch.tensor(rows, dtype=torch.int32).to(logits.device, non_blocking=True)]
