@@ -10,12 +10,11 @@
 #include "core/kernel.h"
 #include "core/launch.h"
 
-// Defines an op and registers `fn` for every device that may have an executor. There is no autograd: a backward through
-// the op raises instead of giving zeros. Fake (meta) implementations are in Python, where sizes may be symbolic.
+// Defines an op and registers `fn` for every device: `executor` refuses those that have none. There is no autograd: a
+// backward through the op raises instead of giving zeros. Fake (meta) implementations are in Python, where sizes may be
+// symbolic.
 //   FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation) -> Tensor", "glu", glu)
 #define FOUNDRY_OP(schema, name, fn)                                                                                   \
   TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def(schema); }                                                          \
-  TORCH_LIBRARY_IMPL(torch_foundry, CPU, m) { m.impl(name, &fn); }                                                     \
-  TORCH_LIBRARY_IMPL(torch_foundry, CUDA, m) { m.impl(name, &fn); }                                                    \
-  TORCH_LIBRARY_IMPL(torch_foundry, MPS, m) { m.impl(name, &fn); }                                                     \
+  TORCH_LIBRARY_IMPL(torch_foundry, CompositeExplicitAutograd, m) { m.impl(name, &fn); }                               \
   TORCH_LIBRARY_IMPL(torch_foundry, Autograd, m) { m.impl(name, torch::autograd::autogradNotImplementedFallback()); }

@@ -184,11 +184,10 @@ const Choice* make_row(const std::string& family, Op op, int format) {
   return choices->data();
 }
 
-int slot(c10::Device device) { return device.is_cpu() ? 0 : device.is_mps() ? 1 : 2; }
-std::atomic<Table*> tables[3];
+std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
 Table& table_of(c10::Device device) {
-  std::atomic<Table*>& current = tables[slot(device)];
+  std::atomic<Table*>& current = tables[static_cast<size_t>(device.type())];
   if (Table* table = current.load(std::memory_order_acquire)) return *table;
   const std::string family = executor(device).family();
   std::lock_guard<std::mutex> lock(mutex);

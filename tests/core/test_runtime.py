@@ -53,6 +53,15 @@ def test_a_scope_that_was_never_opened() -> None:
         torch.ops.torch_foundry._pop_scope()
 
 
+def test_no_op_names_a_device_but_those_of_files() -> None:
+    """So that an executor for one more device needs no op edited."""
+    ops = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torch_foundry::")]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    named = {name for name in ops for device in ("CPU", "CUDA", "MPS", "PrivateUse1") if has(name, device)}
+    assert has("torch_foundry::linear", "CompositeExplicitAutograd")
+    assert named == {"torch_foundry::pack_weight", "torch_foundry::unpack_weight"}  # no kernels: they read files
+
+
 def test_executor_names() -> None:
     assert runtime.executor("cpu") == "host"
     with pytest.raises(RuntimeError, match="no executor for device 'meta'"):
