@@ -29,6 +29,7 @@ from torch_foundry.core.shader import compile_shader
 from torch_foundry.kvcache.base import RecurrentSpec, StateView
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.models import families
+from torch_foundry.models.family import Family
 from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.spec import check_linear, require
 from torch_foundry.models.weights import Linear, LinearGroup
@@ -246,7 +247,7 @@ class Ripple(Mixer):
         self.width = 4 * facts
 
     @staticmethod
-    def read(module: Any, family: families.Family) -> int:
+    def read(module: Any, family: Family) -> int:
         hidden = int(module.config.hidden_size)
         check_linear("in_proj", module.in_proj, hidden, 3 * hidden)
         check_linear("out_proj", module.out_proj, hidden, hidden)
@@ -281,7 +282,7 @@ TABLES = (families.FAMILIES, families.NORMS, families.DECODERS, families.HEADS)
 def known() -> Iterator[None]:
     """Inside the block the patch knows the family."""
     before = [copy.copy(table) for table in TABLES]
-    families.register(families.Family("ripple"))
+    families.register(Family("ripple"))
     yield
     for table, content in zip(TABLES, before, strict=True):
         table.clear()

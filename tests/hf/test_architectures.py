@@ -14,7 +14,8 @@ from tests.exact import assert_as_exact
 from tests.hf.tiny_models import build, classes, config, ids, random_model, shared
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import patch, report
-from torch_foundry.models.families import NORMS, SCALED_EMBEDDINGS, class_key
+from torch_foundry.models.families import NORMS, SCALED_EMBEDDINGS
+from torch_foundry.models.family import MODELS, class_key
 from torch_foundry.models.spec import build_spec
 
 PROMPT = ids(2, 10)
@@ -124,7 +125,7 @@ def test_classes_of_the_tables_exist() -> None:
     """A class that transformers renames would otherwise be left alone without anybody noticing."""
     import importlib
 
-    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HALF_TABLES, HEADS, MODELS, WRAPPERS
+    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HALF_TABLES, HEADS, WRAPPERS
     from torch_foundry.nn.activations import ACTIVATIONS
 
     blocks = [family.key(family.experts.block) for family in FAMILIES.values() if family.experts]

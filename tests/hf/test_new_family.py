@@ -18,6 +18,7 @@ import torch_foundry
 from tests.hf.tiny_models import COMMON, ids
 from torch_foundry.hf.api import report
 from torch_foundry.models import families
+from torch_foundry.models.family import Family
 
 TABLES = (
     families.FAMILIES,
@@ -66,7 +67,7 @@ def test_without_a_row_it_is_left_alone(unknown: Any) -> None:
 
 @torch.no_grad()
 def test_one_row_makes_it_known(unknown: Any) -> None:
-    families.register(families.Family("late_comer", qk_norm="head", window="attention"))
+    families.register(Family("late_comer", qk_norm="head", window="attention"))
     model = torch_foundry.patch(copy.deepcopy(unknown))
     prompt = ids(2, 9)
     tokens = [m.generate(prompt, max_new_tokens=24, do_sample=False).tolist() for m in (unknown, model)]

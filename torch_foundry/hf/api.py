@@ -27,7 +27,8 @@ from torch_foundry.hf.report import Report, build_report
 from torch_foundry.hf.wrapper import WrapperMixin
 from torch_foundry.kvcache.formats import parse
 from torch_foundry.models.decoder import LayerPlan
-from torch_foundry.models.families import FAMILIES, TESTED_VERSIONS, class_key
+from torch_foundry.models.families import FAMILIES, TESTED_VERSIONS
+from torch_foundry.models.family import class_key
 from torch_foundry.models.outputs import decoder_of, head_of, wrapper_of
 from torch_foundry.models.spec import known_layers
 from torch_foundry.models.state import ModelState, Plan

@@ -12,7 +12,8 @@ from torch import nn
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
-from torch_foundry.models.families import EXPERTS, SCALED_EMBEDDINGS, class_key
+from torch_foundry.models.families import EXPERTS, SCALED_EMBEDDINGS
+from torch_foundry.models.family import class_key
 from torch_foundry.models.swap import base_class, is_swapped, restore
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of

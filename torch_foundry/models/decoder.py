@@ -14,7 +14,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.models import gated_delta  # noqa: F401  (it registers a mixer)
-from torch_foundry.models.families import Head
+from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder

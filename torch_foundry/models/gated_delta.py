@@ -12,7 +12,7 @@ from torch_foundry import ops
 from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT, RecurrentLayer
-from torch_foundry.models.families import Family, class_key
+from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class

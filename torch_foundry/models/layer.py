@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch_foundry import ops
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, StateSpec
-from torch_foundry.models.families import MIXERS, Family
+from torch_foundry.models.families import MIXERS
+from torch_foundry.models.family import Family
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
 from torch_foundry.models.spec import AttentionSpec, LayerSpec, read_attention

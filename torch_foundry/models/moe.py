@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_foundry import ops
-from torch_foundry.models.families import Experts
+from torch_foundry.models.family import Experts
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import MANY_EACH, Weights, biases_of, lay_out, matrices_of

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import DECODERS, HEADS, WRAPPERS, Decoder, Head, Wrapper, class_key
+from torch_foundry.models.families import DECODERS, HEADS, WRAPPERS
+from torch_foundry.models.family import Decoder, Head, Wrapper, class_key
 from torch_foundry.models.swap import base_class
 
 

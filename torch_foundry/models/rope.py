@@ -8,7 +8,8 @@ import torch
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
-from torch_foundry.models.families import HALF_TABLES, class_key
+from torch_foundry.models.families import HALF_TABLES
+from torch_foundry.models.family import class_key
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]

@@ -10,7 +10,8 @@ from torch import nn
 
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import FAMILIES, MIXERS, NORMS, Experts, Family, class_key
+from torch_foundry.models.families import FAMILIES, MIXERS, NORMS
+from torch_foundry.models.family import Experts, Family, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of, activation_of_experts

@@ -1,0 +1,119 @@
+"""What a row of `families.py` can say of a model family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
+
+MODELS = "transformers.models."
+
+
+def class_key(cls: type) -> str:
+    """How a class is named in these tables: by module and name, without the prefix of transformers' models."""
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix(MODELS)
+
+
+@dataclass(frozen=True)
+class NormRoles:
+    """Names of a decoder layer's norms by what they do; None where the family has none."""
+
+    pre_attn: str | None = None
+    post_attn: str | None = None
+    pre_ffn: str | None = None
+    post_ffn: str | None = None
+
+    def names(self) -> frozenset[str]:
+        """All names."""
+        return frozenset(n for n in (self.pre_attn, self.post_attn, self.pre_ffn, self.post_ffn) if n)
+
+
+# `post_attention_layernorm` comes before the feed-forward block in Llama, but right after attention in the others.
+PRE = NormRoles(pre_attn="input_layernorm", pre_ffn="post_attention_layernorm")
+SANDWICH = NormRoles(
+    pre_attn="input_layernorm",
+    post_attn="post_attention_layernorm",
+    pre_ffn="pre_feedforward_layernorm",
+    post_ffn="post_feedforward_layernorm",
+)
+POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforward_layernorm")
+BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A block of routed experts: a router with `weight` and `top_k`, and `experts`, of the class `..Experts`, as
+    `nn.experts` reads them.
+    """
+
+    block: str = "SparseMoeBlock"  # of its class
+    router: str = "gate"
+    normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
+    shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Ids to the last norm: `embed_tokens`, `layers`, `norm`, with positions by `rotary_emb`."""
+
+    suffix: str = "Model"  # of its class
+    multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
+    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
+
+
+@dataclass(frozen=True)
+class Head:
+    """`lm_head` on top of a decoder, and what follows: names in the config, as far as they are set."""
+
+    decoder: str = "model"  # where it is, as of `get_submodule`
+    divisor: str | None = None  # logits / that
+    factor: str | None = None  # logits * that
+    softcap: str | None = None  # tanh(logits / that) * that
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How transformers names the classes of one."""
+
+    name: str  # the model type, which transformers' module is called
+    prefix: str = ""  # of its classes; "": the name in camel case
+
+    def key(self, suffix: str) -> str:
+        """The `class_key` of the class with that suffix."""
+        prefix = self.prefix or "".join(word.capitalize() for word in self.name.split("_"))
+        return f"{self.name}.modeling_{self.name}.{prefix}{suffix}"
+
+
+@dataclass(frozen=True)
+class Family(Architecture):
+    """A decoder: its layers, and what lies before the first and behind the last one."""
+
+    layer: str = "DecoderLayer"  # suffix of the layer's class; a family with several has a row for each
+    norms: NormRoles = PRE
+    norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
+    qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
+    # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
+    # "attention": self_attn.sliding_window
+    window: str = "none"
+    full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
+    softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
+    output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
+    residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
+    half_tables: bool = False  # cos and sin have one column for both elements of a pair
+    inert: frozenset[str] = frozenset()  # children that do nothing outside of training
+    unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
+    ffn: str = "mlp"  # name of the feed-forward block
+    experts: Experts | None = None  # what it is in layers that have experts
+    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+    decoder: Decoder = Decoder()
+    head: Head | None = Head()  # None: it is only the decoder of wrappers
+
+
+@dataclass(frozen=True)
+class Wrapper(Architecture):
+    """A decoder that is shown images: `..ForConditionalGeneration` is `lm_head` on `model`, of the class `..Model`,
+    which puts their features among the embeddings of ids, and what its decoder makes of these is its result.
+    """
+
+    decoder: str = "language_model"  # attribute of `model`; of any family
