@@ -55,7 +55,6 @@ CRUMBS = {
     "cli.compare": "a subcommand",
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
-    "io.packed.foundry": "a layout of weights, registered by its import",
     "io.packed.mxfp4": "a layout of weights, registered by its import",
     "ops.permute": "an op",
     "diagnostics.perplexity.svg": "draws",

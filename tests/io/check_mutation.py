@@ -28,7 +28,7 @@ MODULES = (
     "io.gguf.hyperparameters", "io.gguf.rope", "io.weights", "io.gguf.model", "io.model_file", "text.charsmap",
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
-    "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
+    "io.parameters", "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
     "io.packed.mxfp4", "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else

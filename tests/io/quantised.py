@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torch_foundry.io.packed import read_weights
+from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import Weight, WeightReader
 
@@ -27,7 +28,7 @@ def read(folder: Path, tensors: Tensors, settings: Any, key: str = "quantization
     """The weights of a file with these tensors and settings."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     source = WeightReader(open_safetensors(folder), False, lambda name: True)
-    config, weights = read_weights(source, {"model_type": "x", key: settings}, "config.json")
+    config, weights = read_weights(source, {"model_type": "x", key: settings}, "config.json", ParameterNames("llama"))
     assert config == {"model_type": "x"}
     return weights
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3_5Config
 
 import torch_foundry
 from tests.hf import tiny_models
@@ -54,6 +55,40 @@ def test_dense_folders_load_as_transformers_loads_them(name: str, tmp_path: Path
         assert all(torch.equal(state[n], t) for n, t in stock.state_dict().items())
         assert tiny_models.tokens(model) == tiny_models.tokens(stock)
         assert model.generation_config.eos_token_id == stock.generation_config.eos_token_id
+
+
+# whose experts, or convolutions, transformers saves under other names than the model's
+RENAMED = ["mixtral", "qwen2_moe", "granitemoe", "gpt_oss", "olmoe", "olmo_hybrid", "qwen3_5_moe"]
+
+
+@pytest.mark.parametrize("fmt", [None, "q8_0"])
+@pytest.mark.parametrize("family", RENAMED)
+def test_what_save_pretrained_renames(family: str, fmt: str | None, tmp_path: Path, tokenizer: Any) -> None:
+    """There and back: loaded here, what has been saved is the same, and so it is by `from_pretrained`."""
+    model = torch_foundry.patch(tiny_models.build(family), quantize=fmt)
+    state = model.state_dict()
+    for folder in (tmp_path / "saved", tmp_path / "again"):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model, _ = load(folder)
+        for read in (model, AutoModelForCausalLM.from_pretrained(folder)):
+            assert read.state_dict().keys() == state.keys()
+            assert all(torch.equal(tensor, state[name]) for name, tensor in read.state_dict().items())
+
+
+def test_the_decoder_of_a_folder_with_a_vision_tower(tmp_path: Path, tokenizer: Any) -> None:
+    """As Qwen3.5 is published: what transformers' own model of text ignores is ignored."""
+    text = tiny_models.build("qwen3_5")
+    Qwen3_5Config(text_config=text.config.to_dict()).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    state = {name.replace("model.", "model.language_model.", 1): t for name, t in text.state_dict().items()}
+    others = {"model.visual.pos_embed.weight": torch.zeros(2), "mtp.norm.weight": torch.zeros(2)}
+    save_file({**state, **others}, tmp_path / "model.safetensors")
+    model, _ = load(tmp_path, patch=False)
+    assert type(model) is type(text) and model.state_dict().keys() == text.state_dict().keys()
+    assert all(torch.equal(tensor, text.state_dict()[name]) for name, tensor in model.state_dict().items())
+    save_file({**state, "model.vision.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert (refusal(tmp_path).code, refusal(tmp_path).field) == ("TENSOR_EXTRA", "model.vision.weight")
 
 
 def refusal(path: Path) -> LoadError:

@@ -27,6 +27,7 @@ from tests.io.quantised import (
 from torch_foundry import quant
 from torch_foundry.io import LoadError
 from torch_foundry.io.packed import read_weights
+from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import WeightReader
 
@@ -241,5 +242,5 @@ def test_states_that_are_no_json(tmp_path: Path, kind: bytes) -> None:
 def test_no_settings_mean_dense(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
     source = WeightReader(open_safetensors(tmp_path), False, lambda name: True)
-    config, weights = read_weights(source, {"model_type": "x"}, "config.json")
+    config, weights = read_weights(source, {"model_type": "x"}, "config.json", ParameterNames("llama"))
     assert config == {"model_type": "x"} and weights["a.weight"].format == "f32"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,14 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.config_json import check_layers, check_sizes, read_config, without_code
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import read_weights
+from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import ModelSource, Weight, WeightReader
 from torch_foundry.io.words import check_words, load_tokenizer
 
 CONFIG = "config.json"
 LONGEST_NAME = 1 << 12  # letters; parameters have at most some hundred
-COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # in old files; the model computes it
-# One expert's matrices, by the names of Mixtral's files and of all others': (module, index, matrix).
-EXPERT = re.compile(
-    r"^(.*)\.(?:block_sparse_moe|mlp)\.experts\.([0-9]{1,5})\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$"
-)
-MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+CPU = torch.device("cpu")
 
 
 def open_model_directory(
@@ -58,8 +54,9 @@ def open_model_directory(
                 expected = f"a name of at most {LONGEST_NAME} letters"
                 raise LoadError("TENSOR_EXTRA", container.path, name, expected=expected, found=f"{len(name)}")
         source = WeightReader(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
-        settings, weights = read_weights(source, settings, str(path / CONFIG))
-        weights = _arranged(container, weights)
+        names = ParameterNames(kind)
+        settings, weights = read_weights(source, settings, str(path / CONFIG), names)
+        weights = _arranged(container, weights, names)
         config = _config(settings, kind, path / CONFIG)
         if not any(each.startswith("TENSOR_MISSING") for each in allow):
             check_layers(config, container.tensors, path)
@@ -105,62 +102,50 @@ def _generation_config(path: Path) -> Any:
         raise LoadError("CONFIG", path / name, name, expected=expected, found=str(error)[:200]) from error
 
 
-def _arranged(container: Container, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Every weight by its parameter's name; experts that lie apart, as one."""
+def _arranged(container: Container, weights: dict[str, Weight], names: ParameterNames) -> dict[str, Weight]:
+    """Every weight by its parameter's name; those that lie apart in the file, as one."""
     found: dict[str, Weight] = {}
-    experts: dict[str, dict[int, Weight]] = defaultdict(dict)
+    pieces: dict[tuple[str, bool], dict[int, Weight]] = defaultdict(dict)
     for name, weight in weights.items():
-        if COMPUTED.search(name):
+        if names.ignored(name):
             continue
-        slot: dict[Any, Weight] = found
-        key: Any = name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
-        if match := EXPERT.match(name):
-            module, index, matrix = match.groups()
-            slot = experts[f"{module}.mlp.experts.{MIXTRAL.get(matrix, matrix)}"]
-            key = int(index)
+        parameter, part, stacked = names.find(name)
+        slot: dict[Any, Weight] = found if part is None else pieces[parameter, stacked]
+        key = parameter if part is None else part
         if key in slot:
             raise LoadError("NAME_DUP", container.path, name, expected="one weight for a parameter", found="two")
         slot[key] = weight
-    for name, parts in experts.items():
+    for (name, stacked), parts in pieces.items():
         if name in found:
-            raise LoadError("NAME_DUP", container.path, name, expected="experts in one way", found="in two")
-        found[name] = _stacked(container, name, parts)
+            raise LoadError("NAME_DUP", container.path, name, expected="its parts in one way", found="in two")
+        found[name] = _whole(container, name, parts, stacked)
     return found
 
 
-def _stacked(container: Container, name: str, parts: dict[int, Weight]) -> Weight:
-    """Matrices of one shape as one weight [count, N, K]."""
+def _whole(container: Container, name: str, parts: dict[int, Weight], stacked: bool) -> Weight:
+    """Parts as one weight: matrices [N, K] as [count, N, K] if they are stacked, else one below the other."""
+    kind = "expert" if stacked else "part"
     for index in range(len(parts)):
         if index not in parts:
-            raise LoadError("TENSOR_MISSING", container.path, f"{name} of expert {index}", expected="one", found="none")
+            raise LoadError("TENSOR_MISSING", container.path, f"{name} of {kind} {index}", expected="one", found="none")
     first = parts[0]
     for part in parts.values():
-        if part.shape != first.shape:
+        if part.shape[not stacked :] != first.shape[not stacked :]:
             expected = str(list(first.shape))
             raise LoadError("SHAPE", container.path, part.source, expected=expected, found=str(list(part.shape)))
         if part.format != first.format or part.order is not None:
             expected = f"{first.format} in the order of the inputs"
             found = part.format if part.order is None else "another order"
             raise LoadError("TENSOR_TYPE", container.path, part.source, expected=expected, found=found)
-    packed = quant.get_format(first.format)
+    rows = [math.prod(part.shape[:1]) for _, part in sorted(parts.items())]
+    shape = (len(parts), *first.shape) if stacked else (sum(rows), *first.shape[1:])
+    known = quant.get_format(first.format)
 
-    def blocks(device: torch.device) -> torch.Tensor:
-        rows = (*first.shape[:-1], packed.row_size(first.shape[-1]))
-        out = torch.empty(len(parts), *rows, dtype=torch.uint8, device=device)
-        for index, part in parts.items():
-            out[index] = part.load(torch.device("cpu"))
+    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out = torch.empty(*shape[:-1], known.row_size(shape[-1]), dtype=dtype or known.dtype, device=device)
+        for index, target in enumerate(out.unbind() if stacked else out.split(rows)):
+            read = parts[index].load_as
+            target.copy_(parts[index].load(CPU) if dtype is None or read is None else read(CPU, dtype))
         return out
 
-    if packed.packed:
-        return Weight((len(parts), *first.shape), first.format, first.source, blocks)
-
-    def load(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.empty(len(parts), *first.shape, dtype=dtype, device=device)
-        for index, part in parts.items():
-            read: Callable[[torch.device, torch.dtype], torch.Tensor] | None = part.load_as
-            assert read is not None
-            out[index] = read(torch.device("cpu"), dtype)
-        return out
-
-    stored = quant.get_format(first.format).dtype
-    return Weight((len(parts), *first.shape), first.format, first.source, lambda d: load(d, stored), load_as=load)
+    return Weight(shape, first.format, first.source, load, load_as=None if known.packed else load)

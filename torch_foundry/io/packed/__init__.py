@@ -10,6 +10,7 @@ from torch_foundry.core.load_errors import LoadError
 from torch_foundry.hf import registration
 from torch_foundry.io.packed import bitsandbytes, foundry, gptq_awq, mlx, mxfp4
 from torch_foundry.io.packed.blocks import Parts, Settings
+from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.weights import Weight, WeightReader
 
 Reader = Callable[[Parts, Settings], dict[str, Weight]]
@@ -23,8 +24,10 @@ METHODS: dict[str, Reader] = {
 }
 
 
-def read_weights(source: WeightReader, config: dict[str, Any], file: str) -> tuple[dict[str, Any], dict[str, Weight]]:
-    """`config` (of a config.json) without what it says about quantisation, and all weights by their parameters' names.
+def read_weights(
+    source: WeightReader, config: dict[str, Any], file: str, names: ParameterNames
+) -> tuple[dict[str, Any], dict[str, Weight]]:
+    """`config` (of a config.json) without what it says about quantisation, and all weights by their tensors' names.
 
     file: the config.json, which errors name. mlx writes no `quant_method`, and its settings twice. Nothing of the
     weights is read yet, but small tensors that say how others are laid out.
@@ -38,7 +41,7 @@ def read_weights(source: WeightReader, config: dict[str, Any], file: str) -> tup
     if given is not None and of_mlx is not None and given != of_mlx:
         raise LoadError("QUANT_CONFIG", file, where, expected="the same as in quantization", found="something else")
     values = of_mlx if given is None else given
-    parts = Parts(source)
+    parts = Parts(source, names)
     if values is None:
         return config, {name: parts.dense(name) for name in source.container.tensors}
     if not isinstance(values, dict):

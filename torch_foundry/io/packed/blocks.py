@@ -12,6 +12,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container, TensorInfo
+from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.storage import LARGEST_EXPONENTS
 from torch_foundry.io.weights import Weight, WeightReader
 
@@ -58,6 +59,7 @@ class Parts:
     """The tensors of a container, checked against what a weight must be made of."""
 
     source: WeightReader
+    names: ParameterNames
 
     @property
     def container(self) -> Container:
