@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_foundry import __version__
-from torch_foundry.cli import compare, doctor, generate, perplexity, profile, tune
+from torch_foundry.cli import chat, compare, doctor, generate, perplexity, profile, tune
 from torch_foundry.cli.loading import UserError
 
 
@@ -16,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="torch-foundry", description="Hugging Face models on fused Metal kernels.")
     parser.add_argument("--version", action="version", version=f"torch_foundry {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    chat.add_parser(commands)
     generate.add_parser(commands)
     compare.add_parser(commands)
     doctor.add_parser(commands)

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_device_option, find_device, first_line
+from torch_foundry.cli.loading import UserError, add_device_option, find_device
+from torch_foundry.core.errors import first_line
 
 
 def add_parser(commands: Any) -> None:

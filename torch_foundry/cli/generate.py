@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, add_prompt_options, encode, load
+from torch_foundry.cli.loading import UserError, add_model_options, add_prompt_options, check_format, encode, load
 
 
 def add_parser(commands: Any) -> None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("expected a finite --temperature >= 0, --top-k >= 0 and 0 < --top-p <= 1")
     if not 0 <= args.seed < 1 << 64:
         raise UserError(f"--seed {args.seed}: expected 0 to {(1 << 64) - 1}")
-    _check_format(args.quantize)
+    check_format(args.quantize)
     model, tokenizer = load(args)
     inputs = encode(args, tokenizer)
     import torch_foundry
@@ -86,15 +86,6 @@ def _unpatch(model: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch_foundry.unpatch(model)
-
-
-def _check_format(name: str | None) -> None:
-    if name is None:
-        return
-    from torch_foundry import quant
-
-    if name.lower() not in quant.PACKABLE:
-        raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 
 def _generate(title: str, model: Any, tokenizer: Any, inputs: dict[str, Any], args: argparse.Namespace) -> Run:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+from torch_foundry.core.errors import first_line
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -15,12 +18,18 @@ class UserError(Exception):
     """A request that can't be met; the message is one line that says why."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every subcommand that runs a model: which one, in which dtype, on which device."""
-    parser.add_argument(
-        "--model", metavar="PATH", type=Path, help="GGUF file, or Hugging Face directory (default: the demo model)"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
+    """Options of every subcommand that runs a model: which one, in which dtype, on which device.
+
+    positional: the model is the command's argument, and its dtype what `torch_foundry.load` chooses.
+    """
+    what = "GGUF file, Hugging Face directory, or the name of a model in the Hub's cache (default: the demo model)"
+    if positional:
+        parser.add_argument("model", metavar="MODEL", type=Path, nargs="?", help=what)
+    else:
+        parser.add_argument("--model", metavar="PATH", type=Path, help=what)
+    default = None if positional else "float32"
+    parser.add_argument("--dtype", choices=DTYPES, default=default, help="of weights and activations")
     add_device_option(parser)
 
 
@@ -75,7 +84,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     from torch_foundry.demo_model import demo_model_path
     from torch_foundry.io.load import load as load_model
 
-    path = args.model or demo_model_path()
+    path = find_model(args.model) if args.model else demo_model_path()
     if path.suffix != ".gguf":
         _check_directory(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local directory needs no network, and must not wait for one
@@ -88,9 +97,35 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     if args.model is None:
         transformers.utils.logging.disable_progress_bar()  # a blink
     try:
-        return load_model(path, device=device, dtype=getattr(torch, args.dtype), patch=False)
+        dtype = None if args.dtype is None else getattr(torch, args.dtype)
+        return load_model(path, device=device, dtype=dtype, patch=False, progress=sys.stderr.isatty())
     except Exception as error:  # a LoadError, or whatever a broken directory makes transformers raise
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
+
+
+def find_model(name: Path) -> Path:
+    """The file or folder that is meant: OWNER/NAME, or OWNER/NAME/FILE.gguf, may lie in the Hub's cache."""
+    name = name.expanduser()
+    if name.exists() or name.is_absolute() or len(name.parts) not in (2, 3):
+        return name
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download("/".join(name.parts[:2]), local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return name
+    return Path(folder, *name.parts[2:])
+
+
+def check_format(name: str | None) -> None:
+    """UserError unless --quantize names a format that weights can be packed as, or nothing."""
+    if name is None:
+        return
+    from torch_foundry import quant
+
+    if name.lower() not in quant.PACKABLE:
+        raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 
 def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
@@ -143,9 +178,3 @@ def find_device(name: str | None) -> Any:
     except Exception as error:  # an unknown name, a device without an executor, an index that does not exist
         raise UserError(f"--device {name}: {first_line(error)}") from error
     return device
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error that says anything."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -12,10 +12,10 @@ from torch_foundry.cli.loading import (
     add_model_options,
     add_output_options,
     check_outputs,
-    first_line,
     load,
     write_outputs,
 )
+from torch_foundry.core.errors import first_line
 
 
 def add_parser(commands: Any) -> None:

@@ -68,15 +68,16 @@ class Session:
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **self.template
         )
         prompt = inputs["input_ids"].to(self.model.device)
-        ids = self.generate(prompt, **{**options, **self._length(prompt.shape[1], options)})
+        ids = self.generate(prompt, **{**options, **self.limits(prompt.shape[1], options)})
         answer: str = self.tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
 
-    def _length(self, prompt: int, options: dict[str, Any]) -> dict[str, int]:
-        """How long the text may become: as somebody says, and at most the model's context, for which caches are made.
+    def limits(self, prompt: int, options: dict[str, Any]) -> dict[str, int]:
+        """Name generate()'s limit of a text that begins with `prompt` tokens.
 
-        Where nobody says, all of it: generate() would stop after 20 tokens.
+        It is the one that somebody gave, and at most the model's context, for which caches are made. Where nobody gave
+        one, all of it: generate() would stop after 20 tokens. ValueError: the prompt alone fills the context.
         """
         new, whole = (self._setting(name, options) for name in ("max_new_tokens", "max_length"))
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,11 @@ class Device:
         event = torch.Event(device=tensor.device, blocking=True)
         event.record()
         return host, event.synchronize
+
+    def memory(self, device: torch.device) -> int:
+        """Bytes that tensors on `device` take; where torch doesn't count, the most that the process has had."""
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if platform.system() == "Darwin" else most << 10
 
     def graph(self, device: torch.device, launch: Callable[[], None]) -> Callable[[], object] | None:
         """What launches again all that `launch` does, calls of torch among it; None if nothing is faster than it."""

@@ -70,6 +70,9 @@ class Cuda(Device):
         event.record(torch.cuda.current_stream(tensor.device))
         return host, event.synchronize
 
+    def memory(self, device: torch.device) -> int:
+        return torch.cuda.memory_allocated(device)
+
     def graph(self, device: torch.device, launch: Callable[[], None]) -> Callable[[], object]:
         # As torch.cuda.graph does, but without collecting garbage and waiting for the device.
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)

@@ -102,6 +102,9 @@ class Metal(Device):
     def synchronize(self, device: torch.device) -> None:
         torch.mps.synchronize() if self.available() else super().synchronize(device)
 
+    def memory(self, device: torch.device) -> int:
+        return torch.mps.current_allocated_memory() if self.available() else super().memory(device)
+
     def host_view(self, tensor: torch.Tensor) -> torch.Tensor:
         view = _op("_metal_host_view")  # before torch 2.12 there is none: the GPU's memory is private
         found = view(tensor) if view is not None and tensor.numel() else None

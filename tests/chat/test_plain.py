@@ -1,0 +1,71 @@
+"""`torch-foundry chat` without a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from torch_foundry.cli import main
+from torch_foundry.cli.loading import find_model
+
+
+class Typed(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, text: str, *options: str, typed: bool = False) -> int:
+    monkeypatch.setattr("sys.stdin", (Typed if typed else io.StringIO)(text))
+    return main(["chat", "--device", "cpu", *options])
+
+
+def test_a_pipe_is_one_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    assert chat(monkeypatch, "What is the opposite of hot?\n") == 0
+    assert capsys.readouterr().out == "The opposite of hot is cold.\n"
+
+
+def test_lines_are_questions_and_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    lines = "What is the opposite of hot?\n\n/set seed\n/edit\n/nothing\n/quit\nnever asked\n"
+    assert chat(monkeypatch, lines, "--json", "--set", "seed=3", typed=True) == 1  # a line failed
+    out, err = capsys.readouterr()
+    (answer,) = map(json.loads, out.splitlines())
+    assert answer["text"] == "The opposite of hot is cold." and answer["ended"] == "stop"
+    assert "seed                the model's own" in err and "/nothing: expected one of" in err
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        (" \n", [], "nothing came through the pipe"),
+        ("hi", ["--set", "warmth=1"], "--set warmth: expected one of"),
+        ("hi", ["--quantize", "q9"], "--quantize q9"),
+        ("hi", ["--resume", "absent.safetensors"], "--resume absent.safetensors"),
+        ("hi", ["--tools", "absent.json"], "--tools absent.json: cannot be read"),
+        ("hi", ["Somebody/Some-Model"], "hf download Somebody/Some-Model"),
+        ("hi " * 2000, [], "the model's context 1024"),
+    ],
+)
+def test_what_cannot_be_done(
+    monkeypatch: pytest.MonkeyPatch, text: str, options: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert chat(monkeypatch, text, *options) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.startswith("torch-foundry: ") and not out
+
+
+def test_names_of_the_hub_are_looked_up_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--Somebody--Some-Model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert find_model(Path("Somebody/Some-Model")) == snapshot
+    assert find_model(Path("Somebody/Some-Model/x.gguf")) == snapshot / "x.gguf"
+    assert find_model(Path("Somebody/Other")) == Path("Somebody/Other")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Somebody" / "Some-Model").mkdir(parents=True)
+    assert find_model(Path("Somebody/Some-Model")) == Path("Somebody/Some-Model")  # a folder goes first

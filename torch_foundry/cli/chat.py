@@ -1,0 +1,142 @@
+"""`torch-foundry chat`: talk with a model line by line, or ask it what a pipe brings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.core.errors import first_line
+
+if TYPE_CHECKING:
+    from torch_foundry.chat.commands import Ask, Commands
+
+
+def add_parser(commands: Any) -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser("chat", help="talk with a model", description=__doc__)
+    add_model_options(parser, positional=True)
+    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first: q8_0, q4_K, ...")
+    parser.add_argument("--system", metavar="TEXT", default="", help="a system message")
+    parser.add_argument("--set", metavar="NAME=VALUE", nargs="+", default=[], help="temperature=0.7, seed=1 ...")
+    parser.add_argument("--resume", metavar="FILE", type=Path, help="go on with a conversation that /save wrote")
+    parser.add_argument("--tools", metavar="FILE", type=Path, help="JSON: schemas of functions that it may call")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each answer, with its figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converse until the input ends. 0: all well, 1: a line failed, 2: can't run."""
+    from torch_foundry.chat.commands import setting
+
+    check_format(args.quantize)
+    settings = {}
+    try:
+        for text in args.set:
+            name, _, value = text.partition("=")
+            settings[name] = setting(name, value)
+    except ValueError as error:
+        raise UserError(f"--set {error}") from error
+    piped = not sys.stdin.isatty()
+    question = sys.stdin.read() if piped else ""
+    if piped and not question.strip():
+        raise UserError("nothing came through the pipe: expected a question, as in `echo hi | torch-foundry chat`")
+    return _plain(args, settings, question)
+
+
+def _conversation(args: argparse.Namespace, settings: dict[str, Any], log: Any) -> Commands:
+    """The commands around a new conversation, or around one that was saved."""
+    from torch_foundry.chat.commands import Commands
+    from torch_foundry.chat.conversation import Conversation
+
+    def another(name: str) -> tuple[Any, Any, str]:
+        return _load(argparse.Namespace(**(vars(args) | {"model": Path(name), "quantize": None})))
+
+    model, tokenizer, name = _load(args)
+    tools = _tools(args.tools)
+    conversation = Conversation(model, tokenizer, name=name, system=args.system, tools=tools, log=log)
+    conversation.settings |= settings
+    if args.resume is not None:
+        try:
+            conversation.resume(args.resume)
+        except Exception as error:  # a LoadError, or what the system says
+            raise UserError(f"--resume {first_line(error)}") from error
+    return Commands(conversation, another)
+
+
+def _load(args: argparse.Namespace) -> tuple[Any, Any, str]:
+    """Model, patched and packed, its tokenizer, and what it is called."""
+    import torch_foundry
+
+    model, tokenizer = load(args)
+    if tokenizer is None:
+        raise UserError(f"{args.model}: it has no tokenizer, which a chat needs")
+    torch_foundry.patch(model, quantize=args.quantize)
+    name = args.model.resolve().stem if args.model else "demo model"
+    return model, tokenizer, f"{name}, {args.quantize or str(model.dtype).removeprefix('torch.')}"
+
+
+def _tools(path: Path | None) -> list[dict[str, Any]] | None:
+    if path is None:
+        return None
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--tools {path}: cannot be read: {first_line(error)}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UserError(f"--tools {path}: expected a list of schemas")
+    return tools
+
+
+def _plain(args: argparse.Namespace, settings: dict[str, Any], question: str) -> int:
+    commands = _conversation(args, settings, lambda line: print(f"torch-foundry: {line}", file=sys.stderr))
+    if not question:
+        return 1 if converse(commands, sys.stdin, args.json) else 0
+    try:
+        print_answer(lambda emit: commands.conversation.ask(question.strip(), emit), args.json)
+    except Exception as error:  # whatever a model or its template can do
+        raise UserError(first_line(error)) from error
+    return 0
+
+
+def print_answer(ask: Ask, as_json: bool = False) -> None:
+    """Print an answer as it arrives; or, in the end, one line of JSON: the answer, and what it took."""
+    pieces: list[str] = []
+
+    def emit(piece: str) -> None:
+        pieces.append(piece)
+        if not as_json:
+            print(piece, end="", flush=True)
+
+    figures = ask(emit)
+    print(json.dumps({"text": "".join(pieces), **figures.to_json()}) if as_json else "", flush=True)
+
+
+def converse(commands: Commands, lines: TextIO, as_json: bool = False) -> int:
+    """Answer one line after the other, also those that are commands ("/help"), until there are no more.
+
+    For terminals that can't draw, and for answers that go to a file. On stderr: what is no answer, and what failed.
+    Returns how many lines failed.
+    """
+    failed = 0
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        if not (line := lines.readline()):
+            print(file=sys.stderr)
+            return failed
+        if not line.strip():
+            continue
+        try:
+            outcome = commands.run(line)
+            if text := outcome.text or outcome.edit:
+                print(text, file=sys.stderr)
+            if outcome.ask is not None:
+                print_answer(outcome.ask, as_json)
+            if outcome.leave:
+                return failed
+        except Exception as error:  # whatever a model or a file can do: the conversation goes on
+            print(f"torch-foundry: {first_line(error)}", file=sys.stderr)
+            failed += 1
