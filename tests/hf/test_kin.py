@@ -58,6 +58,14 @@ def test_logits_are_as_exact_as_stock(family: str) -> None:
     assert error <= 1.5 * stock_error + FLOOR[torch.float32], f"{error:.2e}, stock {stock_error:.2e}"
 
 
+@torch.no_grad()
+def test_a_layer_of_theta_zero_does_not_rotate() -> None:
+    stock = random_model(config("GraniteSWAConfig", layer_rope_theta=[0, 1e4], attn_implementation="eager"))
+    model = torch_foundry.patch(copy.deepcopy(stock))
+    torch.testing.assert_close(model(ids(1, 20)).logits, stock(ids(1, 20)).logits, rtol=1e-4, atol=1e-5)
+    assert report(model).fused == 2
+
+
 @pytest.mark.parametrize(
     "name, options, why",
     [
@@ -66,7 +74,11 @@ def test_logits_are_as_exact_as_stock(family: str) -> None:
             {"clip_qkv": 8.0, "num_attention_heads": 2, "num_key_value_heads": 1},
             "config.clip_qkv is set",
         ),
-        ("HyperCLOVAXConfig", {"use_post_norm": True}, "post_norm1 is a HyperCLOVAXRMSNorm"),
+        (
+            "HyperCLOVAXConfig",
+            {"use_post_norm": True, "residual_multiplier": 0.5},
+            "a residual multiplier and norms behind the blocks",
+        ),
     ],
 )
 def test_what_a_config_switches_on_is_refused(name: str, options: dict[str, Any], why: str) -> None:

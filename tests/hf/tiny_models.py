@@ -106,6 +106,12 @@ KIN = {
     "exaone4": Case("Exaone4Config", {"sliding_window": 12, "layer_types": MIXED}),
     "vaultgemma": Case("VaultGemmaConfig", {"sliding_window": 12, "layer_types": MIXED}, attention="eager"),
     "hyperclovax": Case("HyperCLOVAXConfig", {**GRANITE, "logits_scaling": 0.25, "use_post_norm": False}),
+    "granite_swa": Case(
+        "GraniteSWAConfig",
+        {**GRANITE, "sliding_window": 12, "layer_types": MIXED, "layer_rope_theta": [1e4, 50.0]},
+        attention="eager",
+    ),
+    "hyperclovax-peri": Case("HyperCLOVAXConfig", {**GRANITE, "residual_multiplier": 1.0}),
     "emu3": Case("Emu3TextConfig", model="Emu3ForCausalLM"),
     "granitemoe": Case("GraniteMoeConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "mellum": Case("MellumConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED}),

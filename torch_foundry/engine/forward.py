@@ -22,7 +22,7 @@ from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.outputs import head_of, logits_of
-from torch_foundry.models.rope import Table, horizon_for
+from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE
 
@@ -58,7 +58,7 @@ class PagedStep:
         """See `StepInputs`."""
         return all(map(is_, self._pools, self._memory())) and self._rope == self.decoder.rotary.version()
 
-    def tables(self) -> Mapping[str | None, Table]:
+    def tables(self) -> Mapping[Kind, Table]:
         """See `StepInputs`: the same tensors until the model changes or needs longer ones."""
         like = torch.empty(0, dtype=self.decoder.dtype, device=self.decoder.device)
         return self.decoder.rope_tables(horizon_for(self.keys), like).tables

@@ -15,7 +15,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.graph import GraphInvalid, LaunchGraph, NotCapturable, capture
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, Tail
-from torch_foundry.models.rope import Table
+from torch_foundry.models.rope import Kind, Table
 from torch_foundry.models.weights import Gemm, Linear
 from torch_foundry.nn.linear import DEQUANT_CHUNK, MAX_GEMV_ROWS, linear_gemm
 
@@ -117,7 +117,7 @@ class StepInputs(Protocol):
     def is_valid(self, positions: int) -> bool:
         """Whether nothing has been exchanged since this was made, and it is good for positions < `positions`."""
 
-    def tables(self) -> Mapping[str | None, Table]:
+    def tables(self) -> Mapping[Kind, Table]:
         """cos and sin by layer type, computed by torch if need be."""
 
     def states(self, graph: SegmentedGraph | None) -> Sequence[Any]:

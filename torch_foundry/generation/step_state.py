@@ -16,7 +16,7 @@ from torch_foundry.kvcache.base import CapturedStep
 from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.hf_cache import captured_layers
 from torch_foundry.models.decoder import DecoderModel, Tail
-from torch_foundry.models.rope import RopeRows, RopeTables, Table, horizon_for
+from torch_foundry.models.rope import Kind, RopeRows, RopeTables, Table, horizon_for
 from torch_foundry.models.weights import GEMV, Gemm
 
 
@@ -138,7 +138,7 @@ class StepState:
         """See `StepInputs`."""
         return positions <= self.horizon and self._memory is self.layers.memory and self.rope.is_valid()
 
-    def tables(self) -> Mapping[str | None, Table]:
+    def tables(self) -> Mapping[Kind, Table]:
         """See `StepInputs`."""
         return self.rope.tables
 

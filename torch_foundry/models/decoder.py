@@ -18,7 +18,7 @@ from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
-from torch_foundry.models.rope import RopeTables, Rotary, Table
+from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
 from torch_foundry.models.spec import build_spec, norm_kind
 from torch_foundry.models.state import ModelPlan, ModelState, Plan
 from torch_foundry.models.swap import is_swapped
@@ -93,7 +93,7 @@ class DecoderModel(ModelPlan):
         decoder = decoder_of(module)
         assert decoder is not None
         self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config
-        self.rotary = Rotary(module.rotary_emb, decoder.mrope)
+        self.rotary = Rotary(rotaries_of(module), decoder.mrope)
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.vocabulary = 0
         self.final: Norm | None = None
@@ -164,7 +164,7 @@ class DecoderModel(ModelPlan):
         if not is_swapped(norm) or norm_kind(norm) is None:
             raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
-        self.rotary = Rotary(module.rotary_emb, self.decoder.mrope)
+        self.rotary = Rotary(rotaries_of(module), self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
         self.dtype, self.device = self.final.weight.dtype, self.final.weight.device
         rest = (norm._parameters, embedding._parameters)
@@ -224,7 +224,7 @@ class DecoderModel(ModelPlan):
         self,
         ids: torch.Tensor,
         states: Sequence[Any],
-        tables: Mapping[str | None, Table],
+        tables: Mapping[Kind, Table],
         gemm: Gemm,
         *,
         tail: Tail | None = None,
@@ -232,7 +232,7 @@ class DecoderModel(ModelPlan):
     ) -> torch.Tensor:
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
-        states: what each layer's mixer is given. tables: cos and sin by layer type. scoped: count launches by part.
+        states: what each layer's mixer is given. tables: cos and sin by kind of layer. scoped: count launches by part.
         """
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):

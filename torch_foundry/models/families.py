@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_foundry.models.family import BEFORE, POST, SANDWICH, Decoder, Experts, Family, Head, Wrapper
+from torch_foundry.models.family import BEFORE, PERI, POST, SANDWICH, Decoder, Experts, Family, Head, Wrapper
 
 TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
 
@@ -110,10 +110,18 @@ for _family in (
     Family(
         "hyperclovax",
         prefix="HyperCLOVAX",
+        norms=PERI,
         residual_multiplier=True,
-        inert=frozenset({"post_norm1", "post_norm2"}),  # unless config.use_post_norm
         decoder=Decoder(multiplier="embedding_multiplier"),
         head=Head(factor="logits_scaling"),
+    ),
+    Family(
+        "granite_swa",
+        prefix="GraniteSWA",
+        window="attention",
+        residual_multiplier=True,
+        decoder=Decoder(multiplier="embedding_multiplier"),
+        head=Head(divisor="logits_scaling"),
     ),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),

@@ -37,6 +37,12 @@ SANDWICH = NormRoles(
     post_ffn="post_feedforward_layernorm",
 )
 POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforward_layernorm")
+PERI = NormRoles(  # those behind the blocks are Identities where they are switched off
+    pre_attn="input_layernorm",
+    post_attn="post_norm1",
+    pre_ffn="post_attention_layernorm",
+    post_ffn="post_norm2",
+)
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 
 

@@ -20,7 +20,8 @@ from torch_foundry.models.families import MIXERS
 from torch_foundry.models.family import Family
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
-from torch_foundry.models.spec import AttentionSpec, LayerSpec, read_attention
+from torch_foundry.models.rope import Kind, Table
+from torch_foundry.models.spec import AttentionSpec, LayerSpec, has_norm, read_attention
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
 
 
@@ -102,7 +103,7 @@ class Attention(Mixer):
         self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
         self.groups = (self.qkv,)
         self.out = Linear(module.o_proj)
-        self.qk_norm = None if spec.family.qk_norm == "none" else (Norm(module.q_norm), Norm(module.k_norm))
+        self.qk_norm = [Norm(module._modules[name]) for name in ("q_norm", "k_norm") if name in module._modules]
         projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
         self.widths = [heads * spec.head_dim for heads in projected]
         self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
@@ -137,13 +138,13 @@ class Attention(Mixer):
         """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
         [B, L, heads, head_dim] of what they find, if the family has one."""
         norm, head_dim, gated = self.residual.pre, self.spec.head_dim, self.spec.family.output_gate
-        plain = norm is not None and self.qk_norm is None and not gated and gemm.fuses(x) and self.qkv.same_perm
+        plain = norm is not None and not self.qk_norm and not gated and gemm.fuses(x) and self.qkv.same_perm
         if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
             return self._in_one_launch(x, state, rope), None
         q, k, v = self.qkv.behind(norm, x, self.widths, gemm)
         gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if gated else None
         norms: dict[str, Any] = {}
-        if self.qk_norm is not None:
+        if self.qk_norm:
             q_norm, k_norm = self.qk_norm
             if self.spec.family.qk_norm == "full":
                 q, k = q_norm(q), k_norm(k)
@@ -208,7 +209,7 @@ class FusedLayer:
         self.spec, self.config = spec, spec.config
 
         def residual(pre: str | None, post: str | None) -> Residual:
-            before, behind = (Norm(getattr(layer, name)) if name else None for name in (pre, post))
+            before, behind = (Norm(layer._modules[n]) if has_norm(layer, n) else None for n in (pre, post))
             return Residual(before, behind, spec.residual_scale)
 
         self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
@@ -225,12 +226,12 @@ class FusedLayer:
         """The block, if it is one of experts."""
         return self.block if isinstance(self.block, ExpertBlock) else None
 
-    def rope(self, tables: Mapping[str | None, tuple[Tensor, Tensor]]) -> Rope:
-        """This layer's cos and sin of `tables` by layer type (None: of all others)."""
+    def rope(self, tables: Mapping[Kind, Table]) -> Rope:
+        """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
         if not self.mixer.rope:
             return None, None
-        types = getattr(self.config, "layer_types", None)
-        own = types[self.spec.layer_idx] if types else None
+        kinds = getattr(self.config, "layer_rope_theta", None) or getattr(self.config, "layer_types", None)
+        own = kinds[self.spec.layer_idx] if kinds else None
         return tables[own if own in tables else None]
 
 

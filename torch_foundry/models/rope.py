@@ -13,6 +13,7 @@ from torch_foundry.models.family import class_key
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
+Kind = str | float | None  # of layers that rotate alike: their type, or theta, or all
 
 
 def whole_table(cos: torch.Tensor, sin: torch.Tensor) -> Table:
@@ -25,33 +26,40 @@ def horizon_for(positions: int) -> int:
     return max(SMALLEST_HORIZON, power_of_two(positions))
 
 
+def rotaries_of(decoder: Any) -> list[Any]:
+    """The rotary embeddings of a decoder: one for each theta, or one for all layers, or none."""
+    return list(getattr(decoder, "rotary_embs", None) or filter(None, [decoder.rotary_emb]))
+
+
 class Rotary:
     """A model's rotary embedding, which makes the tables: their rows equal what it gives for single positions.
 
-    module: None if no layer rotates; then there are no tables. mrope: it takes a position by time, height and width.
-    Those of a text are equal, so a table has a row for each.
+    modules: none if no layer rotates; then there are no tables. Several: one for each theta. mrope: they take positions
+    by time, height and width. Those of a text are equal, so a table has a row for each.
     """
 
-    def __init__(self, module: Any, mrope: bool = False) -> None:
-        self.module, self.mrope, self.constant = module, mrope, True
-        self.layer_types: tuple[str | None, ...] = ()
-        self._half = class_key(type(module)) in HALF_TABLES
-        if module is None:
-            return
-        self.layer_types = tuple(getattr(module, "layer_types", None) or (None,))
-        types = module.rope_type.values() if isinstance(module.rope_type, dict) else (module.rope_type,)
-        # whether a position's row is always the same; otherwise it depends on the length of the text
-        self.constant = not any("dynamic" in t or t == "longrope" for t in types)
+    def __init__(self, modules: list[Any], mrope: bool = False) -> None:
+        self.mrope, self.constant = mrope, True
+        self._modules = modules
+        self._made: dict[Kind, tuple[Any, tuple[str, ...]]] = {}  # by which module, with which arguments
+        for each in self._modules:
+            for t in getattr(each, "layer_types", None) or (None,):
+                kind = each.config.rope_parameters["rope_theta"] if len(modules) > 1 else t
+                self._made[kind] = each, () if t is None else (t,)
+            types = each.rope_type.values() if isinstance(each.rope_type, dict) else (each.rope_type,)
+            # whether a position's row is always the same; otherwise it depends on the length of the text
+            self.constant &= not any("dynamic" in t or t == "longrope" for t in types)
 
-    def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[str | None, Table]:
-        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, each [B, L, R], by layer type; `like` has
-        the device and dtype."""
+    def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[Kind, Table]:
+        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, each [B, L, R], by kind of layer. like: its
+        device and dtype are theirs."""
         if self.mrope:
             positions = positions.expand(3, *positions.shape[-2:])
-        made: dict[str | None, Table] = {
-            t: self.module(like, positions) if t is None else self.module(like, positions, t) for t in self.layer_types
-        }
-        return {t: whole_table(*table) for t, table in made.items()} if self._half else made
+        made: dict[Kind, Table] = {}
+        for kind, (module, rest) in self._made.items():
+            table = module(like, positions, *rest)
+            made[kind] = whole_table(*table) if class_key(type(module)) in HALF_TABLES else table
+        return made
 
     def sections(self, positions: Any, batch: int) -> torch.Tensor:
         """`positions` without those that only masks are made from: [B or 1, L], or with mrope [1 or 3, B or 1, L].
@@ -68,7 +76,7 @@ class Rotary:
 
     def version(self) -> tuple[Any, ...]:
         """Changes whenever the tables would change."""
-        buffers = () if self.module is None else self.module._buffers.values()
+        buffers = (b for module in self._modules for b in module._buffers.values())
         return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
 
 

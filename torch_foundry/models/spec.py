@@ -77,6 +77,11 @@ def check_children(name: str, module: nn.Module, expected: set[str]) -> None:
     require(found == expected, f"{name} has {sorted(found)}, expected {sorted(expected)}")
 
 
+def has_norm(layer: nn.Module, name: str | None) -> bool:
+    """Whether `layer` has a norm of that role; one that is switched off is an Identity."""
+    return name is not None and type(layer._modules[name]) is not nn.Identity
+
+
 def _check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
     require(norm_kind(module) == family.norm_kind, f"{name} is a {type(module).__name__}")
     weight = module._parameters.get("weight")
@@ -155,7 +160,8 @@ def _window(attn: Any, family: Family) -> int:
 def _rotates(attn: Any, family: Family, window: int) -> bool:
     """Whether heads are rotated: not in layers without positions, nor in models without any (OLMo hybrid)."""
     rope = getattr(attn.config, "rope_parameters", {})
-    nowhere = rope is None or rope.get("rope_theta", 0) is None
+    thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
+    nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
     here = family.full_rotate or window > 0 or not attn.config.sliding_window
     return bool(getattr(attn, "use_rope", True)) and here and not nowhere
 
@@ -223,7 +229,8 @@ def build_spec(layer: Any) -> LayerSpec:
     config = getattr(mixed, "config", None)
     hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
     for name in family.norms.names():
-        _check_norm(name, getattr(layer, name), family, hidden)
+        if has_norm(layer, name):
+            _check_norm(name, getattr(layer, name), family, hidden)
     for name in sorted(family.inert):
         inert = type(getattr(layer, name))
         require(inert in (nn.Dropout, nn.Identity), f"{name} is a {inert.__name__}")
@@ -239,7 +246,8 @@ def build_spec(layer: Any) -> LayerSpec:
         activation = _check_mlp("mlp", mlp, hidden, inner)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
-    require(residual_scale == 1.0 or not family.norms.post_ffn, "a residual multiplier and norms behind the blocks")
+    behind = has_norm(layer, family.norms.post_ffn)
+    require(residual_scale == 1.0 or not behind, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
         family=family,
         layer_idx=int(mixed.layer_idx),
