@@ -57,6 +57,7 @@ class Outcome:
 
     text: str = ""  # to be shown
     ask: Ask | None = None  # has the model answer
+    question: str = ""  # what `ask` asks, where that is new
     edit: str | None = None  # a question that was taken back, to be asked in other words
     changed: bool = False  # the messages are others than before
     leave: bool = False
@@ -81,7 +82,8 @@ class Commands:
         """Do what a line says: a question, or a command after a slash, of which a part that no other begins with will
         do. ValueError: no such command, or what is wrong with what follows it."""
         if not line.startswith("/"):
-            return Outcome(ask=lambda emit: self.conversation.ask(line.strip(), emit))
+            text = line.strip()
+            return Outcome(ask=lambda emit: self.conversation.ask(text, emit), question=text)
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         found = [name for name in self.names() if name.startswith(word)] if word else []
         if len(found) != 1:
@@ -166,7 +168,7 @@ class Commands:
         """TEXT: what a tool that the model called has returned"""
         if not rest:
             raise ValueError("/tool: expected what the tool returned")
-        return Outcome(ask=lambda emit: self.conversation.ask(rest, emit, role="tool"))
+        return Outcome(ask=lambda emit: self.conversation.ask(rest, emit, role="tool"), question=rest)
 
     def do_report(self, rest: str) -> Outcome:
         """what was replaced in the model, what was not and why, how often stock code ran"""

@@ -1,9 +1,10 @@
-"""`torch-foundry chat`: talk with a model line by line, or ask it what a pipe brings."""
+"""`torch-foundry chat`: talk with a model in the terminal, or ask it what a pipe brings."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,7 +25,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--set", metavar="NAME=VALUE", nargs="+", default=[], help="temperature=0.7, seed=1 ...")
     parser.add_argument("--resume", metavar="FILE", type=Path, help="go on with a conversation that /save wrote")
     parser.add_argument("--tools", metavar="FILE", type=Path, help="JSON: schemas of functions that it may call")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each answer, with its figures")
+    parser.add_argument("--plain", action="store_true", help="line by line, also where the terminal could do more")
+    parser.add_argument("--json", action="store_true", help="plain: a line of JSON for each answer, with its figures")
     parser.set_defaults(run=run)
 
 
@@ -44,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     question = sys.stdin.read() if piped else ""
     if piped and not question.strip():
         raise UserError("nothing came through the pipe: expected a question, as in `echo hi | torch-foundry chat`")
-    return _plain(args, settings, question)
+    if piped or args.plain or args.json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return _plain(args, settings, question)
+    return _in_terminal(args, settings)
 
 
 def _conversation(args: argparse.Namespace, settings: dict[str, Any], log: Any) -> Commands:
@@ -89,6 +93,19 @@ def _tools(path: Path | None) -> list[dict[str, Any]] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"--tools {path}: expected a list of schemas")
     return tools
+
+
+def _in_terminal(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    try:
+        from torch_foundry.chat.app import ChatApp, stderr_to
+    except ModuleNotFoundError as error:
+        hint = "pip install 'torch_foundry[chat]' brings it, and --plain does without"
+        raise UserError(f"chat needs {error.name}, which is not installed: {hint}") from error
+    log: list[str] = []
+    app = ChatApp(_conversation(args, settings, log.append), log)
+    with stderr_to(log):
+        app.run()
+    return app.return_code or 0
 
 
 def _plain(args: argparse.Namespace, settings: dict[str, Any], question: str) -> int:
