@@ -21,7 +21,7 @@ PACKAGE = ROOT / "torch_foundry"
 ORDER: list[set[str]] = [
     {"__init__", "__main__"},
     {"cli"},
-    {"chat"},
+    {"chat", "serving"},
     {"diagnostics"},
     {"aot"},  # kernels compiled when the package is built
     {"testing"},

@@ -49,6 +49,8 @@ FULL_OBJECTS = {
     "ExpertBlock": "shapes of a block, read once",
     "FoundryEmbedding": "torch's attributes of an Embedding, and ours",
     "Sampler": "parameters of rows, each a tensor",
+    "SamplingBody": "fields of a protocol",
+    "ResponsesBody": "fields of a protocol",
 }
 TO_MERGE = "still to be put where it is used, if that stays short enough"
 CRUMBS = {

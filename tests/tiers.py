@@ -15,7 +15,7 @@ QUICK = "quick"
 CASES = 3  # of a test with parameters, in `quick`
 FOLDERS = {
     "kernels": ("ops", "quant", "sampling", "tuning", "cuda"),
-    "models": ("hf", "generation", "engine", "kvcache", "session", "diagnostics"),
+    "models": ("hf", "generation", "engine", "kvcache", "session", "diagnostics", "serving"),
     "files": ("io", "text"),
     "metal": ("metal",),  # all of it: the mock of Metal has to be built
 }

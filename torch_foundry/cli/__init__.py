@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_foundry import __version__
-from torch_foundry.cli import chat, compare, doctor, generate, perplexity, profile, tune
+from torch_foundry.cli import chat, compare, doctor, generate, perplexity, profile, serve, tune
 from torch_foundry.cli.loading import UserError
 
 
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_parser(commands)
     perplexity.add_parser(commands)
     profile.add_parser(commands)
+    serve.add_parser(commands)
     tune.add_parser(commands)
     args = parser.parse_args(argv)
     try:

@@ -12,15 +12,15 @@ from torch_foundry.text import StreamDecoder
 class Detokenizer:
     """Decodes tokens one by one.
 
-    text: so far, without an incomplete character and without what may become one of the texts `stop`. error: why the
-    tokens could not be made a text, once the decoder has failed.
+    text: so far, without an incomplete character and without what may become one of the texts `stop`. found: the one of
+    them that has ended it, or "". error: why the tokens could not be made a text, once the decoder has failed.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], *, skip_special_tokens: bool = True) -> None:
         self._decoder: Any = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = stop
         self._held = ""  # text that may be the beginning of one that stops
-        self.text = ""
+        self.text = self.found = ""
         self.error: RuntimeError | None = None
 
     def push(self, token: int) -> str:
@@ -29,9 +29,10 @@ class Detokenizer:
             return ""
         if not self._decode(self._decoder.push, [token]):
             return "error"
-        found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
+        found = [(at, text) for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
-            self.text += self._held[: min(found)]
+            at, self.found = min(found)
+            self.text += self._held[:at]
             self._held, self._decoder = "", None  # nothing comes behind it
             return "stop"
         self._show(len(self._held) - max((_overlap(self._held, text) for text in self._stop), default=0))

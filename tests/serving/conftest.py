@@ -1,0 +1,62 @@
+"""A server of the demo model on a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import torch_foundry
+from tests.hf.conftest import _one_thread, quiet  # noqa: F401
+from torch_foundry.demo_model import demo_model_path
+from torch_foundry.engine import Engine
+from torch_foundry.serving.app import Server
+from torch_foundry.serving.service import ServerConfig, Service
+
+NAME = "demo"
+Serve = Callable[..., AbstractContextManager[Server]]
+
+
+def address(server: Server) -> tuple[str, int]:
+    return server.servers[0].sockets[0].getsockname()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def demo() -> tuple[Any, Any]:
+    """The demo model, patched, and its tokenizer."""
+    return torch_foundry.load(demo_model_path(), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def serve(demo: tuple[Any, Any]) -> Serve:
+    """Serves while its context lasts. engine: options of the engine; others are the server's."""
+
+    @contextlib.contextmanager
+    def served(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Server]:
+        made = Engine(*demo, **{"requests": 8, "blocks": 200, **(engine or {})})
+        service = Service(made, ServerConfig((NAME,), **{"drain": 5.0, **options}))
+        server = Server(service, host="127.0.0.1", port=0)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+            thread.join()
+            assert not service.thread.is_alive and made.idle and made.cache.manager.used == 0
+
+    return served
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> Iterator[Server]:
+    """One for the tests of a module."""
+    with serve() as found:
+        yield found

@@ -1,0 +1,92 @@
+"""`torch-foundry serve`: a model behind OpenAI's and Anthropic's protocols."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.core.errors import first_line
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser("serve", help="answer requests of other programs over HTTP", description=__doc__)
+    add_model_options(parser, positional=True)
+    parser.add_argument("--quantize", metavar="FORMAT", help="pack the weights first: q8_0, q4_0, ...")
+    parser.add_argument("--name", action="append", metavar="NAME", help="the model's, as requests give it; several")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    keys = "file with an API key a line; without one, anybody who reaches the server may use it"
+    parser.add_argument("--api-keys", type=Path, metavar="FILE", help=keys)
+    parser.add_argument("--origin", action="append", metavar="URL", help="of web pages that may call it; several")
+    parser.add_argument("--requests", type=int, default=32, metavar="N", help="answered at a time (default: 32)")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
+    parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")
+    for name, value, what in (
+        ("max-prompt", None, "tokens of a prompt"),
+        ("max-tokens", None, "tokens of an answer"),
+        ("per-key", None, "requests at a time of one key"),
+        ("timeout", 600.0, "seconds for an answer (default: 600)"),
+        ("drain", 30.0, "seconds that running answers get when it is stopped (default: 30)"),
+    ):
+        kind = int if value is None else float
+        parser.add_argument(f"--{name}", type=kind, default=value, metavar="N", help=what)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    try:
+        from torch_foundry.serving.app import Server
+        from torch_foundry.serving.service import ServerConfig, Service
+    except ModuleNotFoundError as error:
+        raise UserError(f"no module {error.name}: pip install 'torch_foundry[serve]'") from error
+    check_format(args.quantize)
+    names = tuple(args.name or [_name(args.model)])
+    told = {field.name for field in dataclasses.fields(ServerConfig)} & vars(args).keys()
+    try:
+        options = {name: getattr(args, name) for name in told - {"api_keys"}}
+        config = ServerConfig(names, _keys(args.api_keys), origins=tuple(args.origin or ()), **options)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    model, tokenizer = load(args)
+    import torch_foundry
+    from torch_foundry.engine import SamplingParams
+
+    try:
+        torch_foundry.patch(model, quantize=args.quantize)
+        engine = torch_foundry.Engine(model, tokenizer, requests=args.requests, queue=args.queue, blocks=args.blocks)
+        engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # warm up
+        service = Service(engine, config)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UserError(first_line(error)) from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if args.host not in LOOPBACK and not config.api_keys:
+        logging.warning("anybody who reaches %s may use this server: --api-keys asks for keys", args.host)
+    print(f"{names[0]}: http://{args.host}:{args.port}/v1 (OpenAI), http://{args.host}:{args.port} (Anthropic)")
+    Server(service, host=args.host, port=args.port).run()
+    return 0
+
+
+def _name(model: Path | None) -> str:
+    if model is None:
+        return "demo"
+    return model.stem if model.suffix == ".gguf" else model.name
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {first_line(error)}") from error
+    if not keys:
+        raise UserError(f"{path}: no key in it")
+    return keys

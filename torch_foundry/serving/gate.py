@@ -1,0 +1,173 @@
+"""What every request passes: its id, key, size and number are checked, its end is noticed and logged."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import traceback
+import uuid
+from collections import Counter
+from typing import Any
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.metrics import Exchange
+from torch_foundry.serving.service import Service
+
+LOG = logging.getLogger("torch_foundry.serving")
+ID = re.compile(r"[\w.-]{1,64}")
+OPEN = ("/health",)  # asked by supervisors, which have no key
+
+
+class Gate:
+    """ASGI middleware. A request is read whole, within a time, before anything else sees it; when its client is gone,
+    what works on it is cancelled, and its answers with it. Nothing of prompts and answers is logged."""
+
+    def __init__(self, app: ASGIApp, service: Service, paths: set[str]) -> None:
+        self.app, self.service, self.paths = app, service, paths
+        self._active: Counter[bytes] = Counter()  # requests at a time, by key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        exchange = Exchange(given if ID.fullmatch(given) else f"req_{uuid.uuid4().hex[:24]}")
+        scope.setdefault("state", {})["exchange"] = exchange
+        response = _Response(send, exchange, self.service.config.body_timeout)
+        known = False
+        try:
+            exchange.salt = self._key(scope, headers)
+            self._count(exchange.salt)
+            known = True
+            await self._run(scope, receive, response)
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                log_fault(exchange, error)
+            if not response.status:
+                await response.refuse(api_error(error), scope["path"])
+        finally:
+            self._active[exchange.salt] -= known
+            self.service.end(exchange)
+            self._note(scope, exchange, response.status)
+
+    def _key(self, scope: Scope, headers: dict[bytes, bytes]) -> bytes:
+        """What shares nothing with other keys' requests; ApiError if the request has none of the keys."""
+        keys = self.service.config.api_keys
+        if not keys or scope["path"] in OPEN:
+            return b""
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not sum(hmac.compare_digest(given, key.encode()) for key in keys):  # each is looked at
+            raise ApiError(401, "expected an API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+        return hashlib.sha256(given).digest()
+
+    def _count(self, key: bytes) -> None:
+        config = self.service.config
+        if sum(self._active.values()) >= config.concurrent:
+            raise ApiError(429, f"{config.concurrent} requests at a time are what this server takes")
+        if config.per_key is not None and self._active[key] >= config.per_key:
+            raise ApiError(429, f"{config.per_key} requests at a time are what it takes of one key")
+        self._active[key] += 1
+
+    async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        body = await self._body(scope, receive)
+        async with anyio.create_task_group() as tasks:
+
+            async def wait_until_gone() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                response.gone = True
+                tasks.cancel_scope.cancel()
+
+            async def replay() -> Message:
+                if not given:
+                    given.append(True)
+                    return {"type": "http.request", "body": body, "more_body": False}
+                await anyio.sleep_forever()
+                raise AssertionError
+
+            given: list[bool] = []
+            tasks.start_soon(wait_until_gone)
+            failed: Exception | None = None
+            try:
+                await self.app(scope, replay, response)
+            except Exception as error:
+                failed = error
+            tasks.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        config, parts, size = self.service.config, [], 0
+        try:
+            with anyio.fail_after(config.body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(400, "the client has left")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > config.max_body:
+                        raise ApiError(413, f"body: expected at most {config.max_body} bytes")
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise ApiError(408, f"body: not here within {config.body_timeout} seconds") from None
+        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if size and kind != b"application/json":  # which no form of another page can send unasked
+            raise ApiError(415, f"content-type: expected application/json, got {kind.decode('latin-1')!r:.60}")
+        return b"".join(parts)
+
+    def _note(self, scope: Scope, exchange: Exchange, status: int) -> None:
+        seconds = time.perf_counter() - exchange.began
+        path = scope["path"] if scope["path"] in self.paths else "other"
+        self.service.metrics.responses.labels(path, status or 499).inc()
+        self.service.metrics.seconds.labels(path).observe(seconds)
+        if LOG.isEnabledFor(logging.INFO):
+            told: dict[str, Any] = {
+                "id": exchange.id,
+                "path": path,
+                "status": status or 499,
+                "seconds": round(seconds, 4),
+            }
+            if exchange.requests:
+                told |= vars(exchange.usage) | {"finish_reasons": exchange.finish_reasons}
+            LOG.info("%s", json.dumps(told))
+
+
+class _Response:
+    """Sends a response. status: 0 before it has begun; gone: nobody reads it."""
+
+    def __init__(self, send: Send, exchange: Exchange, timeout: float) -> None:
+        self._send, self._exchange, self._timeout = send, exchange, timeout
+        self.status, self.gone = 0, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            id = self._exchange.id.encode()
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", id)]}
+        with anyio.fail_after(self._timeout):  # a client that reads nothing
+            await self._send(message)
+
+    async def refuse(self, error: ApiError, path: str) -> None:
+        """Answer with an error."""
+        body = json.dumps(error.body(path, self._exchange.id)).encode()
+        told = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers = [(name.encode(), value.encode()) for name, value in (told | error.headers).items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+
+def log_fault(exchange: Exchange, error: BaseException) -> None:
+    """Log where an error happened, and its type: its message may have parts of a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename}:{frame.lineno}" for frame in frames[-8:]]
+    LOG.error("%s", json.dumps({"id": exchange.id, "error": type(error).__name__, "where": where}))

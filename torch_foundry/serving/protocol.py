@@ -1,0 +1,145 @@
+"""What bodies of requests have in common: strict fields, sampling options, conversations, server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from torch_foundry.engine import SamplingParams
+from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.metrics import Exchange
+from torch_foundry.serving.service import Service
+
+Messages = list[dict[str, Any]]
+Events = AsyncIterator[tuple[str, dict[str, Any]]]  # name of an event ("": it has none), and its data
+
+
+class Body(BaseModel):
+    """Fields that are not listed are refused by name, and none is read as another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SamplingBody(Body):
+    """How tokens are chosen. What a request leaves out is as the model's generation_config says."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 and -1: all tokens
+    stream: bool | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+    def params(self, service: Service, max_tokens: int, **more: Any) -> SamplingParams:
+        """For the engine. ApiError: what is out of range, by the field's name."""
+        names = SamplingBody.model_fields.keys() - {"model", "stream", "logit_bias"}
+        told = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k in (0, -1):
+            told["top_k"] = None
+        try:
+            bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+            return SamplingParams(**{**service.defaults, **told}, logit_bias=bias, max_tokens=max_tokens, **more)
+        except ValueError as error:
+            raise api_error(error) from error
+
+
+def several(params: SamplingParams, n: int | None, constraints: Sequence[Any] = ()) -> list[SamplingParams]:
+    """The same for n choices, each with a seed of its own if there is one, and a constraint if there are some."""
+    if n is not None and n < 1:
+        raise ApiError(400, f"n: expected a positive number, got {n}", "n")
+    found = []
+    for i in range(n or 1):
+        seed = None if params.seed is None else params.seed + i
+        found.append(replace(params, seed=seed, constraint=constraints[i] if constraints else None))
+    return found
+
+
+def texts_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a message's content: a text, or parts of these kinds. ApiError names a part of another kind."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise ApiError(400, f"{field}: expected a text or a list of parts", field)
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            where = f"{field}[{i}]"
+            raise ApiError(400, f"{where}: expected a part of the type {' or '.join(kinds)}, got {kind!r:.60}", where)
+    return "".join(part["text"] for part in content)
+
+
+def tool_call(name: Any, arguments: Any, id: Any, field: str) -> dict[str, Any]:
+    """A call as chat templates read it: its arguments are an object, given as one or as JSON."""
+    try:
+        known = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        known = None
+    if not isinstance(name, str) or not isinstance(known, dict):
+        raise ApiError(400, f"{field}: expected the name of a function, and arguments that are a JSON object", field)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": known}}
+
+
+def service_of(http: HttpRequest) -> Service:
+    """The server's."""
+    return http.app.state.service
+
+
+def exchange_of(http: HttpRequest) -> Exchange:
+    """Of this request, as the gate has begun it."""
+    return http.state.exchange
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other object has."""
+    return f"{prefix}_{uuid.uuid4().hex[:24]}"
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+async def stream(
+    http: HttpRequest, events: Events, failed: Callable[[ApiError], tuple[str, dict[str, Any]]], *, done: str = ""
+) -> StreamingResponse:
+    """Server-sent events. What fails before the first of them is a response with its status; later, the event `failed`.
+
+    done: what the stream ends with.
+    """
+    first = await anext(events)
+
+    async def lines() -> AsyncIterator[str]:
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            try:
+                yield _line(*first)
+                async for name, data in events:
+                    yield _line(name, data)
+            except Exception as error:
+                http.app.state.log_fault(exchange_of(http), error)
+                yield _line(*failed(api_error(error)))
+        if done:
+            yield f"data: {done}\n\n"
+
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
+
+
+def _line(name: str, data: dict[str, Any]) -> str:
+    return f"{f'event: {name}' + chr(10) if name else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,202 @@
+"""What all protocols ask for: prompts of conversations, and answers as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from torch_foundry.core.load_errors import is_fault
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.serving.engine_thread import EngineThread, Request, Update
+from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.grammar import Grammars
+from torch_foundry.serving.metrics import Exchange, Metrics
+from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server allows. ValueError names what is out of range.
+
+    names: of the model, as requests give them; the first is told. api_keys: one of them is asked for, if there are any.
+    max_body: bytes of a request. max_prompt, max_tokens: tokens of a prompt, and of each answer; None: what the model
+        and its cache have room for. max_choices: answers to one prompt (n).
+    concurrent, per_key: requests at a time, in all and of one key; more are refused with 429.
+    timeout: seconds for an answer; body_timeout: for the body of a request to come, and for a client to take a part of
+        the answer. drain: what running answers get when the server is stopped.
+    origins: of web pages that may call the server (CORS).
+    """
+
+    names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    max_body: int = 8 << 20
+    max_prompt: int | None = None
+    max_tokens: int | None = None
+    max_choices: int = 8
+    concurrent: int = 256
+    per_key: int | None = None
+    timeout: float = 600.0
+    body_timeout: float = 30.0
+    drain: float = 30.0
+    origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, int | float) and value <= 0:
+                raise ValueError(f"{name}: expected a positive number, got {value}")
+        if not self.names or not all(self.names):
+            raise ValueError("names: expected the name of the model")
+
+
+@dataclass
+class Part:
+    """What has come of a choice: pieces of its text, and the update that they are from."""
+
+    choice: int
+    pieces: list[Piece]
+    update: Update
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a prompt; of a conversation, its text and the tools that it speaks of."""
+
+    ids: list[int]
+    text: str = ""
+    tools: Sequence[dict[str, Any]] = ()
+
+
+class Service:
+    """A model that answers. Its methods are for the event loop's thread."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        if engine.tokenizer is None:
+            raise ValueError("engine: a server needs one with a tokenizer")
+        self.engine, self.config, self.tokenizer = engine, config, engine.tokenizer
+        self.metrics = Metrics(engine)
+        self.thread = EngineThread(engine)
+        eos = engine.model.generation_config.eos_token_id
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        self._grammars = Grammars(self.tokenizer, engine.model.lm_head.out_features, ends)
+        self._tokenize = ThreadPoolExecutor(1, "tokenize")  # one at a time: tokenizers may be changed by a call
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Sampling parameters of requests that don't say: the model's own."""
+        config = self.engine.model.generation_config
+        if not config.do_sample:
+            return {}
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: value for name in names if (value := getattr(config, name, None))}
+
+    def check_model(self, name: str) -> None:
+        """ApiError for another model than this server's."""
+        if name not in self.config.names:
+            known = ", ".join(self.config.names)
+            raise ApiError(
+                404, f"model: {name!r:.80} is not here; this server has {known}", "model", code="model_not_found"
+            )
+
+    async def chat(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], variables: dict[str, Any]
+    ) -> Prompt:
+        """The prompt of a conversation, by the tokenizer's chat template. variables: what else the template reads."""
+        if not self.tokenizer.chat_template:
+            raise ApiError(400, "messages: this model has no chat template; /v1/completions takes texts", "messages")
+
+        def render() -> Prompt:
+            told = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
+            text = self.tokenizer.apply_chat_template(messages, **told)
+            return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"], text, tools)
+
+        return await self._encoded(render, "messages: the chat template failed")
+
+    async def text(self, prompt: str) -> Prompt:
+        """The prompt that is a text."""
+        return await self._encoded(lambda: Prompt(self.tokenizer(prompt)["input_ids"]), "prompt: the tokenizer failed")
+
+    async def _encoded(self, work: Any, failed: str) -> Prompt:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenize, work)
+        except BaseException as fault:
+            if not is_fault(fault):
+                raise
+            raise ApiError(
+                400, f"{failed}: {type(fault).__name__}: {fault!s:.200}", failed.partition(":")[0]
+            ) from fault
+
+    async def constraint(self, kind: str, source: Any, field: str) -> Any:
+        """What limits an answer to a language, as of `Grammars.constraint`."""
+        work = functools.partial(self._grammars.constraint, kind, source, field)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenize, work)
+
+    def room(self, prompt: Prompt, asked: int | None, field: str = "max_tokens") -> int:
+        """New tokens of an answer, of which `asked` are wanted; ApiError if that is more than this server gives."""
+        most = self.config.max_prompt or self.engine.limit - 1
+        if len(prompt.ids) > most:
+            message = f"the prompt has {len(prompt.ids)} tokens, of {most} that this server takes"
+            raise ApiError(400, message, code="context_length_exceeded")
+        left = self.engine.limit - len(prompt.ids)
+        if asked is not None and self.config.max_tokens is not None and asked > self.config.max_tokens:
+            raise ApiError(400, f"{field}: expected at most {self.config.max_tokens}, got {asked}", field)
+        return min(n for n in (asked, self.config.max_tokens, left) if n is not None)
+
+    async def answer(
+        self, exchange: Exchange, prompts: Sequence[Prompt], choices: Sequence[SamplingParams]
+    ) -> AsyncIterator[Part]:
+        """Parts of all choices of the first prompt, of the second ..., as they come, until all have ended.
+
+        ApiError: what the request is refused with, or why it could not be answered to the end.
+        """
+        pairs = [(prompt, params) for prompt in prompts for params in choices]
+        if len(pairs) > self.config.max_choices:
+            raise ApiError(400, f"n: expected at most {self.config.max_choices} answers, got {len(pairs)}", "n")
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Update]]()
+
+        def tell(number: int) -> Callable[[Update], Any]:
+            return lambda update: loop.call_soon_threadsafe(news.put_nowait, (number, update))
+
+        exchange.usage.prompt = sum(len(prompt.ids) for prompt in prompts)
+        parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.tools) for prompt, _ in pairs]
+        for number, (prompt, params) in enumerate(pairs):
+            if prompt.text and own_template(self.tokenizer) is not None:
+                params = dataclasses.replace(params, skip_special_tokens=False)
+            exchange.requests.append(Request(prompt.ids, params, tell(number), exchange.salt))
+            try:
+                self.thread.submit(exchange.requests[-1])
+            except RuntimeError as error:
+                raise api_error(error) from None
+        going, first = len(pairs), True
+        while going:
+            try:
+                with anyio.fail_after(exchange.began + self.config.timeout - time.perf_counter()):
+                    number, update = await news.get()
+            except TimeoutError:
+                raise ApiError(504, f"no answer within {self.config.timeout} seconds") from None
+            if update.error is not None:
+                raise api_error(update.error) from update.error
+            if first:
+                self.metrics.first_token.observe(time.perf_counter() - exchange.began)
+                exchange.usage.cached, first = update.cached, False
+                self.metrics.count_prompt(exchange.usage.prompt, update.cached)
+            exchange.usage.new += len(update.tokens)
+            self.metrics.new_tokens.inc(len(update.tokens))
+            pieces = parsers[number].feed(update.text)
+            if update.finish_reason:
+                pieces += parsers[number].finish()
+                exchange.finish_reasons.append(update.finish_reason)
+                going -= 1
+            yield Part(number, pieces, update)
+
+    def end(self, exchange: Exchange) -> None:
+        """Nobody waits for its answers any more."""
+        for request in exchange.requests:
+            self.thread.cancel(request)
