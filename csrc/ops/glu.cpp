@@ -7,7 +7,7 @@ namespace foundry {
 namespace {
 
 at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
-  const char* policy = activation == "sigmoid" ? "Sigmoid" : activation_named(activation).policy; // no layer has that
+  const char* policy = activation_named(activation).policy;
   check("gate", gate).floating().last_dim_contiguous();
   check("up", up).like(gate).last_dim_contiguous();
   check_same_shape("up", up, "gate", gate);

@@ -28,14 +28,16 @@ inline float finite(const char* option, double value) {
   return static_cast<float>(value);
 }
 
+// All activations. Ops of a gate and up take each, `linear` those of a single number.
 struct Activation {
   const char *name, *policy;
   uint32_t code; // in argument structs
+  bool of_pair = false;
 };
-inline constexpr Activation kActivations[] = {{"silu", "Silu", activation_silu},
-                                              {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
-                                              {"gelu", "Gelu", activation_gelu},
-                                              {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu}};
+inline constexpr Activation kActivations[] = {
+    {"silu", "Silu", activation_silu},    {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
+    {"gelu", "Gelu", activation_gelu},    {"sigmoid", "Sigmoid", activation_sigmoid},
+    {"relu2", "Relu2", activation_relu2}, {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu, true}};
 inline const Activation& activation_named(std::string_view name) { return named("activation", name, kActivations); }
 
 struct NormKind {
@@ -44,13 +46,16 @@ struct NormKind {
 };
 inline constexpr NormKind kNormKinds[] = {{"llama", "Llama", 0.0f}, {"olmo", "Olmo", 0.0f}, {"gemma", "Gemma", 1.0f}};
 
+inline float epsilon(double eps) {
+  TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
+  return static_cast<float>(eps);
+}
+
 struct Norm {
   const NormKind& kind;
   float eps;
 
-  Norm(std::string_view name, double eps) : kind(named("kind", name, kNormKinds)), eps(static_cast<float>(eps)) {
-    TORCH_CHECK(std::isfinite(eps) && eps >= 0, "eps: expected a finite number >= 0, got ", eps);
-  }
+  Norm(std::string_view name, double eps) : kind(named("kind", name, kNormKinds)), eps(epsilon(eps)) {}
 };
 
 } // namespace foundry

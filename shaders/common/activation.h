@@ -5,12 +5,32 @@
 
 namespace foundry {
 
+// log(1 + metal::exp(x)). MSL has no log1p; log(1 + t) = 2 atanh(s), s = t / (2 + t) <= 1/3, is accurate where t is
+// small too.
+METAL_FUNC float softplus(float x) {
+  const float t = metal::exp(-metal::abs(x)), s = t / (2.0f + t);
+  float p = 1.0f / 15.0f;
+  for (int n = 13; n > 0; n -= 2) p = metal::fma(p, s * s, 1.0f / float(n));
+  return metal::max(x, 0.0f) + 2.0f * s * p;
+}
+
+METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + metal::exp(-x)); }
+
 struct Identity {
   static float apply(float x) { return x; }
 };
 
 struct Silu {
   static float apply(float x) { return x / (1.0f + metal::exp(-x)); }
+};
+
+struct Sigmoid {
+  static float apply(float x) { return sigmoid(x); }
+};
+
+// relu(x)^2. NaN stays NaN.
+struct Relu2 {
+  static float apply(float x) { return x < 0.0f ? 0.0f : x * x; }
 };
 
 // 0.5 (1 + tanh u) is the logistic function of 2u, which has no cancellation.

@@ -7,11 +7,6 @@
 using namespace metal;
 using namespace foundry;
 
-// The gate of attention's result.
-struct Sigmoid {
-  static float apply(float x) { return 1.0f / (1.0f + exp(-x)); }
-};
-
 // foundry-lint: instance(glu<half, Silu, 8>)
 // foundry-lint: instance(glu<float, ClampedSwiglu, 1>)
 // foundry-lint: instance(glu<bfloat, Sigmoid, 1>)

@@ -17,7 +17,9 @@ FOUNDRY_CONST uint32_t activation_none = 0;
 FOUNDRY_CONST uint32_t activation_silu = 1;
 FOUNDRY_CONST uint32_t activation_gelu_tanh = 2;
 FOUNDRY_CONST uint32_t activation_gelu = 3;
+FOUNDRY_CONST uint32_t activation_sigmoid = 4;
 FOUNDRY_CONST uint32_t activation_clamped_swiglu = 5; // of a gate and up together
+FOUNDRY_CONST uint32_t activation_relu2 = 6;
 
 // y[m, n] = residual[m, n] + scale * activation(sum_k x[m, k] W[n, k] + bias[n]). The epilogue is chosen at run time by
 // uniform branches: as function constants its 16 forms would each be a compiled variant.

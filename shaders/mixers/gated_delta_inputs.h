@@ -5,17 +5,6 @@
 
 namespace foundry {
 
-// log(1 + metal::exp(x)). MSL has no log1p; log(1 + t) = 2 atanh(s), s = t / (2 + t) <= 1/3, is accurate where t is
-// small too.
-METAL_FUNC float softplus(float x) {
-  const float t = metal::exp(-metal::abs(x)), s = t / (2.0f + t);
-  float p = 1.0f / 15.0f;
-  for (int n = 13; n > 0; n -= 2) p = metal::fma(p, s * s, 1.0f / float(n));
-  return metal::max(x, 0.0f) + 2.0f * s * p;
-}
-
-METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + metal::exp(-x)); }
-
 METAL_FUNC uint offset(constant HeadStrides& strides, uint token, uint key_head, uint head) {
   return token * strides.token + key_head * strides.key_head + head * strides.head;
 }

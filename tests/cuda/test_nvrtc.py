@@ -61,6 +61,9 @@ def mix(dtype, d, dv):
 for dtype, d, dv in ((torch.float16, 128, 128), (torch.bfloat16, 64, 64), (torch.float32, 96, 192)):
     calls.append(lambda t=dtype, a=(d, dv): mix(t, *a))
 calls.append(lambda: ops.glu(torch.zeros(1, 8), torch.zeros(1, 8), "clamped_swiglu"))
+for row in (torch.zeros(1, 64, dtype=torch.bfloat16), torch.zeros(1, 9)):
+    calls.append(lambda x=row: ops.layer_norm(x, x[0], x[0]))
+    calls.append(lambda x=row: ops.xielu(x, *x[0, :4].unbind()))
 with ThreadPoolExecutor(4) as pool:
     for job in [pool.submit(call) for call in calls]: job.result()
 print(json.dumps(dict(torch.ops.compile_only.compiled())))

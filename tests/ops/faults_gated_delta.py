@@ -15,8 +15,8 @@ def _fault(name: str, old: str, new: str, case: Case | None = None, run: Any = N
     return Fault(f"gated_delta-{name}", "gated_delta.metal", old, new, run or (lambda: tests.test_accuracy(given, F32)))
 
 
-def _input(name: str, old: str, new: str) -> Fault:
-    return dataclasses.replace(_fault(name, old, new), file="gated_delta_inputs.h")
+def _input(name: str, old: str, new: str, file: str = "gated_delta_inputs.h") -> Fault:
+    return dataclasses.replace(_fault(name, old, new), file=file)
 
 
 def _prompt(name: str, old: str, new: str, run: Any = None) -> Fault:
@@ -59,8 +59,8 @@ FAULTS = [
     _input("convolution-one-token-late", "t - (W - 1) + w", "t - W + w"),
     _input("window-of-one-input", "any ? before[W + at]", "any ? before[W - 1]"),
     _input("no-silu", "return Silu::apply(sum);", "return sum;"),
-    _input("softplus-of-large", "metal::max(x, 0.0f) + 2.0f", "2.0f"),
-    _input("softplus-of-small", "n = 13; n > 0", "n = 13; n > 2"),
+    _input("softplus-of-large", "metal::max(x, 0.0f) + 2.0f", "2.0f", "activation.h"),
+    _input("softplus-of-small", "n = 13; n > 0", "n = 13; n > 2", "activation.h"),
     _fault("queries-not-scaled", "rsqrt(float(DK))", "1.0f"),
     _fault("keys-less-than-unit", "k_scale = rsqrt(simd_sum(kk) + 1e-6f);", "k_scale = rsqrt(simd_sum(kk) + 1.0f);"),
     _fault("beta-scale-left-out", "args.beta_scale * sigmoid", "sigmoid", Case(beta_scale=2.0)),

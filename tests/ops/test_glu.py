@@ -1,4 +1,4 @@
-"""glu: silu, both gelus, the sigmoid and the clamped SwiGLU against float64."""
+"""glu: silu, both gelus, relu², the sigmoid and the clamped SwiGLU against float64."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ CASES = [
     (Case(activation="clamped_swiglu", n=33), BF16),
     (Case(activation="sigmoid"), F32),
     (Case(activation="sigmoid"), BF16),
+    (Case(activation="relu2"), F16),
 ]
 BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
 
@@ -200,8 +201,9 @@ FAULTS = [
     Fault(
         "glu-sign-of-the-sigmoid",
         "glu.metal",
-        "return 1.0f / (1.0f + exp(-x))",
-        "return 1.0f / (1.0f + exp(x))",
+        "return 1.0f / (1.0f + metal::exp(-x))",
+        "return 1.0f / (1.0f + metal::exp(x))",
         lambda: test_accuracy(Case(activation="sigmoid"), F32),
+        file="activation.h",
     ),
 ]

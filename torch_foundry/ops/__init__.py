@@ -7,7 +7,7 @@ the same in plain torch.
 """
 
 from torch_foundry.ops.gated_delta import gated_delta
-from torch_foundry.ops.modules import attention, embedding, glu, linear, rms_norm, rope_kv
+from torch_foundry.ops.modules import attention, embedding, glu, layer_norm, linear, rms_norm, rope_kv, xielu
 from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
 from torch_foundry.ops.norm_linear import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.permute import permute_columns, permute_columns_and_norm
@@ -18,6 +18,7 @@ __all__ = [
     "embedding",
     "gated_delta",
     "glu",
+    "layer_norm",
     "linear",
     "moe_choose",
     "moe_combine",
@@ -35,4 +36,5 @@ __all__ = [
     "rope_kv",
     "sample",
     "sample_count_prompt",
+    "xielu",
 ]

@@ -32,6 +32,22 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, offset: float = 0.0
+) -> Tensor:
+    """LayerNorm over the last dimension: `(x - mean) / sqrt(variance + eps) * (offset + weight) + bias`.
+
+    x: [..., hidden]; rows may be strided, up to three levels. weight, bias: [hidden] of x's dtype, or None for either
+    (offset without a weight does nothing). Returns [..., hidden], contiguous.
+    """
+    return _ops.layer_norm.default(x, weight, bias, eps, offset)
+
+
+@_fake("layer_norm")
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 # --------------------------------------------------------------------------------------------------- linear, embedding
 
 
@@ -52,7 +68,7 @@ def linear(
     x: [..., K], rows may be strided, up to three levels. bias: [N], residual: [..., N], both of x's dtype.
     weight: dense [N, K] of any of the three dtypes, whatever x's is; or uint8 [N, K / block * bytes] with the name of a
         packed format of `torch_foundry.quant.FORMATS`, as `quant.quantize` makes it and as it lies in a GGUF file.
-    activation: None, "silu", "gelu_tanh" or "gelu" (exact). out_features: use only the first rows of weight.
+    activation: None, or one of a single number, as in `glu`. out_features: use only the first rows of weight.
     Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
     with another order of summation, unless they are to be `batch_invariant`. Returns [..., N], contiguous.
     """
@@ -94,8 +110,9 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """Gated product, of an MLP or of attention: `act(gate) * up`.
 
     gate, up: [..., n], rows may be strided, up to three levels (both halves of one fused projection). activation:
-    "silu", "gelu_tanh", "gelu" (exact) or "sigmoid"; or "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1)
-    with g = min(gate, 7) and u = up between -7 and 7. Returns [..., n], contiguous.
+    "silu", "gelu_tanh", "gelu" (exact), "sigmoid" or "relu2" (max(0, gate)^2), of a single number; or "clamped_swiglu"
+    of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
+    Returns [..., n], contiguous.
     """
     return _ops.glu.default(gate, up, activation)
 
@@ -103,6 +120,20 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 @_fake("glu")
 def _(gate: Tensor) -> Tensor:
     return gate.new_empty(gate.shape)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """xIELU (arXiv 2411.13010): `a x^2 + beta x` above 0, `b (expm1(min(x, eps)) - x) + beta x` below, with
+    a = softplus(alpha_p), b = beta + softplus(alpha_n).
+
+    x: contiguous. The others: of its dtype, a single number each. Returns the shape of x.
+    """
+    return _ops.xielu.default(x, alpha_p, alpha_n, beta, eps)
+
+
+@_fake("xielu")
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 # ------------------------------------------------------------------------------------------------------- rope and cache

@@ -52,6 +52,21 @@ def rms_norm(given: Given, device: Device = "cpu") -> None:
     assert_bound(got, truth, norm_bound(truth, got.dtype, got.shape[-1], given["kind"], wide["residual"]))
 
 
+def layer_norm(given: Given, device: Device = "cpu") -> None:
+    """ops.layer_norm: the mean and the variance are sums of f32; a difference from the mean has the error of both."""
+    wide = double(given)
+    truth, got = plain.layer_norm(**wide), ops.layer_norm(**on(given, device)).cpu()
+    assert_norm(got, truth, plain.layer_norm(**given))
+    x, hidden = wide["x"], got.shape[-1]
+    spread = (x.var(-1, correction=0, keepdim=True) + wide["eps"]).sqrt()
+    gain = 1.0 if wide["weight"] is None else (wide["weight"] + wide["offset"]).abs()
+    bias = 0.0 if wide["bias"] is None else wide["bias"].abs()
+    scaled = (truth - (0.0 if wide["bias"] is None else wide["bias"])).abs()
+    mean = x.abs().mean(-1, keepdim=True) / spread * gain
+    error = (8 + 2 * hidden**0.5) * U32 * (scaled + mean)
+    assert_bound(got, truth, 1.01 * (UNIT[got.dtype] * truth.abs() + error + 2 * U32 * bias))
+
+
 # --------------------------------------------------------------------------------------------------- linear, embedding
 
 
@@ -62,13 +77,15 @@ def dense_of(given: Given) -> Tensor:
 
 
 def linear_bound(given: Given, truth: Tensor) -> Tensor:
-    """One rounding to dtype; about sqrt(k) of f32 in the sum; a few in the epilogue, whose slope is below 1.13."""
+    """One rounding to dtype; about sqrt(k) of f32 in the sum; a few in the epilogue, whose slope is below 1.13, but for
+    relu²."""
     x, weight, scale = given["x"].double(), dense_of(given), abs(given["scale"])
     terms = x.abs() @ weight.abs().T
     sums = x @ weight.T + (0.0 if given["bias"] is None else given["bias"].double())
     residual = 0.0 if given["residual"] is None else given["residual"].double().abs()
     accumulated = (4 * x.shape[-1] ** 0.5 * terms + 12 * sums.abs()) * U32
-    return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + 1.13 * scale * accumulated + 2 * U32 * residual)
+    slope = 2 * sums.abs() if given["activation"] == "relu2" else 1.13
+    return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + slope * scale * accumulated + 2 * U32 * residual)
 
 
 def linear(given: Given, device: Device = "cpu") -> None:
@@ -98,6 +115,15 @@ def glu(given: Given, device: Device = "cpu") -> None:
     argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
     bound = (UNIT[got.dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()
     assert_bound(got, truth, bound)
+
+
+def xielu(given: Given, device: Device = "cpu") -> None:
+    """ops.xielu: what is summed, each with a few roundings of f32."""
+    wide = double(given)
+    truth, got = plain.xielu(**wide), ops.xielu(**on(given, device)).cpu()
+    assert_norm(got, truth, plain.xielu(**given))
+    line = (wide["beta"] * wide["x"]).abs()
+    assert_bound(got, truth, UNIT[got.dtype] * truth.abs() + 16 * U32 * ((truth.abs() + 2 * line) + 1e-6))
 
 
 # ------------------------------------------------------------------------------------------------------- rope and cache

@@ -33,6 +33,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", resi
     return y if residual is None else residual + y
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, offset: float = 0.0
+) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], None if weight is None else weight + offset, bias, eps)
+
+
+# ---------------------------------------------------------------------------------------------------------- activations
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    if activation == "relu2":
+        return F.relu(x).square()
+    if activation in ("silu", "sigmoid"):
+        return F.silu(x) if activation == "silu" else x.sigmoid()
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
 # --------------------------------------------------------------------------------------------------- linear, embedding
 
 
@@ -52,12 +69,7 @@ def linear(
     out_features: int | None = None,
 ) -> Tensor:
     y = F.linear(x, _matrix(weight[:out_features], format, x.dtype), bias)
-    if activation is not None:
-        y = (
-            F.silu(y)
-            if activation == "silu"
-            else F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
-        )
+    y = y if activation is None else activate(y, activation)
     y = y if scale == 1.0 else y * scale
     return y if residual is None else residual + y
 
@@ -75,12 +87,15 @@ def embedding(
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    if activation in ("silu", "sigmoid"):
-        return (F.silu(gate) if activation == "silu" else gate.sigmoid()) * up
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
-    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    return activate(gate, activation) * up
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    below = (torch.expm1(torch.minimum(x, eps)) - x) * (beta + F.softplus(alpha_n))
+    return torch.where(x > 0, F.softplus(alpha_p) * x * x, below) + beta * x
 
 
 # -------------------------------------------------------------------------------------------------- columns in an order

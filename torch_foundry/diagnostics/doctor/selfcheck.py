@@ -70,6 +70,14 @@ def _norms(quick: bool) -> Iterator[Check]:
             given = partial(_norm_inputs, dtype, *case)
             yield Check(f"rms_norm {kind} [{rows}, {hidden}] {_short(dtype)}", _on(op_checks.rms_norm, given))
     yield Check("rms_norm: rows that lie apart, bit for bit", _strided_norm)
+    for hidden in (896, 33):
+        given = partial(_layer_norm_inputs, F16, hidden)
+        yield Check(f"layer_norm [3, {hidden}] {_short(F16)}", _on(op_checks.layer_norm, given))
+
+
+def _layer_norm_inputs(dtype: torch.dtype, hidden: int) -> Given:
+    x, weight, bias = (normal(generator(hidden, i), *((3, hidden)[i > 0 :]), dtype=dtype) for i in range(3))
+    return {"x": x, "weight": weight, "bias": bias, "eps": 1e-5, "offset": 1.0}
 
 
 def _strided_norm(device: Device) -> None:
@@ -167,9 +175,16 @@ def _glu(quick: bool) -> Iterator[Check]:
         return {"gate": gate, "up": normal(g, 3, n, dtype=dtype), "activation": activation}
 
     for dtype in _dtypes(quick):
-        for n, activation in ((768, "silu"), (33, "silu"), (768, "gelu_tanh"), (768, "gelu"), (768, "sigmoid")):
+        for n, activation in ((33, "silu"), *((768, a) for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "relu2"))):
             check = _on(op_checks.glu, partial(inputs, dtype, n, activation))
             yield Check(f"glu {activation} [3, {n}] {_short(dtype)}", check)
+    yield Check(f"xielu [3, 768] {_short(F16)}", _on(op_checks.xielu, _xielu_inputs))
+
+
+def _xielu_inputs() -> Given:
+    settings = {"alpha_p": 0.2, "alpha_n": -1.1, "beta": 0.5, "eps": -1e-6}
+    x = normal(generator("xielu"), 3, 768, dtype=F16, scale=3)
+    return {"x": x, **{name: torch.tensor(value, dtype=F16) for name, value in settings.items()}}
 
 
 # ------------------------------------------------------------------------------------------------------- rope and cache
