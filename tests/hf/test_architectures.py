@@ -104,7 +104,9 @@ def test_plain_modules() -> None:
     with torch.no_grad():
         assert_as_exact(lambda each: each(x), patch(copy.deepcopy(model)), model)
         patch(model)(x)
-    assert report(model).fused_leaf_modules == 3
+    assert report(model).fused_leaf_modules == 4
+    images = nn.LayerNorm((3, 5))
+    assert not report(patch(images)).swapped, "it is of matrices"
     limited = nn.Sequential(nn.Embedding(50, 40, max_norm=1.0))
     assert not report(patch(limited)).swapped, "renormalises its weight"
 

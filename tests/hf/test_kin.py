@@ -79,6 +79,9 @@ def test_a_layer_of_theta_zero_does_not_rotate() -> None:
             {"use_post_norm": True, "residual_multiplier": 0.5},
             "a residual multiplier and norms behind the blocks",
         ),
+        ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
+        ("PhiConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['dense', 'k_layernorm'"),
+        ("StableLmConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['k_layernorm'"),
     ],
 )
 def test_what_a_config_switches_on_is_refused(name: str, options: dict[str, Any], why: str) -> None:

@@ -91,7 +91,7 @@ def generated(model: Any, tokens: int = 6, **options: Any) -> list[list[int]]:
 EMBEDS, LOOP = "the caller embeds the tokens (inputs_embeds)", "is not a model that our loop is known for"
 MODELS: list[tuple[Callable[[], Any], dict[str, str], str]] = [
     (vipllava, {"model.vision_tower.encoder.layers.1": "CLIPEncoderLayer of"}, EMBEDS),
-    (gpt2, {"transformer.h.0": "GPT2Block of", "transformer.ln_f": "LayerNorm of"}, "GPT2Model is not a decoder"),
+    (gpt2, {"transformer.h.0": "GPT2Block of"}, "GPT2Model is not a decoder"),
     (mamba, {"backbone.layers.1": "MambaBlock of", "backbone.norm_f": "MambaRMSNorm"}, "MambaModel is not a decoder"),
     (t5, {"decoder.block.0": "T5Block of"}, "T5Stack is not a decoder"),
     (subclass, {"model": "Custom is not a known decoder"}, "Custom is not a decoder"),

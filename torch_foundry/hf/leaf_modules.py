@@ -1,4 +1,4 @@
-"""Swapped leaf modules: embeddings, RMS norms and linear layers outside of fused decoder layers.
+"""Swapped leaf modules: embeddings, norms and linear layers outside of fused decoder layers.
 
 Their arithmetic is fixed by their class alone, so they are replaced in any architecture.
 """
@@ -52,6 +52,7 @@ class LeafMixin(FoundryModule):
 
     plan_class: Callable[[Any, ModelState], Plan]
     weight: Any
+    _parameters: dict[str, Any]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The fused op, or stock code."""
@@ -69,7 +70,7 @@ class LeafMixin(FoundryModule):
             return super().forward(input)  # type: ignore[misc]
         except RuntimeError as error:
             if is_out_of_memory(error):
-                explain(error, self._foundry_base.__name__, self._tensors(input, self.weight))
+                explain(error, self._foundry_base.__name__, self._tensors(input))
             raise
         plan.fused += 1
         return result
@@ -77,8 +78,9 @@ class LeafMixin(FoundryModule):
     def _fused(self, plan: Any, input: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
-        return {"input": described(input), "weight": described(weight)}
+    def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
+        weight = self._parameters.get("weight")  # OLMo's norm has none
+        return {"input": described(input)} | ({} if weight is None else {"weight": described(weight)})
 
 
 class LinearPlan(Plan):
@@ -102,8 +104,8 @@ class LinearMixin(LeafMixin):
         check_weights(plan.linear.parameters, input.dtype, input)
         return plan.linear.gemm(input.contiguous())
 
-    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
-        return super()._tensors(input, weight) | {"result": ([*input.shape[:-1], weight.shape[0]], input.dtype)}
+    def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input) | {"result": ([*input.shape[:-1], self.weight.shape[0]], input.dtype)}
 
 
 class NormPlan(Plan):
@@ -117,7 +119,7 @@ class NormPlan(Plan):
 
 
 class NormMixin(LeafMixin):
-    """The RMS norms of `families.NORMS`."""
+    """The norms of `families.NORMS`, and torch's LayerNorm."""
 
     plan_class = NormPlan
 
@@ -167,5 +169,5 @@ class EmbeddingMixin(LeafMixin):
         check_weights(plan.parameters, weight.dtype, None)
         return ops.embedding(input.contiguous(), weight, scale=plan.scale())
 
-    def _tensors(self, input: torch.Tensor, weight: torch.Tensor) -> dict[str, Described]:
-        return super()._tensors(input, weight) | {"result": ([*input.shape, weight.shape[1]], weight.dtype)}
+    def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
+        return super()._tensors(input) | {"result": ([*input.shape, self.weight.shape[1]], self.weight.dtype)}

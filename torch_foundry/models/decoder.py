@@ -108,6 +108,11 @@ class DecoderModel(ModelPlan):
         """The decoder."""
         return self._module()
 
+    @property
+    def last_norm(self) -> Any:
+        """The decoder's last norm."""
+        return getattr(self.module, self.decoder.norm)
+
     def check(self) -> None:
         """Raise Fallback if no step may be captured or replayed now. Cheap if nothing has changed since."""
         if reason := recording_reason() or attention_reason(self.config):
@@ -158,7 +163,7 @@ class DecoderModel(ModelPlan):
             if any(linear.order is not None for linear in group)
         ]
         embedding: Any = module.embed_tokens
-        norm: Any = module.norm
+        norm = self.last_norm
         if not (is_swapped(embedding) or isinstance(embedding, FoundryEmbedding)):
             raise Fallback(f"the embedding is a {type(embedding).__name__}")
         if not is_swapped(norm) or norm_kind(norm) is None:
@@ -166,7 +171,7 @@ class DecoderModel(ModelPlan):
         self.final = Norm(norm)
         self.rotary = Rotary(rotaries_of(module), self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
-        self.dtype, self.device = self.final.weight.dtype, self.final.weight.device
+        self.dtype, self.device = dtype_of(embedding), embedding.weight.device
         rest = (norm._parameters, embedding._parameters)
         for owners in (rest, *(plan.parameters for plan in self.layers)):
             if reason := weight_reason(owners, self.dtype):
@@ -242,6 +247,12 @@ class DecoderModel(ModelPlan):
         with under("head"):
             x = self.norm(x)
             return x if tail is None else tail(x)
+
+
+def dtype_of(embedding: Any) -> torch.dtype:
+    """Of the rows that it gives."""
+    dtype: torch.dtype = (embedding.anchor if isinstance(embedding, FoundryEmbedding) else embedding.weight).dtype
+    return dtype
 
 
 def decoder_plan(model: Any) -> DecoderModel:

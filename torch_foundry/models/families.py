@@ -11,7 +11,18 @@ from typing import Any
 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_foundry.models.family import BEFORE, PERI, POST, SANDWICH, Decoder, Experts, Family, Head, Wrapper
+from torch_foundry.models.family import (
+    BEFORE,
+    PERI,
+    POST,
+    SANDWICH,
+    Decoder,
+    Experts,
+    Family,
+    Head,
+    NormRoles,
+    Wrapper,
+)
 
 TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
 
@@ -31,7 +42,8 @@ SCALED_EMBEDDINGS: set[str] = set()
 def register(family: Family) -> None:
     """Make a family known: its classes are patched as the row says."""
     FAMILIES[family.key(family.layer)] = family
-    NORMS[family.key("RMSNorm")] = family.norm_kind
+    if family.norm_class:
+        NORMS[family.key(family.norm_class)] = family.norm_kind
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
     if family.head is not None:
         HEADS[family.key("ForCausalLM")] = family.head
@@ -45,6 +57,7 @@ def register(family: Family) -> None:
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 MROPE = Decoder(suffix="TextModel", mrope=True)
+LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 
 for _family in (
@@ -96,6 +109,26 @@ for _family in (
     Family("ministral", window="attention"),
     Family("cwm", window="attention"),
     Family("seed_oss"),
+    Family("arcee"),
+    Family("apertus", norms=NormRoles(pre_attn="attention_layernorm", pre_ffn="feedforward_layernorm"), qk_norm="head"),
+    Family("nemotron", norm_class="LayerNorm1P", norm_kind="layer1p"),
+    Family("jais2", **LAYER_NORM),
+    Family("starcoder2", **LAYER_NORM, window="config"),
+    Family(
+        "stablelm",
+        prefix="StableLm",
+        **LAYER_NORM,
+        parallel="use_parallel_residual",
+        inert=frozenset({"dropout"}),
+    ),
+    Family(
+        "phi",
+        **LAYER_NORM,
+        parallel=True,
+        inert=frozenset({"resid_dropout"}),
+        decoder=Decoder(norm="final_layernorm"),
+    ),
+    Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
     Family("exaone4", norms=POST, qk_norm="head", window="types", full_rotate=False),
     Family(
         "vaultgemma",

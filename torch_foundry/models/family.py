@@ -47,6 +47,29 @@ BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernor
 
 
 @dataclass(frozen=True)
+class MLPNames:
+    """How a class calls the layers of an MLP."""
+
+    first: tuple[str, ...]  # gate and up; or one layer that makes both; or, without a gate, up alone
+    down: str
+    activation: str
+    gated: bool = True
+
+    def children(self) -> set[str]:
+        """All names."""
+        return {*self.first, self.down, self.activation}
+
+
+MLPS = (
+    MLPNames(("gate_proj", "up_proj"), "down_proj", "act_fn"),
+    MLPNames(("gate_up_proj",), "down_proj", "activation_fn"),
+    MLPNames(("up_proj",), "down_proj", "act_fn", gated=False),
+    MLPNames(("c_fc",), "c_proj", "act", gated=False),
+    MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
+)
+
+
+@dataclass(frozen=True)
 class Experts:
     """A block of routed experts: a router with `weight` and `top_k`, and `experts`, of the class `..Experts`, as
     `nn.experts` reads them.
@@ -60,9 +83,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Ids to the last norm: `embed_tokens`, `layers`, `norm`, with positions by `rotary_emb`."""
+    """Ids to the last norm: `embed_tokens`, `layers` and that norm, with positions by `rotary_emb`."""
 
     suffix: str = "Model"  # of its class
+    norm: str = "norm"  # name of the last norm
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
     mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
     output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
@@ -97,7 +121,8 @@ class Family(Architecture):
 
     layer: str = "DecoderLayer"  # suffix of the layer's class; a family with several has a row for each
     norms: NormRoles = PRE
-    norm_kind: str = "llama"  # rounding of the norms, as in ops.rms_norm
+    norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
+    norm_kind: str = "llama"  # rounding, as in ops.rms_norm; or "layer": LayerNorm, "layer1p": that of 1 + weight
     qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
     # "attention": self_attn.sliding_window
@@ -110,6 +135,9 @@ class Family(Architecture):
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     ffn: str = "mlp"  # name of the feed-forward block
+    # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose
+    # layers lack `norms.pre_ffn` has one norm for both
+    parallel: bool | str = False
     experts: Experts | None = None  # what it is in layers that have experts
     scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
     decoder: Decoder = Decoder()

@@ -168,7 +168,7 @@ class GatedDelta(Mixer):
     def _parts(self, x: Tensor, gemm: Gemm, mask: Tensor | None) -> dict[str, Tensor]:
         """Norm and projections: by letter [B * L, key heads, n]."""
         norm, spec, parts = self.residual.pre, self.spec, dict[str, Tensor]()
-        if norm is not None and (mask is not None or not gemm.fuses(x)):  # one norm for all groups
+        if norm is not None and (mask is not None or not gemm.fuses(norm, x)):  # one norm for all groups
             x, norm = norm(x), None
         if mask is not None:  # padding leaves the state as it is
             x = x * mask[..., None].to(x.dtype)

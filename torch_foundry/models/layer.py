@@ -6,6 +6,7 @@ returns it, with the norms around it.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from torch_foundry import ops
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, StateSpec
 from torch_foundry.models.families import MIXERS
-from torch_foundry.models.family import Family
+from torch_foundry.models.family import Family, MLPNames
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
 from torch_foundry.models.rope import Kind, Table
@@ -102,7 +103,7 @@ class Attention(Mixer):
         self.residual, self.parameters = residual, module._parameters
         self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
         self.groups = (self.qkv,)
-        self.out = Linear(module.o_proj)
+        self.out = Linear(module._modules[spec.out])
         self.qk_norm = [Norm(module._modules[name]) for name in ("q_norm", "k_norm") if name in module._modules]
         projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
         self.widths = [heads * spec.head_dim for heads in projected]
@@ -138,7 +139,7 @@ class Attention(Mixer):
         """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
         [B, L, heads, head_dim] of what they find, if the family has one."""
         norm, head_dim, gated = self.residual.pre, self.spec.head_dim, self.spec.family.output_gate
-        plain = norm is not None and not self.qk_norm and not gated and gemm.fuses(x) and self.qkv.same_perm
+        plain = not self.qk_norm and not gated and gemm.fuses(norm, x) and self.qkv.same_perm
         if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
             return self._in_one_launch(x, state, rope), None
         q, k, v = self.qkv.behind(norm, x, self.widths, gemm)
@@ -169,23 +170,46 @@ class Attention(Mixer):
         )  # fmt: skip
 
 
+class MLP:
+    """down(activation(up(x)))."""
+
+    __slots__ = ("activation", "curve", "down", "groups", "residual", "up")
+
+    def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
+        self.activation, self.residual, self.curve = spec.activation, residual, mlp._modules[names.activation]
+        self.groups = (_siblings(mlp, *names.first),)
+        (self.up,), self.down = self.groups[0], Linear(mlp._modules[names.down])
+
+    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
+        """onto: what the result is added to, in place of x."""
+        norm = self.residual.pre
+        h = x if norm is None else norm(x)
+        if self.activation == "xielu":
+            own, fixed = self.curve._parameters, self.curve._buffers
+            h = ops.xielu(gemm.product(self.up, h), own["alpha_p"], own["alpha_n"], fixed["beta"], fixed["eps"])
+        else:
+            h = gemm.product(self.up, h, activation=self.activation)
+        return self.residual.add(x if onto is None else onto, self.down, h, gemm)
+
+
 class GatedMLP:
     """down(activation(gate(x)) * up(x))."""
 
     __slots__ = ("activation", "down", "gate_up", "groups", "inner", "residual")
 
-    def __init__(self, mlp: Any, spec: LayerSpec, residual: Residual) -> None:
+    def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
         self.activation, self.inner, self.residual = spec.activation, spec.inner, residual
-        self.gate_up = _siblings(mlp, "gate_up_proj", "gate_proj", "up_proj")  # one or two
+        self.gate_up = _siblings(mlp, *names.first)  # one or two
         self.groups = (self.gate_up,)
-        self.down = Linear(mlp.down_proj)
+        self.down = Linear(mlp._modules[names.down])
 
-    def __call__(self, x: Tensor, gemm: Gemm) -> Tensor:
-        return self.residual.add(x, self.down, self._gated(x, gemm), gemm)
+    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
+        """onto: what the result is added to, in place of x."""
+        return self.residual.add(x if onto is None else onto, self.down, self._gated(x, gemm), gemm)
 
     def _gated(self, x: Tensor, gemm: Gemm) -> Tensor:
         norm = self.residual.pre
-        if norm is not None and gemm.fuses(x):
+        if gemm.fuses(norm, x):
             matrices = Projections(self.gate_up, (self.inner, self.inner))
             if matrices.formats[0] == matrices.formats[1] and self.gate_up.same_perm:
                 x, gain = self.gate_up[0].normed(x, norm)
@@ -205,7 +229,7 @@ class FusedLayer:
     __slots__ = ("block", "config", "mixer", "spec")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        roles, mlp, mixed = spec.family.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
+        roles, mlp, mixed = spec.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
         self.spec, self.config = spec, spec.config
 
         def residual(pre: str | None, post: str | None) -> Residual:
@@ -214,12 +238,12 @@ class FusedLayer:
 
         self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
         around = residual(roles.pre_ffn, roles.post_ffn)
-        self.block: ExpertBlock | GatedMLP
-        if spec.experts:
+        self.block: ExpertBlock | GatedMLP | MLP
+        if spec.mlp is None:
             assert spec.family.experts is not None
             self.block = ExpertBlock(mlp, spec.family.experts, spec.activation, around)
         else:
-            self.block = GatedMLP(mlp, spec, around)
+            self.block = (GatedMLP if spec.mlp.gated else MLP)(mlp, spec, spec.mlp, around)
 
     @property
     def experts(self) -> ExpertBlock | None:
@@ -250,13 +274,12 @@ def forward(
     mask: in place of causal attention, as in `ops.attention`. scoped: count launches under `layers.N.attention` and
     `layers.N.mlp`.
     """
-    if not scoped:
-        return layer.block(layer.mixer(x, state, rope, gemm, mask), gemm)
+    under = scope if scoped else contextlib.nullcontext
     name = f"layers.{layer.spec.layer_idx}"
-    with scope(name), scope("attention"):
-        x = layer.mixer(x, state, rope, gemm, mask)
-    with scope(name), scope("mlp"):
-        return layer.block(x, gemm)
+    with under(name), under("attention"):
+        mixed = layer.mixer(x, state, rope, gemm, mask)
+    with under(name), under("mlp"):
+        return layer.block(x, gemm, mixed) if layer.spec.parallel else layer.block(mixed, gemm)
 
 
 def _siblings(parent: nn.Module, *names: str) -> LinearGroup:

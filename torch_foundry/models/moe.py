@@ -43,12 +43,13 @@ class ExpertBlock:
         normalize = self.router.norm_topk_prob if self.normalized is None else self.normalized
         return self.router.top_k, bool(normalize)
 
-    def __call__(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
-        """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]."""
+    def __call__(self, x: torch.Tensor, gemm: Gemm, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]. onto: as in `MLP`."""
         rows = x.view(-1, x.shape[-1])
+        base = rows if onto is None else onto.view(rows.shape)
         if self.post is None:
-            return self._block(rows, rows, gemm).view(x.shape)
-        return self.post(self._block(rows, None, gemm), rows).view(x.shape)
+            return self._block(rows, base, gemm).view(x.shape)
+        return self.post(self._block(rows, None, gemm), base).view(x.shape)
 
     def _block(self, x: torch.Tensor, residual: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
         """residual + scale * block(norm(x)) for x [T, hidden]."""

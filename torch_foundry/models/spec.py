@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, MIXERS, NORMS
-from torch_foundry.models.family import Experts, Family, class_key
+from torch_foundry.models.family import MLPS, Experts, Family, MLPNames, NormRoles, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of, activation_of_experts
@@ -32,6 +32,7 @@ class AttentionSpec:
     window: int  # 0: none
     softcap: float  # 0: none
     sinks: bool  # whether each head has one
+    out: str  # name of its last layer
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,15 @@ class LayerSpec:
     activation: str
     config: Any  # of the mixer; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
-    experts: bool  # whether `mlp` is a block of experts
+    mlp: MLPNames | None  # None: it is a block of experts
     residual_scale: float
+    norms: NormRoles
+    parallel: bool  # whether the feed-forward block sees what attention sees, and not its result
+
+    @property
+    def experts(self) -> bool:
+        """Whether the feed-forward block is one of experts."""
+        return self.mlp is None
 
 
 def require(condition: object, why: str) -> None:
@@ -62,8 +70,12 @@ def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def norm_kind(module: nn.Module) -> str | None:
-    """How an RMS norm rounds (as in ops.rms_norm); None if it is not a norm that is known."""
-    return NORMS.get(class_key(base_class(type(module))))
+    """What kind of norm it is, as in `Family.norm_kind`; None if it is not one that is known, of vectors."""
+    cls = base_class(type(module))
+    kind = "layer" if cls is nn.LayerNorm else NORMS.get(class_key(cls))
+    weight = module._parameters.get("weight")
+    sizes = getattr(module, "normalized_shape", ()) if weight is None else weight.shape
+    return kind if len(sizes) == 1 else None
 
 
 def _check_plain(layer: nn.Module) -> None:
@@ -84,8 +96,9 @@ def has_norm(layer: nn.Module, name: str | None) -> bool:
 
 def _check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
     require(norm_kind(module) == family.norm_kind, f"{name} is a {type(module).__name__}")
-    weight = module._parameters.get("weight")
-    require(weight is not None and tuple(weight.shape) == (size,), f"{name} has no weight of {size} elements")
+    shapes = {tuple(parameter.shape) for parameter in module.parameters()}
+    shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
+    require(shapes == {(size,)}, f"{name} has no weight of {size} elements")
 
 
 def check_linear(name: str, module: nn.Module, in_features: int, out_features: int) -> None:
@@ -95,16 +108,20 @@ def check_linear(name: str, module: nn.Module, in_features: int, out_features: i
     require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
 
 
-def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> str:
-    """The name of its activation."""
-    fused = "gate_up_proj" in mlp._modules
-    act_name = "activation_fn" if "activation_fn" in mlp._modules else "act_fn"
-    gates = {"gate_up_proj"} if fused else {"gate_proj", "up_proj"}
-    check_children(name, mlp, gates | {"down_proj", act_name})
-    for gate in gates:
-        check_linear(gate, getattr(mlp, gate), hidden, 2 * inner if fused else inner)
-    check_linear("down_proj", mlp.down_proj, inner, hidden)
-    return _known_activation(getattr(mlp, act_name))
+def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> tuple[str, MLPNames]:
+    """The name of its activation, and those of its layers."""
+    names = next((known for known in MLPS if known.children() == mlp._modules.keys()), MLPS[0])
+    check_children(name, mlp, names.children())
+    outputs = 2 * inner if names.gated and len(names.first) == 1 else inner
+    for first in names.first:
+        check_linear(first, mlp._modules[first], hidden, outputs)
+    check_linear(names.down, mlp._modules[names.down], inner, hidden)
+    module = mlp._modules[names.activation]
+    activation = _known_activation(module)
+    if activation == "xielu":
+        require(not names.gated, "xIELU of a gate")
+        require(module.beta.dtype == module.eps.dtype == module.alpha_p.dtype, "xIELU has numbers of several dtypes")
+    return activation, names
 
 
 def _known_activation(module: nn.Module) -> str:
@@ -137,7 +154,8 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     width = chosen * inner
     if shares:
         shared = block.shared_expert
-        require(_check_mlp("shared_expert", shared, hidden, shared.intermediate_size) == activation, "two activations")
+        found = _check_mlp("shared_expert", shared, hidden, shared.intermediate_size)
+        require(found == (activation, MLPS[0]), f"the shared expert is one of {found}")
         check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
         linears = (m for part in (shared, block.shared_expert_gate) for m in part.modules() if is_linear(m))
         for linear in linears:
@@ -180,7 +198,8 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     fused_qkv = "qkv_proj" in attn._modules
     projections = {"qkv_proj"} if fused_qkv else {"q_proj", "k_proj", "v_proj"}
     qk_norms = set() if family.qk_norm == "none" else {"q_norm", "k_norm"}
-    check_children("self_attn", attn, projections | qk_norms | {"o_proj"})
+    out = "dense" if "dense" in attn._modules else "o_proj"
+    check_children("self_attn", attn, projections | qk_norms | {out})
     sinks = attn._parameters.get("sinks")
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
     require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
@@ -188,7 +207,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     widths = {"qkv_proj": queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
     for name in projections:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
-    check_linear("o_proj", attn.o_proj, n_heads * head_dim, hidden)
+    check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
     for name in qk_norms:
         heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
         _check_norm(name, getattr(attn, name), family, heads * head_dim)
@@ -204,6 +223,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
         sinks=sinks is not None,
+        out=out,
     )
 
 
@@ -224,11 +244,15 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    check_children(cls.__name__, layer, {child, family.ffn, *family.norms.names(), *family.inert})
     mixed, mlp = layer._modules[child], getattr(layer, family.ffn)
     config = getattr(mixed, "config", None)
+    norms, parallel = family.norms, family.parallel
+    parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
+    if parallel and norms.pre_ffn not in layer._modules:
+        norms = replace(norms, pre_ffn=norms.pre_attn)
+    check_children(cls.__name__, layer, {child, family.ffn, *norms.names(), *family.inert})
     hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
-    for name in family.norms.names():
+    for name in norms.names():
         if has_norm(layer, name):
             _check_norm(name, getattr(layer, name), family, hidden)
     for name in sorted(family.inert):
@@ -239,14 +263,15 @@ def build_spec(layer: Any) -> LayerSpec:
 
     kind = family.experts
     routed = kind is not None and class_key(type(mlp)) == family.key(kind.block)
+    names: MLPNames | None = None
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
     else:
         inner = int(mlp.intermediate_size if config is None else config.intermediate_size)
-        activation = _check_mlp("mlp", mlp, hidden, inner)
+        activation, names = _check_mlp("mlp", mlp, hidden, inner)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
-    behind = has_norm(layer, family.norms.post_ffn)
+    behind = has_norm(layer, norms.post_ffn)
     require(residual_scale == 1.0 or not behind, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
         family=family,
@@ -257,8 +282,10 @@ def build_spec(layer: Any) -> LayerSpec:
         activation=activation,
         config=config,
         inner=inner,
-        experts=routed,
+        mlp=names,
         residual_scale=residual_scale,
+        norms=norms,
+        parallel=parallel,
     )
 
 

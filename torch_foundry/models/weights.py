@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
 from torch_foundry import ops
 from torch_foundry.models.spec import norm_kind
+from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm
 
 
@@ -29,8 +30,11 @@ def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype) -> str
     return None
 
 
+OFFSETS = {"layer": 0.0, "layer1p": 1.0}  # kinds of LayerNorm -> what is added to the weight
+
+
 class Norm:
-    """An RMS norm."""
+    """An RMS norm or a LayerNorm."""
 
     __slots__ = ("eps", "kind", "parameters")
 
@@ -38,8 +42,14 @@ class Norm:
         kind = norm_kind(module)
         assert kind is not None
         self.kind = kind
-        self.eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+        # OLMo's has no attribute for it
+        self.eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 1e-5)))
         self.parameters: dict[str, Any] = module._parameters
+
+    @property
+    def fuses(self) -> bool:
+        """Whether kernels of products can make it part of them."""
+        return self.kind not in OFFSETS
 
     @property
     def weight(self) -> torch.Tensor:
@@ -48,7 +58,11 @@ class Norm:
         return weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual)
+        if self.fuses:
+            return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual)
+        assert residual is None, "no family has a LayerNorm behind a block"
+        weight, bias = map(self.parameters.get, ("weight", "bias"))
+        return ops.layer_norm(x, weight, bias, self.eps, offset=OFFSETS[self.kind])
 
 
 class Linear:
@@ -92,7 +106,12 @@ class Linear:
         return (x, norm.weight) if order is None else ops.permute_columns_and_norm(x, order, norm.weight)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, batch_invariant: bool = False
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        activation: str | None = None,
+        batch_invariant: bool = False,
     ) -> torch.Tensor:
         return ops.linear(
             self.ordered(x),
@@ -101,14 +120,22 @@ class Linear:
             bias=self.parameters["bias"],
             residual=residual,
             scale=scale,
+            activation=activation,
             batch_invariant=batch_invariant,
         )
 
-    def gemm(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+    def gemm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        activation: str | None = None,
+    ) -> torch.Tensor:
         """The same, where more than `few` rows of x go through torch's own matrix product. Not for graphs."""
         if x.numel() <= self.few * x.shape[-1]:
-            return self(x, residual, scale)
+            return self(x, residual, scale, activation)
         y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
+        y = y if activation is None else BY_TORCH[activation](y)
         return y if residual is None else torch.add(residual, y, alpha=scale)
 
 
@@ -143,7 +170,7 @@ class LinearGroup(tuple[Linear, ...]):
 
     def behind(self, norm: Norm | None, x: torch.Tensor, widths: Sequence[int], gemm: Gemm) -> list[torch.Tensor]:
         """Outputs, cut into `widths`, for an x that passes `norm` first: in one launch, if x has few rows."""
-        if norm is not None and gemm.fuses(x) and self.same_perm:
+        if gemm.fuses(norm, x) and self.same_perm:
             matrices = Projections(self, widths)
             x, gain = self[0].normed(x, norm)
             y = ops.norm_linear(
@@ -183,10 +210,10 @@ class Projections:
 class Gemm:
     """How layers take matrix products.
 
-    product: of a `Linear`, x, and the residual and its scale if they are given. fused_rows: up to so many rows a norm
-    and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are part of the rotation,
-    which sums in another order. expert_tokens: up to so many, routed experts run on
-    the GEMV kernels, one by one.
+    product: of a `Linear`, x, and the residual, its scale and an activation if they are given. fused_rows: up to so
+    many rows an RMS norm and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are
+    part of the rotation, which sums in another order. expert_tokens: up to so many, routed experts run on the GEMV
+    kernels, one by one.
     """
 
     product: Callable[..., torch.Tensor]
@@ -194,9 +221,9 @@ class Gemm:
     fused_heads: bool = True
     expert_tokens: int = MAX_GEMV_ROWS
 
-    def fuses(self, x: torch.Tensor) -> bool:
-        """Whether norms of x [..., K] are part of the products behind them."""
-        return x.numel() <= self.fused_rows * x.shape[-1]
+    def fuses(self, norm: Norm | None, x: torch.Tensor) -> TypeGuard[Norm]:
+        """Whether `norm` of x [..., K] is part of the products behind it."""
+        return norm is not None and norm.fuses and x.numel() <= self.fused_rows * x.shape[-1]
 
 
 ALL_ROWS = 2**31

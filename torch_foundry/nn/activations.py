@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-ACTIVATIONS: dict[str, str] = {  # class -> name in ops.glu
+import torch
+from torch.nn import functional
+
+ACTIVATIONS: dict[str, str] = {  # class -> name in ops.glu and ops.linear, but for "xielu", which is an op of its own
     "torch.nn.modules.activation.SiLU": "silu",
     "transformers.activations.SiLUActivation": "silu",
     "transformers.activations.GELUTanh": "gelu_tanh",
+    "transformers.activations.NewGELUActivation": "gelu_tanh",
+    "transformers.activations.FastGELUActivation": "gelu_tanh",
     "transformers.activations.GELUActivation": "gelu",
+    "transformers.activations.ReLUSquaredActivation": "relu2",
+    "transformers.activations.XIELUActivation": "xielu",
+}
+BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # what follows torch's own products
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 

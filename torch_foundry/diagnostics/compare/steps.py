@@ -120,7 +120,7 @@ class _Text:
 def _stock(model: Any, text: _Text, cache: DynamicCache, plan: DecoderModel) -> tuple[Seen, list[torch.Tensor]]:
     """What passed through the stages in the first step, and the logits of all steps."""
     seen: Seen = []
-    stages = [plan.module.embed_tokens, *plan.module.layers[: len(plan.layers)], plan.module.norm, model.lm_head]
+    stages = [plan.module.embed_tokens, *plan.module.layers[: len(plan.layers)], plan.last_norm, model.lm_head]
     handles = [m.register_forward_hook(lambda _, args, out: seen.append((args[0], out))) for m in stages]
     try:
         logits = [model(**text.arguments(0, cache)).logits]
@@ -155,7 +155,7 @@ class _Kernels:
                     drifts.append(error(x, seen[i][1]))
             self.logits.append(self._finished(x))
             self.layers.count(1)
-        modules = [self.plan.module.embed_tokens, *self.plan.module.layers, self.plan.module.norm, self.model.lm_head]
+        modules = [self.plan.module.embed_tokens, *self.plan.module.layers, self.plan.last_norm, self.model.lm_head]
         found = [names.get(id(m), type(m).__name__) for m in modules[: len(self.plan.layers) + 1] + modules[-2:]]
         limit = LIMIT.get(self.plan.dtype, LIMIT[torch.float32])
         if self.plan.state.kv_cache != PLAIN:  # a rounding may decide between two codes of a packed key
