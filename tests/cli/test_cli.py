@@ -37,6 +37,25 @@ def test_generate_runs_stock_and_patched_and_prints_figures(tiny_model: Path, ca
     assert "stock code ran" not in out  # no fallbacks
 
 
+def test_several_prompts_and_figures_for_machines(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    more = tmp_path / "prompts.txt"
+    more.write_text("ghi\n\njk\n")
+    options = ["--prompt", "de", "--prompts", str(more)]
+    assert generate(tiny_model, "--silent", *options) == 0
+    out = capsys.readouterr().out
+    assert "---" not in out and "prompt 3, 2, 3, 2 tokens" in out
+    assert len([line for line in out.splitlines() if line.startswith(("stock ", "patched "))]) == 8
+    assert generate(tiny_model, "--json", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["prompt"] for each in found["prompts"]] == ["abc", "de", "ghi", "jk"]
+    assert [each["prompt_tokens"] for each in found["prompts"]] == [3, 2, 3, 2] and found["equal"] is True
+    for each in found["prompts"]:
+        assert each["stock"]["text"] == each["patched"]["text"] and each["patched"]["launches"] > 0
+        assert 0 < each["patched"]["tokens"] <= 6
+
+
 @pytest.mark.parametrize("options", [["--dtype", "float16"], ["--temperature", "0.7", "--seed", "3"], ["--raw"]])
 def test_generate_with_options(tiny_model: Path, options: list[str], capsys: pytest.CaptureFixture) -> None:
     assert generate(tiny_model, *options) == 0
@@ -134,6 +153,7 @@ def test_broken_directories_get_one_line_and_exit_code_2(
         (["--seed", "99999999999999999999999"], "--seed 99999999999999999999999: expected 0 to 18446744073709551615"),
         (["--seed", "-1"], "--seed -1"),
         (["--prompt", ""], "the prompt has no tokens"),
+        (["--prompts", "absent.txt"], "--prompts absent.txt: cannot be read"),
     ],
 )
 def test_requests_that_cannot_be_met(

@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the drift table; 1 if a stage is out of line."""
     model, tokenizer = load(args)
-    inputs = encode(args, tokenizer)
+    inputs = encode(args, tokenizer, args.prompt)
     import torch_foundry
 
     drift = torch_foundry.compare(model, inputs["input_ids"])

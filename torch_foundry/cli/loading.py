@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_foundry.core.errors import first_line
 
+PROMPT = "Tell me a story about a lost kite."
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -40,7 +41,7 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Options of subcommands that give the model a prompt."""
-    parser.add_argument("--prompt", default="Tell me a story about a lost kite.", help="what the model is asked")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="what the model is asked")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
 
 
@@ -128,15 +129,15 @@ def check_format(name: str | None) -> None:
         raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 
-def encode(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Model inputs for `args.prompt`: `input_ids` [1, L] and `attention_mask`, on the device."""
+def encode(args: argparse.Namespace, tokenizer: Any, prompt: str) -> dict[str, Any]:
+    """Model inputs for `prompt`: `input_ids` [1, L] and `attention_mask`, on the device."""
     if tokenizer.chat_template and not args.raw:
-        messages = [{"role": "user", "content": args.prompt}]
+        messages = [{"role": "user", "content": prompt}]
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     else:
-        inputs = tokenizer(args.prompt, return_tensors="pt")
+        inputs = tokenizer(prompt, return_tensors="pt")
     if inputs["input_ids"].shape[-1] == 0:
         raise UserError("the prompt has no tokens")
     return {name: inputs[name].to(args.device) for name in ("input_ids", "attention_mask")}
