@@ -55,6 +55,7 @@ FULL_OBJECTS = {
 TO_MERGE = "still to be put where it is used, if that stays short enough"
 CRUMBS = {
     "cli.compare": "a subcommand",
+    "cli.completion": "a subcommand",
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
     "io.packed.mxfp4": "a layout of weights, registered by its import",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,3 +221,36 @@ def test_a_gguf_file_is_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_bytes(file.read_bytes()[:-1])
     assert generate(file, "--raw") == 2
     assert "[DATA_SHORT]" in capsys.readouterr().err
+
+
+def test_without_a_command_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "torch-foundry chat MODEL" in out and "hf download" in out
+    (tmp_path / "models--Somebody--Some-Model" / "snapshots").mkdir(parents=True)
+    assert main([]) == 0
+    assert "In the Hub's cache: Somebody/Some-Model\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        (["ge"], ["generate"]),
+        (["generate", "--sil"], ["--silent"]),
+        (["chat", "--pl"], ["--plain"]),
+        (["completion", "z"], ["zsh"]),
+        (["chat", "models/a"], ["models/a b.gguf"]),
+    ],
+)
+def test_bash_completes(typed: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["completion", "bash"]) == 0
+    words = " ".join(["torch-foundry", *typed])
+    script = f"{capsys.readouterr().out}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed)}; _torch_foundry\n"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a b.gguf").touch()
+    script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    found = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == expected and not found.stderr

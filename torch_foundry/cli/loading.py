@@ -119,6 +119,14 @@ def find_model(name: Path) -> Path:
     return Path(folder, *name.parts[2:])
 
 
+def cached_models() -> list[str]:
+    """OWNER/NAME of what the Hub's cache has."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*/snapshots")
+    return sorted(folder.parent.name.removeprefix("models--").replace("--", "/") for folder in folders)
+
+
 def check_format(name: str | None) -> None:
     """UserError unless --quantize names a format that weights can be packed as, or nothing."""
     if name is None:
