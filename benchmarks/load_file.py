@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from torch_foundry import quant
-from torch_foundry.io.gguf.architectures import BLOCK, EMBEDDING, LLAMA, NORM
+from torch_foundry.io.gguf.architectures import LLAMA
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, NORM
 from torch_foundry.io.gguf.writer import Tensor, write_gguf
 
 HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 2048, 8192, 32, 8, 4096

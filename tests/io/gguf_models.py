@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import torch
 
+from tests.hf import tiny_models
 from tests.hf.tiny_models import COMMON, VOCAB, config
 
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
@@ -163,15 +164,87 @@ CASES = {
         },
     ),
     "smollm3": Case("smollm3", "SmolLM3Config", {"num_hidden_layers": 4}),
+    "seed_oss": Case("seed_oss", "SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
+    "exaone4": Case(
+        "exaone4",
+        "Exaone4Config",
+        {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+        {"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, False]},
+    ),
+    "olmoe": Case(
+        "olmoe",
+        "OlmoeConfig",
+        {"num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+        {"expert_count": 4, "expert_used_count": 2},
+    ),
 }
-INTERLEAVED = ("llama", "granite", "smollm3")
+DELTA = {**tiny_models.DELTA, "linear_num_value_heads": 6}
+DELTA_KEYS = {
+    **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6},
+    **{"ssm.inner_size": 192, "full_attention_interval": 2, "rope.dimension_count": 8},
+}
+SHARED = {**MOE, "shared_expert_intermediate_size": 32}
+SHARED_KEYS = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 64,
+    "expert_shared_feed_forward_length": 32,
+}
+TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+# whose parameters are not tensors of the file as they lie
+LAID_OUT = {
+    "granitemoe": Case(
+        "granitemoe",
+        "GraniteMoeConfig",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "residual_multiplier": 0.4,
+            "embedding_multiplier": 6.0,
+            "logits_scaling": 4.0,
+            "attention_multiplier": 0.1,
+        },
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "attention.scale": 0.1},
+            **{"residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
+        },
+    ),
+    "gpt-oss": Case(
+        "gpt-oss",
+        "GptOssConfig",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        },
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96},
+            **{"attention.sliding_window": 12, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+            **{"rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 32.0},
+            "rope.scaling.yarn_beta_slow": 1.0,
+        },
+        attention="eager",
+    ),
+    "qwen3next": Case("qwen3next", "Qwen3NextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
+    "qwen35": Case(
+        "qwen35",
+        "Qwen3_5TextConfig",
+        {**DELTA, "rope_parameters": PLAIN | TEXT_MROPE},
+        {**DELTA_KEYS, "rope.dimension_sections": [1, 1, 2, 0]},
+    ),
+    "qwen35moe": Case("qwen35moe", "Qwen3_5MoeTextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
+}
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
+RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
 
 
 def make(name: str, seed: int = 0) -> Any:
     """The model of a case, with logits far enough apart that rounding doesn't choose tokens."""
     import transformers
 
-    case = CASES[name]
+    case = (CASES | LAID_OUT)[name]
     options = {key: value for key, value in case.options.items() if value is not None or key == "sliding_window"}
     if case.options.get("head_dim", 0) is None:
         options["head_dim"] = COMMON["hidden_size"] // COMMON["num_attention_heads"]
@@ -182,7 +255,7 @@ def make(name: str, seed: int = 0) -> Any:
     with torch.no_grad():
         for key, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
-            if "norm" in key or "bias" in key:
+            if "norm" in key or "bias" in key or "A_log" in key:
                 p.add_(0.3 * noise)
             else:
                 p.copy_((0.3 if "embed" in key or "gate.weight" in key else 0.06) * noise)
@@ -203,7 +276,7 @@ def mixed(name: str) -> str:
 
 def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     """The tensors of the file, float32, by the converter's rules."""
-    case, settings = CASES[name], model.config
+    case, settings = (CASES | LAID_OUT)[name], model.config
     arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == case.arch)
     names = gguf.get_tensor_name_map(arch, settings.num_hidden_layers)
     found = {}
@@ -211,19 +284,26 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     for key, tensor in state.items():
         if key == "lm_head.weight" and settings.tie_word_embeddings:
             continue
-        if key.endswith("gate_up_proj"):
+        if case.arch == "gpt-oss" and ".experts." in key:
+            parts = gpt_oss_experts(key, tensor)
+        elif ".linear_attn." in key:
+            found |= delta_rule(names, key, tensor, settings, tiled=case.arch != "qwen3next")
+            continue
+        elif key.endswith("gate_up_proj"):
             gate, up = tensor.chunk(2, dim=1)
             parts = {key.replace("gate_up_proj", "gate_proj"): gate, key.replace("gate_up_proj", "up_proj"): up}
         else:
             parts = {key: tensor}
         for part, value in parts.items():
+            part = part.replace("_moe.router.weight", "_moe.router.layer.weight")
+            part = part.replace("block_sparse_moe.experts", "mlp.experts")
             full = part if part.endswith((".weight", ".bias")) else part + ".weight"
             stem, _, kind = full.rpartition(".")
             if case.arch in INTERLEAVED and stem.endswith(("q_proj", "k_proj")):
                 heads = settings.num_attention_heads if stem.endswith("q_proj") else settings.num_key_value_heads
                 value = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).swapaxes(1, 2)
                 value = value.reshape(tensor.shape)
-            if case.arch.startswith("gemma") and full.endswith("norm.weight"):
+            if case.arch in RAISED and full.endswith("norm.weight"):
                 value = value + 1
             if stem.endswith("shared_expert_gate"):
                 value = value.squeeze(0)
@@ -245,20 +325,67 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def gpt_oss_experts(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """By their names in other models: matrices are turned, and gate and up take turns."""
+    stem, kind = (key.removesuffix("_bias"), ".bias") if key.endswith("_bias") else (key, ".weight")
+    rows = tensor if kind == ".bias" else tensor.transpose(1, 2)
+    if "gate_up" not in stem:
+        return {stem + kind: rows}
+    return {
+        stem.replace("gate_up", "gate") + kind: rows[:, 0::2],
+        stem.replace("gate_up", "up") + kind: rows[:, 1::2],
+    }
+
+
+def delta_rule(names: Any, key: str, tensor: torch.Tensor, settings: Any, tiled: bool) -> dict[str, np.ndarray]:
+    """The tensors of a gated delta rule. tiled: value heads i of all key heads lie together."""
+    keys, heads = settings.linear_num_key_heads, settings.linear_num_value_heads
+    key_dim, value_dim, each = settings.linear_key_head_dim, settings.linear_value_head_dim, heads // keys
+    stem, _, leaf = key.rpartition("linear_attn.")
+    stem += "linear_attn."
+
+    def tile(rows: torch.Tensor, width: int) -> torch.Tensor:
+        if not tiled:
+            return rows
+        return torch.cat([rows.view(keys, each, width, -1)[:, i].flatten(0, 1) for i in range(each)])
+
+    layer = key.split(".")[2]
+    if leaf == "A_log":
+        return {names.get_name(key): tile(-tensor.exp()[:, None], 1).flatten().numpy()}
+    if leaf == "dt_bias":
+        return {f"{names.get_name(stem + 'dt_proj')}.bias": tile(tensor[:, None], 1).flatten().numpy()}
+    if leaf == "in_proj_qkvz.weight":
+        parts = tensor.view(keys, -1, tensor.shape[1]).split([key_dim, key_dim, each * value_dim, each * value_dim], 1)
+        q, k, v, z = (part.flatten(0, 1) for part in parts)
+        return {
+            f"blk.{layer}.attn_qkv.weight": torch.cat((q, k, v)).numpy(),
+            f"blk.{layer}.attn_gate.weight": z.numpy(),
+        }
+    value = tensor
+    if leaf in ("in_proj_qkv.weight", "conv1d.weight"):
+        both, last = tensor.reshape(tensor.shape[0], -1).split([2 * keys * key_dim, heads * value_dim])
+        value = torch.cat((both, tile(last, value_dim)))
+    elif leaf in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        value = tile(tensor, value_dim if "z" in leaf else 1)
+    elif leaf == "out_proj.weight":
+        value = tile(tensor.t(), value_dim).t()
+    return {f"{names.get_name(key.removesuffix('.weight'))}.weight": value.contiguous().numpy()}
+
+
 Keys = dict[str, Any]  # int: u32, float: f32; a pair (method of the writer, value) for others
 Tensors = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
 
 def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tuple[Keys, Tensors]:
     """The metadata and the stored tensors of the file."""
-    case, settings = CASES[name], model.config
+    case, settings = (CASES | LAID_OUT)[name], model.config
     heads = settings.num_attention_heads
     head = getattr(settings, "head_dim", None) or settings.hidden_size // heads
     keys: Keys = {
         "context_length": settings.max_position_embeddings,
         "embedding_length": settings.hidden_size,
         "block_count": settings.num_hidden_layers,
-        "feed_forward_length": settings.intermediate_size,
+        "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
         "attention.head_count_kv": settings.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(settings.rms_norm_eps),
@@ -272,7 +399,8 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
     tensors: Tensors = {}
     for tensor, value in converted(name, model).items():
-        kind = TYPES[choose(tensor) if value.ndim > 1 else "f32"]
+        matrix = value.ndim > 1 and tensor.endswith(".weight") and "conv1d" not in tensor
+        kind = TYPES[choose(tensor) if matrix else "f32"]
         tensors[tensor] = gguf.quantize(value, kind), kind
     return keys | vocabulary(), tensors
 

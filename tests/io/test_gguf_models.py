@@ -16,7 +16,7 @@ import torch
 import torch_foundry
 from tests.exact import assert_found_as_exact
 from tests.hf import tiny_models
-from tests.io.gguf_models import CASES, contents, converted, make, mixed, write, write_file
+from tests.io.gguf_models import CASES, INTERLEAVED, contents, converted, make, mixed, write, write_file
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 
@@ -125,7 +125,7 @@ def unswapped(name: str, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     for key, blocks in stored.items():
         if blocks.dtype != np.uint8:
             continue
-        if CASES[name].arch in ("llama", "granite", "smollm3") and key.endswith(("attn_q.weight", "attn_k.weight")):
+        if CASES[name].arch in INTERLEAVED and key.endswith(("attn_q.weight", "attn_k.weight")):
             heads = settings.num_attention_heads if "attn_q" in key else settings.num_key_value_heads
             pairs = blocks.reshape(heads, -1, 2, blocks.shape[-1])
             blocks = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(blocks.shape)

@@ -71,7 +71,6 @@ UNSAID = {
     "gemma3": "query_pre_attn_scalar",
     "smollm3": "no_rope_layers",
     "qwen2_moe": "mlp.gate.weight",
-    "gpt_oss": "expected one of .*, got GptOss",
 }
 MIXED = {"*.experts": "q4_1", "*.v_proj": "q8_0", "*.qkv_proj": "q5_1", "*": "q5_0"}
 

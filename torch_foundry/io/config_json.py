@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.files import File
-from torch_foundry.io.gguf.architectures import COMMON, EPSILON, EXPERTS
+from torch_foundry.io.gguf.keys import COMMON, EPSILON, EXPERTS
 
 LONGEST = 1 << 19  # bytes of a config that are read: as Python's objects they are twenty times as many
 _MOST_OBJECTS = 10_000  # a layer's own settings are one

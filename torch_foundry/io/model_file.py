@@ -10,8 +10,8 @@ import transformers
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf import open_gguf
-from torch_foundry.io.gguf.architectures import COMMON, OUTPUT
 from torch_foundry.io.gguf.model import GgufModel
+from torch_foundry.io.gguf.slots import OUTPUT
 from torch_foundry.io.weights import ModelSource
 from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
 
@@ -58,8 +58,9 @@ def _tokenizer(model: GgufModel) -> tuple[Callable[[], Any], dict[str, Any]]:
 def make_config(model: GgufModel) -> Any:
     """The config; ids of tokens are not in it. LoadError HP_RANGE if transformers won't have it."""
     architecture, values = model.architecture, model.values
-    fields = {key.field: values[key.name] for key in (*COMMON, *architecture.keys) if key.field}
+    fields = {key.field: values[key.name] for key in architecture.keys if key.field}
     fields |= {
+        "num_hidden_layers": model.layers,
         "num_key_value_heads": values["attention.head_count_kv"] or values["attention.head_count"],
         "head_dim": model.sizes["D"],
         "vocab_size": model.sizes["V"],
@@ -72,13 +73,15 @@ def make_config(model: GgufModel) -> Any:
     }
     fields |= {option: option in model.options() for option in architecture.options}
     if "expert_count" in values:
-        fields["intermediate_size" if architecture.config == "MixtralConfig" else "moe_intermediate_size"] = (
-            model.sizes["X"]
-        )
+        fields[architecture.expert_size] = model.sizes["X"]
     if "expert_shared_feed_forward_length" in values:
         fields["shared_expert_intermediate_size"] = model.sizes["S"]
     if "original_max_position_embeddings" in model.rope and architecture.partial_rope:
         fields["original_max_position_embeddings"] = model.rope["original_max_position_embeddings"]
+    if architecture.recurrent:
+        kinds = ("full_attention", "linear_attention")
+        fields["layer_types"] = [kinds[model.recurrent(index)] for index in range(model.layers)]
+        fields["linear_value_head_dim"] = model.sizes["U"]
     if architecture.pattern:
         fields["layer_types"] = _layer_types(model)
     if architecture.scalar_layers:
@@ -97,7 +100,7 @@ def make_config(model: GgufModel) -> Any:
 def _layer_types(model: GgufModel) -> list[str]:
     """Which layers see a window alone: as the file lists it, or all but every n-th."""
     key = "attention.sliding_window_pattern"
-    count, found = model.values["block_count"], model.values.get(key)
+    count, found = model.layers, model.values.get(key)
     if not model.values["attention.sliding_window"]:
         return ["full_attention"] * count
     period: Any = model.architecture.pattern if found is None else found
@@ -120,6 +123,9 @@ def _scalar(model: GgufModel) -> int:
 
 def _rope_parameters(model: GgufModel) -> dict[str, Any]:
     found, values = dict(model.rope), model.values
+    found |= model.architecture.rope.get(found["rope_type"], {})
+    if (sections := values.get("rope.dimension_sections")) is not None:
+        found["mrope_section"] = _sections(model, sections)
     if model.architecture.partial_rope:
         found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
     if "rope.freq_base_swa" not in values:
@@ -128,3 +134,15 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
         found["rope_theta"] = 1e6  # what such a model has where the file doesn't say
     base = values["rope.freq_base_swa"] or found["rope_theta"]
     return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
+
+
+def _sections(model: GgufModel, found: Any) -> list[int]:
+    """How many of the rotated pairs go by time, height and width; a fourth number is 0."""
+    listed = found.tolist() if hasattr(found, "tolist") and len(found) <= 4 else []
+    pairs = model.sizes["R"] // 2
+    if not {3, 4} & {len(listed)} or set(map(type, listed)) != {int} or min(listed) < 0 or sum(listed[:3]) < pairs:
+        expected = f"three whole numbers that add up to {pairs} or more"
+        raise LoadError(
+            "HP_RANGE", model.file, f"{model.name}.rope.dimension_sections", expected=expected, found=str(listed)
+        )
+    return listed[:3]

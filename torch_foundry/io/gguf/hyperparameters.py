@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io.gguf.architectures import ARCHITECTURES, COMMON, NEUTRAL, REQUIRED, Architecture, Key
+from torch_foundry.io.gguf.architectures import ARCHITECTURES, Architecture
+from torch_foundry.io.gguf.keys import NEUTRAL, REQUIRED, Key
 
 _KINDS = {int: "an integer", float: "a floating-point number", bool: "a truth value", str: "a string"}
 
@@ -42,7 +43,7 @@ def read_hyperparameters(
     LoadError HP_MISSING, HP_TYPE, HP_RANGE; HP_RANGE too for a key that means another kind of model.
     """
     values: dict[str, Any] = {}
-    for key in (*COMMON, *architecture.keys):
+    for key in architecture.keys:
         values[key.name] = _read(metadata, f"{name}.{key.name}", key, file)
     for unused, neutral in NEUTRAL.items():
         full = f"{name}.{unused}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
-from torch_foundry.io.gguf.architectures import BLOCK, EMBEDDING, MODEL_LAYER, NORM, OUTPUT, ROPE_TENSORS, Slot
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
+from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
 from torch_foundry.io.gguf.rope import RopeError, rope_parameters
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, NORM, OUTPUT, QKVO, ROPE_TENSORS, Slot
 from torch_foundry.io.weights import Weight, WeightReader
 
 
@@ -30,6 +34,9 @@ class GgufModel:
         self.name, self.architecture = find_architecture(container.metadata, self.file)
         self.values = read_hyperparameters(container.metadata, self.name, self.architecture, self.file)
         self.tensors = container.tensors
+        self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
+        if self.layers < 1:
+            raise self._fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
         self.sizes = self._sizes()
         found = self._found()
         source = WeightReader(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
@@ -51,7 +58,7 @@ class GgufModel:
                 raise self._fail("SHAPE", "attention.head_count", f"a divisor of {hidden}", heads)
             head = hidden // heads
         queries = self.tensors.get("blk.0.attn_q.weight")
-        if queries is not None and queries.shape != (heads * head, hidden):
+        if QKVO[0] in self.architecture.layer and queries is not None and queries.shape != (heads * head, hidden):
             raise self._fail("SHAPE", queries.name, str([heads * head, hidden]), list(queries.shape))
         if heads % kv_heads:
             raise self._fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
@@ -61,18 +68,34 @@ class GgufModel:
         allowed = range(2, head + 1, 2) if self.architecture.partial_rope else (head,)
         if rotated not in allowed or head % 2:
             raise self._fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
-        sizes = {"H": hidden, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
+        sizes = {"H": hidden, "A": heads, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
         sizes["F"] = values["feed_forward_length"]
         if experts := values.get("expert_count"):
             used = values["expert_used_count"]
             if used > experts:
                 raise self._fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
             inner = values.get("expert_feed_forward_length")
-            default = sizes["F"] if self.architecture.config == "MixtralConfig" else sizes["F"] // used
-            sizes |= {"E": experts, "X": inner or default}
+            all_alone = self.architecture.expert_size == "intermediate_size"
+            sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
             sizes["S"] = values.get("expert_shared_feed_forward_length") or sizes["F"]
+        if self.architecture.recurrent:
+            sizes |= self._delta_sizes()
         sizes["V"] = self._vocabulary(hidden)
         return sizes
+
+    def _delta_sizes(self) -> dict[str, int]:
+        values = self.values
+        keys, key, heads = (values[f"ssm.{name}"] for name in ("group_count", "state_size", "time_step_rank"))
+        if heads % keys:
+            raise self._fail("HP_RANGE", "ssm.time_step_rank", f"a multiple of {keys}", heads)
+        if (inner := values["ssm.inner_size"]) % heads:
+            raise self._fail("HP_RANGE", "ssm.inner_size", f"a multiple of {heads}", inner)
+        sizes = {"G": keys, "N": key, "B": heads, "U": inner // heads, "Z": inner}
+        return sizes | {"C": 2 * keys * key + inner, "T": values["ssm.conv_kernel"]}
+
+    def recurrent(self, index: int) -> bool:
+        """Whether block `index` has a recurrent state, in place of attention."""
+        return bool(self.architecture.recurrent) and (index + 1) % self.values["full_attention_interval"] != 0
 
     def _vocabulary(self, hidden: int) -> int:
         """Rows of the embedding, which is what tells."""
@@ -88,19 +111,17 @@ class GgufModel:
             raise self._fail("TENSOR_MISSING", name, "a tensor", "none")
         return self.tensors[name]
 
-    def _slots(self) -> Iterator[tuple[str, Slot]]:
-        """Every tensor that there has to be, and what it is."""
-        yield EMBEDDING.tensor, EMBEDDING
-        yield NORM.tensor, NORM
+    def _slots(self) -> Iterator[tuple[list[str], Slot]]:
+        """The tensors that there have to be, for each parameter."""
+        yield EMBEDDING.tensors, EMBEDDING
+        yield NORM.tensors, NORM
         if OUTPUT.tensor in self.tensors and not self.architecture.tied:
-            yield OUTPUT.tensor, OUTPUT
-        layer = list(self.architecture.layer)
-        for option in self.options():
-            layer += self.architecture.options[option]
-        for index in range(self.values["block_count"]):
-            for slot in layer:
+            yield OUTPUT.tensors, OUTPUT
+        options = [slot for option in self.options() for slot in self.architecture.options[option]]
+        for index in range(self.layers):
+            for slot in (*self.architecture.slots(self.recurrent(index)), *options):
                 parameter = MODEL_LAYER.format(index) + slot.parameter
-                yield BLOCK.format(index) + slot.tensor, Slot(slot.tensor, parameter, slot.shape, slot.heads)
+                yield [BLOCK.format(index) + name for name in slot.tensors], replace(slot, parameter=parameter)
 
     def options(self) -> list[str]:
         """The groups of tensors that this file has beyond those that all have."""
@@ -112,19 +133,21 @@ class GgufModel:
         must be there, and nothing more."""
         found = []
         self.absent: list[str] = []  # parameters without a tensor, where that is allowed
-        for name, slot in self._slots():
-            names = self._experts(name)
+        for wanted, slot in self._slots():
+            names = self._experts(wanted[0]) if len(wanted) == 1 else wanted
             missing = [each for each in names if each not in self.tensors]
             if not missing:
                 found.append((slot, names))
-            elif missing == [name] and self.allow("TENSOR_MISSING", name):
+            elif missing == wanted and self.allow("TENSOR_MISSING", missing[0]):
                 self.absent.append(slot.parameter)
             else:
                 raise self._fail("TENSOR_MISSING", missing[0], "a tensor", "none")
         known = ROPE_TENSORS.union(*(names for _, names in found))
         known |= {side for _, (name, *_) in found for side in _sides(name) if self._has_sides(name)}
+        beyond = range(self.layers, self.values["block_count"])  # that predict further tokens
+        ignored = tuple(BLOCK.format(index) for index in beyond)
         for name in self.tensors:
-            if name not in known and not self.allow("TENSOR_EXTRA", name):
+            if name not in known and not name.startswith(ignored) and not self.allow("TENSOR_EXTRA", name):
                 raise LoadError("TENSOR_EXTRA", self.file, name, expected=f"no such tensor in {self.name}", found="one")
         return found
 
@@ -153,24 +176,53 @@ class GgufModel:
         return self.tensors.get(_sides(name)[0])
 
     def _shape(self, slot: Slot) -> tuple[int, ...]:
-        return tuple(sum(self.sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        return tuple(self._size(part.split("+")) for part in slot.shape.split())
+
+    def _size(self, letters: Iterable[str]) -> int:
+        return sum(self.sizes[letter] for letter in letters)
 
     def _weight(self, source: WeightReader, names: list[str], slot: Slot) -> Weight:
         shape, infos = self._shape(slot), [self.tensors[name] for name in names]
-        known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
-        known = known if len(shape) > 1 else list(quant.DENSE)
+        if slot.layout:
+            return self._laid_out(source, infos, slot, shape)
         stored = shape if len(names) == 1 else shape[1:]
         for info in infos:
-            if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
-                raise self._fail("SHAPE", info.name, str(list(stored)), list(info.shape))
-            if info.format not in known:
-                raise self._fail("TENSOR_TYPE", info.name, "one of " + quant.listing(known), info.format)
+            self._check(info, stored, len(shape) > 1 and not slot.single)
             if info.format != infos[0].format:
                 raise self._fail("TENSOR_TYPE", info.name, f"{infos[0].format}, as the first expert has", info.format)
-        norm = slot.tensor.endswith("norm.weight")
         head = self.sizes["D"] if slot.heads and self.architecture.interleaved else 0
-        offset = self.architecture.norm_offset if norm else 0.0
+        offset = self.architecture.norm_offset if slot.offset else 0.0
         return source.weight(infos, shape, head, offset, self._factors(names[0]))
+
+    def _laid_out(self, source: WeightReader, infos: list[TensorInfo], slot: Slot, shape: tuple[int, ...]) -> Weight:
+        """A parameter that no tensor is as it lies there."""
+        layout, parts = LAYOUTS[slot.layout], []
+        for index, info in enumerate(infos):
+            dims = [dim.split("+") for dim in slot.shape.split()]
+            stored = tuple(self._size(dim[index : index + 1] if len(dim) == len(infos) > 1 else dim) for dim in dims)
+            self._check(info, stored, not slot.single)
+            parts.append(source.weight(info, stored, factors=self._factors(info.name)))
+        weight = put_together(layout, parts, shape, self.sizes)
+        if not layout.negated or self.allow("NONFINITE", infos[0].name):
+            return weight
+
+        def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+            assert weight.load_as is not None
+            loaded = weight.load_as(device, dtype or torch.float32)
+            if not bool(loaded.isfinite().all()):
+                raise self._fail("NONFINITE", infos[0].name, "numbers below 0", "others")
+            return loaded
+
+        return replace(weight, load=load, load_as=load)
+
+    def _check(self, info: TensorInfo, stored: tuple[int, ...], matrix: bool) -> None:
+        """Refuse a tensor of another shape or type than its parameter can have."""
+        known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
+        if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
+            raise self._fail("SHAPE", info.name, str(list(stored)), list(info.shape))
+        if info.format not in (known if matrix else quant.DENSE):
+            expected = "one of " + quant.listing(known if matrix else quant.DENSE)
+            raise self._fail("TENSOR_TYPE", info.name, expected, info.format)
 
     def _rope(self) -> dict[str, Any]:
         """`rope_parameters`, from keys and from tensors that are no parameters."""

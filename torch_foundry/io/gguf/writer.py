@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
 
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.files import replacing
-from torch_foundry.io.gguf.architectures import (
-    ARCHITECTURES,
-    BLOCK,
-    COMMON,
-    EMBEDDING,
-    MODEL_LAYER,
-    NORM,
-    OUTPUT,
-    Architecture,
-    Slot,
-)
+from torch_foundry.io.gguf.architectures import ARCHITECTURES, Architecture
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, NORM, OUTPUT, Slot
+from torch_foundry.io.gguf.stored import Tensor, find, head_dim, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
-from torch_foundry.io.weights import side_by_side
-from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 # What a config says about a model that a file either says too or can't say; ids of tokens are the vocabulary's.
 IGNORED = {"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "transformers_version"}
 IGNORED |= {"initializer_range", "use_cache", "attention_dropout", "attn_implementation", "_name_or_path"}
 IGNORED |= {"router_aux_loss_coef", "output_router_logits", "pretraining_tp", "max_window_layers", "torch_dtype"}
 IGNORED |= {"resid_pdrop", "embd_pdrop", "quantization_config", "chunk_size_feed_forward", "return_dict", "id2label"}
+IGNORED |= {"sliding_window_pattern"}
 ALIGNMENT = 32  # bytes
 
 
@@ -61,19 +52,6 @@ def save_gguf(model: Any, path: str | os.PathLike[str], tokenizer: Any = None) -
         for name, end in zip(("eot", "eom"), others, strict=False):
             metadata[f"tokenizer.ggml.{name}_token_id"] = end
     write_gguf(path, metadata, tensors)
-
-
-class Tensor:
-    """A tensor to write. shape: rows first. format: of `quant.FORMATS`, one that GGUF has. read: the stored tensor."""
-
-    def __init__(self, shape: Sequence[int], fmt: str, read: Callable[[], torch.Tensor]) -> None:
-        known = quant.get_format(fmt)
-        if known.gguf_type is None:
-            raise ValueError(f"format: GGUF has no {fmt}")
-        self.shape, self.format, self.read, self.type = tuple(shape), fmt, read, known.gguf_type
-        self.nbytes = known.row_size(self.shape[-1]) * known.dtype.itemsize
-        for size in self.shape[:-1]:
-            self.nbytes *= size
 
 
 def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -118,7 +96,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name, architecture = _architecture(type(config).__name__)
     tensors: dict[str, Tensor] = {}
     for slot in _slots(model, architecture):
-        tensors |= _tensors(model, slot, architecture)
+        tensors |= tensors_of(model, slot, architecture)
     rotary, factors = rope_metadata(model, architecture)
     tensors |= {tensor: Tensor(t.shape, "f32", lambda t=t: t) for tensor, t in factors.items()}  # type: ignore[misc]
     values = _hyperparameters(config, architecture, tensors) | rotary
@@ -126,7 +104,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if any(quant.get_format(tensor.format).packed for tensor in tensors.values()):
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in values.items() if value is not None}
-    _check(config, metadata, tensors)
+    _check(config, metadata, tensors, architecture.rope)
     return metadata, tensors
 
 
@@ -145,102 +123,37 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     """Every tensor of the file and the parameter that it is, both by their full names."""
     tied = model.config.tie_word_embeddings
     yield from (EMBEDDING, NORM) if tied else (EMBEDDING, NORM, OUTPUT)
-    layer = list(architecture.layer)
+    options: list[Slot] = []
     for group in architecture.options.values():
-        if _find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
-            layer += group
+        if find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
+            options += group
     for index in range(model.config.num_hidden_layers):
-        for slot in layer:
-            parameter = MODEL_LAYER.format(index) + slot.parameter
-            yield Slot(BLOCK.format(index) + slot.tensor, parameter, slot.shape, slot.heads)
-
-
-def _find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
-    """The stored tensor of a parameter or of a part of experts, its format, and its columns; None: there is none."""
-    path, _, leaf = parameter.rpartition(".")
-    try:
-        module: Any = model.get_submodule(path)
-    except AttributeError:  # a layer without experts among others
-        return None
-    if isinstance(module, FoundryExperts):
-        fmt = module.formats[("gate_proj", "up_proj", "down_proj").index(leaf)]
-        tensor = getattr(module, leaf)
-        return tensor, fmt, quant.get_format(fmt).columns(tensor.shape[-1])
-    if isinstance(module, FoundryLinear | FoundryEmbedding) and leaf == "weight":
-        if getattr(module, "order", None) is not None:
-            raise ValueError(f"{parameter}: its columns are in an order of their own, which GGUF can't say")
-        columns = module.in_features if isinstance(module, FoundryLinear) else module.embedding_dim
-        return module.weight, module.format, columns
-    if leaf in ("gate_proj", "up_proj") and "gate_up_proj" in module._parameters:
-        tensor = module.gate_up_proj.chunk(2, dim=1)[leaf == "up_proj"]
-    else:
-        found = getattr(module, leaf, None)
-        if isinstance(found, nn.Module) or found is None:
-            return None
-        tensor = found
-    if tensor.dtype not in quant.DENSE_NAMES:
-        raise ValueError(f"{parameter}: expected a weight of {', '.join(quant.DENSE)}, got {tensor.dtype}")
-    return tensor, quant.DENSE_NAMES[tensor.dtype], tensor.shape[-1]
-
-
-def _tensors(model: Any, slot: Slot, architecture: Architecture) -> dict[str, Tensor]:
-    """The tensor of the file that holds a parameter, and the factors of its blocks, if they have any."""
-    found = _find(model, slot.parameter)
-    if found is None:
-        raise ValueError(f"model: expected {slot.parameter}, which files of this kind have")
-    tensor, fmt, columns = found
-    factors = None
-    if fmt == "nvfp4_f32" and slot is not EMBEDDING:
-        factors, fmt = _factors(slot.parameter, tensor), "nvfp4"
-    if quant.get_format(fmt).gguf_type is None:
-        hint = "unpatch(model, dequantize=True) makes weights dense"
-        raise ValueError(f"{slot.parameter}: GGUF has no {fmt}; {hint}")
-    shape = (*tensor.shape[:-1], columns)
-    vector = len(shape) == 1 or slot.shape.startswith("1 ")
-    offset = architecture.norm_offset if slot.tensor.endswith("norm.weight") else 0.0
-    head = _head(model.config) if slot.heads and architecture.interleaved else 0
-
-    def read() -> torch.Tensor:
-        stored = tensor.detach()
-        if factors is not None:
-            stored = stored.unflatten(-1, (-1, 40))[..., 4:].flatten(-2)
-        if vector:
-            return stored.float() + offset
-        return side_by_side(stored, head) if head else stored
-
-    if vector and head:
-        return {slot.tensor: Tensor(shape, "f32", lambda: side_by_side(tensor.detach().float(), head))}
-    tensors = {slot.tensor: Tensor(shape[-1:] if vector else shape, "f32" if vector else fmt, read)}
-    if factors is not None:
-        tensors[f"{slot.tensor.removesuffix('weight')}scale"] = Tensor(tuple(factors.shape), "f32", lambda: factors)
-    return tensors
-
-
-def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Those of the matrix, or of each expert, float32; ValueError if they aren't the same in all of its blocks."""
-    each = tensor.detach().cpu().view(1 if tensor.ndim == 2 else len(tensor), -1, 40)[..., :4].contiguous()
-    factors = each.view(torch.float32).flatten(1)
-    if not bool((factors == factors[:, :1]).all()):
-        raise ValueError(f"{parameter}: GGUF has one factor for the NVFP4 blocks of a matrix, and this one has several")
-    return factors[:, 0].clone(memory_format=torch.contiguous_format)
-
-
-def _head(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        recurrent = bool(architecture.recurrent) and model.config.layer_types[index] != "full_attention"
+        for slot in (*architecture.slots(recurrent), *options):
+            tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
+            yield replace(slot, tensor=tensor, parameter=MODEL_LAYER.format(index) + slot.parameter)
 
 
 def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """By key without the architecture's name; None: left out."""
-    head, heads = _head(config), config.num_attention_heads
+    head, heads = head_dim(config), config.num_attention_heads
     values: dict[str, Any] = {
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
         "vocab_size": config.vocab_size,
     }
-    for key in (*COMMON, *architecture.keys):
+    for key in architecture.keys:
         if key.field and (value := getattr(config, key.field, None)) is not None:
             values[key.name] = key.kind(value)
     if head * heads != config.hidden_size or architecture.pattern:
         values |= {"attention.key_length": head, "attention.value_length": head}
+    if architecture.recurrent:
+        values["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+        if "full_attention" in config.layer_types:
+            values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
+        else:
+            values["full_attention_interval"] = config.num_hidden_layers + 1
+    if (mrope := architecture.rope.get("default")) is not None:
+        values["rope.dimension_sections"] = [*config.rope_parameters.get("mrope_section", mrope["mrope_section"]), 0]
     if "expert_count" in values:
         values["expert_feed_forward_length"] = tensors["blk.0.ffn_gate_exps.weight"].shape[1]
         if (shared := tensors.get("blk.0.ffn_gate_shexp.weight")) is not None:
@@ -250,7 +163,9 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     return values
 
 
-def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _check(
+    config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], defaults: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Whether the file will describe this model: our own reading of it is compared with the config."""
     infos = {n: TensorInfo(n, t.shape, t.format, Path(), 0, t.nbytes) for n, t in tensors.items()}
     container: Any = _Written(metadata, infos, tensors)
@@ -258,7 +173,10 @@ def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor]) ->
         read = make_config(GgufModel(container)).to_dict()
     except LoadError as error:
         raise ValueError(f"a GGUF file can't say this: {error}") from None
-    for key, value in config.to_dict().items():
+    settings = config.to_dict()
+    if (rope := settings.get("rope_parameters")) is not None:
+        settings["rope_parameters"] = {**defaults.get(rope.get("rope_type", "default"), {}), **rope}
+    for key, value in settings.items():
         if key not in IGNORED and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
             raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
 

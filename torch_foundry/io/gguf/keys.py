@@ -1,0 +1,105 @@
+"""Hyperparameters in GGUF metadata, as data: by which keys, and the values that a model can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """A hyperparameter `<architecture>.<name>`: its field of the config, its type, and the values that a model can
+    have.
+
+    default: if the file doesn't have it; REQUIRED: it must. field: "" if it isn't copied into the config unchanged.
+    """
+
+    name: str
+    field: str
+    kind: type
+    low: float
+    high: float
+    default: Any = None
+
+
+REQUIRED = object()
+EPSILON = 1e-30  # of bounds that are not allowed themselves
+
+COMMON = (
+    Key("context_length", "max_position_embeddings", int, 1, 1 << 27, REQUIRED),
+    Key("embedding_length", "hidden_size", int, 1, 1 << 20, REQUIRED),
+    Key("block_count", "num_hidden_layers", int, 1, 1 << 12, REQUIRED),
+    Key("feed_forward_length", "intermediate_size", int, 1, 1 << 24, REQUIRED),
+    Key("attention.head_count", "num_attention_heads", int, 1, 1 << 14, REQUIRED),
+    Key("attention.head_count_kv", "", int, 1, 1 << 14),
+    Key("attention.key_length", "", int, 1, 1 << 14),
+    Key("attention.value_length", "", int, 1, 1 << 14),
+    Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float, EPSILON, 0.1, REQUIRED),
+    Key("vocab_size", "", int, 1, 1 << 31),
+    Key("rope.dimension_count", "", int, 2, 1 << 14),
+    Key("rope.freq_base", "", float, 1.0, 1e18),
+    Key("rope.scaling.type", "", str, 0, 0, "none"),
+    Key("rope.scaling.factor", "", float, EPSILON, 1e6, 1.0),
+    Key("rope.scaling.attn_factor", "", float, EPSILON, 1e6),
+    Key("rope.scaling.original_context_length", "", int, 0, 1 << 27, 0),
+    Key("rope.scaling.yarn_beta_fast", "", float, EPSILON, 1e6),
+    Key("rope.scaling.yarn_beta_slow", "", float, EPSILON, 1e6),
+)
+WINDOW = Key("attention.sliding_window", "sliding_window", int, 0, 1 << 27, 0)
+PATTERN = Key("attention.sliding_window_pattern", "", object, 0, 0)
+SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
+EXPERTS = (
+    Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),
+    Key("expert_used_count", "num_experts_per_tok", int, 1, 1 << 12, REQUIRED),
+    Key("expert_feed_forward_length", "", int, 1, 1 << 24),
+)
+LOCAL_EXPERTS = (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:])
+SHARED = Key("expert_shared_feed_forward_length", "", int, 1, 1 << 24)
+DELTA_KEYS = (
+    Key("ssm.conv_kernel", "linear_conv_kernel_dim", int, 1, 1 << 7, REQUIRED),
+    Key("ssm.state_size", "linear_key_head_dim", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.group_count", "linear_num_key_heads", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.time_step_rank", "linear_num_value_heads", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    Key("full_attention_interval", "", int, 1, 1 << 12, 4),
+    Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
+)
+SECTIONS = Key("rope.dimension_sections", "", object, 0, 0)
+MROPE = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}  # whose positions are all the same for text
+SOFTCAPS = (
+    Key("attn_logit_softcapping", "attn_logit_softcapping", float, EPSILON, 1e6, 50.0),
+    Key("final_logit_softcapping", "final_logit_softcapping", float, EPSILON, 1e6, 30.0),
+)
+
+# What files may say about models of any architecture, with the values that change nothing. Where an architecture has
+# no use for the key, other values mean a model that isn't known here.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.sliding_window_pattern": (0, 1),
+    "attention.temperature_length": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1),  # softmax
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "final_logit_softcapping": (0.0,),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "moe_every_n_layers": (0, 1),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.scale_linear": (1.0,),
+    "router_logit_softcapping": (0.0,),
+    "use_parallel_residual": (False,),
+}

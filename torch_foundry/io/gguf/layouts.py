@@ -1,0 +1,119 @@
+"""Parameters that files have in another order, or in two tensors: how each is put together and taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_foundry import quant
+from torch_foundry.io.weights import Weight
+
+Sizes = Mapping[str, int]  # by the letters of slots' shapes
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """order: where each element of `axis` of the parameter lies in the file, whose tensors come one after the other.
+
+    negated: the file has -exp(parameter).
+    """
+
+    order: Callable[[Sizes], Tensor] | None
+    axis: int = 0
+    negated: bool = False
+
+
+def _tiled(sizes: Sizes, width: int) -> Tensor:
+    """Value heads of the first key head, of the second ...: in files, the first of each key head, then the second."""
+    heads = torch.arange(sizes["B"] * width).view(-1, sizes["G"], width)
+    return heads.transpose(0, 1).reshape(-1)
+
+
+def _tiled_channels(sizes: Sizes) -> Tensor:
+    keys = sizes["C"] - sizes["Z"]
+    return torch.cat((torch.arange(keys), keys + _tiled(sizes, sizes["U"])))
+
+
+def _by_key_head(sizes: Sizes) -> Tensor:
+    """q, k, v and z of the first key head, then of the second; in files all heads of q, then of k ..."""
+    keys, values = sizes["G"] * sizes["N"], sizes["Z"]
+    letters = torch.arange(2 * keys + 2 * values).split((keys, keys, values, values))
+    return torch.cat([letter.view(sizes["G"], -1) for letter in letters], 1).reshape(-1)
+
+
+LAYOUTS = {
+    "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),
+    "key heads": Layout(_by_key_head),
+    "decay": Layout(None, negated=True),
+    "tiled decay": Layout(lambda sizes: _tiled(sizes, 1), negated=True),
+    "tiled heads": Layout(lambda sizes: _tiled(sizes, 1)),
+    "tiled values": Layout(lambda sizes: _tiled(sizes, sizes["U"])),
+    "tiled channels": Layout(_tiled_channels),
+    "tiled columns": Layout(lambda sizes: _tiled(sizes, sizes["U"]), axis=1),
+}
+
+
+def put_together(layout: Layout, parts: Sequence[Weight], shape: tuple[int, ...], sizes: Sizes) -> Weight:
+    """The parameter of this shape, of the file's tensors. Tensors of two formats make a dense one.
+
+    Columns in another order stay where they are if they are not whole blocks; the weight says which they are then.
+    """
+    order = layout.order(sizes) if layout.order else None
+    first = parts[0]
+    same = all(part.format == first.format for part in parts)
+    known = quant.get_format(first.format if same else "bf16")
+    if order is not None and layout.axis == 1 and known.packed:
+        blocks = order_of_blocks(order, known.block_size)
+        if blocks is None:
+            return Weight(shape, first.format, first.source, first.load, order=order.argsort())
+        order = blocks
+
+    def load(device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+        whole = torch.cat([_read(part, None if known.packed else dtype or known.dtype) for part in parts], layout.axis)
+        if order is not None:
+            units = whole.unflatten(layout.axis, (len(order), -1))
+            whole = units.index_select(layout.axis, order).flatten(layout.axis, layout.axis + 1)
+        if layout.negated:
+            whole = (-whole).log()
+        return whole.view(*shape[:-1], -1).to(device)
+
+    return Weight(shape, known.name, first.source, load, load_as=None if known.packed else load)
+
+
+def _read(part: Weight, dtype: torch.dtype | None) -> Tensor:
+    """On the CPU, as it is stored, or dense."""
+    if part.load_as is not None and dtype is not None:
+        return part.load_as(CPU, dtype)
+    stored = part.load(CPU)
+    return stored if dtype is None else quant.dequantize(stored, part.format, part.shape[-1], dtype)
+
+
+def order_of_blocks(order: Tensor, size: int) -> Tensor | None:
+    """The same order, of blocks of columns; None if blocks don't stay whole."""
+    runs = order.view(-1, size) if len(order) % size == 0 else order[:0].view(0, size)
+    starts = runs[:, :1]
+    whole = bool(len(runs)) and torch.equal(runs, starts + torch.arange(size)) and not bool((starts % size).any())
+    return starts.flatten() // size if whole else None
+
+
+def take_apart(layout: Layout, tensor: Tensor, lengths: Sequence[int], block_size: int, sizes: Sizes) -> list[Tensor]:
+    """The file's tensors of a parameter (stored, with `block_size` numbers in a block), `lengths` of its axis in each.
+
+    ValueError: blocks would not stay whole.
+    """
+    order = layout.order(sizes) if layout.order else None
+    if order is not None:
+        if layout.axis == 1:
+            order = order_of_blocks(order, block_size)
+            if order is None:
+                raise ValueError(f"its columns lie in another order in GGUF, which blocks of {block_size} don't have")
+        units = tensor.unflatten(layout.axis, (len(order), -1))
+        places = order.argsort().to(tensor.device)
+        tensor = units.index_select(layout.axis, places).flatten(layout.axis, layout.axis + 1)
+    if layout.negated:
+        tensor = -tensor.float().exp()
+    return list(tensor.split(list(lengths), layout.axis))

@@ -1,0 +1,144 @@
+"""Tensors of GGUF files, and the parameters of transformers' models that they are, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+MODEL_LAYER = "model.layers.{}."
+BLOCK = "blk.{}."
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of the file, the parameter that it is, and its shape in letters.
+
+    H: hidden size, Q, K: all query, all key heads, A: query heads, D: a head, F: feed-forward, V: vocabulary, E:
+    experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads, N: a key head,
+    B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution, T: tokens that this
+    sees; "A+B": one after the other. A dimension of 1 may be left out.
+    tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
+    another order. layout: in `LAYOUTS`, of parameters that no file has as they are.
+    """
+
+    tensor: str
+    parameter: str
+    shape: str
+    heads: bool = False
+    layout: str = ""
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of all tensors."""
+        return self.tensor.split("+")
+
+    @property
+    def single(self) -> bool:
+        """Whether files have it in float32: whatever is no matrix that tokens are multiplied by."""
+        return "conv1d" in self.tensor or not self.tensor.endswith(".weight")
+
+    @property
+    def offset(self) -> bool:
+        """Whether it is a norm of those that some architectures store with 1 added."""
+        return self.tensor.endswith("norm.weight") and not self.tensor.endswith("ssm_norm.weight")
+
+
+EMBEDDING = Slot("token_embd.weight", "model.embed_tokens.weight", "V H")
+NORM = Slot("output_norm.weight", "model.norm.weight", "H")
+OUTPUT = Slot("output.weight", "lm_head.weight", "V H")
+ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}  # no parameters
+
+QKVO = (
+    Slot("attn_q.weight", "self_attn.q_proj.weight", "Q H", heads=True),
+    Slot("attn_k.weight", "self_attn.k_proj.weight", "K H", heads=True),
+    Slot("attn_v.weight", "self_attn.v_proj.weight", "K H"),
+    Slot("attn_output.weight", "self_attn.o_proj.weight", "H Q"),
+)
+QKV_BIAS = (
+    Slot("attn_q.bias", "self_attn.q_proj.bias", "Q", heads=True),
+    Slot("attn_k.bias", "self_attn.k_proj.bias", "K", heads=True),
+    Slot("attn_v.bias", "self_attn.v_proj.bias", "K"),
+)
+QKVO_BIAS = (*QKV_BIAS, Slot("attn_output.bias", "self_attn.o_proj.bias", "H"))
+HEAD_NORMS = (
+    Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "D"),
+    Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "D"),
+)
+PRE_NORMS = (
+    Slot("attn_norm.weight", "input_layernorm.weight", "H"),
+    Slot("ffn_norm.weight", "post_attention_layernorm.weight", "H"),
+)
+POST_NORMS = (
+    Slot("post_attention_norm.weight", "post_attention_layernorm.weight", "H"),
+    Slot("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "H"),
+)
+SANDWICH = (
+    Slot("attn_norm.weight", "input_layernorm.weight", "H"),
+    Slot("ffn_norm.weight", "pre_feedforward_layernorm.weight", "H"),
+    *POST_NORMS,
+)
+MLP = (
+    Slot("ffn_gate.weight", "mlp.gate_proj.weight", "F H"),
+    Slot("ffn_up.weight", "mlp.up_proj.weight", "F H"),
+    Slot("ffn_down.weight", "mlp.down_proj.weight", "H F"),
+)
+MLP_BIAS = (
+    Slot("ffn_gate.bias", "mlp.gate_proj.bias", "F"),
+    Slot("ffn_up.bias", "mlp.up_proj.bias", "F"),
+    Slot("ffn_down.bias", "mlp.down_proj.bias", "H"),
+)
+MOE = (
+    Slot("ffn_gate_inp.weight", "mlp.gate.weight", "E H"),
+    Slot("ffn_gate_exps.weight", "mlp.experts.gate_proj", "E X H"),
+    Slot("ffn_up_exps.weight", "mlp.experts.up_proj", "E X H"),
+    Slot("ffn_down_exps.weight", "mlp.experts.down_proj", "E H X"),
+)
+SHARED_EXPERT = (
+    Slot("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "1 H"),
+    Slot("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", "S H"),
+    Slot("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", "S H"),
+    Slot("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", "H S"),
+)
+
+# Linear layers of the gated delta rule, of which Qwen3.5's files have value heads in another order.
+CONV = Slot("ssm_conv1d.weight", "linear_attn.conv1d.weight", "C 1 T")
+OUT = Slot("ssm_out.weight", "linear_attn.out_proj.weight", "H Z")
+DECAY = Slot("ssm_a", "linear_attn.A_log", "B", layout="decay")
+STEP = Slot("ssm_dt.bias", "linear_attn.dt_bias", "B")
+DELTA_NORM = Slot("ssm_norm.weight", "linear_attn.norm.weight", "U")
+DELTA = (
+    Slot("attn_qkv.weight+attn_gate.weight", "linear_attn.in_proj_qkvz.weight", "C+Z H", layout="key heads"),
+    Slot("ssm_ba.weight", "linear_attn.in_proj_ba.weight", "B+B H"),
+    *(CONV, OUT, DECAY, STEP, DELTA_NORM),
+)
+TILED_DELTA = (
+    Slot("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", "C H", layout="tiled channels"),
+    Slot("attn_gate.weight", "linear_attn.in_proj_z.weight", "Z H", layout="tiled values"),
+    Slot("ssm_beta.weight", "linear_attn.in_proj_b.weight", "B H", layout="tiled heads"),
+    Slot("ssm_alpha.weight", "linear_attn.in_proj_a.weight", "B H", layout="tiled heads"),
+    replace(CONV, layout="tiled channels"),
+    replace(OUT, layout="tiled columns"),
+    replace(DECAY, layout="tiled decay"),
+    replace(STEP, layout="tiled heads"),
+    DELTA_NORM,
+)
+GATED_QKVO = (Slot("attn_q.weight", "self_attn.q_proj.weight", "Q+Q H"), *QKVO[1:])
+LATE_NORMS = (
+    Slot("attn_norm.weight", "input_layernorm.weight", "H"),
+    Slot("post_attention_norm.weight", "post_attention_layernorm.weight", "H"),
+)
+FULL_NORMS = (
+    Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
+    Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
+)
+GRANITE_MOE = tuple(
+    replace(slot, parameter=slot.parameter.replace("mlp.gate", "mlp.router").replace("mlp.", "block_sparse_moe."))
+    for slot in MOE
+)
+GPT_OSS_MOE = (
+    Slot("ffn_gate_inp.weight", "mlp.router.weight", "E H"),
+    Slot("ffn_gate_inp.bias", "mlp.router.bias", "E"),
+    *MOE[1:],
+    Slot("ffn_gate_exps.bias+ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias", "E X+X", layout="turns"),
+    Slot("ffn_down_exps.bias", "mlp.experts.down_proj_bias", "E H"),
+    Slot("attn_sinks.weight", "self_attn.sinks", "A"),
+)
