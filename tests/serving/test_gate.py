@@ -186,7 +186,9 @@ def test_the_end_of_a_server(serve: Serve, drain: float) -> None:
     assert (len(chunks) >= 10) == (drain > 1)
 
 
-def test_a_step_that_fails(server: Server, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails(
+    server: Server, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """500 with the id by which the log has it; the next request is answered."""
     engine = server.service.engine
     step = engine.step
@@ -199,7 +201,9 @@ def test_a_step_that_fails(server: Server, client: httpx.Client, monkeypatch: py
 
     monkeypatch.setattr(engine, "step", failing)
     answer = client.post("/v1/completions", json=SHORT)
-    assert answer.status_code == 500 and "secret" not in answer.text and answer.headers["x-request-id"]
+    assert answer.status_code == 500 and "secret" not in answer.text and "secret" not in caplog.text
+    (fault,) = [json.loads(record.message) for record in caplog.records if record.levelno == logging.ERROR]
+    assert fault["id"] == answer.headers["x-request-id"] and fault["error"] == "MemoryError" and fault["where"]
     assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 

@@ -31,11 +31,12 @@ def add_parser(commands: Any) -> None:
     for name, value, what in (
         ("max-prompt", None, "tokens of a prompt"),
         ("max-tokens", None, "tokens of an answer"),
+        ("concurrent", 256, "open requests (default: 256)"),
         ("per-key", None, "requests at a time of one key"),
         ("timeout", 600.0, "seconds for an answer (default: 600)"),
         ("drain", 30.0, "seconds that running answers get when it is stopped (default: 30)"),
     ):
-        kind = int if value is None else float
+        kind = float if isinstance(value, float) else int
         parser.add_argument(f"--{name}", type=kind, default=value, metavar="N", help=what)
     parser.set_defaults(run=run)
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from torch_foundry import __version__
 from torch_foundry.serving import chat_completions, completions, messages, responses
 from torch_foundry.serving.errors import ApiError
-from torch_foundry.serving.gate import Gate, log_fault
+from torch_foundry.serving.gate import Gate
 from torch_foundry.serving.protocol import exchange_of, now
 from torch_foundry.serving.service import Service
 
@@ -43,7 +43,7 @@ def application(service: Service) -> ASGIApp:
         await asyncio.to_thread(service.thread.join, service.config.body_timeout)
 
     app = FastAPI(title="torch_foundry", version=__version__, lifespan=lifespan)
-    app.state.service, app.state.log_fault = service, log_fault
+    app.state.service = service
     for router in PROTOCOLS:
         app.include_router(router)
     began = now()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import traceback
 from typing import Any
 
 from torch_foundry.engine import QueueFull
 from torch_foundry.serving.engine_thread import Closing
 
+LOG = logging.getLogger("torch_foundry.serving")
 RETRY_AFTER = 1  # seconds: about what an answer takes to leave its place
 # by status: OpenAI's type, Anthropic's type
 TYPES = {
@@ -60,3 +64,11 @@ def api_error(error: BaseException) -> ApiError:
         field, colon, _ = str(error).partition(":")
         return ApiError(400, str(error), field if colon and field.isidentifier() else None)
     return ApiError(500, f"internal error: {type(error).__name__}: see the server's log by the request's id")
+
+
+def log_fault(id: str, error: BaseException) -> None:
+    """Log where what went wrong in a request began, and its type: its message may have parts of a prompt."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-8:]]
+    LOG.error("%s", json.dumps({"id": id, "error": type(error).__name__, "where": where}))

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import time
-import traceback
 import uuid
 from collections import Counter
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.errors import LOG, ApiError, api_error, log_fault
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.service import Service
 
-LOG = logging.getLogger("torch_foundry.serving")
 ID = re.compile(r"[\w.-]{1,64}")
 OPEN = ("/health",)  # asked by supervisors, which have no key
 
@@ -50,7 +48,7 @@ class Gate:
             await self._run(scope, receive, response)
         except Exception as error:
             if not isinstance(error, ApiError):
-                log_fault(exchange, error)
+                log_fault(exchange.id, error)
             if not response.status:
                 await response.refuse(api_error(error), scope["path"])
         finally:
@@ -83,7 +81,6 @@ class Gate:
             async def wait_until_gone() -> None:
                 while (await receive())["type"] != "http.disconnect":
                     pass
-                response.gone = True
                 tasks.cancel_scope.cancel()
 
             async def replay() -> Message:
@@ -143,11 +140,11 @@ class Gate:
 
 
 class _Response:
-    """Sends a response. status: 0 before it has begun; gone: nobody reads it."""
+    """Sends a response. status: 0 before it has begun."""
 
     def __init__(self, send: Send, exchange: Exchange, timeout: float) -> None:
         self._send, self._exchange, self._timeout = send, exchange, timeout
-        self.status, self.gone = 0, False
+        self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -164,10 +161,3 @@ class _Response:
         headers = [(name.encode(), value.encode()) for name, value in (told | error.headers).items()]
         await self({"type": "http.response.start", "status": error.status, "headers": headers})
         await self({"type": "http.response.body", "body": body})
-
-
-def log_fault(exchange: Exchange, error: BaseException) -> None:
-    """Log where an error happened, and its type: its message may have parts of a prompt."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{frame.filename}:{frame.lineno}" for frame in frames[-8:]]
-    LOG.error("%s", json.dumps({"id": exchange.id, "error": type(error).__name__, "where": where}))

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from torch_foundry.engine import SamplingParams
-from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.service import Service
 
@@ -132,7 +132,8 @@ async def stream(
                 async for name, data in events:
                     yield _line(name, data)
             except Exception as error:
-                http.app.state.log_fault(exchange_of(http), error)
+                if not isinstance(error, ApiError):
+                    log_fault(exchange_of(http).id, error)
                 yield _line(*failed(api_error(error)))
         if done:
             yield f"data: {done}\n\n"

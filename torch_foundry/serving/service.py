@@ -16,7 +16,7 @@ import anyio
 from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
-from torch_foundry.serving.errors import ApiError, api_error
+from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
@@ -182,6 +182,8 @@ class Service:
             except TimeoutError:
                 raise ApiError(504, f"no answer within {self.config.timeout} seconds") from None
             if update.error is not None:
+                if not isinstance(update.error, ValueError):
+                    log_fault(exchange.id, update.error)
                 raise api_error(update.error) from update.error
             if first:
                 self.metrics.first_token.observe(time.perf_counter() - exchange.began)
