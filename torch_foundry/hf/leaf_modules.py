@@ -14,10 +14,9 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
-from torch_foundry.models.families import SCALED_EMBEDDINGS
+from torch_foundry.models.families import SCALED_EMBEDDINGS, norm_kind
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import device_reason, tensor_reason
-from torch_foundry.models.spec import norm_kind
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
 from torch_foundry.models.weights import Linear, Norm, weight_reason

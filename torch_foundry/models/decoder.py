@@ -14,12 +14,13 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.models import gated_delta  # noqa: F401  (it registers a mixer)
+from torch_foundry.models.families import norm_kind
 from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
-from torch_foundry.models.spec import build_spec, norm_kind
+from torch_foundry.models.spec import build_spec
 from torch_foundry.models.state import ModelPlan, ModelState, Plan
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard

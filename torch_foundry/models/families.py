@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from torch_foundry.models.family import (
@@ -22,7 +23,9 @@ from torch_foundry.models.family import (
     Head,
     NormRoles,
     Wrapper,
+    class_key,
 )
+from torch_foundry.models.swap import base_class
 
 TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
 
@@ -219,3 +222,12 @@ for _wrapper in (
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
 ):
     register_wrapper(_wrapper)
+
+
+def norm_kind(module: nn.Module) -> str | None:
+    """What kind of norm it is, as in `Family.norm_kind`; None if it is not one that is known, of vectors."""
+    cls = base_class(type(module))
+    kind = "layer" if cls is nn.LayerNorm else NORMS.get(class_key(cls))
+    weight = module._parameters.get("weight")
+    sizes = getattr(module, "normalized_shape", ()) if weight is None else weight.shape
+    return kind if len(sizes) == 1 else None

@@ -10,7 +10,7 @@ from torch import nn
 
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import FAMILIES, MIXERS, NORMS
+from torch_foundry.models.families import FAMILIES, MIXERS, norm_kind
 from torch_foundry.models.family import MLPS, Experts, Family, MLPNames, NormRoles, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
@@ -67,15 +67,6 @@ def require(condition: object, why: str) -> None:
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether `module` computes x W^T + b from a dense or packed weight, and nothing else."""
     return base_class(type(module)) in (nn.Linear, FoundryLinear)
-
-
-def norm_kind(module: nn.Module) -> str | None:
-    """What kind of norm it is, as in `Family.norm_kind`; None if it is not one that is known, of vectors."""
-    cls = base_class(type(module))
-    kind = "layer" if cls is nn.LayerNorm else NORMS.get(class_key(cls))
-    weight = module._parameters.get("weight")
-    sizes = getattr(module, "normalized_shape", ()) if weight is None else weight.shape
-    return kind if len(sizes) == 1 else None
 
 
 def _check_plain(layer: nn.Module) -> None:

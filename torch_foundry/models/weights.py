@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torch_foundry import ops
-from torch_foundry.models.spec import norm_kind
+from torch_foundry.models.families import norm_kind
 from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm
 
