@@ -254,3 +254,37 @@ def test_bash_completes(typed: list[str], expected: list[str], tmp_path: Path, c
     script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     found = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == expected and not found.stderr
+
+
+def test_bench_prints_a_line_for_each_test(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "bench.json"
+    options = ["-p", "12,0", "-n", "9", "-d", "0,20", "-r", "2", "--json", str(file)]
+    assert main(["bench", str(tiny_model), "--device", "cpu", *options]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert not err  # no stock code, all steps captured
+    names = ["pp12", "tg9", "pp12 @ d20", "tg9 @ d20"]
+    assert [line.split("|")[5].strip() for line in lines[2:]] == names
+    found = json.loads(file.read_text())
+    assert [each["test"] for each in found] == names and found[3]["n_depth"] == 20
+    for each in found:
+        assert len(each["samples_ts"]) == 2 and 0 < each["min_ts"] <= each["avg_ts"] <= each["max_ts"]
+        size = each["n_prompt"] or each["n_gen"]
+        rates = [size / (ns / 1e9) for ns in each["samples_ns"]]
+        assert each["samples_ts"] == pytest.approx(rates, rel=1e-3) and each["backend"] == "host"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["-p", "3000"], "beyond the model's 2048 positions"),
+        (["-r", "0"], "--repeats 0"),
+        (["--quantize", "q9"], "--quantize q9"),
+        (["--json", "/nowhere/x.json"], "/nowhere/x.json: cannot be written"),
+    ],
+)
+def test_what_bench_cannot_do(
+    tiny_model: Path, options: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["bench", str(tiny_model), "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_foundry import __version__
-from torch_foundry.cli import chat, compare, completion, doctor, generate, perplexity, profile, serve, tune
+from torch_foundry.cli import bench, chat, compare, completion, doctor, generate, perplexity, profile, serve, tune
 from torch_foundry.cli.loading import UserError, cached_models
 
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile.add_parser(commands)
     serve.add_parser(commands)
     tune.add_parser(commands)
+    bench.add_parser(commands)
     completion.add_parser(commands)
     args = parser.parse_args(argv)
     if args.command is None:
@@ -48,6 +49,7 @@ def next_steps() -> str:
         "  torch-foundry chat          talk with the bundled model, which knows children's stories",
         "  torch-foundry chat MODEL    the same with a folder, a GGUF file, or a model in the Hub's cache",
         "  torch-foundry serve MODEL   answer other programs, by OpenAI's and Anthropic's protocols",
+        "  torch-foundry bench MODEL   how many tokens a second, as llama-bench measures",
         "  torch-foundry generate      stock and patched side by side",
         "\nMore commands: torch-foundry --help. Options: torch-foundry COMMAND --help.",
     ]
