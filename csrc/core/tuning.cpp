@@ -213,7 +213,9 @@ int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
                 ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
     return linear_bucket(static_cast<int>(rows), n, k);
   }
-  TORCH_CHECK(n >= 32 && n <= 256 && n % 32 == 0, "tuning: attention: expected a head_dim of 32 to 256, got ", n);
+  constexpr int most = 32 * kAttentionBuckets;
+  TORCH_CHECK(n >= 32 && n <= most && n % 32 == 0, "tuning: attention: expected a head_dim of 32 to ", most, ", got ",
+              n);
   return attention_bucket(n);
 }
 

@@ -39,7 +39,7 @@ using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
 constexpr int kRowBuckets = 4, kOutputBuckets = 10, kInputBuckets = 7;
 constexpr int kLinearBuckets = kRowBuckets * kOutputBuckets * kInputBuckets;
-constexpr int kAttentionBuckets = 8; // head_dim 32, 64, .. 256
+constexpr int kAttentionBuckets = 16; // head_dim 32, 64, .. 512
 
 constexpr int log_bucket(int64_t size, int first, int count) { // ceil(log2(size)) - first, within the table
   const int bucket = static_cast<int>(std::bit_width(static_cast<uint64_t>(size > 0 ? size - 1 : 0))) - first;

@@ -33,8 +33,8 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, int64_t kv_len) {
 
 // Whether attention_decode_matrix.metal has a kernel for these: keys and values of q's own 16 bits, or packed.
 bool can_multiply_matrices(const at::Tensor& q, const KvStore& keys, const KvStore& values) {
-  const auto fits = [&](const KvStore& store) {
-    return store.columns % 32 == 0 && (store.packed() || store.format.dtype == q.scalar_type());
+  const auto fits = [&](const KvStore& store) { // a lane's parts of wider rows would not fit into registers
+    return store.columns % 32 == 0 && store.columns <= 256 && (store.packed() || store.format.dtype == q.scalar_type());
   };
   return q.scalar_type() != at::kFloat && fits(keys) && fits(values);
 }
@@ -150,8 +150,8 @@ void prefill(const Call& call) {
   Launch launch(call.q.device(), call.kernel("attention_prefill.metal", "attention_prefill"));
   call.bind(launch);
   launch.out(call.y).args(call.args).min_bytes(call.min_bytes);
-  launch.run(per_row(ceil_div(call.grouped_rows(), attention_prefill_rows), simd_width * attention_prefill_simdgroups,
-                     call.heads()));
+  const uint32_t rows = attention_prefill_rows(u32(std::max(call.keys.columns, call.values.columns)));
+  launch.run(per_row(ceil_div(call.grouped_rows(), rows), simd_width * attention_prefill_simdgroups, call.heads()));
 }
 
 // Query rows of a threadgroup, which read the keys together: those of a group, unless that would leave most of the GPU

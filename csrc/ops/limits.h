@@ -6,7 +6,7 @@
 namespace foundry {
 
 // head_dim of attention.
-constexpr int64_t kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 16;
+constexpr int64_t kLeastHeadDim = 32, kMostHeadDim = 512, kHeadDimStep = 16;
 
 // Rows of x that share one reading of a weight, at most; and those up to which reading it twice costs less than a tile
 // that is mostly padding.

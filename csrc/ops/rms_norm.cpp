@@ -13,7 +13,7 @@ Grid grid(const at::Tensor& x) {
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, std::string_view kind,
-                    const OptionalTensor& residual) {
+                    const OptionalTensor& residual, const OptionalTensor& scale) {
   Dim H("hidden");
   const Norm norm(kind, eps);
   check("x", x).floating().last(H).last_dim_contiguous();
@@ -23,6 +23,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
     check_same_shape("residual", *residual, "x", x);
     check("residual", *residual).last_dim_contiguous();
   }
+  if (scale) check("scale", *scale).like(x).shape({1});
   at::Tensor y = at::empty(x.sizes(), x.options());
   if (x.numel() == 0) return y;
 
@@ -36,14 +37,15 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
   Launch launch(x.device(), {"rms_norm.metal",
                              "rms_norm",
                              {x.scalar_type(), norm.kind.policy, vector},
-                             {{FC_RMS_NORM_RESIDUAL, residual.has_value()}}});
-  launch.in(x).in(weight).in(residual).out(y).args(args).run(grid(x));
+                             {{FC_RMS_NORM_RESIDUAL, residual.has_value()}, {FC_RMS_NORM_SCALE, scale.has_value()}}});
+  launch.in(x).in(weight).in(residual).in(scale).out(y).args(args).run(grid(x));
   return y;
 }
 
 } // namespace
 
-FOUNDRY_OP("rms_norm(Tensor x, Tensor weight, float eps, str kind=\"llama\", Tensor? residual=None) -> Tensor",
+FOUNDRY_OP("rms_norm(Tensor x, Tensor weight, float eps, str kind=\"llama\", Tensor? residual=None, "
+           "Tensor? scale=None) -> Tensor",
            "rms_norm", rms_norm)
 
 } // namespace foundry

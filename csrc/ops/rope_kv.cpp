@@ -16,24 +16,26 @@ int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
 using MaybeNorm = std::optional<Norm>;
 
 // A kernel is chosen by the dtypes and the way in which heads are handled: vectors, single pairs, or with norms.
-KernelKey dense_kernel(at::ScalarType dtype, const HeadsTo& to, bool aligned, const MaybeNorm& norm) {
+KernelKey dense_kernel(at::ScalarType dtype, const HeadsTo& to, bool aligned, const MaybeNorm& norm, bool v_norm) {
   const KernelArgument last = norm ? KernelArgument(norm->kind.policy) : aligned ? 8 : 1;
   return {"rope_kv_dense.metal",
           norm ? "norm_rope_kv_dense" : "rope_kv_dense",
           {dtype, to.table_type(dtype), last},
-          {{FC_ROPE_ROTATE, to.cos.has_value()}}};
+          {{FC_ROPE_ROTATE, to.cos.has_value()}, {FC_ROPE_NORM_V, v_norm}}};
 }
 
 // The same for caches of every kind.
-KernelKey kernel(at::ScalarType dtype, const HeadsTo& to, const MaybeNorm& norm) {
+KernelKey kernel(at::ScalarType dtype, const HeadsTo& to, const MaybeNorm& norm, bool v_norm) {
   const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
   const KvStore values = kv_store("v_cache", to.v_cache, to.v_format);
   const char* policy = norm ? norm->kind.policy : kNormKinds[0].policy;
-  return {
-      "rope_kv.metal",
-      "rope_kv",
-      {dtype, to.table_type(dtype), policy, keys.format.writer, values.format.writer},
-      {{FC_ROPE_ROTATE, to.cos.has_value()}, {FC_ROPE_NORM, norm.has_value()}, {FC_ROPE_PAGED, to.table.has_value()}}};
+  return {"rope_kv.metal",
+          "rope_kv",
+          {dtype, to.table_type(dtype), policy, keys.format.writer, values.format.writer},
+          {{FC_ROPE_ROTATE, to.cos.has_value()},
+           {FC_ROPE_NORM, norm.has_value()},
+           {FC_ROPE_PAGED, to.table.has_value()},
+           {FC_ROPE_NORM_V, v_norm}}};
 }
 
 at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cos,
@@ -41,16 +43,19 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step,
                    const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps, std::string_view kind,
                    const OptionalTensor& rows, const OptionalTensor& block_table, OptionalName k_format,
-                   OptionalName v_format) {
+                   OptionalName v_format, bool v_norm) {
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
   TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "k_norm: expected both q_norm and k_norm, or neither");
+  TORCH_CHECK(q_norm || !v_norm, "v_norm: expected q_norm and k_norm along with it");
   Dim B("batch"), L("tokens"), Q("heads*head_dim"), K("kv_heads*head_dim"), V("kv_heads*value_dim");
   check("q", q).floating().shape({B, L, Q}).last_dim_contiguous();
   check("k", k).like(q).shape({B, L, K}).last_dim_contiguous();
   check("v", v).like(q).shape({B, L, V}).last_dim_contiguous();
   const int64_t n_heads = heads_in("q", q, head_dim), n_kv_heads = heads_in("k", k, head_dim);
   const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step, rows, block_table, k_format, v_format};
-  RopeKvArgs args = heads_args(q, B, L, n_heads, n_kv_heads, head_dim, to);
+  const bool stores = n_kv_heads > 0; // or only the queries are wanted: of layers that attend to others' keys
+  RopeKvArgs args = heads_args(q, B, L, n_heads, stores ? n_kv_heads : k_cache.size(1), head_dim, to);
+  args.n_kv_heads = u32(n_kv_heads);
   check_pages("k_cache", k_cache).disjoint("k", k).disjoint("q", q);
   check_pages("v_cache", v_cache).disjoint("v", v);
   TORCH_CHECK(V.value() == n_kv_heads * args.value_dim && args.value_dim % 2 == 0,
@@ -77,8 +82,8 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
   const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
   if (!plain) {
-    Launch launch(q.device(), kernel(q.scalar_type(), to, norm));
-    launch.in(q).in(k).in(v);
+    Launch launch(q.device(), kernel(q.scalar_type(), to, norm, v_norm));
+    launch.in(q).in(stores ? k : q).in(stores ? v : q);
     to.bind(launch, q);
     launch.out(q_out).args(args).in(q_norm).in(k_norm).in_or(rows, q).in_or(block_table, q);
     launch.min_bytes(3 * q.nbytes() + k.nbytes() + v.nbytes());
@@ -90,8 +95,8 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                        fits(v_cache, args.value_dim) &&
                        (!cos || (fits(*cos, args.rotary_dim) && fits(*sin, args.rotary_dim)));
   args.units = std::max(args.head_dim, args.value_dim) / (aligned ? 16 : 2);
-  Launch launch(q.device(), dense_kernel(q.scalar_type(), to, aligned, norm));
-  launch.in(q).in(k).in(v);
+  Launch launch(q.device(), dense_kernel(q.scalar_type(), to, aligned, norm, v_norm));
+  launch.in(q).in(stores ? k : q).in(stores ? v : q);
   to.bind(launch, q);
   const int64_t written = B.value() * L.value() * n_kv_heads * (head_dim + args.value_dim);
   launch.out(q_out).args(args).min_bytes((2 * q.numel() + 2 * written) * q.itemsize());
@@ -109,7 +114,8 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 FOUNDRY_OP("rope_kv(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, "
            "Tensor(b!) v_cache, SymInt start, SymInt head_dim, Tensor? positions=None, Tensor? step=None, "
            "Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, str kind=\"llama\", Tensor? rows=None, "
-           "Tensor? block_table=None, str? k_format=None, str? v_format=None) -> Tensor",
+           "Tensor? block_table=None, str? k_format=None, str? v_format=None, "
+           "bool v_norm=False) -> Tensor",
            "rope_kv", rope_kv)
 
 } // namespace foundry

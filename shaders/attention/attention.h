@@ -20,9 +20,14 @@ FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to 
 FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
 FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;   // they take the splits in turn
 
-// Prefill: a threadgroup takes 8 query rows per simdgroup.
-FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4;
-FOUNDRY_CONST uint32_t attention_prefill_rows = 8 * attention_prefill_simdgroups;
+// Prefill: a simdgroup takes 8 query rows of up to so many columns; of wider ones, two take half of the columns each.
+FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4, attention_prefill_columns = 256;
+inline constexpr uint32_t attention_prefill_sharing(uint32_t widest) {
+  return (widest + attention_prefill_columns - 1) / attention_prefill_columns;
+}
+inline constexpr uint32_t attention_prefill_rows(uint32_t widest) {
+  return 8 * attention_prefill_simdgroups / attention_prefill_sharing(widest);
+}
 
 // Query rows that share a KV head are numbered query * group + head_in_group. Strides in elements; the last dimension
 // of every tensor is contiguous.

@@ -9,6 +9,7 @@
 // owns a key of each tile, and COLS columns of the output.
 // foundry-lint: instance(attention_decode<half, uchar, DenseKv<half>, DenseKv<half>, 64, 64, 1, 4, 8>)
 // foundry-lint: instance(attention_decode<float, float, DenseKv<float>, DenseKv<half>, 96, 80, 2, 8, 1>)
+// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 512, 512, 4, 4, 8>)
 // foundry-lint: instance(attention_decode<half, half, [FOUNDRY_KV_FORMATS]<128>, [FOUNDRY_KV_FORMATS]<128>, 128, 128, 4, 4, 8>)
 template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int ROWS, int SIMDS, int LANES>
 [[kernel]] void attention_decode(

@@ -323,7 +323,7 @@ template <int ROWS> METAL_FUNC void simd_maxima(thread float (&v)[ROWS]) {
 
 // Columns that a lane has of DV: a vector's worth where they would not be a whole number each.
 template <typename Store, int DV> struct Columns {
-  FOUNDRY_CONST int each = !Store::packed && DV % 32 == 0 ? DV / 32 : DV <= 128 ? 4 : 8;
+  FOUNDRY_CONST int each = DV > 256 ? 16 : !Store::packed && DV % 32 == 0 ? DV / 32 : DV <= 128 ? 4 : 8;
   FOUNDRY_CONST int lanes = DV / each;
 };
 
@@ -342,16 +342,16 @@ METAL_FUNC void load_values(thread const KvRows<Store>& values, int key, KeyRang
   }
 }
 
-// Adds eight values by their weights to this lane's columns.
-template <int ROWS, int COLS>
-METAL_FUNC void weigh_values(thread const float (&v)[8][COLS], threadgroup const float* weights,
+// Adds eight values by their weights to this lane's columns, from `first` on.
+template <int ROWS, int COLS, int PART>
+METAL_FUNC void weigh_values(thread const float (&v)[8][PART], threadgroup const float* weights, int first,
                              thread float (&acc)[ROWS][COLS]) {
   for (int r = 0; r < ROWS; ++r) {
     const float4 p = *(threadgroup const float4*)(weights + r * 32);
     const float4 w = *(threadgroup const float4*)(weights + r * 32 + 4);
-    for (int c = 0; c < COLS; ++c) { // a short sum first
+    for (int c = 0; c < PART; ++c) { // a short sum first
       const float four = fma(p.w, v[3][c], fma(p.z, v[2][c], fma(p.y, v[1][c], p.x * v[0][c])));
-      acc[r][c] += fma(w.w, v[7][c], fma(w.z, v[6][c], fma(w.y, v[5][c], fma(w.x, v[4][c], four))));
+      acc[r][first + c] += fma(w.w, v[7][c], fma(w.z, v[6][c], fma(w.y, v[5][c], fma(w.x, v[4][c], four))));
     }
   }
 }
@@ -360,10 +360,13 @@ METAL_FUNC void weigh_values(thread const float (&v)[8][COLS], threadgroup const
 template <bool Whole, typename Store, int ROWS, int COLS>
 METAL_FUNC void add_values(thread const KvRows<Store>& values, int tile, KeyRange seen, uint column,
                            threadgroup const float* weights, thread float (&acc)[ROWS][COLS]) {
+  constexpr int PART = COLS > 8 ? 8 : COLS; // columns in flight
   const int begin = Whole ? 0 : max(seen.begin - tile, 0) & ~7, end = Whole ? 32 : min(seen.end - tile, 32);
   for (int n = begin; n < end; n += 8) {
-    float v[8][COLS];
-    load_values<Whole>(values, tile + n, seen, column, v);
-    weigh_values(v, weights + n, acc);
+    for (int c = 0; c < COLS; c += PART) {
+      float v[8][PART];
+      load_values<Whole>(values, tile + n, seen, column + uint(c), v);
+      weigh_values(v, weights + n, c, acc);
+    }
   }
 }

@@ -5,10 +5,11 @@
 #define FC_ROPE_ROTATE 0 // function constant: false for layers without position embedding (NoPE)
 #define FC_ROPE_NORM 1   // rope_kv.metal: q and k heads pass a norm first
 #define FC_ROPE_PAGED 2  // rope_kv.metal: the caches lie in pages
+#define FC_ROPE_NORM_V 3 // with norms of q and k heads: v heads pass one without a weight
 
 namespace foundry {
 
-FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 256;
+FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 512;
 FOUNDRY_CONST uint32_t rope_store_simdgroups = 4; // heads of a threadgroup
 
 // Strides in elements; the last dimension of every tensor is contiguous.
@@ -21,7 +22,7 @@ struct RopeKvArgs {
   uint32_t has_step;      // 0 or 1: step[0] is that position
   uint32_t has_positions; // 0 or 1: cos and sin are tables, of which positions[batch, token] is the row
   uint32_t table_rows;
-  float eps; // of the norms of q and k heads
+  float eps; // of the norms of heads
   uint32_t q_batch, q_token;
   uint32_t k_batch, k_token;
   uint32_t v_batch, v_token;

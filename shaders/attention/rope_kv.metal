@@ -12,6 +12,7 @@ using namespace foundry;
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 constant bool has_norm [[function_constant(FC_ROPE_NORM)]];
 constant bool paged [[function_constant(FC_ROPE_PAGED)]];
+constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
 
 // Where a new token's row is, or that it is nowhere: one of those that a sequence does not have.
 struct KvSlot {
@@ -74,7 +75,7 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
     const float a = float(in[pair.first]), b = float(in[pair.second]);
     squares = fma(a, a, fma(b, b, squares));
   }
-  const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(args.head_dim) + args.eps) : 1.0f;
+  const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(columns) + args.eps) : 1.0f;
   for (uint i = lane; i < columns / 2; i += simd_width) {
     const Pair pair = pair_of(args, head, i);
     float a = float(in[pair.first]), b = float(in[pair.second]);
@@ -82,6 +83,9 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
       device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
       a = float(T(Kind::template apply<T>(a * inverse, float(norm_weight[pair.first]))));
       b = float(T(Kind::template apply<T>(b * inverse, float(norm_weight[pair.second]))));
+    } else if (has_norm_v) {
+      a *= inverse;
+      b *= inverse;
     }
     if (has_rope && pair.rotates) {
       device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);

@@ -10,6 +10,7 @@ using namespace metal;
 using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
+constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
 
 // A thread owns 2 VEC elements of one head: VEC pairs to rotate, or 2 VEC to copy.
 // foundry-lint: instance(rope_kv_dense<half, float, 8>)
@@ -90,7 +91,7 @@ template <typename T, typename Table, typename Kind>
   device const T* in = head_in(args, batch, token, head, q, k, v);
   device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
   const bool value = is_value(args, head);
-  const uint pairs = (value ? args.value_dim : args.head_dim) / 2;
+  const uint columns = value ? args.value_dim : args.head_dim, pairs = columns / 2;
 
   float a[most], b[most], squares = 0.0f;
   for (uint n = 0; n < most; ++n) {
@@ -102,7 +103,7 @@ template <typename T, typename Table, typename Kind>
       squares = fma(a[n], a[n], fma(b[n], b[n], squares));
     }
   }
-  const float inverse = rsqrt(simd_sum(squares) / float(args.head_dim) + args.eps);
+  const float inverse = rsqrt(simd_sum(squares) / float(columns) + args.eps);
   device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
   for (uint n = 0; n < most; ++n) {
     const uint i = lane + n * simd_width;
@@ -111,6 +112,9 @@ template <typename T, typename Table, typename Kind>
       if (!value) {
         a[n] = float(T(Kind::template apply<T>(a[n] * inverse, float(norm_weight[pair.first]))));
         b[n] = float(T(Kind::template apply<T>(b[n] * inverse, float(norm_weight[pair.second]))));
+      } else if (has_norm_v) {
+        a[n] *= inverse;
+        b[n] *= inverse;
       }
       if (has_rope && pair.rotates) {
         device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);

@@ -2,7 +2,8 @@
 #pragma once
 #include "common/rows.h"
 
-#define FC_RMS_NORM_RESIDUAL 0 // function constant: a residual is added after the norm
+#define FC_RMS_NORM_RESIDUAL 0 // function constants: a residual is added after the norm
+#define FC_RMS_NORM_SCALE 1    // the result, rounded, is multiplied by one number
 
 namespace foundry {
 

@@ -1,4 +1,4 @@
-// RMSNorm of rows, one threadgroup a row: y = norm(x) * w (+ residual).
+// RMSNorm of rows, one threadgroup a row: y = norm(x) * w (+ residual) (* scale).
 // Sums are f32; what is rounded between the steps is the Kind's business.
 #include "norm/rms_norm.h"
 
@@ -10,6 +10,7 @@ using namespace metal;
 using namespace foundry;
 
 constant bool has_residual [[function_constant(FC_RMS_NORM_RESIDUAL)]];
+constant bool has_scale [[function_constant(FC_RMS_NORM_SCALE)]];
 
 // v becomes the normed and weighted values.
 template <typename T, typename Kind, int VEC>
@@ -27,6 +28,11 @@ template <typename T, int VEC> METAL_FUNC void add_to(thread float (&v)[VEC], de
     v[j] += r[j];
 }
 
+template <typename T, int VEC> METAL_FUNC void scale_by(thread float (&v)[VEC], float scale) {
+  for (int j = 0; j < VEC; ++j)
+    v[j] = float(T(v[j])) * scale;
+}
+
 METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormArgs& args) {
   return rsqrt(sum_of_squares / float(args.hidden) + args.eps);
 }
@@ -41,8 +47,9 @@ template <typename T, typename Kind, int VEC>
     device const T* x [[buffer(0)]],
     device const T* weight [[buffer(1)]],
     device const T* residual [[buffer(2), function_constant(has_residual)]],
-    device T* y [[buffer(3)]],
-    constant RmsNormArgs& args [[buffer(4)]],
+    device const T* scale [[buffer(3), function_constant(has_scale)]],
+    device T* y [[buffer(4)]],
+    constant RmsNormArgs& args [[buffer(5)]],
     uint row [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
@@ -78,6 +85,8 @@ template <typename T, typename Kind, int VEC>
       weigh<T, Kind>(v[n], inverse, weight + i);
       if (has_residual)
         add_to<T>(v[n], r_row + i);
+      if (has_scale)
+        scale_by<T>(v[n], float(scale[0]));
       store(y_row + i, v[n]);
     }
   }
@@ -87,6 +96,8 @@ template <typename T, typename Kind, int VEC>
     weigh<T, Kind>(more, inverse, weight + i);
     if (has_residual)
       add_to<T>(more, r_row + i);
+    if (has_scale)
+      scale_by<T>(more, float(scale[0]));
     store(y_row + i, more);
   }
 }

@@ -181,6 +181,21 @@ FAULTS = [
         lambda: t.test_accuracy(t.Case(queries=40, kv_len=100), F32),
     ),
     Fault(
+        "attention-prefill-scores-of-half-the-columns",
+        PREFILL,
+        "parts + (simdgroup ^ 1) *",
+        "parts + simdgroup *",
+        lambda: t.test_accuracy(t.Case(queries=17, head_dim=272, window=30), F16),
+    ),
+    Fault(
+        "attention-values-of-the-first-columns",
+        KERNEL,
+        "seen, column + uint(c), v)",
+        "seen, column, v)",
+        lambda: t.test_accuracy(t.Case(head_dim=272, queries=3), F16),
+        SCORES,
+    ),
+    Fault(
         "attention-row-sums-half-reduced",
         PREFILL,
         "sum += simd_shuffle_xor(sum, 8);",

@@ -54,6 +54,9 @@ CASES = [
     (Case(head_dim=32, heads=1, kv_heads=1), F32),
     (Case(head_dim=96), F16),
     (Case(head_dim=256, heads=8, kv_heads=1), BF16),
+    (Case(head_dim=512, heads=8, kv_heads=1), BF16),
+    (Case(head_dim=512, kv_len=300, capacity=300, batch=2, start=(0, 40)), F32),
+    (Case(head_dim=272, queries=3), F16),
     (Case(head_dim=128), F16),
     (Case(head_dim=160), F32),
     (Case(head_dim=192, queries=3), BF16),
@@ -78,6 +81,9 @@ CASES = [
     (Case(queries=17, head_dim=192), BF16),
     (Case(queries=17, head_dim=224), F32),
     (Case(queries=20, head_dim=256, kv_heads=4, batch=2, start=(3, 95)), F32),
+    (Case(queries=20, head_dim=512, batch=2, start=(3, 95)), F32),
+    (Case(queries=21, head_dim=512, heads=8, kv_heads=1), BF16),
+    (Case(queries=17, head_dim=272, window=30), F16),
     (Case(queries=18, mask="bool+heads+row", softcap=30.0, gain=8.0), F32),
     (Case(queries=18, mask="float+row", causal=False), F32),
     (Case(queries=18, gain=2e3), F16),
@@ -328,7 +334,7 @@ def test_bad_inputs() -> None:
     refuse(r"k_cache: expected dtype Float or Half or BFloat16, got Double", k_cache=k.double())
     refuse(r"k_cache: expected head_dim=64, got", k_cache=k[..., :32])
     refuse(r"v_cache: expected \[batch=2, 2, 128, 64\]", v_cache=k[:1])
-    refuse(r"q: expected a head_dim of 32 to 256", q=q[..., :40], k_cache=k[..., :40], v_cache=k[..., :40])
+    refuse(r"q: expected a head_dim of 32 to 512", q=q[..., :40], k_cache=k[..., :40], v_cache=k[..., :40])
     refuse(r"q: expected a multiple of kv_heads=2 heads", q=q[:, :3])
     refuse(r"kv_len: expected 0 to the capacity of 128, got 129", kv_len=129)
     refuse(r"kv_len: expected 0 to the capacity of 99, got 100", v_cache=given["v_cache"][:, :, :99])

@@ -21,6 +21,7 @@ class Case(kit.Case):
     hidden: int = 256
     kind: str = "llama"
     residual: bool = False
+    scaled: bool = False
     eps: float = 1e-6
     scale: float = 1.0  # of the inputs: small ones make eps count
 
@@ -46,6 +47,8 @@ CASES = [
     (Case(kind="olmo"), BF16),
     (Case(kind="gemma"), F16),
     (Case(kind="gemma", residual=True), BF16),
+    (Case(kind="olmo", residual=True, scaled=True), BF16),
+    (Case(rows=1, hidden=4099, scaled=True), F32),
 ]
 BENCH = [Case(rows=1, hidden=256), Case(rows=1, hidden=896), Case(rows=128, hidden=896), Case(rows=64, hidden=4096)]
 
@@ -55,7 +58,8 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     x = kit.normal(g, case.rows, case.hidden, dtype=dtype, scale=case.scale)
     weight = kit.normal(g, case.hidden, dtype=dtype)
     residual = kit.normal(g, case.rows, case.hidden, dtype=dtype) if case.residual else None
-    return {"x": x, "weight": weight, "eps": case.eps, "kind": case.kind, "residual": residual}
+    scale = kit.normal(g, 1, dtype=dtype) if case.scaled else None
+    return {"x": x, "weight": weight, "eps": case.eps, "kind": case.kind, "residual": residual, "scale": scale}
 
 
 run = ops.rms_norm
@@ -127,7 +131,7 @@ def test_empty() -> None:
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
     x, w = torch.randn(2, 3, 16), torch.randn(16)
-    kit.opcheck("rms_norm", x, w, 1e-6, "gemma", torch.randn(2, 3, 16))
+    kit.opcheck("rms_norm", x, w, 1e-6, "gemma", torch.randn(2, 3, 16), torch.randn(1))
 
 
 def test_bad_inputs() -> None:
@@ -151,6 +155,8 @@ def test_bad_inputs() -> None:
         ops.rms_norm(x, w, -1.0)
     with kit.refuses(r"residual: expected the shape of x"):
         ops.rms_norm(x, w, 1e-6, residual=torch.randn(3, 16))
+    with kit.refuses(r"scale: expected \[1\], got \[2\]"):
+        ops.rms_norm(x, w, 1e-6, scale=torch.randn(2))
     with kit.refuses(r"x: expected at most 2\^31-1 elements"):
         ops.rms_norm(torch.zeros(1, 16).expand(2**28, 16), w, 1e-6)
 
@@ -206,5 +212,12 @@ FAULTS = [
         "residual + row_offset(args.residual, row) : nullptr",
         "residual + row_offset(args.x, row) : nullptr",
         lambda: test_strided_rows_and_offsets(),
+    ),
+    Fault(
+        "rms_norm-what-is-not-kept-not-scaled",
+        "rms_norm.metal",
+        "scale_by<T>(more, float(scale[0]))",
+        "scale_by<T>(more, 1.0f)",
+        lambda: test_accuracy(Case(rows=1, hidden=4099, scaled=True), F32),
     ),
 ]

@@ -172,7 +172,7 @@ def with_norms(given: dict[str, Any], kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["llama", "olmo", "gemma"])
 @kit.cases(
     (Case(), F32), (Case(), F16), (Case(), BF16), (Case(rotary=0), F32), (Case(rotary=32, head_dim=96), F16),
-    (Case(head_dim=256), BF16), (Case(head_dim=32, rotary=32, tokens=1, start=3), F32),
+    (Case(head_dim=512), BF16), (Case(head_dim=32, rotary=32, tokens=1, start=3), F32),
 )  # fmt: skip
 def test_norms(kind: str, case: Case, dtype: torch.dtype) -> None:
     """As rms_norm of the heads before it."""
@@ -185,6 +185,27 @@ def test_norms(kind: str, case: Case, dtype: torch.dtype) -> None:
     torch.testing.assert_close(ops.rope_kv(**given), ops.rope_kv(**apart), **close)
     torch.testing.assert_close(given["k_cache"], apart["k_cache"], **close)
     kit.assert_equal(given["v_cache"], apart["v_cache"])
+
+
+@kit.cases((Case(), F32), (Case(head_dim=512, tokens=1), BF16), (Case(rotary=0, value_dim=96), F16))
+def test_a_norm_of_values_has_no_weight(case: Case, dtype: torch.dtype) -> None:
+    given = with_norms(inputs(case, dtype), "olmo")
+    apart, dim = own(given), case.value_dim or case.head_dim
+    heads = given["v"].view(*given["v"].shape[:2], -1, dim)
+    apart["v"] = ops.rms_norm(heads, torch.ones(dim, dtype=dtype), 1e-5, kind="olmo").view(given["v"].shape)
+    kit.assert_equal(ops.rope_kv(**given, v_norm=True), ops.rope_kv(**apart))
+    kit.assert_equal(given["k_cache"], apart["k_cache"])
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(given["v_cache"], apart["v_cache"], **close)
+
+
+def test_without_keys_nothing_is_written() -> None:
+    """Of a layer that attends to another one's keys: only its queries are made."""
+    given = with_norms(inputs(Case(), F32), "olmo")
+    alone = own({**given, "k": given["k"][..., :0], "v": given["v"][..., :0]})
+    kit.assert_equal(ops.rope_kv(**alone), ops.rope_kv(**own(given)))
+    kit.assert_equal(alone["k_cache"], given["k_cache"])
+    kit.assert_equal(alone["v_cache"], given["v_cache"])
 
 
 def test_a_start_beyond_the_cache_stays_inside() -> None:
@@ -255,6 +276,7 @@ def test_bad_inputs() -> None:
     refuse(r"step: expected dtype Int", step=torch.zeros(2))
     refuse(r"k_norm: expected both", q_norm=torch.ones(64))
     refuse(r"q_norm: expected \[head_dim=64\]", q_norm=torch.ones(32), k_norm=torch.ones(64))
+    refuse(r"v_norm: expected q_norm and k_norm", v_norm=True)
     refuse(r"kind: expected one of llama", q_norm=torch.ones(64), k_norm=torch.ones(64), kind="t5")
     for cache in ("k_cache", "v_cache"):
         refuse(rf"{cache}: expected memory without overlap", **{cache: given[cache][:, :1].expand(2, 2, 16, 64)})
@@ -342,5 +364,12 @@ FAULTS = [
         "if (!value) {",
         "if (true) {",
         lambda: test_norms("llama", Case(), F32),
+    ),
+    Fault(
+        "rope-norm-of-v-by-the-width-of-k",
+        "rope_kv_dense.metal",
+        "/ float(columns)",
+        "/ float(args.head_dim)",
+        lambda: test_a_norm_of_values_has_no_weight(Case(rotary=0, value_dim=96), F16),
     ),
 ]

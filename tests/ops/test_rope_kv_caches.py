@@ -98,6 +98,19 @@ def test_norms_of_heads_before() -> None:
         torch.testing.assert_close(mine["k_cache"][:, :, 5:8], stock["k_cache"][:, :, 5:8], rtol=1e-5, atol=1e-5)
 
 
+def test_a_norm_of_values() -> None:
+    for formats in ({"k_format": None, "v_format": "q8_0"}, {"k_format": None, "v_format": None}):
+        given = {**with_norms(inputs(Case(head_dim=512), BF16)), "v_norm": True}
+        rows = torch.tensor([[5, 3], [5, 3]], dtype=torch.int32)
+        mine, dense = {**stored(given, **formats), "rows": rows}, own(given)
+        ops.rope_kv(**mine)
+        ops.rope_kv(**dense)
+        got, fmt = mine["v_cache"][:, :, 5:8], formats["v_format"]
+        got = got if fmt is None else unpack_rows(got, fmt)
+        close = {"rtol": 0.01, "atol": 0.03 if fmt else 0.01}
+        torch.testing.assert_close(got.float(), dense["v_cache"][:, :, 5:8].float(), **close)
+
+
 def test_caches_of_another_dtype() -> None:
     given = inputs(Case(), F32)
     dense, mine = own(given), {**own(given)}

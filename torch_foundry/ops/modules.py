@@ -16,15 +16,23 @@ _ops = torch.ops.torch_foundry
 # ---------------------------------------------------------------------------------------------------------------- norms
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
-    """RMSNorm over the last dimension, then `+ residual` if given.
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    kind: str = "llama",
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """RMSNorm over the last dimension, then `+ residual` if given, then, rounded, `* scale` if given.
 
-    x, residual: [..., hidden]; rows may be strided, up to three levels. weight: [hidden], dtype of x.
+    x, residual: [..., hidden]; rows may be strided, up to three levels. weight: [hidden], scale: [1], dtype of x.
     kind: how the weight is applied, as in the Hugging Face families:
         "llama": weight * cast(normed) · "olmo": cast(weight * normed) · "gemma": cast((1 + weight) * normed)
     Returns [..., hidden], contiguous.
     """
-    return _ops.rms_norm.default(x, weight, eps, kind, residual)
+    return _ops.rms_norm.default(x, weight, eps, kind, residual, scale)
 
 
 @_fake("rms_norm")
@@ -160,17 +168,19 @@ def rope_kv(
     block_table: Tensor | None = None,
     k_format: str | None = None,
     v_format: str | None = None,
+    v_norm: bool = False,
 ) -> Tensor:
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
-    q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides.
+    q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides. k and v may have
+        no columns: then nothing is written.
     cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
         with i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
     positions: int32 [B, L]: then cos and sin are tables [P, R], and these are the tokens' rows.
     step: int32 [2] on the device, for graphs: its first element takes the place of start.
     q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
-        (`rms_norm`), rounded to its dtype.
+        (`rms_norm`), rounded to its dtype. v_norm: each head of v passes one without a weight.
     rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
         the write: what is packed is the numbers rounded to q's dtype, as a dense cache would have them. A token that
         rows says a sequence does not have, or for which there is no room, is not written.
@@ -178,7 +188,7 @@ def rope_kv(
     """
     return _ops.rope_kv.default(
         q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
-        rows, block_table, k_format, v_format,
+        rows, block_table, k_format, v_format, v_norm,
     )  # fmt: skip
 
 

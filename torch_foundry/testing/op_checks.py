@@ -49,7 +49,11 @@ def rms_norm(given: Given, device: Device = "cpu") -> None:
     stock = plain.rms_norm(**given)
     got = ops.rms_norm(**on(given, device)).cpu()
     assert_norm(got, truth, stock)
-    assert_bound(got, truth, norm_bound(truth, got.dtype, got.shape[-1], given["kind"], wide["residual"]))
+    unscaled = plain.rms_norm(**{**wide, "scale": None})
+    bound = norm_bound(unscaled, got.dtype, got.shape[-1], given["kind"], wide["residual"])
+    if (scale := wide.get("scale")) is not None:
+        bound = bound * scale.abs() + UNIT[got.dtype] * truth.abs()
+    assert_bound(got, truth, bound)
 
 
 def layer_norm(given: Given, device: Device = "cpu") -> None:

@@ -21,7 +21,15 @@ def _wide(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- norms
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", residual: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    kind: str = "llama",
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
     wide = _wide(x)
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     if kind == "llama":
@@ -30,7 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, kind: str = "llama", resi
         y = (weight * normed).to(x.dtype)
     else:
         y = ((1.0 + _wide(weight)) * normed).to(x.dtype)
-    return y if residual is None else residual + y
+    y = y if residual is None else residual + y
+    return y if scale is None else y * scale
 
 
 def layer_norm(
@@ -142,9 +151,13 @@ def rope_kv(
     block_table: Tensor | None = None,
     k_format: str | None = None,
     v_format: str | None = None,
+    v_norm: bool = False,
 ) -> Tensor:
     b, length, _ = q.shape
     heads = k_cache.shape[1]
+    if v_norm:
+        values = v.reshape(b, length, heads, -1)
+        v = rms_norm(values, values.new_ones(values.shape[-1]), eps).view(v.shape)
     if q_norm is not None and k_norm is not None:
         q = rms_norm(q.reshape(b, length, -1, head_dim), q_norm, eps, kind=kind).view(q.shape)
         k = rms_norm(k.reshape(b, length, -1, head_dim), k_norm, eps, kind=kind).view(k.shape)
