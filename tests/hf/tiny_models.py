@@ -38,6 +38,7 @@ class Case:
     config: str
     options: dict[str, Any] = field(default_factory=dict)
     attention: str = "sdpa"
+    layers: int = 2
     model: str = "AutoModelForCausalLM"
 
 
@@ -72,6 +73,26 @@ GPT_OSS = {
         "original_max_position_embeddings": 64,
     },
 }
+# as 12B and 31B: heads of full attention are wider and share more, values are keys
+GEMMA4 = {
+    "sliding_window": 12,
+    "layer_types": MIXED,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
+# as E2B and E4B: half of the layers attend to others' keys, and all take an embedding of their own
+GEMMA4_E = {
+    "sliding_window": 12,
+    "layer_types": MIXED,
+    "global_head_dim": 64,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB,
+}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -101,6 +122,9 @@ FAMILIES = {
 # Those whose blocks are the same in other combinations: each gets fewer tests (tests/hf/test_kin.py).
 KIN = {
     "ministral": Case("MinistralConfig", {"sliding_window": 12, "layer_types": MIXED}),
+    "gemma4": Case("Gemma4TextConfig", GEMMA4),
+    "gemma4_unified": Case("Gemma4UnifiedTextConfig", {**GEMMA4, "use_bidirectional_attention": "vision"}),
+    "gemma4_e": Case("Gemma4TextConfig", GEMMA4_E, layers=4),
     "cwm": Case("CwmConfig", {"sliding_window": 12, "layer_types": MIXED, "rope_parameters": LLAMA3_ROPE}),
     "seed_oss": Case("SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
     "arcee": Case("ArceeConfig", {"mlp_bias": True}),
@@ -147,10 +171,11 @@ ALL_FAMILIES = FAMILIES | HYBRIDS
 
 
 def build(
-    family: str, dtype: torch.dtype = torch.float32, layers: int = 2, seed: int = 0, **sizes: int
+    family: str, dtype: torch.dtype = torch.float32, layers: int | None = None, seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
     """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
     case = (ALL_FAMILIES | KIN)[family]
+    layers = layers or case.layers
     options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
     for per_layer in ("layer_types", "no_rope_layers"):
         if per_layer in options:
@@ -168,6 +193,9 @@ def build(
                 parameter.add_(0.3 * noise)  # away from ones and zeros
             else:
                 parameter.copy_((0.5 if "conv1d" in name else 0.06) * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE, dtype)
 

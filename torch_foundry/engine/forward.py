@@ -99,7 +99,7 @@ class Forward:
             self.plan.check()
         if not self.plan.rotary.constant:
             raise Fallback("rope depends on the length of the text")
-        cache.prepare([plan.layer.mixer.state for plan in self.plan.layers], self.plan.dtype, self.plan.device)
+        cache.prepare([plan.layer.mixer.state for plan in self.plan.owners], self.plan.dtype, self.plan.device)
         self.graphs = cast(GraphCache, self.plan.graphs)
         self._snapshot = self.plan.guard
         self._requests = requests
@@ -148,7 +148,7 @@ class Forward:
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
         self._drop()
-        for plan, layer in zip(self.plan.layers, self.cache.slots, strict=True):
+        for plan, layer in zip(self.plan.owners, self.cache.slots, strict=True):
             if not layer.fits(0, plan.layer.mixer.state, self.plan.dtype, self.plan.device):
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard

@@ -54,7 +54,7 @@ class CacheLayers:
         memory = [slot.memory for slot in self.slots]
         same = _same(memory, self.memory)
         if not same:
-            for slot, layer in zip(self.slots, decoder.layers, strict=True):
+            for slot, layer in zip(self.slots, decoder.owners, strict=True):
                 if not slot.fits(batch, layer.layer.mixer.state, decoder.dtype, decoder.device):
                     raise Fallback("cache holds another shape, dtype or device")
             self.memory, self.batch = memory, batch

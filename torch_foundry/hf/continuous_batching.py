@@ -22,8 +22,8 @@ from torch_foundry.core import devices, limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import KVView, Rope
 from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.models.attention_spec import AttentionSpec
 from torch_foundry.models.guards import mask_reason
-from torch_foundry.models.spec import AttentionSpec
 
 # what transformers 5.17 to 5.23 hand down with their cache; a table of blocks comes with flash attention alone
 ARGUMENTS = frozenset(

@@ -67,7 +67,7 @@ def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
     settings = object.__getattribute__(module.config, "__dict__")  # the config's own __getattribute__ is slow
     if kwargs.get("use_cache") is None and not settings.get("use_cache", True):
         raise Fallback("use_cache is off")
-    if settings.get("use_bidirectional_attention"):
+    if settings.get("use_bidirectional_attention") not in (None, False, "vision"):  # that is only seen by images
         raise Fallback("attention is not causal")
     if any(map(settings.get, ("output_hidden_states", "_output_attentions", "output_router_logits"))):
         raise Fallback("outputs of layers are asked for")
@@ -109,7 +109,7 @@ def step(
     owned = graphs.of(cache)
     layers = owned.memory
     if layers is None or not layers.belong_to(cache):
-        layers = owned.memory = CacheLayers(cache, len(plan.layers), plan.state.kv_cache)
+        layers = owned.memory = CacheLayers(cache, len(plan.owners), plan.state.kv_cache)
         owned.clear()
     if not layers.place(plan, batch, length):
         owned.clear()

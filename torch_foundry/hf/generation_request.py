@@ -143,7 +143,7 @@ def check_request(model: Any, config: Any, synced_gpus: bool, model_kwargs: dict
         if not usual:
             raise Fallback(f"argument {name}")
     check_capturable(model_kwargs.get("past_key_values"))
-    if getattr(decoder.config, "use_bidirectional_attention", False):
+    if getattr(decoder.config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise Fallback("attention is not causal")
     if REPLACED & model.__dict__.keys():  # peft puts prompts into the cache that way
         raise Fallback("methods of the model were replaced")

@@ -9,18 +9,19 @@ import torch
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
-from torch_foundry.kvcache.base import CacheLayer, KVLayer
+from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec, SharedKeys
+from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.models.decoder import LayerPlan
 from torch_foundry.models.guards import recording_reason, tensor_reason
-from torch_foundry.models.layer import Attention, forward
+from torch_foundry.models.layer import Attention, Mixer, forward
 from torch_foundry.models.rope import whole_table
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.models.weights import AUTO, weight_reason
 
-Slot = CacheLayer | continuous_batching.Continuous
+Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
-USED = frozenset({"attention_mask", "past_key_values", "position_embeddings"})
+USED = frozenset({"attention_mask", "past_key_values", "position_embeddings", "shared_kv_states"})
 # what callers pass down without meaning for the result of a layer
 IGNORED = frozenset(
     {
@@ -59,7 +60,7 @@ class LayerMixin(FoundryModule):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         try:
-            return run(plan, hidden_states, kwargs.get("attention_mask"), kwargs.get("position_embeddings"), slot)
+            return run(plan, hidden_states, kwargs, slot, *args)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
@@ -82,7 +83,7 @@ def check(
     """The cache layer to write to; None: no cache. Raises Fallback if stock code has to run."""
     if training:
         raise Fallback("training")
-    if args:
+    if len(args) > plan.spec.family.per_layer_inputs:
         raise Fallback("positional arguments")
     requests = kwargs.get("cache")  # of continuous batching
     mixer = plan.layer.mixer
@@ -102,6 +103,10 @@ def check(
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype):
         raise Fallback(reason)
+    if any(
+        tensor is not None and (tensor.dtype, tensor.device) != (dtype, x.device) for tensor in (*args, plan.scalar)
+    ):
+        raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")
     if mixer.rope and kwargs.get("position_embeddings") is None:
         raise Fallback("no position embeddings")
     slot: CacheLayer | None = None
@@ -110,28 +115,62 @@ def check(
         if cache is not None:
             raise Fallback("two caches")
         assert isinstance(mixer, Attention)
+        if mixer.source is not None or mixer.spec.hands_on:
+            raise Fallback("continuous batching of keys that layers share")
         pages = continuous_batching.Continuous(mixer.spec, kwargs)
         pages.check(x, mask)
         return pages
+    if mixer.source is not None:
+        shared = shared_keys(plan, kwargs.get("shared_kv_states"), x)
+        if mask is not None and (reason := mixer.mask_reason(mask, x, shared)):
+            raise Fallback(reason)
+        return shared
     if cache is not None:
         slot = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
         if not slot.fits(x.shape[0], mixer.state, dtype, x.device):
             raise Fallback("cache holds another shape, dtype or device")
+        if hands_on(mixer) and not (isinstance(slot, Buffered) and slot.plain):
+            raise Fallback("keys that layers share are not stored as they are")
     if mask is not None and (reason := mixer.mask_reason(mask, x, slot)):
         raise Fallback(reason)
     return slot
 
 
+def hands_on(mixer: Mixer) -> bool:
+    """Whether later layers attend to its keys and values."""
+    return isinstance(mixer, Attention) and mixer.spec.hands_on
+
+
+def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:
+    """The keys and values that another layer has handed on to this one, for x [B, L, hidden]. Raises Fallback."""
+    found = None if states is None else states.get(plan.config.layer_types[plan.spec.layer_idx])
+    if found is None:
+        raise Fallback("no keys of another layer")
+    spec, (k, v) = plan.layer.mixer.state, found
+    assert isinstance(spec, KVSpec)
+    expected = (x.shape[0], spec.heads, k.shape[2], spec.head_dim)
+    if any((*t.shape,) != expected or (t.dtype, t.device) != (x.dtype, x.device) or t.stride(-1) != 1 for t in (k, v)):
+        raise Fallback("keys of another layer have another shape, dtype or device")
+    return SharedKeys(k, v)
+
+
 def run(
-    plan: LayerPlan, x: torch.Tensor, mask: torch.Tensor | None, rotary: Rotary | None, slot: Slot | None
+    plan: LayerPlan, x: torch.Tensor, given: dict[str, Any], slot: Slot | None, own: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The fused layer on x [B, L, hidden]. `slot` is the cache layer to extend; None: attend to these tokens only."""
+    """The fused layer on x [B, L, hidden]. `slot` is the cache layer to extend; None: attend to these tokens only.
+
+    given: arguments of stock's. own: this layer's own embedding.
+    """
     layer, x = plan.layer, x.contiguous()
+    mask, rotary = given.get("attention_mask"), given.get("position_embeddings")
     rope = rotary if layer.mixer.rope and rotary is not None else (None, None)
     if plan.spec.family.half_tables and rotary is not None:
         rope = whole_table(*rotary)
-    kv = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
-    y = forward(layer, x, kv, rope, AUTO, mask)
+    kv: Any = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
+    y = forward(layer, x, kv, rope, AUTO, mask, given=own)
+    if hands_on(layer.mixer) and given.get("shared_kv_states") is not None:
+        seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
+        given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)
     if isinstance(slot, CacheLayer):
         slot.commit(x.shape[1])
     return y

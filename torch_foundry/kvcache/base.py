@@ -93,6 +93,22 @@ class KVView:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """Keys and values of another layer, [B, Hkv, tokens, D], for a layer that keeps none of its own."""
+
+    k: Tensor
+    v: Tensor
+
+    def visible(self, tokens: int) -> int:
+        """How many keys a step attends to."""
+        return self.k.shape[2]
+
+    def reserve(self, *_: Any) -> KVView:
+        """The view of a step, whose queries are the last tokens."""
+        return KVView(self.k, self.v, self.k.shape[2])
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """Keys and values of each token: what attention keeps of a sequence."""
 

@@ -48,6 +48,11 @@ class Buffered(KVLayer, DynamicLayer):
         return packed(self._keys.format), packed(self._values.format)
 
     @property
+    def plain(self) -> bool:
+        """Whether keys and values are stored as they come, in the model's dtype."""
+        return self._keys.format is None and self._values.format is None
+
+    @property
     def stored(self) -> tuple[int, int]:
         """Rows and tokens that are stored."""
         return (0 if self._keys.data is None else self._keys.data.shape[0]), self._keys.length

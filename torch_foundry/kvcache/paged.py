@@ -170,7 +170,8 @@ class PagedCache(KVCache, Cache):
             raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
         self.manager = BlockManager(blocks, block_size, salt=salt, states=states)
         formats = parse(kv_cache)
-        count = config.get_text_config(decoder=True).num_hidden_layers
+        text = config.get_text_config(decoder=True)
+        count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
         self._rows: list[object] = []  # the batch's sequences
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of

@@ -19,6 +19,7 @@ from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import FusedLayer, forward
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
+from torch_foundry.models.per_layer import PerLayerEmbedding
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
 from torch_foundry.models.spec import build_spec
 from torch_foundry.models.state import ModelPlan, ModelState, Plan
@@ -46,7 +47,7 @@ class Graphs(Protocol):
 class LayerPlan(Plan):
     """A decoder layer for the fused path, and what it watches."""
 
-    __slots__ = ("config", "layer", "parameters", "spec", "watch")
+    __slots__ = ("buffers", "config", "layer", "parameters", "spec", "watch")
 
     def __init__(self, layer: torch.nn.Module, state: ModelState) -> None:
         super().__init__(state)
@@ -55,6 +56,12 @@ class LayerPlan(Plan):
         self.config = self.layer.config
         self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
+        self.buffers: dict[str, Any] = layer._buffers
+
+    @property
+    def scalar(self) -> torch.Tensor | None:
+        """[1]: what the layer's result is multiplied by."""
+        return self.buffers["layer_scalar"] if self.spec.family.layer_scalar else None
 
     def needs_grad(self, x: torch.Tensor, mask: torch.Tensor | None) -> bool:
         """Whether autograd would record this call."""
@@ -70,22 +77,8 @@ class DecoderModel(ModelPlan):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_facts",
-        "_module",
-        "_ordered",
-        "_ropes",
-        "_scale",
-        "config",
-        "decoder",
-        "device",
-        "dtype",
-        "final",
-        "graphs",
-        "guard",
-        "recurrent",
-        "rotary",
-        "vocabulary",
+        "__weakref__", "_facts", "_module", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "config",
+        "decoder", "device", "dtype", "final", "graphs", "guard", "recurrent", "rotary", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState, graphs: Graphs) -> None:
@@ -102,6 +95,8 @@ class DecoderModel(ModelPlan):
         self._facts: Any = None
         self._ordered: list[LinearGroup] = []  # those whose columns are not stored as they come
         self._scale = 1.0
+        self._places: list[int] = []  # of each layer's state among those of `owners`
+        self._per_layer: PerLayerEmbedding | None = None
         self._ropes: RopeTables | None = None
 
     @property
@@ -113,6 +108,11 @@ class DecoderModel(ModelPlan):
     def last_norm(self) -> Any:
         """The decoder's last norm."""
         return getattr(self.module, self.decoder.norm)
+
+    @property
+    def owners(self) -> list[LayerPlan]:
+        """The layers that keep a state of their own: those that a cache has."""
+        return [plan for plan in self.layers if plan.layer.mixer.source is None]
 
     def check(self) -> None:
         """Raise Fallback if no step may be captured or replayed now. Cheap if nothing has changed since."""
@@ -131,12 +131,13 @@ class DecoderModel(ModelPlan):
     def _read_facts(self) -> tuple[Any, ...]:
         """Numbers that end up in launches, and what decides which these are."""
         module = self.module
-        scale = module.embed_tokens._buffers.get("embed_scale")
-        version = None if scale is None else (id(scale), 0 if scale.is_inference() else scale._version)
+        tables = (module.embed_tokens, module._modules.get("embed_tokens_per_layer"))
+        scales = [scale for m in tables if m is not None and (scale := m._buffers.get("embed_scale")) is not None]
+        versions = [(id(scale), 0 if scale.is_inference() else scale._version) for scale in scales]
         multiplier = self.decoder.multiplier
         routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [group.same_perm for group in self._ordered]
-        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), version, routing, orders
+        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), versions, routing, orders
 
     def forget(self) -> None:
         """Let go of captured steps, and of the tensors that they read."""
@@ -156,6 +157,12 @@ class DecoderModel(ModelPlan):
         for plan in self.layers:
             if plan.layer.experts is not None:
                 plan.layer.experts.lay_out()  # not while a step is captured
+        found = {plan.spec.layer_idx: i for i, plan in enumerate(self.owners)}
+        sources = [plan.layer.mixer.source for plan in self.layers]
+        self._places = [
+            found[plan.spec.layer_idx if source is None else source]
+            for plan, source in zip(self.layers, sources, strict=True)
+        ]
         self.recurrent = any(isinstance(plan.layer.mixer.state, RecurrentSpec) for plan in self.layers)
         self._ordered = [
             group
@@ -173,11 +180,16 @@ class DecoderModel(ModelPlan):
         self.rotary = Rotary(rotaries_of(module), self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
         self.dtype, self.device = dtype_of(embedding), embedding.weight.device
-        rest = (norm._parameters, embedding._parameters)
+        self._per_layer = PerLayerEmbedding(module) if self.layers[0].spec.per_layer else None
+        others = [] if self._per_layer is None else self._per_layer.modules
+        rest = tuple(m._parameters for m in (norm, embedding, *others))
         for owners in (rest, *(plan.parameters for plan in self.layers)):
             if reason := weight_reason(owners, self.dtype):
                 raise Fallback(reason)
-        guard = ModuleGuard([module.layers, embedding, norm, *(m for layer in used for m in layer.modules())], module)
+        if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
+            raise Fallback("layer_scalar is not of the model's dtype")
+        inside = (m for layer in used for m in layer.modules())
+        guard = ModuleGuard([module.layers, embedding, norm, *others, *inside], module)
         if reason := guard.reason():
             raise Fallback(reason)
         if any(t.device != self.device for t in guard.tensors):
@@ -214,6 +226,14 @@ class DecoderModel(ModelPlan):
         fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
         return ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
 
+    def of_layers(self, states: Sequence[Any]) -> list[Any]:
+        """What each layer's mixer is given, of those of `owners`."""
+        return [states[place] for place in self._places]
+
+    def per_layer(self, ids: torch.Tensor, x: torch.Tensor, gemm: Gemm) -> Sequence[torch.Tensor | None]:
+        """What the `PerLayerBlock` of each layer takes, of ids [B, L] and their embeddings x."""
+        return [None] * len(self.layers) if self._per_layer is None else self._per_layer(ids, x, gemm)
+
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         """The last norm."""
         assert self.final is not None
@@ -238,13 +258,14 @@ class DecoderModel(ModelPlan):
     ) -> torch.Tensor:
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
-        states: what each layer's mixer is given. tables: cos and sin by kind of layer. scoped: count launches by part.
+        states: what the mixers of `owners` are given. tables: by kind of layer. scoped: count launches by part.
         """
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):
             x = self.embed(ids)
-        for plan, state in zip(self.layers, states, strict=True):
-            x = forward(plan.layer, x, state, plan.layer.rope(tables), gemm, scoped=scoped)
+            inputs = self.per_layer(ids, x, gemm)
+        for plan, state, given in zip(self.layers, self.of_layers(states), inputs, strict=True):
+            x = forward(plan.layer, x, state, plan.layer.rope(tables), gemm, given=given, scoped=scoped)
         with under("head"):
             x = self.norm(x)
             return x if tail is None else tail(x)

@@ -22,6 +22,7 @@ from torch_foundry.models.family import (
     Family,
     Head,
     NormRoles,
+    SharedKeysOutput,
     Wrapper,
     class_key,
 )
@@ -61,6 +62,18 @@ def register(family: Family) -> None:
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 MROPE = Decoder(suffix="TextModel", mrope=True)
 LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
+GEMMA4: dict[str, Any] = {
+    "layer": "TextDecoderLayer",
+    "norms": SANDWICH,
+    "norm_kind": "olmo",
+    "qk_norm": "head",
+    "v_norm": True,
+    "window": "attention",
+    "layer_scalar": True,
+    "scaled_embedding": True,
+    "decoder": Decoder(suffix="TextModel", output=SharedKeysOutput),
+    "head": Head(softcap="final_logit_softcapping"),
+}
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 
 for _family in (
@@ -100,6 +113,8 @@ for _family in (
         decoder=Decoder(suffix="TextModel"),
         head=Head(softcap="final_logit_softcapping"),
     ),
+    Family("gemma4", **GEMMA4, per_layer_inputs=True, unset=("enable_moe_block",)),
+    Family("gemma4_unified", **GEMMA4),  # 12B
     Family(
         "granite",
         residual_multiplier=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
 
@@ -46,6 +47,10 @@ PERI = NormRoles(  # those behind the blocks are Identities where they are switc
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 
 
+# Children of a layer that takes an embedding of its own.
+PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"})
+
+
 @dataclass(frozen=True)
 class MLPNames:
     """How a class calls the layers of an MLP."""
@@ -79,6 +84,14 @@ class Experts:
     router: str = "gate"
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
     shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+
+
+@dataclass
+class SharedKeysOutput(BaseModelOutputWithPast):
+    """What Gemma 4's decoders return: these are set only by stock code."""
+
+    shared_kv_states: Any = None
+    router_logits: Any = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,9 @@ class Family(Architecture):
     window: str = "none"
     full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
+    v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
+    layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
+    per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     half_tables: bool = False  # cos and sin have one column for both elements of a pair

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 from torch_foundry import ops
 from torch_foundry.core.runtime import scope
-from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, StateSpec
+from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, SharedKeys, StateSpec
+from torch_foundry.models.attention_spec import AttentionSpec, read_attention
 from torch_foundry.models.families import MIXERS
 from torch_foundry.models.family import Family, MLPNames
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
+from torch_foundry.models.per_layer import PerLayerBlock
 from torch_foundry.models.rope import Kind, Table
-from torch_foundry.models.spec import AttentionSpec, LayerSpec, has_norm, read_attention
+from torch_foundry.models.spec import LayerSpec, has_norm
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
 
 
@@ -40,6 +42,7 @@ class Mixer(ABC):
     width: int
     queries = 0
     rope = False  # whether it rotates heads
+    source: int | None = None  # the layer whose state it reads, and doesn't write to; None: it keeps one of its own
 
     @staticmethod
     @abstractmethod
@@ -70,7 +73,7 @@ class Mixer(ABC):
         state says which tokens are of one sequence.
         """
 
-    def reserve(self, layer: CacheLayer | None, x: Tensor) -> Any:
+    def reserve(self, layer: CacheLayer | SharedKeys | None, x: Tensor) -> Any:
         """This step's view of the state in `layer` of a cache, for x [B, L, hidden]. None: a state for this step."""
         if layer is None:
             return self.without_cache(x)
@@ -87,13 +90,14 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
     return register
 
 
+@mixes("TextAttention")
 @mixes("Attention")
 class Attention(Mixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
-        "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "spec", "state", "width",
-        "widths",
+        "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source", "spec", "state",
+        "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     state: KVSpec
@@ -101,14 +105,16 @@ class Attention(Mixer):
     def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
         spec = self.spec = facts
         self.residual, self.parameters = residual, module._parameters
-        self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three
+        self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
         self.groups = (self.qkv,)
         self.out = Linear(module._modules[spec.out])
         self.qk_norm = [Norm(module._modules[name]) for name in ("q_norm", "k_norm") if name in module._modules]
         projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
         self.widths = [heads * spec.head_dim for heads in projected]
-        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
-        self.queries, self.width = spec.n_heads * spec.head_dim, 4 * self.widths[0] + 2 * self.widths[1]
+        if "qkv_proj" not in module._modules:
+            del self.widths[len(self.qkv) :]
+        self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
+        self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
@@ -142,15 +148,17 @@ class Attention(Mixer):
         plain = not self.qk_norm and not gated and gemm.fuses(norm, x) and self.qkv.same_perm
         if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
             return self._in_one_launch(x, state, rope), None
-        q, k, v = self.qkv.behind(norm, x, self.widths, gemm)
+        q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
+        k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
         gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if gated else None
         norms: dict[str, Any] = {}
         if self.qk_norm:
-            q_norm, k_norm = self.qk_norm
+            q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
             if self.spec.family.qk_norm == "full":
                 q, k = q_norm(q), k_norm(k)
-            elif gemm.fused_heads:
+            elif gemm.fused_heads or self.spec.family.v_norm:
                 norms = {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+                norms["v_norm"] = self.spec.family.v_norm
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
         heads: Any = state.write(q, k, v, rope, head_dim=head_dim, **norms)
@@ -226,15 +234,18 @@ class GatedMLP:
 class FusedLayer:
     """A decoder layer's mixer and feed-forward block."""
 
-    __slots__ = ("block", "config", "mixer", "spec")
+    __slots__ = ("block", "config", "mixer", "per_layer", "spec")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
         roles, mlp, mixed = spec.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
         self.spec, self.config = spec, spec.config
 
+        last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
+
         def residual(pre: str | None, post: str | None) -> Residual:
             before, behind = (Norm(layer._modules[n]) if has_norm(layer, n) else None for n in (pre, post))
-            return Residual(before, behind, spec.residual_scale)
+            scaled = spec.family.layer_scalar and post == last
+            return Residual(before, behind, spec.residual_scale, layer._buffers if scaled else None)
 
         self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
         around = residual(roles.pre_ffn, roles.post_ffn)
@@ -244,6 +255,7 @@ class FusedLayer:
             self.block = ExpertBlock(mlp, spec.family.experts, spec.activation, around)
         else:
             self.block = (GatedMLP if spec.mlp.gated else MLP)(mlp, spec, spec.mlp, around)
+        self.per_layer = PerLayerBlock(layer, spec, residual(None, last)) if spec.per_layer else None
 
     @property
     def experts(self) -> ExpertBlock | None:
@@ -267,19 +279,21 @@ def forward(
     gemm: Gemm,
     mask: Tensor | None = None,
     *,
+    given: Tensor | None = None,
     scoped: bool = False,
 ) -> Tensor:
     """The layer on x [B, L, hidden], contiguous. Writes to `state` what its mixer keeps of these tokens.
 
-    mask: in place of causal attention, as in `ops.attention`. scoped: count launches under `layers.N.attention` and
-    `layers.N.mlp`.
+    mask: in place of causal attention, as in `ops.attention`. given: what a `PerLayerBlock` takes. scoped: count
+    launches under `layers.N.attention` and `layers.N.mlp`.
     """
     under = scope if scoped else contextlib.nullcontext
     name = f"layers.{layer.spec.layer_idx}"
     with under(name), under("attention"):
         mixed = layer.mixer(x, state, rope, gemm, mask)
     with under(name), under("mlp"):
-        return layer.block(x, gemm, mixed) if layer.spec.parallel else layer.block(mixed, gemm)
+        y = layer.block(x, gemm, mixed) if layer.spec.parallel else layer.block(mixed, gemm)
+        return y if layer.per_layer is None or given is None else layer.per_layer(y, given, gemm)
 
 
 def _siblings(parent: nn.Module, *names: str) -> LinearGroup:

@@ -11,28 +11,11 @@ from torch import nn
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, MIXERS, norm_kind
-from torch_foundry.models.family import MLPS, Experts, Family, MLPNames, NormRoles, class_key
+from torch_foundry.models.family import MLPS, PER_LAYER, Experts, Family, MLPNames, NormRoles, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of, activation_of_experts
 from torch_foundry.nn.experts import matrices_of
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Facts about one layer's attention."""
-
-    family: Family
-    layer_idx: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float  # of q·k
-    rope: bool
-    window: int  # 0: none
-    softcap: float  # 0: none
-    sinks: bool  # whether each head has one
-    out: str  # name of its last layer
 
 
 @dataclass(frozen=True)
@@ -48,6 +31,7 @@ class LayerSpec:
     config: Any  # of the mixer; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
     mlp: MLPNames | None  # None: it is a block of experts
+    per_layer: bool  # whether it takes an embedding of its own
     residual_scale: float
     norms: NormRoles
     parallel: bool  # whether the feed-forward block sees what attention sees, and not its result
@@ -85,7 +69,8 @@ def has_norm(layer: nn.Module, name: str | None) -> bool:
     return name is not None and type(layer._modules[name]) is not nn.Identity
 
 
-def _check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
+def check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
+    """Raise Fallback unless `module` is a norm of the family, of `size` elements."""
     require(norm_kind(module) == family.norm_kind, f"{name} is a {type(module).__name__}")
     shapes = {tuple(parameter.shape) for parameter in module.parameters()}
     shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
@@ -156,68 +141,6 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     return activation, width
 
 
-def _window(attn: Any, family: Family) -> int:
-    """How many tokens are seen; 0: all."""
-    config = attn.config
-    everywhere = getattr(config, "sliding_window", None)
-    if family.window == "types":
-        everywhere = everywhere if config.layer_types[attn.layer_idx] == "sliding_attention" else None
-    own = getattr(attn, "sliding_window", None)
-    return int({"none": None, "attention": own}.get(family.window, everywhere) or 0)
-
-
-def _rotates(attn: Any, family: Family, window: int) -> bool:
-    """Whether heads are rotated: not in layers without positions, nor in models without any (OLMo hybrid)."""
-    rope = getattr(attn.config, "rope_parameters", {})
-    thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
-    nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
-    here = family.full_rotate or window > 0 or not attn.config.sliding_window
-    return bool(getattr(attn, "use_rope", True)) and here and not nowhere
-
-
-def read_attention(attn: Any, family: Family) -> AttentionSpec:
-    """The facts of `attn`. Raises Fallback."""
-    config = attn.config
-    head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
-    n_heads, n_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-    known = limits.HEAD_DIMS
-    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
-    require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
-    require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
-    require(attn.is_causal is True, "attention is not causal")
-
-    fused_qkv = "qkv_proj" in attn._modules
-    projections = {"qkv_proj"} if fused_qkv else {"q_proj", "k_proj", "v_proj"}
-    qk_norms = set() if family.qk_norm == "none" else {"q_norm", "k_norm"}
-    out = "dense" if "dense" in attn._modules else "o_proj"
-    check_children("self_attn", attn, projections | qk_norms | {out})
-    sinks = attn._parameters.get("sinks")
-    require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
-    require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
-    queries = (1 + family.output_gate) * n_heads
-    widths = {"qkv_proj": queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
-    for name in projections:
-        check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
-    check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
-    for name in qk_norms:
-        heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
-        _check_norm(name, getattr(attn, name), family, heads * head_dim)
-    window = _window(attn, family)
-    return AttentionSpec(
-        family=family,
-        layer_idx=int(attn.layer_idx),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        scale=float(attn.scaling),
-        rope=_rotates(attn, family, window),
-        window=window,
-        softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
-        sinks=sinks is not None,
-        out=out,
-    )
-
-
 def _mixer_of(layer: nn.Module, family: Family) -> tuple[str, Any]:
     """The child in which tokens see each other, and the class that runs it; by default attention."""
     for name, child in layer._modules.items():
@@ -241,11 +164,12 @@ def build_spec(layer: Any) -> LayerSpec:
     parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
     if parallel and norms.pre_ffn not in layer._modules:
         norms = replace(norms, pre_ffn=norms.pre_attn)
-    check_children(cls.__name__, layer, {child, family.ffn, *norms.names(), *family.inert})
+    parts = PER_LAYER if family.per_layer_inputs and layer.hidden_size_per_layer_input else frozenset()
+    check_children(cls.__name__, layer, {child, family.ffn, *norms.names(), *family.inert, *parts})
     hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
     for name in norms.names():
         if has_norm(layer, name):
-            _check_norm(name, getattr(layer, name), family, hidden)
+            check_norm(name, getattr(layer, name), family, hidden)
     for name in sorted(family.inert):
         inert = type(getattr(layer, name))
         require(inert in (nn.Dropout, nn.Identity), f"{name} is a {inert.__name__}")
@@ -258,7 +182,7 @@ def build_spec(layer: Any) -> LayerSpec:
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
     else:
-        inner = int(mlp.intermediate_size if config is None else config.intermediate_size)
+        inner = int((mlp if config is None or hasattr(mlp, "intermediate_size") else config).intermediate_size)
         activation, names = _check_mlp("mlp", mlp, hidden, inner)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
@@ -274,6 +198,7 @@ def build_spec(layer: Any) -> LayerSpec:
         config=config,
         inner=inner,
         mlp=names,
+        per_layer=bool(parts),
         residual_scale=residual_scale,
         norms=norms,
         parallel=parallel,

@@ -57,10 +57,12 @@ class Norm:
         weight: torch.Tensor = self.parameters["weight"]
         return weight
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self.fuses:
-            return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual)
-        assert residual is None, "no family has a LayerNorm behind a block"
+            return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual, scale=scale)
+        assert residual is None and scale is None, "no family has a LayerNorm behind a block"
         weight, bias = map(self.parameters.get, ("weight", "bias"))
         return ops.layer_norm(x, weight, bias, self.eps, offset=OFFSETS[self.kind])
 
@@ -235,14 +237,20 @@ ROW_BY_ROW = Gemm(partial(Linear.__call__, batch_invariant=True), fused_rows=ALL
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What surrounds a block: x + scale * block(pre(x)), or x + post(block(pre(x)))."""
+    """What surrounds a block: x + scale * block(pre(x)), or (x + post(block(pre(x)))) * scalar."""
 
     pre: Norm | None
     post: Norm | None
     scale: float
+    buffers: dict[str, Any] | None = None  # of a layer whose `layer_scalar` that is; None: there is none
+
+    @property
+    def scalar(self) -> torch.Tensor | None:
+        """[1]."""
+        return None if self.buffers is None else self.buffers["layer_scalar"]
 
     def add(self, x: torch.Tensor, linear: Linear, h: torch.Tensor, gemm: Gemm) -> torch.Tensor:
         """x and what the block's last layer makes of `h`."""
         if self.post is None:
             return gemm.product(linear, h, x, self.scale)
-        return self.post(gemm.product(linear, h), x)
+        return self.post(gemm.product(linear, h), x, self.scalar)

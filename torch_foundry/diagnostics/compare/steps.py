@@ -66,7 +66,7 @@ def compare_steps(
     with fused(False):
         prompt = text.read()
         caches = [copy.deepcopy(prompt) for _ in range(3)]
-        layers = [CacheLayers(cache, len(plan.layers), plan.state.kv_cache) for cache in caches]
+        layers = [CacheLayers(cache, len(plan.owners), plan.state.kv_cache) for cache in caches]
         seen, stock = _stock(model, text, caches[0], plan)
     with fused(True):
         by_kernels = _Kernels(model, plan, layers[1], text)
@@ -186,11 +186,20 @@ class _Kernels:
     def _runs(self, place: StepState) -> list[Callable[[Any], torch.Tensor]]:
         """The stages."""
         tables, views = place.tables(), place.states()
+        inputs: list[Any] = []
+
+        def embed(ids: torch.Tensor) -> torch.Tensor:
+            x = self.plan.embed(ids)
+            inputs[:] = self.plan.per_layer(ids, x, GEMV)
+            return x
+
         layers = [
-            lambda x, layer=plan.layer, kv=kv: forward(layer, x.contiguous(), kv, layer.rope(tables), GEMV)
-            for plan, kv in zip(self.plan.layers, views, strict=True)
+            lambda x, i=i, layer=plan.layer, kv=kv: forward(
+                layer, x.contiguous(), kv, layer.rope(tables), GEMV, given=inputs[i]
+            )
+            for i, (plan, kv) in enumerate(zip(self.plan.layers, self.plan.of_layers(views), strict=True))
         ]
-        return [self.plan.embed, *layers, self.plan.norm, self.model.lm_head]
+        return [embed, *layers, self.plan.norm, self.model.lm_head]
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         head = head_of(self.model)

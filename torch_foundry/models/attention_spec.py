@@ -1,0 +1,115 @@
+"""What attention has to know of its module, read from the live one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_foundry.core import limits
+from torch_foundry.models.families import NORMS
+from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.spec import check_children, check_linear, check_norm, require
+from torch_foundry.models.swap import base_class
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Facts about one layer's attention."""
+
+    family: Family
+    layer_idx: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float  # of q·k
+    rope: bool
+    window: int  # 0: none
+    softcap: float  # 0: none
+    sinks: bool  # whether each head has one
+    out: str  # name of its last layer
+    source: int | None  # the layer whose keys and values it attends to; None: its own
+    hands_on: bool  # whether later layers attend to its own
+
+
+def _window(attn: Any, family: Family) -> int:
+    """How many tokens are seen; 0: all."""
+    config = attn.config
+    everywhere = getattr(config, "sliding_window", None)
+    if family.window == "types":
+        everywhere = everywhere if config.layer_types[attn.layer_idx] == "sliding_attention" else None
+    own = getattr(attn, "sliding_window", None)
+    return int({"none": None, "attention": own}.get(family.window, everywhere) or 0)
+
+
+def _rotates(attn: Any, family: Family, window: int) -> bool:
+    """Whether heads are rotated: not in layers without positions, nor in models without any (OLMo hybrid)."""
+    rope = getattr(attn.config, "rope_parameters", {})
+    thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
+    nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
+    here = family.full_rotate or window > 0 or not attn.config.sliding_window
+    return bool(getattr(attn, "use_rope", True)) and here and not nowhere
+
+
+def read_attention(attn: Any, family: Family) -> AttentionSpec:
+    """The facts of `attn`. Raises Fallback."""
+    config = attn.config
+    head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
+    n_heads = int(config.num_attention_heads)
+    n_kv_heads = n_heads // int(attn.num_key_value_groups)
+    known = limits.HEAD_DIMS
+    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
+    require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
+    require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
+    require(attn.is_causal is True, "attention is not causal")
+
+    fused_qkv = "qkv_proj" in attn._modules
+    source = _source(attn)
+    kept = set() if source is not None else {"k"} if family.v_norm and attn.v_proj is None else {"k", "v"}
+    projections = {"qkv_proj"} if fused_qkv else {"q_proj", *(f"{name}_proj" for name in kept)}
+    qk_norms = set() if family.qk_norm == "none" else {"q_norm", *(f"{name}_norm" for name in kept & {"k"})}
+    v_norms = {"v_norm"} if family.v_norm and kept else set()
+    out = "dense" if "dense" in attn._modules else "o_proj"
+    check_children("self_attn", attn, projections | qk_norms | v_norms | {out})
+    sinks = attn._parameters.get("sinks")
+    require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
+    require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
+    queries = (1 + family.output_gate) * n_heads
+    widths = {"qkv_proj": queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
+    for name in projections:
+        check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
+    check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
+    for name in qk_norms:
+        heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
+        check_norm(name, getattr(attn, name), family, heads * head_dim)
+    if v_norms:
+        plain = NORMS.get(class_key(base_class(type(attn.v_norm)))) == family.norm_kind
+        require(
+            plain and not attn.v_norm._parameters and attn.v_norm.eps == attn.q_norm.eps,
+            "v_norm is not a norm of values alone",
+        )
+    window = _window(attn, family)
+    return AttentionSpec(
+        family=family,
+        layer_idx=int(attn.layer_idx),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        scale=float(attn.scaling),
+        rope=_rotates(attn, family, window),
+        window=window,
+        softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
+        sinks=sinks is not None,
+        out=out,
+        source=source,
+        hands_on=bool(getattr(attn, "store_full_length_kv", False)),
+    )
+
+
+def _source(attn: Any) -> int | None:
+    """The layer whose keys and values `attn` attends to."""
+    if not getattr(attn, "is_kv_shared_layer", False):
+        return None
+    modes, types = attn.config.kv_sharing_modes, attn.config.layer_types
+    found = [i for i, mode in enumerate(modes) if mode == "store" and types[i] == attn.layer_type]
+    require(len(found) == 1, "keys and values of no single layer")
+    return found[0]

@@ -1,0 +1,69 @@
+"""Per-layer embeddings (Gemma 4 E2B and E4B): each layer takes a few numbers more of each token, of a table and of what
+the first layer gets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.spec import LayerSpec, check_linear, check_norm, require
+from torch_foundry.models.swap import is_swapped
+from torch_foundry.models.weights import Gemm, Linear, Norm, Residual
+from torch_foundry.nn import FoundryEmbedding
+from torch_foundry.nn.activations import activation_of
+
+
+class PerLayerBlock:
+    """x + norm(project(activation(gate(x)) * input)), the last block of a layer."""
+
+    __slots__ = ("activation", "gate", "projection", "residual")
+
+    def __init__(self, layer: Any, spec: LayerSpec, residual: Residual) -> None:
+        columns, hidden = layer.per_layer_input_gate.out_features, layer.per_layer_input_gate.in_features
+        check_linear("per_layer_input_gate", layer.per_layer_input_gate, hidden, columns)
+        check_linear("per_layer_projection", layer.per_layer_projection, columns, hidden)
+        check_norm("post_per_layer_input_norm", layer.post_per_layer_input_norm, spec.family, hidden)
+        require(activation_of(layer.act_fn) == spec.activation, "two activations")
+        self.activation, self.residual = spec.activation, residual
+        self.gate, self.projection = Linear(layer.per_layer_input_gate), Linear(layer.per_layer_projection)
+
+    def __call__(self, x: Tensor, given: Tensor, gemm: Gemm) -> Tensor:
+        """x: [B, L, hidden]. given: [B, L, columns], this layer's; rows may be strided."""
+        h = ops.glu(gemm.product(self.gate, x), given, self.activation)
+        return self.residual.add(x, self.projection, h, gemm)
+
+
+class PerLayerEmbedding:
+    """What `PerLayerBlock`s take: (norm(project(x)) + rows of a table) / sqrt(2)."""
+
+    __slots__ = ("embedding", "half", "modules", "norm", "projection", "scale", "table")
+
+    def __init__(self, model: Any) -> None:
+        self.modules: list[Any] = [
+            model.embed_tokens_per_layer,
+            model.per_layer_model_projection,
+            model.per_layer_projection_norm,
+        ]
+        self.embedding = self.modules[0]
+        if not all(is_swapped(module) or isinstance(module, FoundryEmbedding) for module in self.modules[::2]):
+            raise Fallback("the per-layer embedding is not a known one")
+        self.projection, self.norm = Linear(self.modules[1]), Norm(self.modules[2])
+        # a norm of numbers times a factor is one of the numbers themselves with another eps
+        self.norm.eps /= float(model.per_layer_model_projection_scale) ** 2
+        self.scale = float(self.embedding.embed_scale)
+        like = self.norm.weight
+        self.half = torch.full((1,), float(model.per_layer_input_scale), dtype=like.dtype, device=like.device)
+
+    def __call__(self, ids: Tensor, x: Tensor, gemm: Gemm) -> tuple[Tensor, ...]:
+        """Of ids [B, L] and what the first layer gets, x [B, L, hidden]: [B, L, columns] for each layer."""
+        embedding, columns = self.embedding, len(self.norm.weight)
+        fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
+        rows = ops.embedding(ids, embedding.weight, format=fmt, dtype=x.dtype, scale=self.scale)
+        shape = (*ids.shape, -1, columns)
+        projected = gemm.product(self.projection, x).view(shape)
+        return self.norm(projected, rows.view(shape), self.half).unbind(-2)
