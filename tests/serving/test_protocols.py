@@ -185,7 +185,10 @@ def test_cached_tokens_are_counted(ai: openai.OpenAI) -> None:
         ("chat/completions", {"logprobs": True, "top_logprobs": 50}, "logprobs: "),
         ("chat/completions", {"tool_choice": "required"}, "tool_choice: "),
         ("chat/completions", {"n": 0}, "n: "),
-        ("chat/completions", {"n": 100}, "n: expected at most 8"),
+        ("chat/completions", {"n": 10**12, "response_format": {"type": "json_object"}}, "n: expected 1 to 8"),
+        ("completions", {"prompt": "a", "n": 10**12}, "n: expected 1 to 8"),
+        ("completions", {"prompt": ["a", "b", "c"], "n": 3}, "prompt: expected at most 8 answers to all, got 9"),
+        ("completions", {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias: expected ids of tokens, got 'x'"),
         ("chat/completions", {"seed": 2**70}, "seed: "),
         ("chat/completions", {"messages": [{"role": "user", "content": "x " * 2000}]}, "the prompt has "),
         (

@@ -125,6 +125,7 @@ async def create(body: ChatBody, http: HttpRequest) -> Any:
     """Answer a conversation."""
     service, exchange = service_of(http), exchange_of(http)
     service.check_model(body.model)
+    n = body.choices(service)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
     tools = [] if body.tool_choice == "none" else [t.model_dump(exclude_none=True) for t in body.tools or ()]
@@ -134,10 +135,10 @@ async def create(body: ChatBody, http: HttpRequest) -> Any:
     prompt = await service.chat(body.conversation(), tools, variables)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     form = body.response_format
-    constraints = [await form.constraint(service, "response_format") if form else None for _ in range(body.n or 1)]
+    constraints = [await form.constraint(service, "response_format") if form else None for _ in range(n)]
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.params(service, service.room(prompt, asked), stop=body.stops, logprobs=logprobs)
-    choices = several(params, body.n, constraints)
+    choices = several(params, constraints)
     parts, answers = service.answer(exchange, [prompt], choices), [_Answer(service) for _ in choices]
     head = {"id": new_id("chatcmpl"), "object": "chat.completion", "created": now(), "model": service.config.names[0]}
 

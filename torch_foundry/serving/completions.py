@@ -49,6 +49,13 @@ class CompletionOptions(SamplingBody):
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
 
+    def choices(self, service: Service) -> int:
+        """How many answers are wanted; ApiError for more than this server gives."""
+        n, most = 1 if self.n is None else self.n, service.config.max_choices
+        if not 1 <= n <= most:
+            raise ApiError(400, f"n: expected 1 to {most}, got {n}", "n")
+        return n
+
     @property
     def stops(self) -> list[str]:
         """Texts that end an answer."""
@@ -86,9 +93,10 @@ async def create(body: CompletionBody, http: HttpRequest) -> Any:
     """Go on with a text."""
     service, exchange = service_of(http), exchange_of(http)
     service.check_model(body.model)
+    n = body.choices(service)
     prompts = await body.prompts(service)
     room = min(service.room(prompt, 16 if body.max_tokens is None else body.max_tokens) for prompt in prompts)
-    choices = several(body.params(service, room, stop=body.stops, logprobs=body.logprobs), body.n)
+    choices = several(body.params(service, room, stop=body.stops, logprobs=body.logprobs), [None] * n)
     parts = service.answer(exchange, prompts, choices)
     head = {"id": new_id("cmpl"), "object": "text_completion", "created": now(), "model": service.config.names[0]}
     answers = [_Answer(service) for _ in prompts for _ in choices]

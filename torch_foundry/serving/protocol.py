@@ -53,22 +53,19 @@ class SamplingBody(Body):
         told = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k in (0, -1):
             told["top_k"] = None
+        if wrong := [token for token in self.logit_bias or () if not token.isdecimal()]:
+            raise ApiError(400, f"logit_bias: expected ids of tokens, got {wrong[0]!r:.60}", "logit_bias")
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         try:
-            bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
             return SamplingParams(**{**service.defaults, **told}, logit_bias=bias, max_tokens=max_tokens, **more)
         except ValueError as error:
             raise api_error(error) from error
 
 
-def several(params: SamplingParams, n: int | None, constraints: Sequence[Any] = ()) -> list[SamplingParams]:
-    """The same for n choices, each with a seed of its own if there is one, and a constraint if there are some."""
-    if n is not None and n < 1:
-        raise ApiError(400, f"n: expected a positive number, got {n}", "n")
-    found = []
-    for i in range(n or 1):
-        seed = None if params.seed is None else params.seed + i
-        found.append(replace(params, seed=seed, constraint=constraints[i] if constraints else None))
-    return found
+def several(params: SamplingParams, constraints: Sequence[Any]) -> list[SamplingParams]:
+    """The same for a choice with each of `constraints`, each with a seed of its own if there is one."""
+    seeds = [None if params.seed is None else params.seed + i for i in range(len(constraints))]
+    return [replace(params, seed=seed, constraint=own) for seed, own in zip(seeds, constraints, strict=True)]
 
 
 def texts_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:

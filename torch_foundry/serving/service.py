@@ -158,7 +158,8 @@ class Service:
         """
         pairs = [(prompt, params) for prompt in prompts for params in choices]
         if len(pairs) > self.config.max_choices:
-            raise ApiError(400, f"n: expected at most {self.config.max_choices} answers, got {len(pairs)}", "n")
+            message = f"prompt: expected at most {self.config.max_choices} answers to all, got {len(pairs)}"
+            raise ApiError(400, message, "prompt")
         loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Update]]()
 
         def tell(number: int) -> Callable[[Update], Any]:
