@@ -28,7 +28,7 @@ by_id = {case.id: case for case in CASES}
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is imported by the first model is no cost of a file."""
     folder = tmp_path_factory.mktemp("first")
-    for id in ("A00", "PM00", "PG00", "PA00", "PB00", "PO00", "PC02"):
+    for id in ("A00", "A320", "PM00", "PG00", "PA00", "PB00", "PO00", "PC02"):
         load(by_id[id], by_id[id].write(folder))
 
 

@@ -22,8 +22,8 @@ REDUNDANT = {
     "io.gguf.values: bad >= 0": "reading goes on string by string, by code that finds the bad one again",
     "io.gguf.values: except (struct.error, UnicodeDecodeError)": "only a file that changes meanwhile gets there",
     "io.gguf.reader: in_line and offset < expected": "overlaps are found behind the last tensor too, at more cost",
-    "io.gguf.model: queries is not None and queries.shape != (heads * head, hidden)": "each tensor's shape is"
-    " checked later on; this one first, for a better message",
+    "io.gguf.model: QKVO[0] in self.architecture.layer and queries is not None and (queries.shape != (heads * head,"
+    " hidden))": "each tensor's shape is checked later on; this one first, for a better message",
     "io.model_file: except Exception": "within the tables' ranges transformers refuses none that is known",
     "text.tokenizer: backend.get_vocab_size() != len(vocabulary.tokens)": "tokens that are one are refused before",
     "text.tokenizer: except BaseException": "what the library is known to panic at is refused before",

@@ -36,12 +36,22 @@ class ParameterNames:
 
         return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.model_type])
 
+    @property
+    def decoder(self) -> str:
+        """The type of the model that is made: of the decoder, where a folder has more than that."""
+        name: str = self._model.config_class.model_type
+        return name
+
+    @property
+    def inside(self) -> bool:
+        """Whether a folder has more than the decoder."""
+        return self.decoder != self.model_type
+
     @cached_property
     def _conversions(self) -> list[Any]:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-        own: str = self._model.config_class.model_type  # of the decoder, where a folder has more than that
-        return get_checkpoint_conversion_mapping(own) or []
+        return get_checkpoint_conversion_mapping(self.decoder) or []
 
     @cached_property
     def _renamings(self) -> list[Any]:

@@ -253,3 +253,17 @@ def changed(change: Callable[[Folder], object], base: Callable[[], Folder]) -> C
         return folder.content()
 
     return build
+
+
+def gpt_oss_of_mlx() -> Folder:
+    """The same as mlx writes it: each matrix of experts in a module of its own, with its bias."""
+    folder, quantization = gpt_oss(), {"bits": 4, "group_size": 32, "mode": "mxfp4"}
+    folder.config["quantization_config"] = quantization
+    experts = f"{LAYER}mlp.experts."
+    for name in ("gate_up_proj", "down_proj"):
+        folder.without(*(f"{experts}{name}_{part}" for part in ("blocks", "scales", "bias")))
+    for name, n, k in (("gate_proj", 64, HIDDEN), ("up_proj", 64, HIDDEN), ("down_proj", HIDDEN, 64)):
+        weight = ("U32", [2, n, k // 8], bytes(b & 0x77 for b in codes(n * k)))
+        folder.put(f"{experts}{name}.weight", weight).put(f"{experts}{name}.bias", filled("F16", [2, n], f16(0.1)))
+        folder.put(f"{experts}{name}.scales", filled("U8", [2, n, k // 32], b"\x70"))
+    return folder

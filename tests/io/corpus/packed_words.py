@@ -22,6 +22,7 @@ from .packed_bytes import (
     filled,
     floats,
     gpt_oss,
+    gpt_oss_of_mlx,
     gptq,
     i32,
     model,
@@ -162,6 +163,17 @@ mlx("92", "nvfp4: rows of no whole blocks of 64", "PACK_GROUP", lambda f: [
     f.shaped(W, 128, 10), f.shaped(S, 128, 5)], W, of_mode("nvfp4"))  # fmt: skip
 mlx("93", "mxfp8: the tensors of mxfp4", "PACK_SHAPE|PACK_GROUP|SHAPE",
     settings(mode="mxfp8", bits=8), "", of_mode("mxfp4"))  # fmt: skip
+
+GB, UB = (f"{LAYER}mlp.experts.{name}_proj.bias" for name in ("gate", "up"))
+P.accept("PM85", "experts with biases", lambda: gpt_oss_of_mlx().content())
+mlx("86", "a bias of experts absent", "PACK_PART", lambda f: f.without(UB), UB, gpt_oss_of_mlx)
+mlx("87", "biases of two shapes", "PACK_SHAPE", lambda f: f.put(UB, filled("F16", [2, 63], f16(0.1))), UB,
+    gpt_oss_of_mlx)  # fmt: skip
+mlx("88", "biases of whole numbers", "PACK_TYPE", lambda f: [
+    f.put(name, filled("I32", [2, 64])) for name in (GB, UB)], GB, gpt_oss_of_mlx)  # fmt: skip
+mlx("89", "biases of scalars", "SHAPE", lambda f: [
+    f.put(name, filled("F16", [], f16(0.1))) for name in (GB, UB)], GB, gpt_oss_of_mlx)  # fmt: skip
+mlx("79", "an infinite bias", "NONFINITE", lambda f: f.first(UB, INF), UB, gpt_oss_of_mlx)
 
 X = f"{LAYER}mlp.experts.gate_up_proj"
 XB, XS, XD = f"{X}_blocks", f"{X}_scales", f"{LAYER}mlp.experts.down_proj"

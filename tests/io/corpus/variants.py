@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
-from .gguf_bytes import TF16, TQ8_0, U32, scalar
+from .gguf_bytes import F32, I32, TF16, TQ8_0, U32, numbers, scalar
 from .model_bytes import HIDDEN, INNER, VOCABULARY, Model, changed, model
 from .models import A
 
@@ -36,6 +37,35 @@ def embedding() -> Model:
     return factors().tensor("token_embd.weight", [HIDDEN, VOCABULARY], TNVFP4, blocks)
 
 
+def hybrid() -> Model:
+    """A layer with a gated delta rule: a key head of 16, two value heads of 16."""
+    file = model("qwen35").without(*(f"blk.0.attn_{name}.weight" for name in ("q", "k", "v", "output")))
+    file.without("blk.0.ffn_norm.weight").tensor("blk.0.post_attention_norm.weight", [HIDDEN])
+    sizes = {"conv_kernel": 4, "state_size": 16, "group_count": 1, "time_step_rank": 2, "inner_size": 32}
+    for name, size in sizes.items():
+        file.put(f"qwen35.ssm.{name}", scalar(U32, size))
+    shapes = {
+        "attn_qkv.weight": [HIDDEN, 64], "attn_gate.weight": [HIDDEN, 32], "ssm_beta.weight": [HIDDEN, 2],
+        "ssm_alpha.weight": [HIDDEN, 2], "ssm_conv1d.weight": [4, 64], "ssm_out.weight": [32, HIDDEN],
+        "ssm_dt.bias": [2], "ssm_norm.weight": [16],
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        file.tensor(f"blk.0.{name}", shape)
+    return decays(file, -1.0)
+
+
+def decays(file: Model, value: float) -> Model:
+    return file.tensor("blk.0.ssm_a", [2], data=struct.pack("<2f", -1.0, value))
+
+
+def sections(kind: int, *values: float) -> Callable[[], bytes]:
+    return changed(lambda m: m.put("qwen35.rope.dimension_sections", numbers(kind, list(values))), hybrid)
+
+
+def setting(name: str, value: int) -> Callable[[], bytes]:
+    return changed(lambda m: m.put(f"qwen35.{name}", scalar(U32, value)), hybrid)
+
+
 A.accept("A300", "each expert a tensor of its own", lambda: experts().bytes())
 A.reject("A301", "an expert absent", "TENSOR_MISSING", changed(lambda m: m.without(UP.format(1)), experts), "ffn_up.1")
 A.reject("A302", "an expert too many", "TENSOR_EXTRA",
@@ -60,3 +90,22 @@ A.reject("A315", "a factor of F32 weights", "TENSOR_EXTRA",
 A.reject("A316", "a factor of the embedding", "TENSOR_EXTRA",
          changed(lambda m: m.tensor("token_embd.scale", [1]), embedding), "token_embd.scale")  # fmt: skip
 A.reject("A317", "a factor alone", "TENSOR_EXTRA", changed(lambda m: m.tensor("blk.0.ffn_gate_inp.scale", [1])), "inp")
+A.accept("A320", "a layer with a gated delta rule", lambda: hybrid().bytes())
+A.reject("A321", "value heads that key heads can't share", "HP_RANGE",
+         changed(lambda m: m.put("qwen35.ssm.group_count", scalar(U32, 3)), hybrid), "time_step_rank")  # fmt: skip
+A.reject("A322", "value heads of 16.5 numbers", "HP_RANGE", setting("ssm.inner_size", 33), "inner_size")
+A.reject("A323", "all blocks predict further tokens", "HP_RANGE", setting("nextn_predict_layers", 1), "nextn")
+for _number, _value in enumerate((0.0, 0.5, float("inf"), float("nan")), 4):
+    A.reject(f"A32{_number}", f"a decay of {_value}", "NONFINITE",
+             changed(lambda m, value=_value: decays(m, value), hybrid), "ssm_a")  # fmt: skip
+A.reject("A328", "a decay too few", "SHAPE", changed(lambda m: m.tensor("blk.0.ssm_a", [1]), hybrid), "ssm_a")
+A.reject("A329", "a convolution of two tokens", "SHAPE",
+         changed(lambda m: m.tensor("blk.0.ssm_conv1d.weight", [2, 64]), hybrid), "ssm_conv1d")  # fmt: skip
+A.reject("A330", "a convolution of Q8_0", "TENSOR_TYPE",
+         changed(lambda m: m.put("qwen35.ssm.conv_kernel", scalar(U32, 32)).tensor(
+             "blk.0.ssm_conv1d.weight", [32, 64], TQ8_0, bytes(34 * 64)), hybrid), "ssm_conv1d")  # fmt: skip
+A.reject("A331", "two sections", "HP_RANGE", sections(I32, 4, 4), "dimension_sections")
+A.reject("A332", "sections of fractions", "HP_RANGE", sections(F32, 4, 4, 4), "dimension_sections")
+A.reject("A333", "a negative section", "HP_RANGE", sections(I32, -1, 9, 9), "dimension_sections")
+A.reject("A334", "sections of fewer pairs than are rotated", "HP_RANGE", sections(I32, 1, 1, 1), "dimension_sections")
+A.accept("A335", "four sections", lambda: sections(I32, 3, 3, 2, 0)())

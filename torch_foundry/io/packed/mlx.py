@@ -1,7 +1,12 @@
-"""mlx: `NAME.weight` of uint32 words, `NAME.scales` and, for affine groups, `NAME.biases`."""
+"""mlx: `NAME.weight` of uint32 words, `NAME.scales` and, for affine groups, `NAME.biases`.
+
+Its models are not transformers': experts have modules of their own, a convolution's window lies before its channels,
+and Qwen's norms from 3-Next on are stored with 1 added.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +15,9 @@ from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, check_exponents, two_halves
 from torch_foundry.io.weights import Weight
 
+_RAISED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+_NORMS = ("input_layernorm.weight", "attention_layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
+_DENSE = ("f32", "f16", "bf16")
 _SCALES = ("f16", "bf16", "f32")
 _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and weights of a group
 
@@ -27,16 +35,53 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     for name, info in tensors.items():
         base, _, leaf = name.rpartition(".")
         if leaf == "weight" and (base in packed or info.format == "u32"):
-            parts.put(found, _renamed(name), _weight(parts, base, _of_layer(settings, base)))
-        elif not (base in packed and leaf in ("scales", "biases")):
-            parts.put(found, _renamed(name), parts.dense(name))
+            parts.put(found, _renamed(parts, name), _weight(parts, base, _of_layer(settings, base)))
+        elif leaf == "bias" and base.endswith(".experts.gate_proj"):
+            path = base.removesuffix("gate_proj")
+            parts.put(found, _renamed(parts, f"{path}gate_up_proj_bias"), _in_turn(parts, path))
+        elif not ((base in packed and leaf in ("scales", "biases")) or name.endswith(".experts.up_proj.bias")):
+            parts.put(found, _renamed(parts, name), _dense(parts, name))
     return found
 
 
-def _renamed(name: str) -> str:
-    """Experts, which mlx stacks in a module of its own, by the name that they have here; and Mixtral's blocks."""
-    name = name.replace(".block_sparse_moe.", ".mlp.")
-    return name.replace(".switch_mlp.", ".experts.").removesuffix(".weight") if ".switch_mlp." in name else name
+def _renamed(parts: Parts, name: str) -> str:
+    """By the name that it has here: mlx puts the decoder of a folder with a vision tower beside that."""
+    if parts.names.inside:
+        name = name.removeprefix("language_model.")
+        name = name.replace("vision_tower.", "model.visual.") if name.startswith("vision_tower.") else name
+    name = name.replace(".switch_mlp.", ".experts.")
+    if ".experts." in name:
+        return name.removesuffix(".weight").replace("down_proj.bias", "down_proj_bias")
+    return name
+
+
+def _dense(parts: Parts, name: str) -> Weight:
+    stored, info = parts.dense(name), parts.container.tensors[name]
+    if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
+        return parts.source.weight(info, info.shape, offset=1.0)
+    if not name.endswith(".conv1d.weight") or len(info.shape) != 3 or info.shape[-1] != 1:
+        return stored
+    channels, taps, _ = info.shape
+
+    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+        read = stored.load_as
+        loaded = stored.load(device) if dtype is None or read is None else read(device, dtype)
+        return loaded.view(channels, 1, taps)
+
+    return replace(stored, shape=(channels, 1, taps), load=load, load_as=load)
+
+
+def _in_turn(parts: Parts, path: str) -> Weight:
+    """Biases of experts, [experts, 2 * outputs], of gate and up in turn."""
+    gate = parts.part(f"{path}gate_proj.bias", _DENSE)
+    up = parts.part(f"{path}up_proj.bias", (gate.format,), gate.shape)
+    shape = (*gate.shape[:-1], 2 * gate.shape[-1]) if gate.shape else gate.shape
+
+    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+        both = torch.stack([parts.read(info.name) for info in (gate, up)], -1).view(shape)
+        return both.to(device, dtype)
+
+    return Weight(shape, gate.format, gate.name, load, load_as=load)
 
 
 def _of_layer(settings: Settings, base: str) -> Settings:
