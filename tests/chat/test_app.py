@@ -55,7 +55,7 @@ def app_of(pilot: Pilot[None]) -> ChatApp:
 
 async def idle(pilot: Pilot[None]) -> None:
     """Wait until nothing is at work."""
-    for _ in range(500):
+    for _ in range(3000):
         await pilot.pause(0.01)
         if not app_of(pilot).busy:
             await pilot.pause()
@@ -273,7 +273,10 @@ def test_log_and_figures(scripted: Make) -> None:
     async def test(pilot: Pilot[None]) -> None:
         assert pilot.app.query_one("#figures").display  # there is room for it
         await pilot.press("f3")
-        await pilot.pause(0.2)
+        for _ in range(200):
+            await pilot.pause(0.01)
+            if pilot.app.query_one(RichLog).lines:
+                break
         assert [strip.text.strip() for strip in pilot.app.query_one(RichLog).lines] == ["a base model"]
 
     drive(scripted(), test, size=(120, 24), lines=("a base model",))

@@ -134,6 +134,13 @@ def test_again_and_after_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.weights == "q8_0" and first.dtype == "float32" and not said
 
 
+def test_no_token_ends_the_text_early() -> None:
+    model = torch_foundry.patch(build("llama"))
+    model.generation_config.eos_token_id = list(range(model.config.vocab_size))
+    torch_foundry.profile(model, context=8, tokens=4)
+    assert torch_foundry.report(model).tokens == 4 * 5 + 3 * 1
+
+
 def test_what_cannot_be_profiled() -> None:
     with pytest.raises(RuntimeError, match=r"LlamaForCausalLM can't be profiled.*: the model is not patched"):
         torch_foundry.profile(build("llama"), context=4, tokens=2)

@@ -100,6 +100,7 @@ class _Clock(BaseStreamer):
 def _generate(model: Any, ids: torch.Tensor, new: int) -> float:
     config, clock = copy.deepcopy(model.generation_config), _Clock()
     config.do_sample, config.sync_every, config.max_new_tokens = False, BLOCK, new + BLOCK
-    config.eos_token_id, config.pad_token_id = -1, 0  # no token ends it: None would stand for the model's own
+    # an id that no token has, so that nothing ends it: None would stand for the model's own
+    config.eos_token_id, config.pad_token_id = model.config.get_text_config().vocab_size, 0
     model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=clock)
     return clock.times[-1] - clock.times[BLOCK]  # the first is the prompt's
