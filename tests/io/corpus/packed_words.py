@@ -165,15 +165,15 @@ mlx("93", "mxfp8: the tensors of mxfp4", "PACK_SHAPE|PACK_GROUP|SHAPE",
     settings(mode="mxfp8", bits=8), "", of_mode("mxfp4"))  # fmt: skip
 
 GB, UB = (f"{LAYER}mlp.experts.{name}_proj.bias" for name in ("gate", "up"))
-P.accept("PM85", "experts with biases", lambda: gpt_oss_of_mlx().content())
-mlx("86", "a bias of experts absent", "PACK_PART", lambda f: f.without(UB), UB, gpt_oss_of_mlx)
-mlx("87", "biases of two shapes", "PACK_SHAPE", lambda f: f.put(UB, filled("F16", [2, 63], f16(0.1))), UB,
+P.accept("PM100", "experts with biases", lambda: gpt_oss_of_mlx().content())
+mlx("101", "a bias of experts absent", "PACK_PART", lambda f: f.without(UB), UB, gpt_oss_of_mlx)
+mlx("102", "biases of two shapes", "PACK_SHAPE", lambda f: f.put(UB, filled("F16", [2, 63], f16(0.1))), UB,
     gpt_oss_of_mlx)  # fmt: skip
-mlx("88", "biases of whole numbers", "PACK_TYPE", lambda f: [
+mlx("103", "biases of whole numbers", "PACK_TYPE", lambda f: [
     f.put(name, filled("I32", [2, 64])) for name in (GB, UB)], GB, gpt_oss_of_mlx)  # fmt: skip
-mlx("89", "biases of scalars", "SHAPE", lambda f: [
+mlx("104", "biases of scalars", "SHAPE", lambda f: [
     f.put(name, filled("F16", [], f16(0.1))) for name in (GB, UB)], GB, gpt_oss_of_mlx)  # fmt: skip
-mlx("79", "an infinite bias", "NONFINITE", lambda f: f.first(UB, INF), UB, gpt_oss_of_mlx)
+mlx("105", "an infinite bias", "NONFINITE", lambda f: f.first(UB, INF), UB, gpt_oss_of_mlx)
 
 X = f"{LAYER}mlp.experts.gate_up_proj"
 XB, XS, XD = f"{X}_blocks", f"{X}_scales", f"{LAYER}mlp.experts.down_proj"
