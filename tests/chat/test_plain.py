@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,23 @@ def test_names_of_the_hub_are_looked_up_in_its_cache(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Somebody" / "Some-Model").mkdir(parents=True)
     assert find_model(Path("Somebody/Some-Model")) == Path("Somebody/Some-Model")  # a folder goes first
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_terminal_gets_the_application(
+    there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Or a sentence that says what is missing."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    run = []
+    if there:
+        monkeypatch.setattr(
+            "torch_foundry.chat.app.ChatApp.run", lambda app: run.append(app.commands.conversation.name)
+        )
+    else:
+        monkeypatch.delitem(sys.modules, "torch_foundry.chat.app", raising=False)
+        monkeypatch.setitem(sys.modules, "torch_foundry.chat.app", None)
+    assert chat(monkeypatch, "", typed=True) == (0 if there else 2)
+    assert run == (["demo model, float32"] if there else [])
+    assert there or "pip install 'torch_foundry[chat]'" in capsys.readouterr().err
