@@ -39,7 +39,12 @@ def send(server: Server, body: bytes, length: int | None = None, *, reads: int =
     if reads:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, reads)
     found.connect(address(server))
-    head = "POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {size}"
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        "host: localhost:1",
+        "content-type: application/json",
+        f"content-length: {size}",
+    )
     found.sendall("\r\n".join((*head, "", "")).encode() + body)
     return found
 
@@ -223,6 +228,11 @@ def test_pages_of_other_origins(serve: Serve, client: httpx.Client) -> None:
     assert "access-control-allow-origin" not in client.options("/v1/completions", headers=asked).headers
     with serve(origins=("http://a.example",)) as server, client_of(server) as own:
         assert own.options("/v1/completions", headers=asked).headers["access-control-allow-origin"] == asked["origin"]
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 403), ("[::1]:80", 200), ("LOCALHOST", 200), ("", 403)])
+def test_names_that_are_made_to_lead_here(client: httpx.Client, host: str, status: int) -> None:
+    assert client.get("/v1/models", headers={"host": host}).status_code == status
 
 
 def test_no_thread_is_left() -> None:

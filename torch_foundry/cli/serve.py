@@ -11,8 +11,6 @@ from typing import Any
 from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
 from torch_foundry.core.errors import first_line
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
@@ -45,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     try:
         from torch_foundry.serving.app import Server
+        from torch_foundry.serving.gate import LOOPBACK
         from torch_foundry.serving.service import ServerConfig, Service
     except ModuleNotFoundError as error:
         raise UserError(f"no module {error.name}: pip install 'torch_foundry[serve]'") from error

@@ -16,6 +16,7 @@ RETRY_AFTER = 1  # seconds: about what an answer takes to leave its place
 TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
     408: ("timeout_error", "timeout_error"),

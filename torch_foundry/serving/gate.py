@@ -19,7 +19,9 @@ from torch_foundry.serving.errors import LOG, ApiError, api_error, log_fault
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.service import Service
 
+HOST = re.compile(r":\d+$")  # a port
 ID = re.compile(r"[\w.-]{1,64}")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN = ("/health",)  # asked by supervisors, which have no key
 
 
@@ -57,8 +59,12 @@ class Gate:
             self._note(scope, exchange, response.status)
 
     def _key(self, scope: Scope, headers: dict[bytes, bytes]) -> bytes:
-        """What shares nothing with other keys' requests; ApiError if the request has none of the keys."""
+        """What shares nothing with other keys' requests; ApiError for one that has no key, or is a strange page's."""
         keys = self.service.config.api_keys
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not keys and scope["server"][0] in LOOPBACK and HOST.sub("", host).strip("[]") not in LOOPBACK:
+            # a page's own name, made to lead here (DNS rebinding)
+            raise ApiError(403, f"host: expected {', '.join(LOOPBACK)} where there are no API keys, got {host!r:.60}")
         if not keys or scope["path"] in OPEN:
             return b""
         given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
