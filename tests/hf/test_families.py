@@ -129,7 +129,8 @@ def closest_choice(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> f
 
     def look(router: Any, _: Any, output: Any) -> None:
         ordered = output[0].double().sort(descending=True).values
-        gap = ordered[:, router.top_k - 1] - ordered[:, router.top_k]
+        k = router.top_k if hasattr(router, "top_k") else router.config.top_k_experts
+        gap = ordered[:, k - 1] - ordered[:, k]
         found.append(float((gap / output[0].double().std(1))[inputs["attention_mask"].flatten().bool()].min()))
 
     hooks = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import torch_foundry
 from tests.hf.tiny_models import build, config, ids, padded, random_model, shared
@@ -110,8 +111,38 @@ def test_packed_weights() -> None:
     assert not seen.fallbacks and seen.steps == TOKENS - 1, str(seen)
 
 
-def test_experts_beside_an_mlp_are_refused() -> None:
+@torch.no_grad()
+def test_factors_of_the_router_that_change_in_place() -> None:
+    stock = copy.deepcopy(shared("gemma4_moe"))
+    model, inputs = patch(copy.deepcopy(stock)), padded([9, 30])
+    before = generate(stock, inputs)
+    assert generate(model, inputs) == before
+    for each in (stock, model):
+        for name, parameter in each.named_parameters():
+            if name.endswith("router.scale"):
+                parameter.mul_(-3.0)
+            elif name.endswith("per_expert_scale"):
+                parameter.copy_(parameter.flip(0) * 2)
+    assert generate(model, inputs) == generate(stock, inputs) != before
+    assert not report(model).fallbacks
+
+
+@torch.no_grad()
+def test_packed_experts_and_a_dense_router() -> None:
+    """Of many tokens together as of a few at a time."""
+    model = patch(copy.deepcopy(shared("gemma4_moe")), quantize="q8_0")
+    router = model.model.layers[0].router.proj
+    assert type(router.weight) is torch.nn.Parameter and model.model.layers[0].experts.formats[0] == "q8_0"
+    cache = DynamicCache(config=model.config)
+    parts = [model(part, past_key_values=cache).logits for part in ids(1, 90).split(6, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids(1, 90)).logits, rtol=1e-3, atol=1e-3)
+    assert len(generate(model, padded([9]))[0]) == 9 + TOKENS
+    assert not report(model).fallbacks
+
+
+def test_a_router_of_another_kind_is_refused() -> None:
     options = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "hidden_size_per_layer_input": 0}
-    settings = config("Gemma4TextConfig", enable_moe_block=True, **options)
-    seen = report(torch_foundry.patch(random_model(settings)))
-    assert seen.layers == 0 and "router" in seen.not_replaced["model.layers.0"], str(seen)
+    stock = random_model(config("Gemma4TextConfig", enable_moe_block=True, **options))
+    stock.model.layers[0].router.proj = torch.nn.Linear(64, 4)
+    seen = report(torch_foundry.patch(stock))
+    assert seen.layers == 1 and "the router has a bias" in seen.not_replaced["model.layers.0"], str(seen)

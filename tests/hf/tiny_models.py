@@ -93,6 +93,14 @@ GEMMA4_E = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB,
 }
+# as 26B-A4B: experts beside the MLP
+GEMMA4_MOE = {
+    **GEMMA4,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -124,6 +132,7 @@ KIN = {
     "ministral": Case("MinistralConfig", {"sliding_window": 12, "layer_types": MIXED}),
     "gemma4": Case("Gemma4TextConfig", GEMMA4),
     "gemma4_unified": Case("Gemma4UnifiedTextConfig", {**GEMMA4, "use_bidirectional_attention": "vision"}),
+    "gemma4_moe": Case("Gemma4TextConfig", GEMMA4_MOE),
     "gemma4_e": Case("Gemma4TextConfig", GEMMA4_E, layers=4),
     "cwm": Case("CwmConfig", {"sliding_window": 12, "layer_types": MIXED, "rope_parameters": LLAMA3_ROPE}),
     "seed_oss": Case("SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
@@ -192,7 +201,7 @@ def build(
             if "norm" in name or "bias" in name:
                 parameter.add_(0.3 * noise)  # away from ones and zeros
             else:
-                parameter.copy_((0.5 if "conv1d" in name else 0.06) * noise)
+                parameter.copy_((0.5 if "conv1d" in name or "_scale" in name else 0.06) * noise)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)

@@ -85,11 +85,12 @@ def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None], tied: Map
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """What can be packed: name, module, and the lengths of its rows, one of which must be whole blocks."""
+    routers = {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
         key = class_key(cls)
         found: Any = module
-        if cls is nn.Linear and found.out_features > 1:  # a single output is a gate's: routers stay dense
+        if cls is nn.Linear and found.out_features > 1 and name not in routers:  # a single output is a gate's: dense
             yield name, module, [found.in_features]
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None:
             yield name, module, [found.embedding_dim]

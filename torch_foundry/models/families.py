@@ -52,7 +52,7 @@ def register(family: Family) -> None:
     if family.head is not None:
         HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
-        EXPERTS.add(family.key("Experts"))
+        EXPERTS.add(family.key(family.experts.suffix))
     if family.half_tables:
         HALF_TABLES.add(family.key("RotaryEmbedding"))
     if family.scaled_embedding:
@@ -113,7 +113,7 @@ for _family in (
         decoder=Decoder(suffix="TextModel"),
         head=Head(softcap="final_logit_softcapping"),
     ),
-    Family("gemma4", **GEMMA4, per_layer_inputs=True, unset=("enable_moe_block",)),
+    Family("gemma4", **GEMMA4, per_layer_inputs=True, experts=Experts(suffix="TextExperts", beside=True)),
     Family("gemma4_unified", **GEMMA4),  # 12B
     Family(
         "granite",

@@ -47,6 +47,16 @@ PERI = NormRoles(  # those behind the blocks are Identities where they are switc
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 
 
+# Children of a layer that has experts beside its MLP.
+BESIDE = frozenset(
+    {
+        "experts",
+        "post_feedforward_layernorm_1",
+        "post_feedforward_layernorm_2",
+        "pre_feedforward_layernorm_2",
+        "router",
+    }
+)
 # Children of a layer that takes an embedding of its own.
 PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"})
 
@@ -84,6 +94,8 @@ class Experts:
     router: str = "gate"
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
     shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+    suffix: str = "Experts"  # of the class of `experts`
+    beside: bool = False  # they lie beside the MLP, with a router and norms of their own, if layer.enable_moe_block
 
 
 @dataclass

@@ -22,6 +22,7 @@ from torch_foundry.models.families import MIXERS
 from torch_foundry.models.family import Family, MLPNames
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
+from torch_foundry.models.parallel_experts import ParallelExperts
 from torch_foundry.models.per_layer import PerLayerBlock
 from torch_foundry.models.rope import Kind, Table
 from torch_foundry.models.spec import LayerSpec, has_norm
@@ -118,9 +119,8 @@ class Attention(Mixer):
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
-        batch, tokens, _ = x.shape
-        k = x.new_empty(batch, self.state.heads, tokens, self.state.head_dim)
-        return KVView(k, torch.empty_like(k), tokens)
+        k = x.new_empty(x.shape[0], self.state.heads, x.shape[1], self.state.head_dim)
+        return KVView(k, torch.empty_like(k), x.shape[1])
 
     def config_reason(self, config: Any) -> str | None:
         """See `Mixer`."""
@@ -128,9 +128,8 @@ class Attention(Mixer):
 
     def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
         """See `Mixer`."""
-        batch, queries, _ = x.shape
-        keys = queries if layer is None else layer.visible(queries)
-        return mask_reason(mask, x.dtype, batch, self.spec.n_heads, queries, keys)
+        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
+        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
 
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec = self.spec
@@ -213,9 +212,10 @@ class GatedMLP:
 
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """onto: what the result is added to, in place of x."""
-        return self.residual.add(x if onto is None else onto, self.down, self._gated(x, gemm), gemm)
+        return self.residual.add(x if onto is None else onto, self.down, self.gated(x, gemm), gemm)
 
-    def _gated(self, x: Tensor, gemm: Gemm) -> Tensor:
+    def gated(self, x: Tensor, gemm: Gemm) -> Tensor:
+        """What `down` is given."""
         norm = self.residual.pre
         if gemm.fuses(norm, x):
             matrices = Projections(self.gate_up, (self.inner, self.inner))
@@ -239,7 +239,6 @@ class FusedLayer:
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
         roles, mlp, mixed = spec.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
         self.spec, self.config = spec, spec.config
-
         last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
 
         def residual(pre: str | None, post: str | None) -> Residual:
@@ -249,18 +248,20 @@ class FusedLayer:
 
         self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
         around = residual(roles.pre_ffn, roles.post_ffn)
-        self.block: ExpertBlock | GatedMLP | MLP
+        self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP
         if spec.mlp is None:
             assert spec.family.experts is not None
             self.block = ExpertBlock(mlp, spec.family.experts, spec.activation, around)
         else:
             self.block = (GatedMLP if spec.mlp.gated else MLP)(mlp, spec, spec.mlp, around)
+        if spec.beside:
+            self.block = ParallelExperts(layer, spec, self.block, around)
         self.per_layer = PerLayerBlock(layer, spec, residual(None, last)) if spec.per_layer else None
 
     @property
-    def experts(self) -> ExpertBlock | None:
-        """The block, if it is one of experts."""
-        return self.block if isinstance(self.block, ExpertBlock) else None
+    def experts(self) -> ExpertBlock | ParallelExperts | None:
+        """The block, if it has experts."""
+        return self.block if isinstance(self.block, (ExpertBlock, ParallelExperts)) else None
 
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
@@ -284,8 +285,7 @@ def forward(
 ) -> Tensor:
     """The layer on x [B, L, hidden], contiguous. Writes to `state` what its mixer keeps of these tokens.
 
-    mask: in place of causal attention, as in `ops.attention`. given: what a `PerLayerBlock` takes. scoped: count
-    launches under `layers.N.attention` and `layers.N.mlp`.
+    mask: as in `ops.attention`. given: what a `PerLayerBlock` takes. scoped: count launches by part.
     """
     under = scope if scoped else contextlib.nullcontext
     name = f"layers.{layer.spec.layer_idx}"

@@ -11,7 +11,7 @@ from torch import nn
 from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, MIXERS, norm_kind
-from torch_foundry.models.family import MLPS, PER_LAYER, Experts, Family, MLPNames, NormRoles, class_key
+from torch_foundry.models.family import BESIDE, MLPS, PER_LAYER, Experts, Family, MLPNames, NormRoles, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of, activation_of_experts
@@ -32,6 +32,7 @@ class LayerSpec:
     inner: int  # outputs of gate and of up, of all that a token goes through together
     mlp: MLPNames | None  # None: it is a block of experts
     per_layer: bool  # whether it takes an embedding of its own
+    beside: bool  # whether there are experts beside the MLP
     residual_scale: float
     norms: NormRoles
     parallel: bool  # whether the feed-forward block sees what attention sees, and not its result
@@ -164,7 +165,10 @@ def build_spec(layer: Any) -> LayerSpec:
     parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
     if parallel and norms.pre_ffn not in layer._modules:
         norms = replace(norms, pre_ffn=norms.pre_attn)
-    parts = PER_LAYER if family.per_layer_inputs and layer.hidden_size_per_layer_input else frozenset()
+    kind = family.experts
+    beside = kind is not None and kind.beside and bool(layer.enable_moe_block)
+    per_layer = family.per_layer_inputs and bool(layer.hidden_size_per_layer_input)
+    parts = (PER_LAYER if per_layer else frozenset()) | (BESIDE if beside else frozenset())
     check_children(cls.__name__, layer, {child, family.ffn, *norms.names(), *family.inert, *parts})
     hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
     for name in norms.names():
@@ -176,8 +180,7 @@ def build_spec(layer: Any) -> LayerSpec:
     for name in family.unset:
         require(not getattr(config, name, None), f"config.{name} is set")
 
-    kind = family.experts
-    routed = kind is not None and class_key(type(mlp)) == family.key(kind.block)
+    routed = kind is not None and not kind.beside and class_key(type(mlp)) == family.key(kind.block)
     names: MLPNames | None = None
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
@@ -198,7 +201,8 @@ def build_spec(layer: Any) -> LayerSpec:
         config=config,
         inner=inner,
         mlp=names,
-        per_layer=bool(parts),
+        per_layer=per_layer,
+        beside=beside,
         residual_scale=residual_scale,
         norms=norms,
         parallel=parallel,
