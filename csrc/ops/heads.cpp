@@ -7,9 +7,13 @@
 namespace foundry {
 namespace {
 
-void check_table(const char* name, const at::Tensor& table, const at::Tensor& like, int64_t batch, int64_t tokens,
-                 bool by_position, Dim& rotary) {
-  check(name, table).device(like).dtype({at::kFloat, like.scalar_type()}).last_dim_contiguous();
+void check_table(const char* name, const at::Tensor& given, const at::Tensor& like, int64_t batch, int64_t tokens,
+                 bool by_position, bool twice, Dim& rotary) {
+  check(name, given).device(like).dtype({at::kFloat, like.scalar_type()}).last_dim_contiguous();
+  TORCH_CHECK(!twice || (given.size(-2) == 2 && given.stride(-2) == given.size(-1)), name, ": expected ",
+              given.dim() - 1, " dimensions, or before the last one the rows of queries and keys, side by side, got ",
+              given.sizes());
+  const at::Tensor table = twice ? given.select(-2, 0) : given;
   if (by_position) {
     Dim P("positions");
     check(name, table).dim(2).shape({P, rotary});
@@ -86,8 +90,12 @@ RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int
   if (to.step) check("step", *to.step).device(like).dtype({at::kInt}).shape({2}).contiguous();
   if (to.positions) check("positions", *to.positions).device(like).dtype({at::kInt}).shape({B, L}).contiguous();
   if (to.cos) {
-    check_table("cos", *to.cos, like, batch, tokens, to.positions.has_value(), R);
-    check_table("sin", *to.sin, like, batch, tokens, to.positions.has_value(), R);
+    const bool by_position = to.positions.has_value(), twice = to.cos->dim() == (by_position ? 3 : 4);
+    TORCH_CHECK(to.sin->dim() == to.cos->dim(), "sin: expected the dimensions of cos, ", to.cos->sizes(), ", got ",
+                to.sin->sizes());
+    check_table("cos", *to.cos, like, batch, tokens, by_position, twice, R);
+    check_table("sin", *to.sin, like, batch, tokens, by_position, twice, R);
+    args.key_columns = twice ? u32(R) : 0;
     TORCH_CHECK(to.sin->scalar_type() == to.cos->scalar_type(), "sin: expected dtype ", to.cos->scalar_type(), ", got ",
                 to.sin->scalar_type());
     TORCH_CHECK(R.value() % 2 == 0 && R.value() <= head_dim,
@@ -106,6 +114,7 @@ RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int
   args.start = u32(to.step || to.rows ? capacity - tokens : to.start);
   args.has_step = to.step.has_value();
   args.has_positions = to.cos && to.positions;
+  args.interleaved = to.interleaved;
   if (to.cos && to.positions) {
     args.table_rows = u32(to.cos->size(0));
     args.cos_token = u32(to.cos->stride(0)), args.sin_token = u32(to.sin->stride(0));

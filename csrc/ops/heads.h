@@ -9,8 +9,8 @@
 
 namespace foundry {
 
-// cos, sin: [batch or 1, tokens, rotary]; with positions (int32 [batch, tokens]) tables [rows, rotary]. Neither: heads
-// don't rotate. step (int32 [2]): its first element takes the place of start, which then is a bound.
+// cos, sin: [batch or 1, tokens, rotary]; with positions (int32 [batch, tokens]) tables [rows, rotary]; or [.., 2,
+// rotary], of queries and of keys. Neither: heads don't rotate. step (int32 [2]): its first element takes the place of start, which then is a bound.
 struct HeadsTo {
   const OptionalTensor &cos, &sin, &positions;
   const at::Tensor &k_cache, &v_cache;
@@ -19,6 +19,7 @@ struct HeadsTo {
   // Caches of other kinds (rope_kv.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
   OptionalTensor rows = std::nullopt, table = std::nullopt;
   OptionalName k_format = std::nullopt, v_format = std::nullopt;
+  bool interleaved = false;
 
   at::ScalarType table_type(at::ScalarType dtype) const { return cos ? cos->scalar_type() : dtype; }
 

@@ -176,7 +176,7 @@ at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& norm_weight, double e
 at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
                     at::TensorList weights, const Formats& formats, const Biases& biases, const OptionalTensor& cos,
                     const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t start,
-                    int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step) {
+                    int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step, bool interleaved) {
   const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 3);
   check("x", x).dim(3);
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
@@ -185,7 +185,8 @@ at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& norm_weight, double e
   TORCH_CHECK(p.matrices[0].n % head_dim == 0 && p.matrices[1].n % head_dim == 0 && p.matrices[2].n == p.matrices[1].n,
               "weights: expected heads * ", head_dim, ", kv_heads * ", head_dim, " and as many rows, got ",
               p.matrices[0].n, ", ", p.matrices[1].n, " and ", p.matrices[2].n);
-  const HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step};
+  HeadsTo to{cos, sin, positions, k_cache, v_cache, start, step};
+  to.interleaved = interleaved;
   check("k_cache", k_cache).like(x);
   check("v_cache", v_cache).like(x);
   NormQkvArgs args{};
@@ -217,7 +218,7 @@ FOUNDRY_OP("norm_glu(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[]
            "norm_glu", norm_glu)
 FOUNDRY_OP("norm_qkv(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
            "Tensor?[] biases, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, Tensor(b!) v_cache, SymInt start, "
-           "SymInt head_dim, Tensor? positions=None, Tensor? step=None) -> Tensor",
+           "SymInt head_dim, Tensor? positions=None, Tensor? step=None, bool interleaved=False) -> Tensor",
            "norm_qkv", norm_qkv)
 
 } // namespace foundry

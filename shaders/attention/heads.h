@@ -1,6 +1,6 @@
 // Heads of new tokens: how a pair of elements rotates, and where q, k and v heads go. Heads are numbered q first, then
 // k, then v. A pair is two elements of a head that a thread handles together: (i, i + rotary_dim / 2) of the rotated
-// part, then neighbours of the rest.
+// part, or neighbours if it is interleaved, then neighbours of the rest.
 #pragma once
 #include "attention/rope_kv.h"
 
@@ -9,32 +9,40 @@ namespace foundry {
 struct Pair {
   uint first, second; // elements of the head
   bool rotates;
+  uint column; // of cos and sin for the first; the second's is rotary_dim / 2 further
 };
 
 METAL_FUNC bool is_value(constant RopeKvArgs& args, uint head) { return head >= args.n_heads + args.n_kv_heads; }
 
 METAL_FUNC Pair pair_of(constant RopeKvArgs& args, uint head, uint i) {
-  const uint rotary = is_value(args, head) ? 0 : args.rotary_dim;
-  if (i < rotary / 2) return {i, i + rotary / 2, true};
-  const uint first = rotary + 2 * (i - rotary / 2);
-  return {first, first + 1, false};
+  const bool rotates = !is_value(args, head) && i < args.rotary_dim / 2;
+  if (rotates && !args.interleaved) return {i, i + args.rotary_dim / 2, true, i};
+  return {2 * i, 2 * i + 1, rotates, i};
 }
 
-// The row of cos and sin for a token, and its offset in either.
-METAL_FUNC uint cos_offset(constant RopeKvArgs& args, device const int* positions, uint batch, uint token) {
+// Offsets of a token's cos and sin for a head.
+struct Angles {
+  uint cosines, sines;
+};
+
+METAL_FUNC Angles angles_of(constant RopeKvArgs& args, device const int* positions, uint batch, uint token, uint head) {
+  const uint keys = head < args.n_heads ? 0 : args.key_columns;
   if (args.has_positions) {
     const uint row = metal::min(uint(positions[batch * args.q_len + token]), args.table_rows - 1);
-    return row * args.cos_token;
+    return {row * args.cos_token + keys, row * args.sin_token + keys};
   }
-  return batch * args.cos_batch + token * args.cos_token;
+  return {batch * args.cos_batch + token * args.cos_token + keys,
+          batch * args.sin_batch + token * args.sin_token + keys};
 }
 
-METAL_FUNC uint sin_offset(constant RopeKvArgs& args, device const int* positions, uint batch, uint token) {
-  if (args.has_positions) {
-    const uint row = metal::min(uint(positions[batch * args.q_len + token]), args.table_rows - 1);
-    return row * args.sin_token;
-  }
-  return batch * args.sin_batch + token * args.sin_token;
+// Rotates a pair's elements a and b; cos_row and sin_row: of its token and head.
+template <typename Table>
+METAL_FUNC void rotate_pair(constant RopeKvArgs& args, Pair pair, device const Table* cos_row, device const Table* sin_row,
+                       thread float& a, thread float& b) {
+  const uint i = pair.column, j = i + args.rotary_dim / 2;
+  const float x = a, y = b;
+  a = x * float(cos_row[i]) - y * float(sin_row[i]);
+  b = y * float(cos_row[j]) + x * float(sin_row[j]);
 }
 
 // A head of a new token as it comes from the projections.

@@ -67,18 +67,25 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
   const bool value = is_value(args, head);
   const uint columns = value ? args.value_dim : args.head_dim;
   device const T* in = head_in(args, batch, token, head, q, k, v);
+  const Angles angles = angles_of(args, positions, batch, token, head);
   threadgroup float* x = made[simdgroup];
 
   float squares = 0.0f;
   for (uint i = lane; i < columns / 2; i += simd_width) {
     const Pair pair = pair_of(args, head, i);
-    const float a = float(in[pair.first]), b = float(in[pair.second]);
+    float a = float(in[pair.first]), b = float(in[pair.second]);
+    if (has_rope && pair.rotates && args.rotate_first) {
+      rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a, b);
+      a = float(T(a)), b = float(T(b));
+    }
+    x[pair.first] = a;
+    x[pair.second] = b;
     squares = fma(a, a, fma(b, b, squares));
   }
   const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(columns) + args.eps) : 1.0f;
   for (uint i = lane; i < columns / 2; i += simd_width) {
     const Pair pair = pair_of(args, head, i);
-    float a = float(in[pair.first]), b = float(in[pair.second]);
+    float a = x[pair.first], b = x[pair.second];
     if (has_norm && !value) {
       device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
       a = float(T(Kind::template apply<T>(a * inverse, float(norm_weight[pair.first]))));
@@ -87,13 +94,8 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
       a *= inverse;
       b *= inverse;
     }
-    if (has_rope && pair.rotates) {
-      device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
-      device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
-      const float c = a, d = b;
-      a = c * float(cos_row[pair.first]) - d * float(sin_row[pair.first]);
-      b = d * float(cos_row[pair.second]) + c * float(sin_row[pair.second]);
-    }
+    if (has_rope && pair.rotates && !args.rotate_first)
+      rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a, b);
     x[pair.first] = float(T(a));
     x[pair.second] = float(T(b));
   }

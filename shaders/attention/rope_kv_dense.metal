@@ -1,5 +1,5 @@
 // Rotary embedding of q and k, and the write of k and v into the cache, in one launch; with an RMSNorm of each q and k
-// head before it, where a model has those. cos and sin may be wider than T; between reading and the one rounding at the
+// head before or after it, where a model has those. cos and sin may be wider than T; between reading and the one rounding at the
 // end all is f32.
 #include "attention/heads.h"
 
@@ -11,6 +11,26 @@ using namespace foundry;
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
+
+// a and b in one row: its even elements to a, the odd ones to b.
+template <int VEC>
+METAL_FUNC void unzip(thread float (&a)[VEC], thread float (&b)[VEC]) {
+  float row[2 * VEC];
+  for (int n = 0; n < VEC; ++n)
+    row[n] = a[n], row[VEC + n] = b[n];
+  for (int n = 0; n < VEC; ++n)
+    a[n] = row[2 * n], b[n] = row[2 * n + 1];
+}
+
+// The other way round.
+template <int VEC>
+METAL_FUNC void zip(thread float (&a)[VEC], thread float (&b)[VEC]) {
+  float row[2 * VEC];
+  for (int n = 0; n < VEC; ++n)
+    row[2 * n] = a[n], row[2 * n + 1] = b[n];
+  for (int n = 0; n < VEC; ++n)
+    a[n] = row[n], b[n] = row[VEC + n];
+}
 
 // A thread owns 2 VEC elements of one head: VEC pairs to rotate, or 2 VEC to copy.
 // foundry-lint: instance(rope_kv_dense<half, float, 8>)
@@ -36,30 +56,34 @@ template <typename T, typename Table, int VEC>
   device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
 
   const Pair pair = pair_of(args, head, unit * VEC);
+  if (pair.first >= (is_value(args, head) ? args.value_dim : args.head_dim))  // k and v heads may differ in size
+    return;
+  const bool rotates = has_rope && pair.rotates, neighbours = !rotates || args.interleaved;
+  const uint second = neighbours ? pair.first + VEC : pair.second;
   float a[VEC], b[VEC];
-  if (has_rope && pair.rotates) {
-    device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
-    device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
+  load(in + pair.first, a);
+  load(in + second, b);
+  if (rotates) {
+    const Angles angles = angles_of(args, positions, batch, token, head);
+    device const Table* cos_row = cosines + angles.cosines + pair.column;
+    device const Table* sin_row = sines + angles.sines + pair.column;
     float cos_a[VEC], cos_b[VEC], sin_a[VEC], sin_b[VEC];
-    load(in + pair.first, a);
-    load(in + pair.second, b);
-    load(cos_row + pair.first, cos_a);
-    load(cos_row + pair.second, cos_b);
-    load(sin_row + pair.first, sin_a);
-    load(sin_row + pair.second, sin_b);
+    load(cos_row, cos_a);
+    load(cos_row + args.rotary_dim / 2, cos_b);
+    load(sin_row, sin_a);
+    load(sin_row + args.rotary_dim / 2, sin_b);
+    if (args.interleaved)
+      unzip(a, b);
     for (int n = 0; n < VEC; ++n) {
       const float x = a[n], y = b[n];
       a[n] = x * cos_a[n] - y * sin_a[n];
       b[n] = y * cos_b[n] + x * sin_b[n];
     }
-    store(out + pair.first, a);
-    store(out + pair.second, b);
-  } else if (pair.first < (is_value(args, head) ? args.value_dim : args.head_dim)) {  // k and v heads may differ in size
-    load(in + pair.first, a);
-    load(in + pair.first + VEC, b);
-    store(out + pair.first, a);
-    store(out + pair.first + VEC, b);
+    if (args.interleaved)
+      zip(a, b);
   }
+  store(out + pair.first, a);
+  store(out + second, b);
 }
 
 // A simdgroup owns a head, a lane every 32nd pair of it.
@@ -92,6 +116,7 @@ template <typename T, typename Table, typename Kind>
   device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
   const bool value = is_value(args, head);
   const uint columns = value ? args.value_dim : args.head_dim, pairs = columns / 2;
+  const Angles angles = angles_of(args, positions, batch, token, head);
 
   float a[most], b[most], squares = 0.0f;
   for (uint n = 0; n < most; ++n) {
@@ -100,6 +125,10 @@ template <typename T, typename Table, typename Kind>
       const Pair pair = pair_of(args, head, i);
       a[n] = float(in[pair.first]);
       b[n] = float(in[pair.second]);
+      if (has_rope && pair.rotates && args.rotate_first) {
+        rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a[n], b[n]);
+        a[n] = float(T(a[n])), b[n] = float(T(b[n]));
+      }
       squares = fma(a[n], a[n], fma(b[n], b[n], squares));
     }
   }
@@ -116,13 +145,8 @@ template <typename T, typename Table, typename Kind>
         a[n] *= inverse;
         b[n] *= inverse;
       }
-      if (has_rope && pair.rotates) {
-        device const Table* cos_row = cosines + cos_offset(args, positions, batch, token);
-        device const Table* sin_row = sines + sin_offset(args, positions, batch, token);
-        const float x = a[n], y = b[n];
-        a[n] = x * float(cos_row[pair.first]) - y * float(sin_row[pair.first]);
-        b[n] = y * float(cos_row[pair.second]) + x * float(sin_row[pair.second]);
-      }
+      if (has_rope && pair.rotates && !args.rotate_first)
+        rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a[n], b[n]);
       out[pair.first] = T(a[n]);
       out[pair.second] = T(b[n]);
     }

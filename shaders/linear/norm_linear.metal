@@ -151,8 +151,9 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
   if (pos.part(a.split) == 0 && stored) {
     const uint batch = m / h.q_len, token = m % h.q_len;
     if (pair.rotates) {
-      const float c = float(cosines[cos_offset(h, positions, batch, token) + element]);
-      const float s = float(sines[sin_offset(h, positions, batch, token) + element]);
+      const Angles angles = angles_of(h, positions, batch, token, head);
+      const uint column = pair.column + (is_first ? 0 : h.rotary_dim / 2);
+      const float c = float(cosines[angles.cosines + column]), s = float(sines[angles.sines + column]);
       value = value * c + (is_first ? -other : other) * s;
     }
     head_out(h, step, batch, token, head, q_out, k_cache, v_cache)[element] = T(value);

@@ -101,6 +101,8 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 32,
 }
+LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
+NTK_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 FAMILIES = {
@@ -154,6 +156,12 @@ KIN = {
         attention="eager",
     ),
     "hyperclovax-peri": Case("HyperCLOVAXConfig", {**GRANITE, "residual_multiplier": 1.0}),
+    "ministral3": Case("Ministral3Config", {"sliding_window": 12, "rope_parameters": LLAMA4_ROPE}),
+    "hunyuan_v1_dense": Case("HunYuanDenseV1Config", {"attention_bias": True, "rope_parameters": NTK_ALPHA_ROPE}),
+    "ernie4_5": Case("Ernie4_5Config", {"use_bias": True}),
+    "helium": Case("HeliumConfig", {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "glm": Case("GlmConfig"),
+    "glm4": Case("Glm4Config", {"attention_bias": True}),
     "emu3": Case("Emu3TextConfig", model="Emu3ForCausalLM"),
     "granitemoe": Case("GraniteMoeConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "mellum": Case("MellumConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED}),

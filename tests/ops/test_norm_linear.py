@@ -8,7 +8,7 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, Fault, within
+from kit import BF16, F16, F32, Fault
 from torch import Tensor
 
 from torch_foundry import ops, quant
@@ -139,6 +139,7 @@ class Heads(kit.Case):
     bias: tuple[int, ...] = ()
     start: int = 5
     table: torch.dtype | None = None
+    interleaved: bool = False
 
 
 def qkv_inputs(c: Heads, dtype: torch.dtype) -> Given:
@@ -155,6 +156,7 @@ def qkv_inputs(c: Heads, dtype: torch.dtype) -> Given:
         **caches,
         "start": 0,
         "head_dim": c.head_dim,
+        "interleaved": c.interleaved,
         "positions": torch.randperm(40, generator=g)[: c.batch * c.tokens].view(c.batch, c.tokens).int(),
         "step": torch.tensor([c.start, 0], dtype=torch.int32),
     }
@@ -166,7 +168,7 @@ def own(given: Given) -> Given:
 
 def qkv_reference(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     own_given = own(given)
-    names = ("cos", "sin", "k_cache", "v_cache", "start", "head_dim", "positions", "step")
+    names = ("cos", "sin", "k_cache", "v_cache", "start", "head_dim", "positions", "step", "interleaved")
     q = plain.rope_kv(*(apart(given, i) for i in range(3)), **{n: own_given[n] for n in names})
     return q, own_given["k_cache"], own_given["v_cache"]
 
@@ -194,6 +196,7 @@ QKV_CASES = [
     (Heads(heads=7, kv_heads=1, formats=("q8_0",) * 3, k=896), F16),
     (Heads(k=257, head_dim=32, rotary=32), F32),
     (Heads(batch=9, k=64), F32),
+    (Heads(tokens=2, rotary=32, interleaved=True), F32),
 ]
 
 
@@ -312,7 +315,7 @@ def test_opcheck() -> None:
     kit.opcheck("norm_linear", *raw(inputs(Case(n=(8, 8), formats=(None, None), bias=(1,)), F32)))
     kit.opcheck("norm_glu", *raw(inputs(Case(n=(8, 8), formats=(None, None)), F32)), "silu")
     heads = qkv_inputs(Heads(), F32)
-    rest = ("cos", "sin", "k_cache", "v_cache", "start", "head_dim", "positions", "step")
+    rest = ("cos", "sin", "k_cache", "v_cache", "start", "head_dim", "positions", "step", "interleaved")
     kit.opcheck("norm_qkv", *raw(heads), *(heads[n] for n in rest))
 
 
@@ -363,9 +366,9 @@ FAULTS = [
            lambda: test_glu(*GLU_CASES[0])),
     _fault("up-without-bias", "n + (mine < pairs ? 0 : width), b0", "n, b0", lambda: test_glu(*GLU_CASES[5])),
     _fault("sign-of-sin", "is_first ? -other : other", "is_first ? other : -other", lambda: test_qkv(*QKV_CASES[0])),
-    _fault("cos-of-the-first-half",
-           *within("(pair.rotates) { const float c = float(cosines[cos_offset(h, positions, batch, token) + element]);",
-                   "element", "pair.first"), lambda: test_qkv(*QKV_CASES[0])),
+    _fault("cos-of-the-first-half", "float(cosines[angles.cosines + column])",
+           "float(cosines[angles.cosines + pair.column])", lambda: test_qkv(*QKV_CASES[0])),
+    _fault("columns-of-halves", "pair.column + (is_first", "element + 0 * (is_first", lambda: test_qkv(*QKV_CASES[-1])),
     _fault("batch-of-the-first", "batch = m / h.q_len", "batch = m / h.q_len * 0", lambda: test_qkv(*QKV_CASES[2])),
     _fault("second-launch-from-the-front", "args.first_pair + seat.team", "0 * args.first_pair + seat.team",
            lambda: test_qkv(*QKV_CASES[5])),

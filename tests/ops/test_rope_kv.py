@@ -8,7 +8,7 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import BF16, F16, F32, Fault, within
+from kit import BF16, F16, F32, Fault
 from torch import Tensor
 
 from torch_foundry import ops
@@ -29,6 +29,8 @@ class Case(kit.Case):
     capacity: int = 16
     table: torch.dtype | None = None  # of cos and sin; None: as q
     shared_table: bool = False  # one for the whole batch
+    twice: bool = False  # tables of queries, and of keys
+    interleaved: bool = False
 
 
 CASES = [
@@ -47,6 +49,10 @@ CASES = [
     (Case(value_dim=32), F32),
     (Case(value_dim=96, head_dim=32), F32),
     (Case(heads=7, kv_heads=1, shared_table=True), F32),
+    (Case(interleaved=True), F16),
+    (Case(interleaved=True, rotary=32, twice=True), F32),
+    (Case(interleaved=True, rotary=6, head_dim=10), F32),
+    (Case(twice=True, table=F32), BF16),
 ]
 BENCH = [Case(batch=1, tokens=1, capacity=256), Case(batch=1, tokens=128, heads=14, capacity=256, start=0)]
 
@@ -60,7 +66,8 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     def table(f: Any) -> Tensor | None:
         if not rotary:
             return None
-        angles = torch.rand(1 if c.shared_table else c.batch, c.tokens, rotary, generator=g, dtype=torch.float64) * 6
+        shape = (1 if c.shared_table else c.batch, c.tokens, *[2] * c.twice, rotary)
+        angles = torch.rand(shape, generator=g, dtype=torch.float64) * 6
         return f(angles).to(c.table or dtype)
 
     return {
@@ -73,6 +80,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "v_cache": kit.normal(g, c.batch, c.kv_heads, c.capacity, dv, dtype=dtype),
         "start": c.start,
         "head_dim": c.head_dim,
+        "interleaved": c.interleaved,
     }
 
 
@@ -95,10 +103,11 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("rotary", [64, 32, 6], ids=str)
-def test_exact_on_whole_numbers(rotary: int) -> None:
+def test_exact_on_whole_numbers(rotary: int, interleaved: bool) -> None:
     """cos and sin of small whole numbers: every element is exact, so a swapped half or a sign shows in each."""
-    given = inputs(Case(rotary=rotary), F16)
+    given = inputs(Case(rotary=rotary, interleaved=interleaved, twice=True), F16)
     g = kit.generator(rotary)
     for name in ("q", "k", "v", "cos", "sin"):
         given[name] = kit.integers(g, *given[name].shape, dtype=F16)
@@ -146,8 +155,8 @@ def by_position(given: dict[str, Any]) -> dict[str, Any]:
     changed: dict[str, Any] = {"positions": shuffled}
     for name in ("cos", "sin"):
         if given[name] is not None:
-            table = torch.full((50, given[name].shape[-1]), float("nan"), dtype=given[name].dtype)
-            table[shuffled.long()] = given[name].expand(batch, -1, -1)
+            table = torch.full((50, *given[name].shape[2:]), float("nan"), dtype=given[name].dtype)
+            table[shuffled.long()] = given[name].expand(batch, *given[name].shape[1:])
             changed[name] = table
     step = torch.tensor([given["start"], 7], dtype=torch.int32)
     return {**given, **changed, "step": step, "start": 0}
@@ -169,11 +178,15 @@ def with_norms(given: dict[str, Any], kind: str) -> dict[str, Any]:
     return own({**given, **gains, "eps": 1e-5, "kind": kind})
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo", "gemma"])
-@kit.cases(
+NORM_CASES = kit.cases(
     (Case(), F32), (Case(), F16), (Case(), BF16), (Case(rotary=0), F32), (Case(rotary=32, head_dim=96), F16),
     (Case(head_dim=512), BF16), (Case(head_dim=32, rotary=32, tokens=1, start=3), F32),
+    (Case(rotary=32, interleaved=True, twice=True), F32),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo", "gemma"])
+@NORM_CASES
 def test_norms(kind: str, case: Case, dtype: torch.dtype) -> None:
     """As rms_norm of the heads before it."""
     given = with_norms(inputs(case, dtype), kind)
@@ -208,6 +221,23 @@ def test_without_keys_nothing_is_written() -> None:
     kit.assert_equal(alone["v_cache"], given["v_cache"])
 
 
+@NORM_CASES
+def test_norms_after_the_rotation(case: Case, dtype: torch.dtype) -> None:
+    """As rms_norm of the heads behind it; in caches of another kind too."""
+    given = with_norms(inputs(case, dtype), "llama")
+    apart = {n: v for n, v in own(given).items() if n not in ("q_norm", "k_norm", "eps", "kind")}
+    new = slice(case.start, case.start + case.tokens)
+    expected = ops.rms_norm(ops.rope_kv(**apart), given["q_norm"], 1e-5)
+    keys = ops.rms_norm(apart["k_cache"][:, :, new], given["k_norm"], 1e-5)
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+    rows = torch.tensor([[case.start, case.tokens]] * case.batch, dtype=torch.int32)
+    for other in ({}, {"rows": rows, "start": 0}):
+        mine = own({**given, **other})
+        torch.testing.assert_close(ops.rope_kv(**mine, rotate_first=True), expected, **close)
+        torch.testing.assert_close(mine["k_cache"][:, :, new], keys, **close)
+        kit.assert_equal(mine["v_cache"], apart["v_cache"])
+
+
 def test_a_start_beyond_the_cache_stays_inside() -> None:
     """Nothing on the host can refuse it: the last slots are written, and no other memory."""
     given = by_position(inputs(Case(), F32))
@@ -238,8 +268,9 @@ def test_empty() -> None:
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
     given = inputs(Case(), F32)
+    interleaved = given.pop("interleaved")
     kit.opcheck("rope_kv", *given.values())
-    kit.opcheck("rope_kv", *{**given, "cos": None, "sin": None}.values())
+    kit.opcheck("rope_kv", *{**given, "cos": None, "sin": None}.values(), interleaved=interleaved)
 
 
 def refuse(message: str, **changed: Any) -> None:
@@ -271,6 +302,10 @@ def test_bad_inputs() -> None:
     for cache, of in (("k_cache", "q"), ("k_cache", "k"), ("v_cache", "v")):
         part = given[cache].view(-1)[: given[of].numel()].view(given[of].shape)
         refuse(rf"{cache}: expected memory of its own, but it overlaps {of}", **{cache: given[cache], of: part})
+    twice = given["cos"].unsqueeze(2).expand(2, 3, 2, 64)
+    refuse(r"sin: expected the dimensions of cos", cos=twice.contiguous())
+    refuse(r"cos: expected 3 dimensions, or", cos=twice, sin=twice)
+    refuse(r"rotate_first: expected q_norm and k_norm", rotate_first=True)
     refuse(r"positions: expected \[batch=2, tokens=3\]", positions=torch.zeros(2, 2, dtype=torch.int32))
     refuse(r"cos: expected 2 dimensions", positions=torch.zeros(2, 3, dtype=torch.int32))
     refuse(r"step: expected dtype Int", step=torch.zeros(2))
@@ -290,26 +325,22 @@ FAULTS = [
     Fault(
         "rope-halves-swapped",
         "rope_kv_dense.metal",
-        "store(out + pair.first, a);\n    store(out + pair.second, b);",
-        "store(out + pair.second, a);\n    store(out + pair.first, b);",
-        lambda: test_exact_on_whole_numbers(64),
+        "store(out + pair.first, a);\n  store(out + second, b);",
+        "store(out + second, a);\n  store(out + pair.first, b);",
+        lambda: test_exact_on_whole_numbers(64, False),
     ),
     Fault(
         "rope-sign-of-sin",
         "rope_kv_dense.metal",
         "x * cos_a[n] - y * sin_a[n]",
         "x * cos_a[n] + y * sin_a[n]",
-        lambda: test_exact_on_whole_numbers(64),
+        lambda: test_exact_on_whole_numbers(64, False),
     ),
     Fault(
         "rope-second-half-takes-cos-of-the-first",
         "rope_kv_dense.metal",
-        *within(
-            "load(cos_row + pair.second, cos_b); load(sin_row + pair.first, sin_a); "
-            "load(sin_row + pair.second, sin_b); for",
-            "cos_row + pair.second",
-            "cos_row + pair.first",
-        ),
+        "load(cos_row + args.rotary_dim / 2, cos_b)",
+        "load(cos_row, cos_b)",
         lambda: test_accuracy(Case(), F16),
     ),
     Fault(
@@ -323,9 +354,9 @@ FAULTS = [
     Fault(
         "rope-partial-rotary-tail-dropped",
         "rope_kv_dense.metal",
-        "pair.first < (is_value",
-        "pair.first + 16 < (is_value",
-        lambda: test_exact_on_whole_numbers(32),
+        "pair.first >= (is_value",
+        "pair.first + 16 >= (is_value",
+        lambda: test_exact_on_whole_numbers(32, False),
     ),
     Fault(
         "rope-v-of-the-next-head",
@@ -338,8 +369,8 @@ FAULTS = [
     Fault(
         "rope-row-of-the-neighbour",
         "rope_kv_dense.metal",
-        "return row * args.sin_token",
-        "return (row ^ 1) * args.sin_token",
+        "row * args.sin_token + keys};\n  }",
+        "(row ^ 1) * args.sin_token + keys};\n  }",
         lambda: test_tables_and_a_start_in_memory_are_as_good(Case(), F32),
         "heads.h",
     ),
@@ -371,5 +402,35 @@ FAULTS = [
         "/ float(columns)",
         "/ float(args.head_dim)",
         lambda: test_a_norm_of_values_has_no_weight(Case(rotary=0, value_dim=96), F16),
+    ),
+    Fault(
+        "rope-interleaved-as-halves",
+        "rope_kv_dense.metal",
+        "b[n] = row[2 * n + 1]",
+        "b[n] = row[VEC + n]",
+        lambda: test_exact_on_whole_numbers(64, True),
+    ),
+    Fault(
+        "rope-pairs-of-halves",
+        "rope_kv_dense.metal",
+        "if (rotates && !args.interleaved) return {i",
+        "if (rotates) return {i",
+        lambda: test_norms("llama", Case(rotary=32, interleaved=True), F32),
+        "heads.h",
+    ),
+    Fault(
+        "rope-keys-by-the-tables-of-queries",
+        "rope_kv_dense.metal",
+        "head < args.n_heads ? 0 : args.key_columns",
+        "head < args.n_heads ? 0 : 0 * args.key_columns",
+        lambda: test_exact_on_whole_numbers(64, False),
+        "heads.h",
+    ),
+    Fault(
+        "rope-norm-of-what-is-not-rotated-yet",
+        "rope_kv_dense.metal",
+        "pair.rotates && args.rotate_first",
+        "pair.rotates && !args.rotate_first",
+        lambda: test_norms_after_the_rotation(Case(), F32),
     ),
 ]

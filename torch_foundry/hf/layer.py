@@ -9,18 +9,17 @@ import torch
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
-from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec, SharedKeys
+from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec, Rope, SharedKeys
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.models.decoder import LayerPlan
 from torch_foundry.models.guards import recording_reason, tensor_reason
 from torch_foundry.models.layer import Attention, Mixer, forward
-from torch_foundry.models.rope import whole_table
+from torch_foundry.models.rope import tables_of
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.models.weights import AUTO, weight_reason
 
 Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
-Rotary = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [B or 1, L, rotated dims]
 USED = frozenset({"attention_mask", "past_key_values", "position_embeddings", "shared_kv_states"})
 # what callers pass down without meaning for the result of a layer
 IGNORED = frozenset(
@@ -109,6 +108,8 @@ def check(
         raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")
     if mixer.rope and kwargs.get("position_embeddings") is None:
         raise Fallback("no position embeddings")
+    if plan.spec.family.scaled_queries and kwargs.get("position_ids") is None:
+        raise Fallback("no position_ids")
     slot: CacheLayer | None = None
     cache = kwargs.get("past_key_values")
     if requests is not None:
@@ -162,12 +163,11 @@ def run(
     given: arguments of stock's. own: this layer's own embedding.
     """
     layer, x = plan.layer, x.contiguous()
-    mask, rotary = given.get("attention_mask"), given.get("position_embeddings")
-    rope = rotary if layer.mixer.rope and rotary is not None else (None, None)
-    if plan.spec.family.half_tables and rotary is not None:
-        rope = whole_table(*rotary)
+    rope: Rope = (None, None)
+    if layer.mixer.rope:
+        rope = tables_of(plan.spec.family, plan.config, given["position_embeddings"], given.get("position_ids"))
     kv: Any = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
-    y = forward(layer, x, kv, rope, AUTO, mask, given=own)
+    y = forward(layer, x, kv, rope, AUTO, given.get("attention_mask"), given=own)
     if hands_on(layer.mixer) and given.get("shared_kv_states") is not None:
         seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)

@@ -66,7 +66,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     source = _source(attn)
     kept = set() if source is not None else {"k"} if family.v_norm and attn.v_proj is None else {"k", "v"}
     projections = {"qkv_proj"} if fused_qkv else {"q_proj", *(f"{name}_proj" for name in kept)}
-    qk_norms = set() if family.qk_norm == "none" else {"q_norm", *(f"{name}_norm" for name in kept & {"k"})}
+    qk_norms = set() if family.qk_norm == "none" else set(family.head_norms[: 1 + ("k" in kept)])
     v_norms = {"v_norm"} if family.v_norm and kept else set()
     out = "dense" if "dense" in attn._modules else "o_proj"
     check_children("self_attn", attn, projections | qk_norms | v_norms | {out})
@@ -79,7 +79,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
     check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
     for name in qk_norms:
-        heads = 1 if family.qk_norm == "head" else n_heads if name == "q_norm" else n_kv_heads
+        heads = 1 if family.qk_norm == "head" else n_heads if name == family.head_norms[0] else n_kv_heads
         check_norm(name, getattr(attn, name), family, heads * head_dim)
     if v_norms:
         plain = NORMS.get(class_key(base_class(type(attn.v_norm)))) == family.norm_kind

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from torch_foundry.models.family import (
     BEFORE,
+    GLM4,
     PERI,
     POST,
     SANDWICH,
@@ -37,7 +38,7 @@ DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
 WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
 EXPERTS: set[str] = set()
-HALF_TABLES: set[str] = set()  # rotary embeddings
+ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables lack something
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
 SCALED_EMBEDDINGS: set[str] = set()
@@ -53,8 +54,8 @@ def register(family: Family) -> None:
         HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
         EXPERTS.add(family.key(family.experts.suffix))
-    if family.half_tables:
-        HALF_TABLES.add(family.key("RotaryEmbedding"))
+    if family.half_tables or family.scaled_queries:
+        ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
 
@@ -174,6 +175,18 @@ for _family in (
         decoder=Decoder(multiplier="embedding_multiplier"),
         head=Head(divisor="logits_scaling"),
     ),
+    Family("ministral3", window="config", scaled_queries=True),
+    Family(
+        "hunyuan_v1_dense",
+        prefix="HunYuanDenseV1",
+        qk_norm="head",
+        head_norms=("query_layernorm", "key_layernorm"),
+        rotate_first=True,
+    ),
+    Family("ernie4_5", prefix="Ernie4_5", interleaved=True),
+    Family("helium", norm_kind="olmo", interleaved=True),
+    Family("glm", interleaved=True),
+    Family("glm4", norms=GLM4, interleaved=True),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
     Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),

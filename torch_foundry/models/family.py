@@ -38,6 +38,12 @@ SANDWICH = NormRoles(
     post_ffn="post_feedforward_layernorm",
 )
 POST = NormRoles(post_attn="post_attention_layernorm", post_ffn="post_feedforward_layernorm")
+GLM4 = NormRoles(
+    pre_attn="input_layernorm",
+    post_attn="post_self_attn_layernorm",
+    pre_ffn="post_attention_layernorm",
+    post_ffn="post_mlp_layernorm",
+)
 PERI = NormRoles(  # those behind the blocks are Identities where they are switched off
     pre_attn="input_layernorm",
     post_attn="post_norm1",
@@ -148,7 +154,9 @@ class Family(Architecture):
     norms: NormRoles = PRE
     norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
     norm_kind: str = "llama"  # rounding, as in ops.rms_norm; or "layer": LayerNorm, "layer1p": that of 1 + weight
-    qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE in both cases
+    qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")  # their names
+    rotate_first: bool = False  # norms over head_dim come after RoPE
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
     # "attention": self_attn.sliding_window
     window: str = "none"
@@ -159,7 +167,9 @@ class Family(Architecture):
     per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
+    interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
+    scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     ffn: str = "mlp"  # name of the feed-forward block

@@ -109,7 +109,7 @@ class Attention(Mixer):
         self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
         self.groups = (self.qkv,)
         self.out = Linear(module._modules[spec.out])
-        self.qk_norm = [Norm(module._modules[name]) for name in ("q_norm", "k_norm") if name in module._modules]
+        self.qk_norm = [Norm(module._modules[name]) for name in spec.family.head_norms if name in module._modules]
         projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
         self.widths = [heads * spec.head_dim for heads in projected]
         if "qkv_proj" not in module._modules:
@@ -143,25 +143,25 @@ class Attention(Mixer):
     def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> tuple[Any, Tensor | None]:
         """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
         [B, L, heads, head_dim] of what they find, if the family has one."""
-        norm, head_dim, gated = self.residual.pre, self.spec.head_dim, self.spec.family.output_gate
-        plain = not self.qk_norm and not gated and gemm.fuses(norm, x) and self.qkv.same_perm
+        norm, head_dim, family = self.residual.pre, self.spec.head_dim, self.spec.family
+        plain = not self.qk_norm and not family.output_gate and gemm.fuses(norm, x) and self.qkv.same_perm
         if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
             return self._in_one_launch(x, state, rope), None
         q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
         k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
-        gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if gated else None
-        norms: dict[str, Any] = {}
+        gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if family.output_gate else None
+        options: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved}
         if self.qk_norm:
             q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
-            if self.spec.family.qk_norm == "full":
+            if family.qk_norm == "full":
                 q, k = q_norm(q), k_norm(k)
-            elif gemm.fused_heads or self.spec.family.v_norm:
-                norms = {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
-                norms["v_norm"] = self.spec.family.v_norm
+            elif gemm.fused_heads or family.v_norm or family.rotate_first:
+                options |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+                options |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
-        heads: Any = state.write(q, k, v, rope, head_dim=head_dim, **norms)
-        if gated:  # gates went along as every other head, which is less work than a copy of the queries
+        heads: Any = state.write(q, k, v, rope, **options)
+        if gate is not None:  # gates went along as every other head, which is less work than a copy of the queries
             heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
         return heads, gate
 
@@ -173,7 +173,7 @@ class Attention(Mixer):
         return ops.norm_qkv(
             x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start, kind=norm.kind,
             formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
-            positions=state.positions, step=state.step,
+            positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip
 
 

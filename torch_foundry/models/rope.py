@@ -8,17 +8,26 @@ import torch
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
-from torch_foundry.models.families import HALF_TABLES
-from torch_foundry.models.family import class_key
+from torch_foundry.models.families import ROTARIES
+from torch_foundry.models.family import Family, class_key
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
-Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dimensions]
+Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dims] or [rows, 2, rotated dims], as ops take them
 Kind = str | float | None  # of layers that rotate alike: their type, or theta, or all
 
 
-def whole_table(cos: torch.Tensor, sin: torch.Tensor) -> Table:
-    """Tables [..., R] of tables that have one column for both elements of a pair, [..., R / 2]."""
-    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Table:
+    """What ops rotate heads by, of what stock code's rotary embedding gives for `positions` [B, L]."""
+    cos, sin = table
+    if family.half_tables:
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    if not family.scaled_queries:
+        return table
+    rope = config.rope_parameters
+    grown = torch.log(1 + torch.floor(positions / rope["original_max_position_embeddings"]))
+    scale = (1 + rope["llama_4_scaling_beta"] * grown).to(cos.dtype)[..., None].float()
+    cos, sin = cos.float(), sin.float()  # in which the products are exact, of narrower numbers
+    return torch.stack((cos * scale, cos), -2), torch.stack((sin * scale, sin), -2)
 
 
 def horizon_for(positions: int) -> int:
@@ -51,14 +60,14 @@ class Rotary:
             self.constant &= not any("dynamic" in t or t == "longrope" for t in types)
 
     def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[Kind, Table]:
-        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, each [B, L, R], by kind of layer. like: its
-        device and dtype are theirs."""
+        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, by kind of layer, each
+        [B, L, R] or [B, L, 2, R]. like: its device and dtype are theirs."""
         if self.mrope:
             positions = positions.expand(3, *positions.shape[-2:])
         made: dict[Kind, Table] = {}
         for kind, (module, rest) in self._made.items():
-            table = module(like, positions, *rest)
-            made[kind] = whole_table(*table) if class_key(type(module)) in HALF_TABLES else table
+            table, family = module(like, positions, *rest), ROTARIES.get(class_key(type(module)))
+            made[kind] = table if family is None else tables_of(family, module.config, table, positions)
         return made
 
     def sections(self, positions: Any, batch: int) -> torch.Tensor:

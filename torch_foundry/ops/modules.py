@@ -169,18 +169,23 @@ def rope_kv(
     k_format: str | None = None,
     v_format: str | None = None,
     v_norm: bool = False,
+    interleaved: bool = False,
+    rotate_first: bool = False,
 ) -> Tensor:
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
     q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides. k and v may have
         no columns: then nothing is written.
     cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
-        with i + R/2), the others pass. None: nothing rotates. Products and sums are float32, rounded once.
+        with i + R/2), the others pass. Or [B or 1, L, 2, R]: those of queries, and those of keys. None: nothing
+        rotates. Products and sums are float32, rounded once.
+    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2 of cos and sin.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
-    positions: int32 [B, L]: then cos and sin are tables [P, R], and these are the tokens' rows.
+    positions: int32 [B, L]: then cos and sin are tables [P, R] or [P, 2, R], and these are the tokens' rows.
     step: int32 [2] on the device, for graphs: its first element takes the place of start.
     q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
-        (`rms_norm`), rounded to its dtype. v_norm: each head of v passes one without a weight.
+        (`rms_norm`), rounded to its dtype. rotate_first: after that, and what was rotated is rounded. v_norm: each head
+        of v passes one without a weight.
     rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
         the write: what is packed is the numbers rounded to q's dtype, as a dense cache would have them. A token that
         rows says a sequence does not have, or for which there is no room, is not written.
@@ -188,7 +193,7 @@ def rope_kv(
     """
     return _ops.rope_kv.default(
         q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
-        rows, block_table, k_format, v_format, v_norm,
+        rows, block_table, k_format, v_format, v_norm, interleaved, rotate_first,
     )  # fmt: skip
 
 

@@ -82,6 +82,7 @@ def norm_qkv(
     biases: Sequence[Tensor | None] | None = None,
     positions: Tensor | None = None,
     step: Tensor | None = None,
+    interleaved: bool = False,
 ) -> Tensor:
     """`rope_kv` of the projections q, k and v of `rms_norm(x)`, in one launch for each run of weights of one
     format, with nothing rounded between.
@@ -91,7 +92,7 @@ def norm_qkv(
     """
     matrices = _matrices(weights, formats, biases)
     return _ops.norm_qkv.default(
-        x, norm_weight, eps, kind, *matrices, cos, sin, k_cache, v_cache, start, head_dim, positions, step
+        x, norm_weight, eps, kind, *matrices, cos, sin, k_cache, v_cache, start, head_dim, positions, step, interleaved
     )
 
 

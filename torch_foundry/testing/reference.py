@@ -121,13 +121,15 @@ def permute_columns_and_norm(x: Tensor, order: Tensor, norm_weight: Tensor) -> t
 # ------------------------------------------------------------------------------------------------------- rope and cache
 
 
-def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
     if cos is None or sin is None:
         return x
-    r = cos.shape[-1]
-    a, b = x[..., : r // 2], x[..., r // 2 : r]
-    rotated = x[..., :r] * cos.unsqueeze(1) + torch.cat((-b, a), -1) * sin.unsqueeze(1)
-    return torch.cat((rotated.to(x.dtype), x[..., r:]), -1)
+    r, y = cos.shape[-1], x.clone()
+    first, second = (slice(0, r, 2), slice(1, r, 2)) if interleaved else (slice(r // 2), slice(r // 2, r))
+    (cos_a, cos_b), (sin_a, sin_b) = (table.unsqueeze(1).chunk(2, -1) for table in (cos, sin))
+    a, b = x[..., first], x[..., second]
+    y[..., first], y[..., second] = a * cos_a - b * sin_a, b * cos_b + a * sin_b
+    return y
 
 
 def rope_kv(
@@ -152,20 +154,29 @@ def rope_kv(
     k_format: str | None = None,
     v_format: str | None = None,
     v_norm: bool = False,
+    interleaved: bool = False,
+    rotate_first: bool = False,
 ) -> Tensor:
     b, length, _ = q.shape
     heads = k_cache.shape[1]
     if v_norm:
         values = v.reshape(b, length, heads, -1)
         v = rms_norm(values, values.new_ones(values.shape[-1]), eps).view(v.shape)
-    if q_norm is not None and k_norm is not None:
-        q = rms_norm(q.reshape(b, length, -1, head_dim), q_norm, eps, kind=kind).view(q.shape)
-        k = rms_norm(k.reshape(b, length, -1, head_dim), k_norm, eps, kind=kind).view(k.shape)
     if positions is not None and cos is not None and sin is not None:
         cos, sin = cos[positions], sin[positions]
     if step is not None:
         start = int(step[0])
-    new_k = _rotate(k.reshape(b, length, heads, head_dim).transpose(1, 2), cos, sin)
+
+    def head(x: Tensor, gain: Tensor | None, which: int) -> Tensor:
+        own_cos, own_sin = (t if t is None or t.ndim == 3 else t[:, :, which] for t in (cos, sin))
+        x = x.reshape(b, length, -1, head_dim).transpose(1, 2)
+        if rotate_first:
+            x = _rotate(x, own_cos, own_sin, interleaved)
+        if gain is not None:
+            x = rms_norm(x, gain, eps, kind=kind)
+        return x if rotate_first else _rotate(x, own_cos, own_sin, interleaved)
+
+    new_q, new_k = head(q, q_norm, 0), head(k, k_norm, 1)
     new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
     for cache, new, name in ((k_cache, new_k, k_format), (v_cache, new_v, v_format)):
         new = cast_saturating(new, cache.dtype) if name is None else pack_rows(new, name)
@@ -178,7 +189,7 @@ def rope_kv(
                 page, slot = (i, first + token) if block_table is None else divmod(first + token, cache.shape[2])
                 page = page if block_table is None else int(block_table[i, page])
                 cache[page, :, slot] = new[i, :, token]
-    return _rotate(q.view(b, length, -1, head_dim).transpose(1, 2), cos, sin).contiguous()
+    return new_q.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
