@@ -74,6 +74,7 @@ LAUNCHES = {
     "stablelm-parallel": (7, 5),
     "phi": (7, 3),
     "olmo": (7, 5),
+    "cohere": (7, 5),
 }
 
 
@@ -111,6 +112,7 @@ def test_a_layer_of_theta_zero_does_not_rotate() -> None:
             "a residual multiplier and norms behind the blocks",
         ),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
+        ("CohereConfig", {"use_qk_norm": True}, "self_attn has ['k_norm'"),
         ("PhiConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['dense', 'k_layernorm'"),
         ("StableLmConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['k_layernorm'"),
     ],

@@ -147,6 +147,10 @@ KIN = {
     "stablelm-parallel": Case("StableLmConfig", {"num_attention_heads": 2, "use_parallel_residual": True}),
     "phi": Case("PhiConfig", {"num_attention_heads": 2}),
     "olmo": Case("OlmoConfig"),
+    "cohere": Case("CohereConfig", {"logit_scale": 0.25}),
+    "cohere2": Case(
+        "Cohere2Config", {"num_attention_heads": 2, "logit_scale": 0.25, "sliding_window": 12, "layer_types": MIXED}
+    ),
     "exaone4": Case("Exaone4Config", {"sliding_window": 12, "layer_types": MIXED}),
     "vaultgemma": Case("VaultGemmaConfig", {"sliding_window": 12, "layer_types": MIXED}, attention="eager"),
     "hyperclovax": Case("HyperCLOVAXConfig", {**GRANITE, "logits_scaling": 0.25, "use_post_norm": False}),

@@ -46,7 +46,7 @@ def _rotates(attn: Any, family: Family, window: int) -> bool:
     rope = getattr(attn.config, "rope_parameters", {})
     thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
     nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
-    here = family.full_rotate or window > 0 or not attn.config.sliding_window
+    here = family.full_rotate or window > 0 or (family.window == "types" and not attn.config.sliding_window)
     return bool(getattr(attn, "use_rope", True)) and here and not nowhere
 
 

@@ -38,7 +38,7 @@ DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
 WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
 EXPERTS: set[str] = set()
-ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables lack something
+ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables are not those of ops
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
 SCALED_EMBEDDINGS: set[str] = set()
@@ -54,7 +54,7 @@ def register(family: Family) -> None:
         HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
         EXPERTS.add(family.key(family.experts.suffix))
-    if family.half_tables or family.scaled_queries:
+    if family.half_tables or family.paired_tables or family.scaled_queries:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
@@ -74,6 +74,14 @@ GEMMA4: dict[str, Any] = {
     "scaled_embedding": True,
     "decoder": Decoder(suffix="TextModel", output=SharedKeysOutput),
     "head": Head(softcap="final_logit_softcapping"),
+}
+COHERE: dict[str, Any] = {
+    "norm_class": "LayerNorm",
+    "norm_kind": "layer",
+    "parallel": True,
+    "interleaved": True,
+    "paired_tables": True,
+    "head": Head(factor="logit_scale"),
 }
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 
@@ -147,6 +155,8 @@ for _family in (
         inert=frozenset({"resid_dropout"}),
         decoder=Decoder(norm="final_layernorm"),
     ),
+    Family("cohere", **COHERE),
+    Family("cohere2", **COHERE, window="attention", full_rotate=False),
     Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
     Family("exaone4", norms=POST, qk_norm="head", window="types", full_rotate=False),
     Family(

@@ -160,7 +160,7 @@ class Family(Architecture):
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
     # "attention": self_attn.sliding_window
     window: str = "none"
-    full_rotate: bool = True  # False: layers that see all tokens don't rotate, if config.sliding_window is set
+    full_rotate: bool = True  # False: layers that see all tokens don't rotate; "types": if config.sliding_window is set
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
     layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
@@ -169,6 +169,7 @@ class Family(Architecture):
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
+    paired_tables: bool = False  # those of a pair are neighbours in cos and sin, as in the head
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood

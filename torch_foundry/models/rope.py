@@ -21,6 +21,9 @@ def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Tabl
     cos, sin = table
     if family.half_tables:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    if family.paired_tables:
+        cos, sin = (torch.cat((one[..., ::2], one[..., 1::2]), -1) for one in table)
+        return cos, sin
     if not family.scaled_queries:
         return table
     rope = config.rope_parameters
