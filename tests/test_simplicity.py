@@ -20,6 +20,7 @@ WIDE_CALLS = {
             "rope_kv",
             "attention",
             "moe_glu",
+            "moe_choose",
             "moe_route",
             "gated_delta",
             "norm_glu",

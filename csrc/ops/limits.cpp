@@ -25,6 +25,7 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("tile_rows", linear_bm);
   dict.insert("max_experts", moe_max_experts);
   dict.insert("max_chosen", moe_max_chosen);
+  dict.insert("max_groups", moe_max_groups);
   dict.insert("least_page", kv_page_least);
   dict.insert("kv_block", kv_block);
   dict.insert("delta_dim", gated_delta_max_dim);

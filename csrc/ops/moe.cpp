@@ -59,6 +59,12 @@ void check_weights(const at::Tensor& weights, const at::Tensor& ids, RoutedArgs&
 
 namespace {
 
+struct Score {
+  const char* name;
+  bool sigmoid;
+};
+constexpr Score kScores[] = {{"softmax", false}, {"sigmoid", true}};
+
 Norm norm_of(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind) {
   Dim K("in_features", x.size(-1));
   check("norm_weight", norm_weight).like(x).shape({K}).contiguous();
@@ -74,11 +80,31 @@ KernelKey kernel(const char* function, const QuantFormat& format, at::ScalarType
   return gemv.name({"moe.metal", function, {format.policy, dtype}});
 }
 
-ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize) {
+ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, std::string_view score,
+                       const OptionalTensor& correction, bool correct_logits, int64_t groups, int64_t top_groups,
+                       double scale, const at::Tensor& like) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
   TORCH_CHECK(k > 0 && k <= experts && k <= moe_max_chosen, "k: expected 1 to ",
               std::min<int64_t>(experts, moe_max_chosen), " experts of a token, got ", k);
-  return {u32(experts), u32(k), shared, normalize};
+  Dim E("experts", experts);
+  if (correction) check("correction", *correction).floating().device(like).shape({E}).contiguous();
+  TORCH_CHECK(groups == 1 || (groups > 1 && groups <= moe_max_groups && experts % groups == 0 && experts / groups > 1),
+              "groups: expected 1 to ", moe_max_groups, " of as many of ", experts, " experts each, two or more, got ",
+              groups);
+  TORCH_CHECK(top_groups > 0 && top_groups <= groups && k <= top_groups * (experts / groups),
+              "top_groups: expected 1 to ", groups, " with at least ", k, " experts, got ", top_groups);
+  ChoiceArgs args{};
+  args.experts = u32(experts);
+  args.chosen = u32(k);
+  args.has_shared = shared;
+  args.normalize = normalize;
+  args.sigmoid = named("score", score, kScores).sigmoid;
+  args.has_correction = correction.has_value();
+  args.by_logit = correct_logits || (!correction && groups == 1); // scores are in the same order
+  args.groups = u32(groups);
+  args.top_groups = u32(top_groups);
+  args.scale = finite("scale", scale);
+  return args;
 }
 
 std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, const ChoiceArgs& choice) {
@@ -89,7 +115,9 @@ std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, c
 std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
                                              std::string_view kind, const at::Tensor& weight,
                                              const OptionalTensor& shared, int64_t k, bool normalize,
-                                             const OptionalTensor& bias) {
+                                             const OptionalTensor& bias, std::string_view score,
+                                             const OptionalTensor& correction, bool correct_logits, int64_t groups,
+                                             int64_t top_groups, double scale) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
   const Norm norm = norm_of(x, norm_weight, eps, kind);
@@ -99,7 +127,8 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
   if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
   RouteArgs args{};
-  args.choice = choice_args(w.n, k, shared.has_value(), normalize);
+  args.choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
+                            top_groups, scale, x);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
   auto [ids, weights] = chosen(x, tokens, args.choice);
   if (tokens == 0) return {ids, weights};
@@ -119,22 +148,28 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   args.normed.row_blocks[0] = u32(w.row_blocks);
   args.normed.split = 1;
   set_norm(args.normed, norm);
-  Launch launch(x.device(), kernel("moe_route", w.format, x.scalar_type(), gemv));
-  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).out(ids).out(weights).args(args);
+  const at::ScalarType corrected = correction.value_or(x).scalar_type();
+  Launch launch(x.device(), gemv.name({"moe.metal", "moe_route", {w.format.policy, x.scalar_type(), corrected}}));
+  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).in_or(correction, x);
+  launch.out(ids).out(weights).args(args);
   launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, simd_width * choice.simdgroups));
   return {ids, weights};
 }
 
 std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
-                                              bool normalize) {
+                                              bool normalize, std::string_view score, const OptionalTensor& correction,
+                                              bool correct_logits, int64_t groups, int64_t top_groups, double scale) {
   Dim T("tokens"), E("experts");
   check("logits", logits).floating().shape({T, E}).contiguous();
   if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
-  const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize);
+  const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
+                                      top_groups, scale, logits);
   auto [ids, weights] = chosen(logits, T, args);
   if (T == 0) return {ids, weights};
-  Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type()}});
-  launch.in(logits).in_or(shared, logits).out(ids).out(weights).args(args).run(per_row(T, simd_width));
+  const at::ScalarType corrected = correction.value_or(logits).scalar_type();
+  Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type(), corrected}});
+  launch.in(logits).in_or(shared, logits).in_or(correction, logits).out(ids).out(weights).args(args);
+  launch.run(per_row(T, simd_width));
   return {ids, weights};
 }
 
@@ -211,10 +246,13 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
 } // namespace
 
 FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
-           "bool normalize, Tensor? bias=None) -> (Tensor, Tensor)",
+           "bool normalize, Tensor? bias=None, str score='softmax', Tensor? correction=None, "
+           "bool correct_logits=False, int groups=1, int top_groups=1, float scale=1.0) -> (Tensor, Tensor)",
            "moe_route", moe_route)
-FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize) -> (Tensor, Tensor)", "moe_choose",
-           moe_choose)
+FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize, str score='softmax', "
+           "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, float scale=1.0) -> "
+           "(Tensor, Tensor)",
+           "moe_choose", moe_choose)
 FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor gate, Tensor up, "
            "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",
            "moe_glu", moe_glu)

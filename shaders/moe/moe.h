@@ -6,6 +6,7 @@ namespace foundry {
 
 FOUNDRY_CONST uint32_t moe_max_experts = 1024;    // of which a lane keeps 32 in mind, a bit each
 FOUNDRY_CONST uint32_t moe_max_chosen = 32;       // a lane for each
+FOUNDRY_CONST uint32_t moe_max_groups = 32;       // a lane for each
 FOUNDRY_CONST uint32_t moe_route_simdgroups = 16; // of a token, at most: a core's worth, and no other core shares it
 FOUNDRY_CONST uint32_t moe_tile_fields = 3;       // of a tile of pairs: expert, first pair, number of pairs
 
@@ -14,7 +15,13 @@ struct ChoiceArgs {
   uint32_t experts;
   uint32_t chosen;     // experts of a token
   uint32_t has_shared; // weight of a shared expert: the logistic function of one more logit; its id is 0
-  uint32_t normalize;  // the chosen experts' weights add up to 1
+  uint32_t normalize;  // the chosen experts' scores are divided by their sum
+  uint32_t sigmoid;    // a score is the logistic function of a logit; 0: a softmax over all logits
+  uint32_t by_logit;   // experts are compared by their logits; 0: by their scores; plus a correction in both cases
+  uint32_t has_correction;
+  uint32_t groups;     // of as many experts each, side by side
+  uint32_t top_groups; // groups that a token's experts may be of: those whose two best add up to most
+  float scale;         // of the chosen experts' weights
 };
 
 struct RouteArgs {

@@ -11,19 +11,20 @@ using namespace foundry;
 
 // The experts of a token, from the norm before the block to their weights: a threadgroup a token, a lane an expert's
 // logit in the end. `weight` is the router's matrix, `bias` added to its
-// products, `shared` the row that weighs the shared expert.
-// foundry-lint: instance(moe_route<F16, half, 8, 4, 2, 1>)
-// foundry-lint: instance(moe_route<F32, float, 1, 4, 1, 4>)
-template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
+// products, `shared` the row that weighs the shared expert, `correction` added for the choice alone.
+// foundry-lint: instance(moe_route<F16, half, float, 8, 4, 2, 1>)
+// foundry-lint: instance(moe_route<F32, float, float, 1, 4, 1, 4>)
+template <typename Q, typename T, typename C, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void moe_route(
     device const T* x [[buffer(0)]],
     device const T* norm_weight [[buffer(1)]],
     device const typename Q::block* weight [[buffer(2)]],
     device const typename Q::block* shared [[buffer(3)]],
     device const T* bias [[buffer(4)]],
-    device int* ids [[buffer(5)]],
-    device float* weights [[buffer(6)]],
-    constant RouteArgs& args [[buffer(7)]],
+    device const C* correction [[buffer(5)]],
+    device int* ids [[buffer(6)]],
+    device float* weights [[buffer(7)]],
+    constant RouteArgs& args [[buffer(8)]],
     threadgroup float* logits [[threadgroup(0)]],
     threadgroup float* unused [[threadgroup(1)]],
     uint token [[threadgroup_position_in_grid]],
@@ -49,23 +50,24 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup == 0) {
     const InThreadgroup of = {logits};
-    choose_experts(of, logits[rows - 1], token, args.choice, lane, ids, weights);
+    choose_experts(of, correction, logits[rows - 1], token, args.choice, lane, ids, weights);
   }
 }
 
 // The same from logits [tokens, experts] and [tokens].
-// foundry-lint: instance(moe_choose<bfloat>)
-template <typename T>
+// foundry-lint: instance(moe_choose<bfloat, float>)
+template <typename T, typename C>
 [[kernel]] void moe_choose(
     device const T* logits [[buffer(0)]],
     device const T* shared [[buffer(1)]],
-    device int* ids [[buffer(2)]],
-    device float* weights [[buffer(3)]],
-    constant ChoiceArgs& args [[buffer(4)]],
+    device const C* correction [[buffer(2)]],
+    device int* ids [[buffer(3)]],
+    device float* weights [[buffer(4)]],
+    constant ChoiceArgs& args [[buffer(5)]],
     uint token [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
   const InDevice<T> of = {logits + ulong(token) * args.experts};
-  choose_experts(of, args.has_shared ? float(shared[token]) : 0.0f, token, args, lane, ids, weights);
+  choose_experts(of, correction, args.has_shared ? float(shared[token]) : 0.0f, token, args, lane, ids, weights);
 }
 
 // The experts' number; a pair that is not one of theirs reads nothing.

@@ -1,8 +1,11 @@
-// The choice of a token's experts: softmax over all experts' logits, the largest few, the lowest index among equals.
+// The choice of a token's experts: the few that compare best, the lowest index among equals, weighed by their scores.
 #pragma once
+#include "common/activation.h"
 #include "moe/moe.h"
 
 namespace foundry {
+
+FOUNDRY_CONST float least_sum = 1e-20f; // so that scores that are all 0 give weights of 0
 
 // Where logits lie.
 struct InThreadgroup {
@@ -20,15 +23,51 @@ METAL_FUNC uint order_of(float v) {
   return metal::isnan(v) ? ~0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// What experts are weighed by and what they are compared by. `correction` is read if there is one.
+template <typename Logits, typename C> struct Scores {
+  Logits logits;
+  device const C* correction;
+  constant ChoiceArgs& args;
+  float largest, mass; // of the softmax
+
+  METAL_FUNC float score(uint e) const thread {
+    return args.sigmoid ? sigmoid(logits.at(e)) : metal::exp(logits.at(e) - largest) / mass;
+  }
+  METAL_FUNC float rating(uint e) const thread {
+    return (args.by_logit ? logits.at(e) : score(e)) + (args.has_correction ? float(correction[e]) : 0.0f);
+  }
+};
+
+// A bit for each group that a token's experts may be of. All lanes of one simdgroup call this.
+template <typename Scores>
+METAL_FUNC uint top_groups(thread const Scores& scores, ushort lane) {
+  const uint groups = scores.args.groups, each = scores.args.experts / groups;
+  float best = -INFINITY, second = -INFINITY;
+  for (uint i = 0; lane < groups && i < each; ++i) {
+    const float rating = scores.rating(lane * each + i);
+    second = metal::max(second, metal::min(best, rating));
+    best = metal::max(best, rating);
+  }
+  const uint own = lane < groups ? order_of(best + second) : 0;
+  uint better = 0;
+  for (uint g = 0; g < groups; ++g) {
+    const uint other = metal::simd_broadcast(own, ushort(g));
+    better += other > own || (other == own && g < lane);
+  }
+  return metal::simd_or(lane < groups && better < scores.args.top_groups ? 1u << lane : 0u);
+}
+
 // Writes a token's row of ids and weights; all lanes of one simdgroup call this.
-template <typename Logits>
-METAL_FUNC void choose_experts(thread const Logits& logits, float shared, uint token, constant ChoiceArgs& args,
-                               ushort lane, device int* ids, device float* weights) {
+template <typename Logits, typename C>
+METAL_FUNC void choose_experts(thread const Logits& logits, device const C* correction, float shared, uint token,
+                               constant ChoiceArgs& args, ushort lane, device int* ids, device float* weights) {
   float largest = -INFINITY, mass = 0.0f;
   for (uint e = lane; e < args.experts; e += simd_width) largest = metal::max(largest, logits.at(e));
   largest = metal::simd_max(largest);
   for (uint e = lane; e < args.experts; e += simd_width) mass += metal::exp(logits.at(e) - largest);
   mass = metal::simd_sum(mass);
+  const Scores<Logits, C> scores = {logits, correction, args, largest, mass};
+  const uint groups = args.groups > 1 ? top_groups(scores, lane) : 1, each = args.experts / args.groups;
 
   uint taken = 0; // bit i: expert lane + 32 i
   uint mine = 0;
@@ -36,29 +75,29 @@ METAL_FUNC void choose_experts(thread const Logits& logits, float shared, uint t
   for (uint j = 0; j < args.chosen; ++j) {
     uint best = 0, at = ~0u;
     for (uint e = lane, i = 0; e < args.experts; e += simd_width, ++i) {
-      const uint order = order_of(logits.at(e));
-      if (!(taken >> i & 1) && order > best) {
+      const uint order = order_of(scores.rating(e));
+      if (!(taken >> i & 1) && (groups >> e / each & 1) && order > best) {
         best = order;
         at = e;
       }
     }
     const uint winner = metal::simd_min(best == metal::simd_max(best) ? at : ~0u);
     if (winner % simd_width == lane) taken |= 1u << winner / simd_width;
-    const float p = metal::exp(logits.at(winner) - largest) / mass;
-    all += p;
+    const float score = scores.score(winner);
+    all += score;
     if (lane == j) {
       mine = winner;
-      weight = p;
+      weight = score;
     }
   }
   const uint columns = args.chosen + args.has_shared;
   if (lane < args.chosen) {
     ids[token * columns + lane] = int(mine);
-    weights[token * columns + lane] = args.normalize ? weight / all : weight;
+    weights[token * columns + lane] = args.scale * (args.normalize ? weight / (all + least_sum) : weight);
   }
   if (lane == 0 && args.has_shared) {
     ids[token * columns + args.chosen] = 0;
-    weights[token * columns + args.chosen] = 1.0f / (1.0f + metal::exp(-shared));
+    weights[token * columns + args.chosen] = sigmoid(shared);
   }
 }
 

@@ -53,6 +53,12 @@ for dtype, d, dv, k, v in ((torch.float16, 128, 128, "q8_0", "q8_0"), (torch.flo
                            (torch.bfloat16, 512, 512, None, None)):
     for queries in (1, 20):
         calls.append(lambda t=dtype, q=queries, a=(d, dv, k, v): attend(t, q, *a))
+def route(dtype, correction):
+    x, given = torch.zeros(1, 256, dtype=dtype), {"score": "sigmoid", "correction": torch.zeros(8, dtype=correction)}
+    ops.moe_route(x, x[0], 1e-6, torch.zeros(8, 256, dtype=dtype), 2, **given)
+    ops.moe_choose(x[:, :8].contiguous(), 2, **given)
+for dtype, correction in ((torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
+    calls.append(lambda t=dtype, c=correction: route(t, c))
 def mix(dtype, d, dv):
     q, v, b = (torch.zeros(9, 2, *size, dtype=dtype) for size in ((d,), (2, dv), (2,)))
     channels, table = 4 * d + 4 * dv, torch.zeros(1, 9, dtype=torch.int32)

@@ -152,7 +152,7 @@ def logits(model: Any, inputs: Tensor, **options: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [*MIXTURES, "glm4_moe"])
 @pytest.mark.parametrize("quantize", [None, "q8_0"])
 def test_prompts_short_and_long(family: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens, tiles, and torch's own product: the same up to rounding, and what they are meant for."""
@@ -274,6 +274,38 @@ def test_router_logits_are_those_of_stock(family: str) -> None:
     step = model(PROMPT[:, -1:], past_key_values=cache)
     assert step.router_logits is not None and len(step.router_logits) == len(expected.router_logits)
     assert tokens(model) == tokens(stock)
+
+
+def test_a_router_may_stay_float32() -> None:
+    """As transformers keeps some, beside what is bfloat16; sinks as well. Then the choice is as exact as stock's."""
+    stock = build("flint", torch.bfloat16)
+    for layer in stock.model.layers:
+        layer.mlp.gate.float()
+        layer.self_attn.sinks.data = layer.self_attn.sinks.data.float()
+    model = patch(copy.deepcopy(stock))
+    assert_found_as_exact(logits(model, PROMPT), logits, stock, PROMPT)
+    tokens(model)
+    assert fused_all(model) and report(model).captured and not report(model).eager
+
+
+def test_a_change_of_the_scale_is_noticed() -> None:
+    stock = build("glm4_moe")
+    model = patch(copy.deepcopy(stock))
+    assert tokens(model) == tokens(stock)
+    for changed in (stock, model):
+        changed.model.layers[1].mlp.gate.routed_scaling_factor = -6.0
+    assert tokens(model) == tokens(stock) and fused_all(model)
+
+
+@pytest.mark.parametrize("number, why", [(40, "40 of 64 experts in 4 groups"), (0, "3 of 64 experts in 0 groups")])
+def test_a_choice_that_kernels_do_not_have_is_left_alone(number: int, why: str) -> None:
+    model = build("solar_open", n_routed_experts=64)
+    gate: Any = model.model.layers[1].mlp.gate
+    if number:
+        gate.top_k = number
+    else:
+        gate.num_group = number
+    assert report(patch(model)).not_replaced == {"model.layers.1": why}
 
 
 def test_a_hook_on_an_expert_runs_stock_code(quiet: None) -> None:

@@ -57,6 +57,11 @@ GRANITE = {
     "attention_multiplier": 0.1,
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GROUPED_MOE = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2},
+    **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+}
+SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
 MIXED = ["sliding_attention", "full_attention"]
 GPT_OSS = {
     "num_local_experts": 6,
@@ -170,6 +175,20 @@ KIN = {
     "granitemoe": Case("GraniteMoeConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "mellum": Case("MellumConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED}),
     "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    # the first layer has no experts
+    "glm4_moe": Case("Glm4MoeConfig", {**GROUPED_MOE, "first_k_dense_replace": 1}),
+    "dots1": Case("Dots1Config", {**GROUPED_MOE, "norm_topk_prob": True, "sliding_window": 12, "layer_types": MIXED}),
+    "solar_open": Case("SolarOpenConfig", {**GROUPED_MOE, "norm_topk_prob": False}),
+    "minimax_m2": Case("MiniMaxM2Config", {"num_local_experts": 6, "num_experts_per_tok": 3}, attention="eager"),
+    "exaone_moe": Case(
+        "ExaoneMoeConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED, "mlp_layer_types": ["sparse", "dense"]}
+    ),
+    "hy_v3": Case("HYV3Config", MOE),
+    "flint": Case(
+        "FlintConfig",
+        {**SHARED_MOE, "mlp_only_layers": [], "sliding_window": 12, "layer_types": MIXED},
+        attention="eager",
+    ),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
 }
 # most of whose layers keep a recurrent state; transformers drafts no tokens for them
@@ -180,7 +199,6 @@ DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
-SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
 HYBRIDS = {
     "qwen3_next": Case("Qwen3NextConfig", {**DELTA, **SHARED_MOE, "mlp_only_layers": [1], "norm_topk_prob": True}),
     "qwen3_5": Case("Qwen3_5TextConfig", DELTA, attention="eager"),
@@ -217,6 +235,8 @@ def build(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
+            if "correction_bias" in name:
+                buffer.add_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE, dtype)
 

@@ -69,21 +69,28 @@ def route_inputs(
     }
 
 
-def check_route(given: Given, k: int, normalize: bool = True) -> None:
-    """Ids where the float64 logits leave no doubt, weights where the ids are right."""
-    ids, weights = ops.moe_route(**given, k=k, normalize=normalize)
-    true_ids, true_weights = plain.moe_route(**double(given), k=k, normalize=normalize)
+def check_route(given: Given, k: int, normalize: bool = True, rule: Given | None = None) -> None:
+    """Ids where the float64 logits leave no doubt, weights where the ids are right. rule: options of moe_choose."""
+    given = {**given, "normalize": normalize, **(rule or {})}
+    ids, weights = ops.moe_route(**given, k=k)
     wide = double(given)
+    true_ids, true_weights = plain.moe_route(**wide, k=k)
     h = plain.rms_norm(wide["x"], wide["norm_weight"], EPS, kind=given["kind"])
     logits = h @ wide["weight"].t() + (0.0 if wide["bias"] is None else wide["bias"])
     ordered = logits.sort(descending=True).values
     sure = ((ordered[:, :-1] - ordered[:, 1:])[:, :k] > 1e-3).all(-1)
+    if rule is not None:  # what is added and grouped may be near each other where logits are not
+        g, bias = kit.generator(k), 0.0 if wide["bias"] is None else wide["bias"]
+        for _ in range(8):
+            noise = 1e-3 * kit.normal(g, logits.shape[1], dtype=torch.float64)
+            sure = (plain.moe_route(**{**wide, "bias": bias + noise}, k=k)[0] == true_ids).all(-1) & sure
     assert sure.any()
     kit.assert_equal(ids[sure], true_ids[sure])
-    kit.assert_bound(weights[sure], true_weights[sure], 1e-4 * true_weights[sure] + 1e-7)
-    for row, own in zip(logits, ids[:, :k].tolist(), strict=True):  # in doubt: experts nearly as good, each once
-        assert len(set(own)) == k
-        torch.testing.assert_close(row[own], row.sort(descending=True).values[:k], rtol=0, atol=1e-3)
+    kit.assert_bound(weights[sure], true_weights[sure], 1e-4 * true_weights[sure].abs() + 1e-7)
+    if rule is None:
+        for row, own in zip(logits, ids[:, :k].tolist(), strict=True):  # in doubt: experts nearly as good, each once
+            assert len(set(own)) == k
+            torch.testing.assert_close(row[own], row.sort(descending=True).values[:k], rtol=0, atol=1e-3)
 
 
 def glu_inputs(c: Case, dtype: torch.dtype) -> Given:

@@ -136,6 +136,8 @@ def test_lane_orders() -> None:
         kit.in_every_lane_order(lambda: ops.moe_glu(**glu_inputs(Case(tokens=2, hidden=1024, biased=True), F32)))
         kit.in_every_lane_order(lambda: ops.moe_down(**down_inputs(Case(tokens=2, hidden=1024, biased=True), F32)))
     kit.in_every_lane_order(lambda: ops.moe_route(**route_inputs(2, 70, 256, F32, True, biased=True), k=5)[1])
+    grouped: Given = {"score": "sigmoid", "correction": torch.linspace(0, 1, 70), "groups": 5, "top_groups": 2}
+    kit.in_every_lane_order(lambda: ops.moe_route(**route_inputs(2, 70, 256, F32, False), k=5, **grouped)[0])
     ids = experts_of(Case(tokens=30, experts=40, k=5), kit.generator(1))
     kit.in_every_lane_order(lambda: ops.moe_group(ids, 40)[0])
     kit.in_every_lane_order(lambda: many(down_inputs(Case(tokens=40, k=3, inner=33, biased=True), F32)))
@@ -175,6 +177,7 @@ def test_opcheck() -> None:
     given = (route[n] for n in ("x", "norm_weight", "eps", "kind", "weight", "shared"))
     kit.opcheck("moe_route", *given, 2, True, torch.randn(6))
     kit.opcheck("moe_choose", torch.randn(3, 6), torch.randn(3, 1), 2, True)
+    kit.opcheck("moe_choose", torch.randn(3, 6), None, 2, True, "sigmoid", torch.randn(6), False, 3, 2, 2.5)
     names = ("x", "norm_weight", "eps", "ids", "gate", "up", "format")
     x, norm, eps, glu_ids, gate, up, format = (glu[n] for n in names)
     bias = torch.randn(6, 24)
@@ -214,6 +217,16 @@ def test_bad_inputs() -> None:
     refuse(r"shared: expected \[1, in_features=64\]", ops.moe_route, {**route, "k": 2}, shared=torch.zeros(1, 8))
     refuse(r"logits: expected \[tokens, experts\]", ops.moe_choose, {"logits": torch.zeros(6), "k": 2})
     refuse(r"k: expected 1 to 32 experts", ops.moe_choose, {"logits": torch.zeros(1, 64), "k": 33})
+    choice = {"logits": torch.zeros(1, 12), "k": 4}
+    refuse(r"score: expected one of", ops.moe_choose, choice, score="relu")
+    refuse(r"correction: expected \[experts=12\]", ops.moe_choose, choice, correction=torch.zeros(6))
+    refuse(r"correction: expected dtype Float", ops.moe_choose, choice, correction=torch.zeros(12).int())
+    for groups in (0, 5, 12):
+        refuse(r"groups: expected 1 to 32 of as many of 12 experts", ops.moe_choose, choice, groups=groups)
+    refuse(r"groups: expected 1 to 32", ops.moe_choose, {"logits": torch.zeros(1, 128), "k": 1}, groups=64)
+    refuse(r"top_groups: expected 1 to 4 with at least 4 experts, got 1", ops.moe_choose, choice, groups=4)
+    refuse(r"top_groups: expected 1 to 4", ops.moe_choose, choice, groups=4, top_groups=5)
+    refuse(r"scale: expected", ops.moe_choose, choice, scale=float("nan"))
     refuse(r"experts: expected 1 to 1024", ops.moe_group, {"ids": down["ids"]}, experts=0)
     order, tiles = ops.moe_group(down["ids"], 6)
     args = {"order": order, "tiles": tiles, "weight": down["weight"]}

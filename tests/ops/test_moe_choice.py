@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kit
 import pytest
 import torch
@@ -28,6 +30,53 @@ def test_choice(experts: int, k: int, normalize: bool, dtype: torch.dtype) -> No
     wide = None if shared is None else shared.double()
     truth = plain.moe_choose(logits.double(), k, normalize=normalize, shared=wide)
     assert_choice(ops.moe_choose(logits, k, normalize=normalize, shared=shared), truth)
+
+
+RULES: list[dict[str, Any]] = [
+    {"score": "sigmoid"},
+    {"score": "sigmoid", "corrected": BF16, "scale": 2.5},
+    {"score": "sigmoid", "corrected": F32, "correct_logits": True},
+    {"score": "softmax", "corrected": F32},
+    {"score": "sigmoid", "corrected": F32, "groups": 4, "top_groups": 2, "scale": -0.5},
+    {"score": "sigmoid", "groups": 32, "top_groups": 31},
+    {"score": "softmax", "corrected": F16, "groups": 8, "top_groups": 1},
+]
+
+
+def with_correction(rule: dict[str, Any], experts: int) -> dict[str, Any]:
+    """Corrections as large as the scores differ: they change which experts are chosen."""
+    given = {name: value for name, value in rule.items() if name != "corrected"}
+    if dtype := rule.get("corrected"):
+        given["correction"] = kit.normal(kit.generator(experts, "corrections"), experts, dtype=dtype)
+    return given
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rules(rule: dict[str, Any], normalize: bool) -> None:
+    for experts, k, dtype in ((64, 7, F32), (256, 8, F16), (96, 1, BF16)):
+        logits = kit.normal(kit.generator(experts, k), 5, experts, dtype=dtype, scale=2.0)
+        given = {**with_correction(rule, experts), "normalize": normalize}
+        wide = {name: value.double() if isinstance(value, Tensor) else value for name, value in given.items()}
+        truth = plain.moe_choose(logits.double(), k, **wide)
+        ids, weights = ops.moe_choose(logits, k, **given)
+        kit.assert_equal(ids, truth[0])
+        kit.assert_bound(weights, truth[1], 1e-5 * truth[1].abs() + 1e-9)
+
+
+def test_a_correction_chooses_and_does_not_weigh() -> None:
+    logits, correction = torch.zeros(1, 4), torch.tensor([0.0, 3.0, -1.0, 2.0])
+    ids, weights = ops.moe_choose(logits, 2, score="sigmoid", correction=correction, normalize=False, scale=3.0)
+    assert ids.tolist() == [[1, 3]] and weights.tolist() == [[1.5, 1.5]]
+    ids, weights = ops.moe_choose(logits - 200, 2, score="sigmoid", correction=correction)
+    assert ids.tolist() == [[1, 3]] and weights.tolist() == [[0.0, 0.0]]  # as stock, which adds 1e-20 to their sum
+
+
+def test_groups_are_chosen_by_their_two_best() -> None:
+    """The best expert of all is of a group that is not among them; equal groups go by number."""
+    logits = torch.tensor([[0.0, 1.0, 5.0, -9.0, 1.0, 0.0, -9.0, -9.0], [0.0] * 8])
+    ids, _ = ops.moe_choose(logits, 3, score="sigmoid", groups=4, top_groups=2)
+    assert ids.tolist() == [[1, 4, 0], [0, 1, 2]]
 
 
 def test_choice_among_equals_and_extremes() -> None:
@@ -62,6 +111,13 @@ def test_route(tokens: int, experts: int, hidden: int, k: int, dtype: torch.dtyp
 def test_route_with_a_bias() -> None:
     check_route(route_inputs(3, 40, 96, F32, True, biased=True), 4)
     check_route(route_inputs(2, 33, 264, BF16, False, biased=True), 3)
+
+
+@pytest.mark.parametrize("rule", RULES[1:5], ids=str)
+def test_route_by_rules(rule: dict[str, Any]) -> None:
+    given = with_correction(rule, 40)
+    check_route(route_inputs(3, 40, 96, F32, "groups" in rule), 4, rule=given)
+    check_route(route_inputs(2, 40, 264, BF16, False), 3, normalize=False, rule=given)
 
 
 def test_route_by_the_gemma_norm() -> None:

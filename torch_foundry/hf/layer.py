@@ -100,7 +100,7 @@ def check(
     if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
         raise Fallback(reason)
     dtype = x.dtype
-    if reason := weight_reason(plan.parameters, dtype):
+    if reason := weight_reason(plan.parameters, dtype, plan.free):
         raise Fallback(reason)
     if any(
         tensor is not None and (tensor.dtype, tensor.device) != (dtype, x.device) for tensor in (*args, plan.scalar)

@@ -47,7 +47,7 @@ class Graphs(Protocol):
 class LayerPlan(Plan):
     """A decoder layer for the fused path, and what it watches."""
 
-    __slots__ = ("buffers", "config", "layer", "parameters", "spec", "watch")
+    __slots__ = ("buffers", "config", "free", "layer", "parameters", "spec", "watch")
 
     def __init__(self, layer: torch.nn.Module, state: ModelState) -> None:
         super().__init__(state)
@@ -56,6 +56,7 @@ class LayerPlan(Plan):
         self.config = self.layer.config
         self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
+        self.free = frozenset(map(id, self.layer.free))
         self.buffers: dict[str, Any] = layer._buffers
 
     @property
@@ -183,8 +184,8 @@ class DecoderModel(ModelPlan):
         self._per_layer = PerLayerEmbedding(module) if self.layers[0].spec.per_layer else None
         others = [] if self._per_layer is None else self._per_layer.modules
         rest = tuple(m._parameters for m in (norm, embedding, *others))
-        for owners in (rest, *(plan.parameters for plan in self.layers)):
-            if reason := weight_reason(owners, self.dtype):
+        for owners, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
+            if reason := weight_reason(owners, self.dtype, free):
                 raise Fallback(reason)
         if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
             raise Fallback("layer_scalar is not of the model's dtype")

@@ -7,6 +7,7 @@ row a family; the names of its classes follow from the model type. A class that 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -84,6 +85,15 @@ COHERE: dict[str, Any] = {
     "head": Head(factor="logit_scale"),
 }
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
+QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
+DEEPSEEK = Experts(  # as of DeepSeek-V3
+    block="MoE",
+    score="sigmoid",
+    correction="gate.e_score_correction_bias",
+    grouped=True,
+    scale="gate.routed_scaling_factor",
+    shared="shared_experts",
+)
 
 for _family in (
     Family("llama"),  # SmolLM2 too
@@ -199,7 +209,7 @@ for _family in (
     Family("glm4", norms=GLM4, interleaved=True),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
-    Family("qwen2_moe", window="attention", experts=Experts(shared=True), decoder=ROUTED),
+    Family("qwen2_moe", window="attention", experts=Experts(**QWEN), decoder=ROUTED),
     Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
     Family(  # a softmax over the chosen logits is one over all, normalized
         "granitemoe",
@@ -221,14 +231,54 @@ for _family in (
         experts=Experts(block="MLP", router="router", normalized=True),
         decoder=ROUTED,
     ),
+    Family("glm4_moe", experts=DEEPSEEK, decoder=ROUTED),
+    Family("dots1", qk_norm="head", window="attention", experts=DEEPSEEK, decoder=ROUTED),
+    Family("solar_open", experts=DEEPSEEK, decoder=ROUTED),
+    Family(
+        "minimax_m2",
+        prefix="MiniMaxM2",
+        qk_norm="full",
+        experts=Experts(score="sigmoid", correction="e_score_correction_bias", normalized=True),
+        decoder=ROUTED,
+    ),
+    Family(
+        "exaone_moe",
+        qk_norm="head",
+        window="types",
+        full_rotate=False,
+        experts=replace(DEEPSEEK, block="SparseMoEBlock"),
+        decoder=ROUTED,
+    ),
+    Family(
+        "hy_v3",
+        prefix="HYV3",
+        qk_norm="head",
+        experts=replace(
+            DEEPSEEK,
+            correction="e_score_correction_bias",
+            grouped=False,
+            normalized=True,
+            scale="gate.router_scaling_factor",
+        ),
+        decoder=ROUTED,
+    ),
+    Family(
+        "flint",
+        norm_kind="olmo",
+        qk_norm="head",
+        window="attention",
+        full_rotate=False,
+        experts=Experts(score="sigmoid", shared="shared_expert"),
+        decoder=ROUTED,
+    ),
     # hybrids: most layers have a gated delta rule (`gated_delta.py`) in place of attention
-    Family("qwen3_next", **GATED, experts=Experts(shared=True), decoder=ROUTED),
+    Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family("qwen3_5", prefix="Qwen3_5", **GATED, decoder=MROPE),
     Family(
         "qwen3_5_moe",
         prefix="Qwen3_5Moe",
         **GATED,
-        experts=Experts(normalized=True, shared=True),
+        experts=Experts(normalized=True, **QWEN),
         decoder=Decoder(suffix="TextModel", mrope=True, output=MoeModelOutputWithPast),
     ),
     Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),

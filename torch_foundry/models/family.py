@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
+
+from torch_foundry.core import limits
 
 MODELS = "transformers.models."
 
@@ -92,16 +95,53 @@ MLPS = (
 
 @dataclass(frozen=True)
 class Experts:
-    """A block of routed experts: a router with `weight` and `top_k`, and `experts`, of the class `..Experts`, as
-    `nn.experts` reads them.
+    """A block of routed experts: a router with `top_k`, and `experts`, of the class `..Experts`, as `nn.experts` reads
+    them. Names of tensors and numbers are paths from the block, as `gate.weight`; "": there is none.
     """
 
     block: str = "SparseMoeBlock"  # of its class
     router: str = "gate"
+    matrix: str = ""  # child of the router that has `weight`; "": it is the router's own
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
-    shared: bool = False  # `shared_expert`, which all tokens go to, weighed by `shared_expert_gate`
+    score: str = "softmax"  # as in ops.moe_choose
+    correction: str = ""  # what is added to scores for the choice alone
+    correct_logits: bool = False  # ... to logits
+    grouped: bool = False  # experts are of router.num_group groups, those of a token of router.topk_group
+    scale: str = ""  # a factor on a token's weights
+    shared: str = ""  # an MLP that all tokens go to, if the block has it
+    shared_gate: str = ""  # what weighs it, by a sigmoid
     suffix: str = "Experts"  # of the class of `experts`
     beside: bool = False  # they lie beside the MLP, with a router and norms of their own, if layer.enable_moe_block
+
+    def rule(self, block: Any) -> dict[str, Any]:
+        """Options of `ops.moe_choose`, as the numbers of `block` are now."""
+        router = getattr(block, self.router)
+        normalize = router.norm_topk_prob if self.normalized is None else self.normalized
+        rule = {"k": router.top_k, "normalize": bool(normalize), "score": self.score}
+        if self.correct_logits:
+            rule["correct_logits"] = True
+        if self.grouped:
+            rule |= {"groups": router.num_group, "top_groups": router.topk_group}
+        if self.scale:
+            rule["scale"] = float(attrgetter(self.scale)(block))
+        return rule
+
+    def fits(self, rule: dict[str, Any], experts: int) -> bool:
+        """Whether `ops.moe_choose` has that rule for so many."""
+        k, groups, top_groups = rule["k"] or 0, rule.get("groups", 1), rule.get("top_groups", 1)
+        if not 0 < groups <= limits.MAX_GROUPS or experts % groups or experts // groups < min(groups, 2):
+            return False
+        most = min(limits.MAX_CHOSEN, min(groups, top_groups) * (experts // groups))
+        return experts <= limits.MAX_EXPERTS and 0 < k <= most
+
+    def matrix_of(self, block: Any) -> Any:
+        """The module that has the router's `weight`."""
+        router = getattr(block, self.router)
+        return getattr(router, self.matrix) if self.matrix else router
+
+    def correction_of(self, block: Any) -> Any:
+        """The tensor, [experts]; None: there is none."""
+        return attrgetter(self.correction)(block).flatten() if self.correction else None
 
 
 @dataclass

@@ -17,31 +17,38 @@ class ExpertBlock:
     """Access to a block's weights, which are looked up at each call."""
 
     __slots__ = (
-        "activation", "block", "down", "experts", "gate_up", "groups", "norm", "normalized", "post", "router",
-        "scale", "shared_gate",
+        "activation", "block", "down", "experts", "gate_up", "groups", "kind", "norm", "post", "router", "scale",
+        "shared_gate",
     )  # fmt: skip
 
     def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual) -> None:
         self.norm, self.post, self.scale = residual.pre, residual.post, residual.scale
         self.groups: tuple[LinearGroup, ...] = ()
-        self.block, self.activation, self.normalized = block, activation, kind.normalized
-        self.router, self.experts = getattr(block, kind.router), block.experts
+        self.block, self.kind, self.activation, self.experts = block, kind, activation, block.experts
+        self.router: dict[str, Any] = kind.matrix_of(block)._parameters
         self.lay_out()
+        self.down: Linear | None = None  # of an expert that all tokens go to
         self.shared_gate: Linear | None = None
-        if kind.shared:
-            shared = block.shared_expert
+        if (shared := block._modules.get(kind.shared)) is not None:
             self.gate_up = (Linear(shared.gate_proj), Linear(shared.up_proj))
-            self.down, self.shared_gate = Linear(shared.down_proj), Linear(block.shared_expert_gate)
+            self.down = Linear(shared.down_proj)
+        if kind.shared_gate in block._modules:
+            self.shared_gate = Linear(getattr(block, kind.shared_gate))
+
+    @property
+    def free(self) -> list[dict[str, Any]]:
+        """Parameters by name whose dtype may differ from that of x."""
+        corrections = self.block.get_submodule(self.kind.correction.rpartition(".")[0])._parameters
+        return [corrections, *([self.router] if self.router.get("bias") is None else [])]
 
     def lay_out(self) -> None:
         """Store dense matrices as kernels read them; nothing if they are."""
         if not isinstance(self.experts, FoundryExperts):
             lay_out(self.experts)
 
-    def facts(self) -> tuple[int, bool]:
-        """How many experts a token goes to, and whether their weights add up to 1."""
-        normalize = self.router.norm_topk_prob if self.normalized is None else self.normalized
-        return self.router.top_k, bool(normalize)
+    def facts(self) -> dict[str, Any]:
+        """How experts are chosen, as far as numbers say it."""
+        return self.kind.rule(self.block)
 
     def __call__(self, x: torch.Tensor, gemm: Gemm, onto: torch.Tensor | None = None) -> torch.Tensor:
         """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]. onto: as in `MLP`."""
@@ -57,31 +64,40 @@ class ExpertBlock:
         if len(x) <= gemm.expert_tokens:
             return self._few(x, residual, weights)
         h = x if self.norm is None else self.norm(x)
-        k, _ = self.facts()
+        k = self.facts()["k"]
         if not isinstance(self.experts, FoundryExperts) or len(x) * k >= MANY_EACH * self.experts.num_experts:
             made = self.block(h[None])  # dense, or worth unpacking: torch's own products
             y: torch.Tensor = (made[0] if isinstance(made, tuple) else made)[0]
             return y if residual is None else torch.add(residual, y, alpha=self.scale)
         ids, routing = self._choice(h)
-        if self.shared_gate is not None:
+        if self.down is not None:
             gate, up = (linear.gemm(h) for linear in self.gate_up)
-            y, share = self.down.gemm(ops.glu(gate, up, self.activation)), routing[:, k:].to(h.dtype)
-            residual = y * share if residual is None else torch.addcmul(residual, y, share, value=self.scale)
+            inner = ops.glu(gate, up, self.activation)
+            if self.shared_gate is None:
+                residual = self.down.gemm(inner, residual, self.scale)
+            else:
+                y, share = self.down.gemm(inner), routing[:, k:].to(h.dtype)
+                residual = y * share if residual is None else torch.addcmul(residual, y, share, value=self.scale)
         return weights.gemm(h, ids[:, :k], routing[:, :k], residual, self.scale)
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights) -> torch.Tensor:
-        (k, normalize), gate, norm, scale = self.facts(), self.shared_gate, self.norm, self.scale
+        rule, gate, norm, scale = self.facts(), self.shared_gate, self.norm, self.scale
+        k = rule["k"]
         normed: dict[str, Any] = {}
         if norm is not None:
             normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
-        router, bias = self.router._parameters["weight"], self.router._parameters.get("bias")
+        router = self.router["weight"]
         shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
         if norm is not None and (shared is None or shared.dtype == router.dtype):
-            options: dict[str, Any] = {"k": k, "normalize": normalize, "shared": shared, "bias": bias}
-            ids, routing = ops.moe_route(x, weight=router, **options, **normed)
+            rule |= {
+                "shared": shared,
+                "bias": self.router.get("bias"),
+                "correction": self.kind.correction_of(self.block),
+            }
+            ids, routing = ops.moe_route(x, weight=router, **rule, **normed)
         else:
             ids, routing = self._choice(x if norm is None else norm(x), batch_invariant=True)
-        if gate is not None:
+        if self.down is not None:
             pair = Projections(self.gate_up, (0, 0))
             if norm is not None and pair.formats[0] == pair.formats[1]:
                 inner = ops.norm_glu(
@@ -92,20 +108,23 @@ class ExpertBlock:
                 h = x if norm is None else norm(x)
                 gates, up = (linear(h, batch_invariant=True) for linear in self.gate_up)
                 inner = ops.glu(gates, up, self.activation)
-            down, format = self.down.weights["weight"][None], self.down.format
-            how: dict[str, Any] = {"format": format, "residual": residual, "scale": scale}
-            residual = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, **how)
+            if gate is None:
+                residual = self.down(inner, residual, scale, batch_invariant=True)
+            else:
+                down, format = self.down.weights["weight"][None], self.down.format
+                how: dict[str, Any] = {"format": format, "residual": residual, "scale": scale}
+                residual = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, **how)
         routed = ids[:, :k], routing[:, :k], residual, scale
         if weights.together:
             return weights.gemv(x, *routed, **normed)
         return weights.gemm(x if norm is None else norm(x), *routed)
 
     def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        k, normalize = self.facts()
-        router = self.router._parameters
-        logits = ops.linear(h, router["weight"], bias=router.get("bias"), batch_invariant=batch_invariant)
+        h = h if self.kind.score == "softmax" else h.float()  # as these families do, lest scores be equal
+        logits = ops.linear(h, self.router["weight"], bias=self.router.get("bias"), batch_invariant=batch_invariant)
         shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
-        return ops.moe_choose(logits, k, normalize=normalize, shared=shared)
+        correction = self.kind.correction_of(self.block)
+        return ops.moe_choose(logits, **self.facts(), shared=shared, correction=correction)
 
     def _weights(self) -> Weights:
         experts = self.experts

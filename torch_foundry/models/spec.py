@@ -110,13 +110,13 @@ def _known_activation(module: nn.Module) -> str:
 
 def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tuple[str, int]:
     """The name of the activation, and how wide a token's experts are together."""
-    shares = kind.shared
-    shared_parts = ("shared_expert", "shared_expert_gate") if shares else ()
-    check_children("mlp", block, {kind.router, "experts", *shared_parts})
-    experts, router = block.experts, getattr(block, kind.router)
-    count, chosen = int(experts.num_experts), int(router.top_k)
-    require(tuple(router.weight.shape) == (count, hidden), f"the router is not one of {count} experts")
-    require(count <= limits.MAX_EXPERTS and chosen <= limits.MAX_CHOSEN, f"{chosen} of {count} experts")
+    shared = block._modules.get(kind.shared)
+    check_children("mlp", block, {"experts", kind.router, *((kind.shared, kind.shared_gate) if shared else ())} - {""})
+    experts, correction, rule = block.experts, kind.correction_of(block), kind.rule(block)
+    count, chosen = int(experts.num_experts), rule["k"]
+    require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
+    require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
+    require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")
     if not isinstance(experts, FoundryExperts):
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
         shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
@@ -129,13 +129,13 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
         raise Fallback(f"activation of {type(experts).__name__}")
     inner = matrices_of(experts)[0].shape[1]
     width = chosen * inner
-    if shares:
-        shared = block.shared_expert
-        found = _check_mlp("shared_expert", shared, hidden, shared.intermediate_size)
+    if shared is not None:
+        found = _check_mlp(kind.shared, shared, hidden, shared.intermediate_size)
         require(found == (activation, MLPS[0]), f"the shared expert is one of {found}")
-        check_linear("shared_expert_gate", block.shared_expert_gate, hidden, 1)
-        linears = (m for part in (shared, block.shared_expert_gate) for m in part.modules() if is_linear(m))
-        for linear in linears:
+        if kind.shared_gate:
+            check_linear(kind.shared_gate, getattr(block, kind.shared_gate), hidden, 1)
+        parts = (shared, block._modules.get(kind.shared_gate))
+        for linear in (m for part in parts if part is not None for m in part.modules() if is_linear(m)):
             require(linear.bias is None, "the shared expert has biases")
             require(getattr(linear, "order", None) is None, "columns of the shared expert are in an order of their own")
         width += int(shared.intermediate_size)

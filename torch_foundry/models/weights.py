@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -18,12 +18,13 @@ from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm
 
 
-def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype) -> str | None:
-    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are."""
+def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
+    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are. free: ids of those owners
+    whose parameters may have other dtypes."""
     for parameters in owners:
         for value in parameters.values():
             if value is not None:
-                if value.dtype is not dtype:
+                if value.dtype is not dtype and id(parameters) not in free:
                     return "weights and input differ in dtype"
                 if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
                     return f"a weight is a {type(value).__name__}"

@@ -30,13 +30,21 @@ def moe_route(
     normalize: bool = True,
     shared: Tensor | None = None,
     bias: Tensor | None = None,
+    score: str = "softmax",
+    correction: Tensor | None = None,
+    correct_logits: bool = False,
+    groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in one launch.
 
     x: [..., H], T rows, contiguous. norm_weight, eps, kind: as in `norm_linear`. weight: the router's, dense [E, H];
-    bias: [E]; shared: [1, H] of the weight's dtype. Meant for few rows: the router's weights are read for each.
+    bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's
+    weights are read for each.
     """
-    ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias)
+    rule = score, correction, correct_logits, groups, top_groups, scale
+    ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias, *rule)
     return ids, weights
 
 
@@ -46,16 +54,30 @@ def _(x: Tensor, weight: Tensor, shared: Tensor | None, k: int) -> tuple[Tensor,
 
 
 def moe_choose(
-    logits: Tensor, k: int, *, normalize: bool = True, shared: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    normalize: bool = True,
+    shared: Tensor | None = None,
+    score: str = "softmax",
+    correction: Tensor | None = None,
+    correct_logits: bool = False,
+    groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The k experts of the largest probability, the softmax over all of a token's logits in float32.
+    """The k experts of the largest scores, and their scores as weights, in float32.
 
-    logits: [T, E], E up to 1024, k up to 32. The largest comes first; among equals the lowest number does (torch.topk
-    leaves that open). normalize: weights are divided by their sum. shared: [T, 1], the logit of an expert that all
-    tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
+    logits: [T, E], E up to 1024, k up to 32. score: "softmax", over all of a token's logits, or "sigmoid", of each. The
+    largest comes first; among equals the lowest number does (torch.topk leaves that open). correction: [E] of any
+    floating dtype, added to the scores, or to the logits (correct_logits), for the choice alone. groups: the experts
+    are of so many, side by side, and a token's are of those `top_groups` whose two best add up to most. normalize:
+    weights are divided by their sum, plus 1e-20. scale: of all weights, at last. shared: [T, 1], the logit of an expert
+    that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
     Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
     """
-    ids, weights = _ops.moe_choose.default(logits, shared, k, normalize)
+    rule = score, correction, correct_logits, groups, top_groups, scale
+    ids, weights = _ops.moe_choose.default(logits, shared, k, normalize, *rule)
     return ids, weights
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,15 +14,33 @@ from torch_foundry.testing.reference import glu, linear, rms_norm
 
 
 def moe_choose(
-    logits: Tensor, k: int, *, normalize: bool = True, shared: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    normalize: bool = True,
+    shared: Tensor | None = None,
+    score: str = "softmax",
+    correction: Tensor | None = None,
+    correct_logits: bool = False,
+    groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Weights are rounded to the dtype of the logits, as in Qwen's models; Mixtral's stay float32."""
-    probabilities = torch.softmax(wide(logits), -1)
-    ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :k]
-    weights = probabilities.gather(1, ids)
+    scores = torch.softmax(wide(logits), -1) if score == "softmax" else torch.sigmoid(wide(logits))
+    ratings = wide(logits) if correct_logits or (correction is None and groups == 1) else scores
+    if correction is not None:
+        ratings = ratings + correction
+    if groups > 1:
+        each = ratings.unflatten(-1, (groups, -1))
+        best = torch.sort(each.topk(2).values.sum(-1), dim=-1, descending=True, stable=True).indices[:, :top_groups]
+        out = torch.ones(len(logits), groups, dtype=torch.bool).scatter(1, best, False)
+        ratings = each.masked_fill(out[..., None], -torch.inf).flatten(-2)
+    ids = torch.sort(ratings, dim=-1, descending=True, stable=True).indices[:, :k]
+    weights = scores.gather(1, ids)
     if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    weights = weights.to(logits.dtype)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = (weights * scale).to(logits.dtype)
     if shared is not None:
         weights = torch.cat([weights, torch.sigmoid(shared)], -1)
         ids = torch.cat([ids, torch.zeros_like(ids[:, :1])], -1)
@@ -35,13 +55,14 @@ def moe_route(
     k: int,
     *,
     kind: str = "llama",
-    normalize: bool = True,
     shared: Tensor | None = None,
     bias: Tensor | None = None,
+    **rule: Any,
 ) -> tuple[Tensor, Tensor]:
+    """rule: all else, as in `moe_choose`."""
     h = rms_norm(x, norm_weight, eps, kind=kind).flatten(0, -2)
     shared = None if shared is None else linear(h, shared)
-    return moe_choose(linear(h, weight, bias=bias), k, normalize=normalize, shared=shared)
+    return moe_choose(linear(h, weight, bias=bias), k, shared=shared, **rule)
 
 
 def _experts(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
