@@ -111,6 +111,7 @@ def test_a_layer_of_theta_zero_does_not_rotate() -> None:
             {"use_post_norm": True, "residual_multiplier": 0.5},
             "a residual multiplier and norms behind the blocks",
         ),
+        ("GraniteMoeSharedConfig", {"shared_intermediate_size": 64}, "'shared_mlp'], expected ['block_sparse_moe'"),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
         ("CohereConfig", {"use_qk_norm": True}, "self_attn has ['k_norm'"),
         ("PhiConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['dense', 'k_layernorm'"),

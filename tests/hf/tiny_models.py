@@ -183,6 +183,16 @@ KIN = {
     "exaone_moe": Case(
         "ExaoneMoeConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED, "mlp_layer_types": ["sparse", "dense"]}
     ),
+    "kolibri1": Case("Kolibri1Config", {**SHARED_MOE, "sliding_window": 12, "layer_types": MIXED}),
+    "granitemoeshared": Case("GraniteMoeSharedConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "granitemoe_swa": Case(
+        "GraniteMoeSWAConfig",
+        {
+            **{**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3},
+            **{"sliding_window": 12, "layer_types": MIXED, "layer_rope_theta": [1e4, 0]},
+        },
+        attention="eager",
+    ),
     "hy_v3": Case("HYV3Config", MOE),
     "flint": Case(
         "FlintConfig",

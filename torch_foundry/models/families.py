@@ -86,6 +86,18 @@ COHERE: dict[str, Any] = {
 }
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
+EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
+GRANITE: dict[str, Any] = {
+    "residual_multiplier": True,
+    "decoder": Decoder(multiplier="embedding_multiplier"),
+    "head": Head(divisor="logits_scaling"),
+}
+GRANITE_MOE: dict[str, Any] = {  # a softmax over the chosen logits is one over all, normalized
+    **GRANITE,
+    "ffn": "block_sparse_moe",
+    "experts": Experts(block="MoE", router="router", normalized=True),
+    "decoder": Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
+}
 DEEPSEEK = Experts(  # as of DeepSeek-V3
     block="MoE",
     score="sigmoid",
@@ -134,12 +146,7 @@ for _family in (
     ),
     Family("gemma4", **GEMMA4, per_layer_inputs=True, experts=Experts(suffix="TextExperts", beside=True)),
     Family("gemma4_unified", **GEMMA4),  # 12B
-    Family(
-        "granite",
-        residual_multiplier=True,
-        decoder=Decoder(multiplier="embedding_multiplier"),
-        head=Head(divisor="logits_scaling"),
-    ),
+    Family("granite", **GRANITE),
     Family("olmo2", norms=POST, norm_kind="olmo", qk_norm="full"),
     Family("olmo3", norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
     Family("smollm3", prefix="SmolLM3", window="attention"),
@@ -168,7 +175,7 @@ for _family in (
     Family("cohere", **COHERE),
     Family("cohere2", **COHERE, window="attention", full_rotate=False),
     Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
-    Family("exaone4", norms=POST, qk_norm="head", window="types", full_rotate=False),
+    Family("exaone4", norms=POST, **EXAONE),
     Family(
         "vaultgemma",
         prefix="VaultGemma",
@@ -187,14 +194,7 @@ for _family in (
         decoder=Decoder(multiplier="embedding_multiplier"),
         head=Head(factor="logits_scaling"),
     ),
-    Family(
-        "granite_swa",
-        prefix="GraniteSWA",
-        window="attention",
-        residual_multiplier=True,
-        decoder=Decoder(multiplier="embedding_multiplier"),
-        head=Head(divisor="logits_scaling"),
-    ),
+    Family("granite_swa", prefix="GraniteSWA", window="attention", **GRANITE),
     Family("ministral3", window="config", scaled_queries=True),
     Family(
         "hunyuan_v1_dense",
@@ -211,15 +211,9 @@ for _family in (
     Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
     Family("qwen2_moe", window="attention", experts=Experts(**QWEN), decoder=ROUTED),
     Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
-    Family(  # a softmax over the chosen logits is one over all, normalized
-        "granitemoe",
-        prefix="GraniteMoe",
-        residual_multiplier=True,
-        ffn="block_sparse_moe",
-        experts=Experts(block="MoE", router="router", normalized=True),
-        decoder=Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
-        head=Head(divisor="logits_scaling"),
-    ),
+    Family("granitemoe", prefix="GraniteMoe", **GRANITE_MOE),
+    Family("granitemoeshared", prefix="GraniteMoeShared", **GRANITE_MOE),  # with config.shared_intermediate_size of 0
+    Family("granitemoe_swa", prefix="GraniteMoeSWA", window="attention", **GRANITE_MOE),  # the same
     Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
     Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
     Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
@@ -241,14 +235,7 @@ for _family in (
         experts=Experts(score="sigmoid", correction="e_score_correction_bias", normalized=True),
         decoder=ROUTED,
     ),
-    Family(
-        "exaone_moe",
-        qk_norm="head",
-        window="types",
-        full_rotate=False,
-        experts=replace(DEEPSEEK, block="SparseMoEBlock"),
-        decoder=ROUTED,
-    ),
+    Family("exaone_moe", **EXAONE, experts=replace(DEEPSEEK, block="SparseMoEBlock"), decoder=ROUTED),
     Family(
         "hy_v3",
         prefix="HYV3",
@@ -269,6 +256,15 @@ for _family in (
         window="attention",
         full_rotate=False,
         experts=Experts(score="sigmoid", shared="shared_expert"),
+        decoder=ROUTED,
+    ),
+    Family(
+        "kolibri1",
+        norms=NormRoles(
+            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+        ),
+        **EXAONE,
+        experts=replace(DEEPSEEK, block="SparseMoeBlock", correct_logits=True, grouped=False, scale=""),
         decoder=ROUTED,
     ),
     # hybrids: most layers have a gated delta rule (`gated_delta.py`) in place of attention

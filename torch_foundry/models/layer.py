@@ -259,12 +259,6 @@ class FusedLayer:
         self.per_layer = PerLayerBlock(layer, spec, residual(None, last)) if spec.per_layer else None
 
     @property
-    def free(self) -> list[dict[str, Any]]:
-        """Parameters by name whose dtype may differ from that of x: a router's, sinks."""
-        owners = [self.mixer.parameters] if isinstance(self.mixer, Attention) else []
-        return owners if self.experts is None else [*owners, *self.experts.free]
-
-    @property
     def experts(self) -> ExpertBlock | ParallelExperts | None:
         """The block, if it has experts."""
         return self.block if isinstance(self.block, (ExpertBlock, ParallelExperts)) else None

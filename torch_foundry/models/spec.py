@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, MIXERS, norm_kind
 from torch_foundry.models.family import BESIDE, MLPS, PER_LAYER, Experts, Family, MLPNames, NormRoles, class_key
