@@ -64,6 +64,13 @@ def register(family: Family) -> None:
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 MROPE = Decoder(suffix="TextModel", mrope=True)
 LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
+GEMMA2: dict[str, Any] = {
+    "norm_kind": "gemma",
+    "window": "attention",
+    "softcap": True,
+    "scaled_embedding": True,
+    "head": Head(softcap="final_logit_softcapping"),
+}
 GEMMA4: dict[str, Any] = {
     "layer": "TextDecoderLayer",
     "norms": SANDWICH,
@@ -125,15 +132,7 @@ for _family in (
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
     Family("gemma", norm_kind="gemma", scaled_embedding=True),
-    Family(
-        "gemma2",
-        norms=SANDWICH,
-        norm_kind="gemma",
-        window="attention",
-        softcap=True,
-        scaled_embedding=True,
-        head=Head(softcap="final_logit_softcapping"),
-    ),
+    Family("gemma2", norms=SANDWICH, **GEMMA2),
     Family(  # stores attn_logit_softcapping as well, but does not use it
         "gemma3",
         norms=SANDWICH,
@@ -158,34 +157,15 @@ for _family in (
     Family("nemotron", norm_class="LayerNorm1P", norm_kind="layer1p"),
     Family("jais2", **LAYER_NORM),
     Family("starcoder2", **LAYER_NORM, window="config"),
+    Family("stablelm", prefix="StableLm", **LAYER_NORM, parallel="use_parallel_residual", inert=frozenset({"dropout"})),
     Family(
-        "stablelm",
-        prefix="StableLm",
-        **LAYER_NORM,
-        parallel="use_parallel_residual",
-        inert=frozenset({"dropout"}),
-    ),
-    Family(
-        "phi",
-        **LAYER_NORM,
-        parallel=True,
-        inert=frozenset({"resid_dropout"}),
-        decoder=Decoder(norm="final_layernorm"),
+        "phi", **LAYER_NORM, parallel=True, inert=frozenset({"resid_dropout"}), decoder=Decoder(norm="final_layernorm")
     ),
     Family("cohere", **COHERE),
     Family("cohere2", **COHERE, window="attention", full_rotate=False),
     Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
     Family("exaone4", norms=POST, **EXAONE),
-    Family(
-        "vaultgemma",
-        prefix="VaultGemma",
-        norms=BEFORE,
-        norm_kind="gemma",
-        window="attention",
-        softcap=True,
-        scaled_embedding=True,
-        head=Head(softcap="final_logit_softcapping"),
-    ),
+    Family("vaultgemma", prefix="VaultGemma", norms=BEFORE, **GEMMA2),
     Family(
         "hyperclovax",
         prefix="HyperCLOVAX",
@@ -260,9 +240,7 @@ for _family in (
     ),
     Family(
         "kolibri1",
-        norms=NormRoles(
-            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
-        ),
+        norms=GLM4,
         **EXAONE,
         experts=replace(DEEPSEEK, block="SparseMoeBlock", correct_logits=True, grouped=False, scale=""),
         decoder=ROUTED,
