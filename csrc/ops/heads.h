@@ -10,7 +10,8 @@
 namespace foundry {
 
 // cos, sin: [batch or 1, tokens, rotary]; with positions (int32 [batch, tokens]) tables [rows, rotary]; or [.., 2,
-// rotary], of queries and of keys. Neither: heads don't rotate. step (int32 [2]): its first element takes the place of start, which then is a bound.
+// rotary], of queries and of keys. Neither: heads don't rotate. step (int32 [2]): its first element takes the place of
+// start, which then is a bound.
 struct HeadsTo {
   const OptionalTensor &cos, &sin, &positions;
   const at::Tensor &k_cache, &v_cache;

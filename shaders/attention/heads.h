@@ -37,8 +37,8 @@ METAL_FUNC Angles angles_of(constant RopeKvArgs& args, device const int* positio
 
 // Rotates a pair's elements a and b; cos_row and sin_row: of its token and head.
 template <typename Table>
-METAL_FUNC void rotate_pair(constant RopeKvArgs& args, Pair pair, device const Table* cos_row, device const Table* sin_row,
-                       thread float& a, thread float& b) {
+METAL_FUNC void rotate_pair(constant RopeKvArgs& args, Pair pair, device const Table* cos_row,
+                            device const Table* sin_row, thread float& a, thread float& b) {
   const uint i = pair.column, j = i + args.rotary_dim / 2;
   const float x = a, y = b;
   a = x * float(cos_row[i]) - y * float(sin_row[i]);

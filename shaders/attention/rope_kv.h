@@ -25,7 +25,7 @@ struct RopeKvArgs {
   uint32_t interleaved;  // 0 or 1: elements 2 i and 2 i + 1 rotate together, not i and i + rotary_dim / 2
   uint32_t key_columns;  // from the columns of cos and sin for queries to those for keys; 0: the same
   uint32_t rotate_first; // 0 or 1: q and k heads pass their norm after the rotation
-  float eps; // of the norms of heads
+  float eps;             // of the norms of heads
   uint32_t q_batch, q_token;
   uint32_t k_batch, k_token;
   uint32_t v_batch, v_token;

@@ -39,8 +39,7 @@ template <typename Logits, typename C> struct Scores {
 };
 
 // A bit for each group that a token's experts may be of. All lanes of one simdgroup call this.
-template <typename Scores>
-METAL_FUNC uint top_groups(thread const Scores& scores, ushort lane) {
+template <typename Scores> METAL_FUNC uint top_groups(thread const Scores& scores, ushort lane) {
   const uint groups = scores.args.groups, each = scores.args.experts / groups;
   float best = -INFINITY, second = -INFINITY;
   for (uint i = 0; lane < groups && i < each; ++i) {
