@@ -278,6 +278,6 @@ def test_report_reads_well() -> None:
         "prompts:  2 forward passes of many tokens, or without a filled cache",
         "fallback: 2 calls: training",
     ]
-    unknown = str(report(patch(random_model(config("CohereConfig")))))
-    assert "left:     model.layers.0, model.layers.1: CohereDecoderLayer of" in unknown
+    unknown = str(report(patch(random_model(config("DiffLlamaConfig")))))
+    assert "left:     model.layers.0, model.layers.1: DiffLlamaDecoderLayer of" in unknown
     assert "fallback: none" in unknown
