@@ -44,7 +44,7 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert kernels["compiled"] == kernels["all"] == len(list(prebuild.calls())) and not kernels["failed"]
     assert checks["passed"] == checks["all"] == len(checks["names"]) > 50
     assert {name.split()[0].rstrip(":") for name in checks["names"]} == {
-        "rms_norm", "linear", "embedding", "glu", "rope_kv", "attention", "demo",
+        "rms_norm", "layer_norm", "linear", "embedding", "glu", "xielu", "rope_kv", "attention", "demo",
         "norm_linear", "norm_glu", "norm_qkv", "permute_columns", "sample",
         "moe_route", "moe_glu", "moe_down", "moe_choose", "moe_linear",
     }  # fmt: skip
