@@ -133,7 +133,7 @@ mlx("72", "last scale of the last matrix NaN", "NONFINITE", lambda f: f.last(f"{
 mlx("73", "a norm's NaN beside sound matrices", "NONFINITE", lambda f: f.first("model.norm.weight", NAN), "model.norm")
 mlx("74", "a matrix also dense", "NAME_DUP|TENSOR_EXTRA|PACK_TYPE",
     lambda f: f.put(Q.replace("mlp.", "block_sparse_moe.") + ".weight.dense", filled("F16", [2])), "dense")  # fmt: skip
-mlx("75", "a parameter under two names", "NAME_DUP", lambda f: [
+mlx("75", "a parameter under two names", "NAME_DUP|TENSOR_EXTRA", lambda f: [
     f.put(f"{LAYER}{m}.gate.weight", filled("F16", [2, 2])) for m in ("mlp", "block_sparse_moe")], "gate")  # fmt: skip
 mlx("76", "a tensor too many", "TENSOR_EXTRA", lambda f: f.put(f"{Q}.evil", filled("F16", [2], f16(1))), "evil")
 mlx("77", "a tensor too many, of words", "TENSOR_TYPE|TENSOR_EXTRA|PACK_PART",
