@@ -18,6 +18,7 @@ from torch_foundry.models.families import norm_kind
 from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import Attention, FusedLayer, forward
+from torch_foundry.models.moe import ExpertBlock
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
 from torch_foundry.models.per_layer import PerLayerEmbedding
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
@@ -56,9 +57,9 @@ class LayerPlan(Plan):
         self.config = self.layer.config
         self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
-        mixer, experts = self.layer.mixer, self.layer.experts  # sinks and routers may be of other dtypes
+        mixer, block = self.layer.mixer, self.layer.block  # sinks and routers may be of other dtypes
         free = [mixer.parameters] if isinstance(mixer, Attention) else []
-        self.free = frozenset(map(id, free if experts is None else [*free, *experts.free]))
+        self.free = frozenset(map(id, [*free, *block.free] if isinstance(block, ExpertBlock) else free))
         self.buffers: dict[str, Any] = layer._buffers
 
     @property

@@ -7,15 +7,17 @@ row a family; the names of its classes follow from the model type. A class that 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from torch_foundry.models.expert_families import EXPERT_FAMILIES
 from torch_foundry.models.family import (
     BEFORE,
+    EXAONE,
+    GATED,
     GLM4,
+    GRANITE,
     PERI,
     POST,
     SANDWICH,
@@ -61,7 +63,6 @@ def register(family: Family) -> None:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
 
 
-ROUTED = Decoder(output=MoeModelOutputWithPast)
 MROPE = Decoder(suffix="TextModel", mrope=True)
 LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
 GEMMA2: dict[str, Any] = {
@@ -91,29 +92,6 @@ COHERE: dict[str, Any] = {
     "paired_tables": True,
     "head": Head(factor="logit_scale"),
 }
-GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
-QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
-EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
-GRANITE: dict[str, Any] = {
-    "residual_multiplier": True,
-    "decoder": Decoder(multiplier="embedding_multiplier"),
-    "head": Head(divisor="logits_scaling"),
-}
-GRANITE_MOE: dict[str, Any] = {  # a softmax over the chosen logits is one over all, normalized
-    **GRANITE,
-    "ffn": "block_sparse_moe",
-    "experts": Experts(block="MoE", router="router", normalized=True),
-    "decoder": Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
-}
-DEEPSEEK = Experts(  # as of DeepSeek-V3
-    block="MoE",
-    score="sigmoid",
-    correction="gate.e_score_correction_bias",
-    grouped=True,
-    scale="gate.routed_scaling_factor",
-    shared="shared_experts",
-)
-
 for _family in (
     Family("llama"),  # SmolLM2 too
     Family("qwen2", window="attention"),
@@ -121,14 +99,6 @@ for _family in (
     Family("qwen2_vl", prefix="Qwen2VL", window="attention", decoder=MROPE, head=None),
     Family("qwen2_5_vl", prefix="Qwen2_5_VL", window="attention", decoder=MROPE, head=None),
     Family("qwen3_vl", prefix="Qwen3VLText", qk_norm="head", decoder=Decoder(mrope=True), head=None),
-    Family(
-        "qwen3_vl_moe",
-        prefix="Qwen3VLMoeText",
-        qk_norm="head",
-        experts=Experts(normalized=True),
-        decoder=Decoder(mrope=True, output=MoeModelOutputWithPast),
-        head=None,
-    ),
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
     Family("gemma", norm_kind="gemma", scaled_embedding=True),
@@ -188,75 +158,11 @@ for _family in (
     Family("glm", interleaved=True),
     Family("glm4", norms=GLM4, interleaved=True),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
-    Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
-    Family("qwen2_moe", window="attention", experts=Experts(**QWEN), decoder=ROUTED),
-    Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
-    Family("granitemoe", prefix="GraniteMoe", **GRANITE_MOE),
-    Family("granitemoeshared", prefix="GraniteMoeShared", **GRANITE_MOE),  # with config.shared_intermediate_size of 0
-    Family("granitemoe_swa", prefix="GraniteMoeSWA", window="attention", **GRANITE_MOE),  # the same
-    Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
-    Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
-    Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
-    Family(  # a softmax over the chosen logits is one over all, normalized
-        "gpt_oss",
-        norm_kind="olmo",
-        window="attention",
-        half_tables=True,
-        experts=Experts(block="MLP", router="router", normalized=True),
-        decoder=ROUTED,
-    ),
-    Family("glm4_moe", experts=DEEPSEEK, decoder=ROUTED),
-    Family("dots1", qk_norm="head", window="attention", experts=DEEPSEEK, decoder=ROUTED),
-    Family("solar_open", experts=DEEPSEEK, decoder=ROUTED),
-    Family(
-        "minimax_m2",
-        prefix="MiniMaxM2",
-        qk_norm="full",
-        experts=Experts(score="sigmoid", correction="e_score_correction_bias", normalized=True),
-        decoder=ROUTED,
-    ),
-    Family("exaone_moe", **EXAONE, experts=replace(DEEPSEEK, block="SparseMoEBlock"), decoder=ROUTED),
-    Family(
-        "hy_v3",
-        prefix="HYV3",
-        qk_norm="head",
-        experts=replace(
-            DEEPSEEK,
-            correction="e_score_correction_bias",
-            grouped=False,
-            normalized=True,
-            scale="gate.router_scaling_factor",
-        ),
-        decoder=ROUTED,
-    ),
-    Family(
-        "flint",
-        norm_kind="olmo",
-        qk_norm="head",
-        window="attention",
-        full_rotate=False,
-        experts=Experts(score="sigmoid", shared="shared_expert"),
-        decoder=ROUTED,
-    ),
-    Family(
-        "kolibri1",
-        norms=GLM4,
-        **EXAONE,
-        experts=replace(DEEPSEEK, block="SparseMoeBlock", correct_logits=True, grouped=False, scale=""),
-        decoder=ROUTED,
-    ),
     # hybrids: most layers have a gated delta rule (`gated_delta.py`) in place of attention
-    Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family("qwen3_5", prefix="Qwen3_5", **GATED, decoder=MROPE),
-    Family(
-        "qwen3_5_moe",
-        prefix="Qwen3_5Moe",
-        **GATED,
-        experts=Experts(normalized=True, **QWEN),
-        decoder=Decoder(suffix="TextModel", mrope=True, output=MoeModelOutputWithPast),
-    ),
     Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),
     Family("olmo_hybrid", layer="AttentionDecoderLayer", norms=POST, norm_kind="olmo", qk_norm="full"),
+    *EXPERT_FAMILIES,
 ):
     register(_family)
 

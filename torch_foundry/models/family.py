@@ -1,4 +1,4 @@
-"""What a row of `families.py` can say of a model family."""
+"""What a row of `families.py` or `expert_families.py` can say of a model family."""
 
 from __future__ import annotations
 
@@ -230,3 +230,13 @@ class Wrapper(Architecture):
     """
 
     decoder: str = "language_model"  # attribute of `model`; of any family
+
+
+# What dense families share with those of experts.
+GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
+EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
+GRANITE: dict[str, Any] = {
+    "residual_multiplier": True,
+    "decoder": Decoder(multiplier="embedding_multiplier"),
+    "head": Head(divisor="logits_scaling"),
+}

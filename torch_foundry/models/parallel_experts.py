@@ -84,7 +84,6 @@ class ParallelExperts:
     """x + post(post_1(mlp(x)) + post_2(experts(pre_2(x))))."""
 
     __slots__ = ("activation", "experts", "groups", "mlp", "posts", "pre", "residual", "router")
-    free: tuple[dict[str, Any], ...] = ()  # as in `ExpertBlock`: none
 
     def __init__(self, layer: Any, spec: LayerSpec, mlp: Any, residual: Residual) -> None:
         experts, family = layer.experts, spec.family

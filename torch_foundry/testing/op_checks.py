@@ -88,7 +88,7 @@ def linear_bound(given: Given, truth: Tensor) -> Tensor:
     sums = x @ weight.T + (0.0 if given["bias"] is None else given["bias"].double())
     residual = 0.0 if given["residual"] is None else given["residual"].double().abs()
     accumulated = (4 * x.shape[-1] ** 0.5 * terms + 12 * sums.abs()) * U32
-    slope = 2 * sums.abs() if given.get("activation") == "relu2" else 1.13
+    slope = 2 * sums.abs() if given["activation"] == "relu2" else 1.13
     return 1.01 * (UNIT[given["x"].dtype] * truth.abs() + slope * scale * accumulated + 2 * U32 * residual)
 
 

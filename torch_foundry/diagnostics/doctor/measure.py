@@ -219,7 +219,7 @@ def _row_chunks(n: int, k: int) -> Iterator[slice]:
 
 
 def _check_gemv(x: Tensor, weight: Tensor, fmt: str, got: Tensor) -> None:
-    given = {"x": x, "weight": weight, "format": fmt, "bias": None, "residual": None, "scale": 1.0}
+    given = {"x": x, "weight": weight, "format": fmt, "bias": None, "residual": None, "scale": 1.0, "activation": None}
     wide = op_checks.dense_of(given)
     expected, stock = x.double() @ wide.T, F.linear(x.float(), wide.float()).to(got.dtype)
     tolerance.assert_norm(got, expected, stock)

@@ -1,0 +1,104 @@
+"""Rows of `families.py` whose layers have routed experts in place of an MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, POST, Decoder, Experts, Family
+
+ROUTED = Decoder(output=MoeModelOutputWithPast)
+QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
+GRANITE_MOE: dict[str, Any] = {  # a softmax over the chosen logits is one over all, normalized
+    **GRANITE,
+    "ffn": "block_sparse_moe",
+    "experts": Experts(block="MoE", router="router", normalized=True),
+    "decoder": Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
+}
+DEEPSEEK = Experts(  # as of DeepSeek-V3
+    block="MoE",
+    score="sigmoid",
+    correction="gate.e_score_correction_bias",
+    grouped=True,
+    scale="gate.routed_scaling_factor",
+    shared="shared_experts",
+)
+
+EXPERT_FAMILIES = (
+    Family(
+        "qwen3_vl_moe",
+        prefix="Qwen3VLMoeText",
+        qk_norm="head",
+        experts=Experts(normalized=True),
+        decoder=Decoder(mrope=True, output=MoeModelOutputWithPast),
+        head=None,
+    ),
+    Family("mixtral", window="config", experts=Experts(normalized=True), decoder=ROUTED),
+    Family("qwen2_moe", window="attention", experts=Experts(**QWEN), decoder=ROUTED),
+    Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
+    Family("granitemoe", prefix="GraniteMoe", **GRANITE_MOE),
+    Family("granitemoeshared", prefix="GraniteMoeShared", **GRANITE_MOE),  # with config.shared_intermediate_size of 0
+    Family("granitemoe_swa", prefix="GraniteMoeSWA", window="attention", **GRANITE_MOE),  # the same
+    Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
+    Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
+    Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
+    Family(  # a softmax over the chosen logits is one over all, normalized
+        "gpt_oss",
+        norm_kind="olmo",
+        window="attention",
+        half_tables=True,
+        experts=Experts(block="MLP", router="router", normalized=True),
+        decoder=ROUTED,
+    ),
+    Family("glm4_moe", experts=DEEPSEEK, decoder=ROUTED),
+    Family("dots1", qk_norm="head", window="attention", experts=DEEPSEEK, decoder=ROUTED),
+    Family("solar_open", experts=DEEPSEEK, decoder=ROUTED),
+    Family(
+        "minimax_m2",
+        prefix="MiniMaxM2",
+        qk_norm="full",
+        experts=Experts(score="sigmoid", correction="e_score_correction_bias", normalized=True),
+        decoder=ROUTED,
+    ),
+    Family("exaone_moe", **EXAONE, experts=replace(DEEPSEEK, block="SparseMoEBlock"), decoder=ROUTED),
+    Family(
+        "hy_v3",
+        prefix="HYV3",
+        qk_norm="head",
+        experts=replace(
+            DEEPSEEK,
+            correction="e_score_correction_bias",
+            grouped=False,
+            normalized=True,
+            scale="gate.router_scaling_factor",
+        ),
+        decoder=ROUTED,
+    ),
+    Family(
+        "flint",
+        norm_kind="olmo",
+        qk_norm="head",
+        window="attention",
+        full_rotate=False,
+        experts=Experts(score="sigmoid", shared="shared_expert"),
+        decoder=ROUTED,
+    ),
+    Family(
+        "kolibri1",
+        norms=GLM4,
+        **EXAONE,
+        experts=replace(DEEPSEEK, block="SparseMoeBlock", correct_logits=True, grouped=False, scale=""),
+        decoder=ROUTED,
+    ),
+    # hybrids
+    Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
+    Family(
+        "qwen3_5_moe",
+        prefix="Qwen3_5Moe",
+        **GATED,
+        experts=Experts(normalized=True, **QWEN),
+        decoder=Decoder(suffix="TextModel", mrope=True, output=MoeModelOutputWithPast),
+    ),
+)
