@@ -126,13 +126,10 @@ def test_classes_of_the_tables_exist() -> None:
     """A class that transformers renames would otherwise be left alone without anybody noticing."""
     import importlib
 
-    from torch_foundry.models.families import DECODERS, EXPERTS, FAMILIES, HEADS, ROTARIES, WRAPPERS
+    from torch_foundry.models.families import BLOCKS, DECODERS, EXPERTS, FAMILIES, HEADS, ROTARIES, WRAPPERS
     from torch_foundry.nn.activations import ACTIVATIONS
 
-    blocks = [
-        family.key(family.experts.block) for family in FAMILIES.values() if family.experts and not family.experts.beside
-    ]
-    tables = [NORMS, DECODERS, HEADS, WRAPPERS, SCALED_EMBEDDINGS, EXPERTS, ROTARIES, blocks]
+    tables = [NORMS, DECODERS, HEADS, WRAPPERS, SCALED_EMBEDDINGS, EXPERTS, ROTARIES, BLOCKS]
     for key in [*FAMILIES, *(key for table in tables for key in table)]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key

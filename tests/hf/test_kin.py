@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
 from tests.hf.test_families import FLOOR, error_of
-from tests.hf.tiny_models import KIN, PROMPT, config, ids, padded, random_model, shared
+from tests.hf.tiny_models import KIN, PROMPT, build, config, ids, padded, random_model, shared
 from torch_foundry.core.runtime import scope_counters
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import report
@@ -98,6 +98,14 @@ def test_a_layer_of_theta_zero_does_not_rotate() -> None:
     assert report(model).fused == 2
 
 
+@torch.no_grad()
+def test_a_factor_on_embeddings_that_rounds_is_refused_by_name() -> None:
+    model = torch_foundry.patch(build("afmoe", torch.bfloat16, hidden_size=96))
+    model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=3, do_sample=False)
+    seen = report(model)
+    assert not seen.steps and any("factor on the embedding" in why for why in seen.eager), str(seen)
+
+
 @pytest.mark.parametrize(
     "name, options, why",
     [
@@ -110,6 +118,11 @@ def test_a_layer_of_theta_zero_does_not_rotate() -> None:
             "HyperCLOVAXConfig",
             {"use_post_norm": True, "residual_multiplier": 0.5},
             "a residual multiplier and norms behind the blocks",
+        ),
+        (
+            "Ernie4_5_MoeConfig",
+            {"moe_norm_min": 0.1, "moe_layer_start_index": 0, "moe_num_experts": 6, "moe_k": 3},
+            "weights whose sum is less than 0.1",
         ),
         ("GraniteMoeSharedConfig", {"shared_intermediate_size": 64}, "'shared_mlp'], expected ['block_sparse_moe'"),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),

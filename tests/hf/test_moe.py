@@ -276,6 +276,14 @@ def test_router_logits_are_those_of_stock(family: str) -> None:
     assert tokens(model) == tokens(stock)
 
 
+@pytest.mark.parametrize("family, router", [("afmoe", "router.gate"), ("hunyuan_v1_moe", "gate.wg")])
+def test_a_router_that_is_a_linear_layer_stays_dense(family: str, router: str) -> None:
+    model = patch(build(family), quantize="q8_0")
+    block: Any = model.model.layers[1].mlp
+    assert not isinstance(block.get_submodule(router), FoundryLinear) and isinstance(block.experts, FoundryExperts)
+    assert not report(model).not_replaced
+
+
 def test_a_router_may_stay_float32() -> None:
     """As transformers keeps some, beside what is bfloat16; sinks as well. Then the choice is as exact as stock's."""
     stock = build("flint", torch.bfloat16)

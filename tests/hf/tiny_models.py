@@ -177,6 +177,22 @@ KIN = {
     "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
     # the first layer has no experts
     "glm4_moe": Case("Glm4MoeConfig", {**GROUPED_MOE, "first_k_dense_replace": 1}),
+    "glm4_moe-normed": Case("Glm4MoeConfig", {**GROUPED_MOE, "use_qk_norm": True}),
+    "afmoe": Case(
+        "AfmoeConfig",
+        {
+            **{**MOE, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 2.5, "mup_enabled": True},
+            **{"sliding_window": 12, "layer_types": MIXED},
+        },
+    ),
+    "ernie4_5_moe": Case(
+        "Ernie4_5_MoeConfig",
+        {
+            **{"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32},
+            **{"moe_num_shared_experts": 2, "moe_layer_start_index": 1},
+        },
+    ),
+    "hunyuan_v1_moe": Case("HunYuanMoEV1Config", {"num_experts": 6, "moe_topk": 3, "rope_parameters": NTK_ALPHA_ROPE}),
     "dots1": Case("Dots1Config", {**GROUPED_MOE, "norm_topk_prob": True, "sliding_window": 12, "layer_types": MIXED}),
     "solar_open": Case("SolarOpenConfig", {**GROUPED_MOE, "norm_topk_prob": False}),
     "minimax_m2": Case("MiniMaxM2Config", {"num_local_experts": 6, "num_experts_per_tok": 3}, attention="eager"),

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
-from torch_foundry.models.families import EXPERTS, SCALED_EMBEDDINGS
+from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS
 from torch_foundry.models.family import class_key
 from torch_foundry.models.swap import base_class, is_swapped, restore
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -85,7 +85,9 @@ def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None], tied: Map
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """What can be packed: name, module, and the lengths of its rows, one of which must be whole blocks."""
-    routers = {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
+    blocks = ((name, BLOCKS.get(class_key(base_class(type(module))))) for name, module in model.named_modules())
+    routers = {f"{name}.{kind.router}.{kind.matrix}" for name, kind in blocks if kind}
+    routers |= {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
         key = class_key(cls)

@@ -66,10 +66,11 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     source = _source(attn)
     kept = set() if source is not None else {"k"} if family.v_norm and attn.v_proj is None else {"k", "v"}
     projections = {"qkv_proj"} if fused_qkv else {"q_proj", *(f"{name}_proj" for name in kept)}
-    qk_norms = set() if family.qk_norm == "none" else set(family.head_norms[: 1 + ("k" in kept)])
+    normed = family.qk_norm != "none" and getattr(attn, "use_qk_norm", True)
+    qk_norms = set() if not normed else set(family.head_norms[: 1 + ("k" in kept)])
     v_norms = {"v_norm"} if family.v_norm and kept else set()
     out = "dense" if "dense" in attn._modules else "o_proj"
-    check_children("self_attn", attn, projections | qk_norms | v_norms | {out})
+    check_children("self_attn", attn, (projections | qk_norms | v_norms | {family.gate, out}) - {""})
     sinks = attn._parameters.get("sinks")
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
     require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
@@ -78,6 +79,8 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     for name in projections:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
     check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
+    if family.gate:
+        check_linear(family.gate, attn._modules[family.gate], hidden, n_heads * head_dim)
     for name in qk_norms:
         heads = 1 if family.qk_norm == "head" else n_heads if name == family.head_norms[0] else n_kv_heads
         check_norm(name, getattr(attn, name), family, heads * head_dim)

@@ -138,10 +138,9 @@ class DecoderModel(ModelPlan):
         tables = (module.embed_tokens, module._modules.get("embed_tokens_per_layer"))
         scales = [scale for m in tables if m is not None and (scale := m._buffers.get("embed_scale")) is not None]
         versions = [(id(scale), 0 if scale.is_inference() else scale._version) for scale in scales]
-        multiplier = self.decoder.multiplier
         routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [group.same_perm for group in self._ordered]
-        return self.config.num_hidden_layers, multiplier and getattr(module, multiplier), versions, routing, orders
+        return self.config.num_hidden_layers, self.decoder.factor(module), versions, routing, orders
 
     def forget(self) -> None:
         """Let go of captured steps, and of the tensors that they read."""
@@ -217,12 +216,12 @@ class DecoderModel(ModelPlan):
     def _read_scale(self) -> float:
         embedding = self.module.embed_tokens
         buffer = embedding._buffers.get("embed_scale")
-        scale = 1.0 if buffer is None else float(buffer)
-        if self.decoder.multiplier is not None:
-            scale *= float(getattr(self.module, self.decoder.multiplier))
-            if float(torch.tensor(scale, dtype=self.dtype)) != scale:  # stock code multiplies by the exact number
-                raise Fallback("the factor on the embedding is not one of the model's dtype")
-        return scale
+        if buffer is not None:
+            return float(buffer)
+        scale = torch.tensor(self.decoder.factor(self.module))
+        if scale.to(self.dtype) != scale:  # stock code multiplies by the number in float32
+            raise Fallback("the factor on the embedding is not one of the model's dtype")
+        return float(scale)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids [B, L] to what the first layer gets, [B, L, hidden]."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, POST, Decoder, Experts, Family
+from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, POST, Decoder, Experts, Family, NormRoles
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
@@ -52,7 +52,7 @@ EXPERT_FAMILIES = (
         experts=Experts(block="MLP", router="router", normalized=True),
         decoder=ROUTED,
     ),
-    Family("glm4_moe", experts=DEEPSEEK, decoder=ROUTED),
+    Family("glm4_moe", qk_norm="head", experts=DEEPSEEK, decoder=ROUTED),
     Family("dots1", qk_norm="head", window="attention", experts=DEEPSEEK, decoder=ROUTED),
     Family("solar_open", experts=DEEPSEEK, decoder=ROUTED),
     Family(
@@ -90,6 +90,46 @@ EXPERT_FAMILIES = (
         norms=GLM4,
         **EXAONE,
         experts=replace(DEEPSEEK, block="SparseMoeBlock", correct_logits=True, grouped=False, scale=""),
+        decoder=ROUTED,
+    ),
+    Family(
+        "afmoe",
+        norms=NormRoles("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+        qk_norm="head",
+        window="attention",
+        full_rotate=False,
+        gate="gate_proj",
+        experts=replace(
+            DEEPSEEK,
+            block="SparseMoeBlock",
+            router="router",
+            matrix="gate",
+            normalized=True,
+            correction="expert_bias",
+            grouped=False,
+            scale="router.route_scale",
+        ),
+        decoder=replace(ROUTED, mup=True),
+    ),
+    Family(
+        "ernie4_5_moe",
+        prefix="Ernie4_5_Moe",
+        interleaved=True,
+        experts=Experts(
+            normalized=True,
+            correction="gate.moe_statics.e_score_correction_bias",
+            shared="shared_experts",
+            least="gate.norm_min",
+        ),
+        decoder=ROUTED,
+    ),
+    Family(
+        "hunyuan_v1_moe",
+        prefix="HunYuanMoEV1",
+        qk_norm="head",
+        head_norms=("query_layernorm", "key_layernorm"),
+        rotate_first=True,
+        experts=Experts(block="Moe", matrix="wg", normalized=True, shared="shared_mlp"),
         decoder=ROUTED,
     ),
     # hybrids

@@ -41,6 +41,7 @@ DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
 WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
 EXPERTS: set[str] = set()
+BLOCKS: dict[str, Experts] = {}  # of experts
 ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables are not those of ops
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
@@ -57,6 +58,8 @@ def register(family: Family) -> None:
         HEADS[family.key("ForCausalLM")] = family.head
     if family.experts:
         EXPERTS.add(family.key(family.experts.suffix))
+        if not family.experts.beside:
+            BLOCKS[family.key(family.experts.block)] = family.experts
     if family.half_tables or family.paired_tables or family.scaled_queries:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:

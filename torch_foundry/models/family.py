@@ -110,6 +110,7 @@ class Experts:
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
+    least: str = ""  # what weights are divided by if their sum is less
     suffix: str = "Experts"  # of the class of `experts`
     beside: bool = False  # they lie beside the MLP, with a router and norms of their own, if layer.enable_moe_block
 
@@ -159,8 +160,14 @@ class Decoder:
     suffix: str = "Model"  # of its class
     norm: str = "norm"  # name of the last norm
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
+    mup: bool = False  # the root of config.hidden_size is another one, if config.mup_enabled
     mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
     output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
+
+    def factor(self, module: Any) -> float:
+        """What the embeddings of `module` are multiplied by, besides their own scale."""
+        factor = float(getattr(module, self.multiplier)) if self.multiplier else 1.0
+        return factor * module.config.hidden_size**0.5 if self.mup and module.config.mup_enabled else factor
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,8 @@ class Family(Architecture):
     norms: NormRoles = PRE
     norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
     norm_kind: str = "llama"  # rounding, as in ops.rms_norm; or "layer": LayerNorm, "layer1p": that of 1 + weight
-    qk_norm: str = "none"  # "head": over head_dim, "full": over all heads at once; before RoPE
+    # "head": over head_dim, "full": over all heads at once; before RoPE; unless self_attn.use_qk_norm is False
+    qk_norm: str = "none"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")  # their names
     rotate_first: bool = False  # norms over head_dim come after RoPE
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
@@ -206,6 +214,7 @@ class Family(Architecture):
     layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
     per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
+    gate: str = ""  # another projection, to a gate of attention's result, in the same way
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     half_tables: bool = False  # cos and sin have one column for both elements of a pair

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core.runtime import scope
@@ -97,8 +97,8 @@ class Attention(Mixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
-        "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source", "spec", "state",
-        "width", "widths",
+        "gate", "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source", "spec",
+        "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     state: KVSpec
@@ -106,8 +106,9 @@ class Attention(Mixer):
     def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
         spec = self.spec = facts
         self.residual, self.parameters = residual, module._parameters
-        self.qkv = _siblings(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
-        self.groups = (self.qkv,)
+        self.qkv = LinearGroup.of(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
+        self.gate = LinearGroup.of(module, spec.family.gate)  # none or one
+        self.groups = (self.qkv, self.gate)
         self.out = Linear(module._modules[spec.out])
         self.qk_norm = [Norm(module._modules[name]) for name in spec.family.head_norms if name in module._modules]
         projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
@@ -144,12 +145,15 @@ class Attention(Mixer):
         """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
         [B, L, heads, head_dim] of what they find, if the family has one."""
         norm, head_dim, family = self.residual.pre, self.spec.head_dim, self.spec.family
-        plain = not self.qk_norm and not family.output_gate and gemm.fuses(norm, x) and self.qkv.same_perm
+        gated = family.output_gate or self.gate
+        plain = not self.qk_norm and not gated and gemm.fuses(norm, x) and self.qkv.same_perm
         if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
             return self._in_one_launch(x, state, rope), None
         q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
         k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
         gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if family.output_gate else None
+        if self.gate:
+            gate = self.gate.behind(norm, x, self.widths[:1], gemm)[0].unflatten(-1, (-1, head_dim))
         options: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved}
         if self.qk_norm:
             q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
@@ -161,7 +165,7 @@ class Attention(Mixer):
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
         heads: Any = state.write(q, k, v, rope, **options)
-        if gate is not None:  # gates went along as every other head, which is less work than a copy of the queries
+        if family.output_gate:  # gates went along as every other head, which is less work than a copy of the queries
             heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
         return heads, gate
 
@@ -184,7 +188,7 @@ class MLP:
 
     def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
         self.activation, self.residual, self.curve = spec.activation, residual, mlp._modules[names.activation]
-        self.groups = (_siblings(mlp, *names.first),)
+        self.groups = (LinearGroup.of(mlp, *names.first),)
         (self.up,), self.down = self.groups[0], Linear(mlp._modules[names.down])
 
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
@@ -206,7 +210,7 @@ class GatedMLP:
 
     def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
         self.activation, self.inner, self.residual = spec.activation, spec.inner, residual
-        self.gate_up = _siblings(mlp, *names.first)  # one or two
+        self.gate_up = LinearGroup.of(mlp, *names.first)  # one or two
         self.groups = (self.gate_up,)
         self.down = Linear(mlp._modules[names.down])
 
@@ -294,7 +298,3 @@ def forward(
     with under(name), under("mlp"):
         y = layer.block(x, gemm, mixed) if layer.spec.parallel else layer.block(mixed, gemm)
         return y if layer.per_layer is None or given is None else layer.per_layer(y, given, gemm)
-
-
-def _siblings(parent: nn.Module, *names: str) -> LinearGroup:
-    return LinearGroup(Linear(getattr(parent, name)) for name in names if name in parent._modules)

@@ -120,8 +120,10 @@ class ExpertBlock:
         return weights.gemm(x if norm is None else norm(x), *routed)
 
     def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        h = h if self.kind.score == "softmax" else h.float()  # as these families do, lest scores be equal
-        logits = ops.linear(h, self.router["weight"], bias=self.router.get("bias"), batch_invariant=batch_invariant)
+        router, kind = self.router["weight"], self.kind
+        if kind.score != "softmax" or kind.correction or router.dtype == torch.float32:
+            h = h.float()  # as these families do, lest scores be equal
+        logits = ops.linear(h, router, bias=self.router.get("bias"), batch_invariant=batch_invariant)
         shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
         correction = self.kind.correction_of(self.block)
         return ops.moe_choose(logits, **self.facts(), shared=shared, correction=correction)

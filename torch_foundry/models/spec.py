@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -15,6 +16,8 @@ from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import activation_of, activation_of_experts
 from torch_foundry.nn.experts import matrices_of
+
+LEAST_SUM = 1e-12  # of a token's weights: where theirs is less, experts were chosen that all scores say are wrong
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     count, chosen = int(experts.num_experts), rule["k"]
     require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
+    least = attrgetter(kind.least)(block) if kind.least else 0.0
+    require(least <= LEAST_SUM, f"weights whose sum is less than {least} are divided by that")
     require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")
     if not isinstance(experts, FoundryExperts):
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")

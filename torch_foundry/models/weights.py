@@ -148,6 +148,11 @@ class LinearGroup(tuple[Linear, ...]):
     _compared: list[tuple[torch.Tensor, int]]
     _equal = False
 
+    @classmethod
+    def of(cls, parent: nn.Module, *names: str) -> LinearGroup:
+        """Those of `names` that `parent` has."""
+        return cls(Linear(getattr(parent, name)) for name in names if name in parent._modules)
+
     @property
     def same_perm(self) -> bool:
         """Whether the columns of all are stored in the same order. Compared again only after one has changed, because
