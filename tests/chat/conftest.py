@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from tests.hf.conftest import _one_thread  # noqa: F401
 from torch_foundry.chat.conversation import Conversation
 from torch_foundry.demo_model import demo_model_path
 

@@ -12,7 +12,7 @@ import pytest
 import torch_foundry
 from torch_foundry.chat.commands import Commands, setting
 from torch_foundry.chat.conversation import Conversation
-from torch_foundry.demo_model import demo_model_path
+from torch_foundry.demo_model import draft_model_path
 
 HOT = "What is the opposite of hot?"
 Make = Callable[..., Conversation]
@@ -20,7 +20,8 @@ Make = Callable[..., Conversation]
 
 @pytest.fixture(scope="module")
 def demo() -> Any:
-    return torch_foundry.load(demo_model_path(), device="cpu", progress=False)
+    """The small one that drafts for the demo model."""
+    return torch_foundry.load(draft_model_path(), device="cpu", progress=False)
 
 
 def unheard(text: str) -> None:
@@ -31,9 +32,9 @@ def test_answers_are_those_of_a_session_and_measured(demo: Any) -> None:
     """The second turn reads only what is new."""
     conversation, session, heard = Conversation(*demo), torch_foundry.Session(*demo), []
     first = conversation.ask(HOT, heard.append)
-    assert "".join(heard) == session.send(HOT) == "The opposite of hot is cold."
+    assert "".join(heard) == session.send(HOT)
     assert (first.reused, first.ended) == (0, "stop") and first.tokens > 5
-    assert first.launches >= 9 * 5 * (first.tokens - 1)  # nine layers of five launches
+    assert first.launches >= 2 * 5 * (first.tokens - 1)  # two layers of five launches
     assert first.rate > 0 and first.prefill > 0 and first.memory > 1 << 20
     second = conversation.ask("And of small?", heard.append)
     assert conversation.messages[-1]["content"] == session.send("And of small?")
@@ -145,7 +146,7 @@ def test_settings_that_nothing_can_have(name: str, text: str) -> None:
 
 
 def test_save_resume_and_another_model(demo: Any, tmp_path: Path) -> None:
-    file, other = tmp_path / "chat.safetensors", torch_foundry.load(demo_model_path(), device="cpu", progress=False)
+    file, other = tmp_path / "chat.safetensors", torch_foundry.load(draft_model_path(), device="cpu", progress=False)
     commands = Commands(Conversation(*demo), lambda name: (*other, name))
     commands.conversation.ask(HOT, unheard)
     said = list(commands.conversation.messages)

@@ -1,4 +1,4 @@
-"""A server of the demo model on a real socket."""
+"""A server on a real socket, of the small model that drafts for the demo model: its tokens cost a fifth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import torch_foundry
 from tests.hf.conftest import _one_thread, quiet  # noqa: F401
-from torch_foundry.demo_model import demo_model_path
+from torch_foundry.demo_model import draft_model_path
 from torch_foundry.engine import Engine
 from torch_foundry.serving.app import Server
 from torch_foundry.serving.service import ServerConfig, Service
@@ -28,8 +28,8 @@ def address(server: Server) -> tuple[str, int]:
 
 @pytest.fixture(scope="session")
 def demo() -> tuple[Any, Any]:
-    """The demo model, patched, and its tokenizer."""
-    return torch_foundry.load(demo_model_path(), device="cpu")
+    """The model, patched, and its tokenizer."""
+    return torch_foundry.load(draft_model_path(), device="cpu", progress=False)
 
 
 @pytest.fixture(scope="session")

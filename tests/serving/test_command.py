@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from torch_foundry import cli
+from torch_foundry.demo_model import draft_model_path
 from torch_foundry.serving.app import Server
 
 
@@ -17,7 +18,8 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
     options = ["--name", "a", "--name", "b", "--max-tokens", "7", "--requests", "3", "--api-keys", str(keys)]
-    assert cli.main(["serve", "--device", "cpu", "--port", "1234", "--timeout", "2.5", *options]) == 0
+    given = ["serve", str(draft_model_path()), "--device", "cpu", "--port", "1234", "--timeout", "2.5"]
+    assert cli.main([*given, *options]) == 0
     (server,) = served
     config = server.service.config
     assert (config.names, config.api_keys, config.max_tokens) == (("a", "b"), ("one", "two"), 7)

@@ -97,6 +97,14 @@ def test_as_many_wait_as_the_engine_takes(thread: EngineThread) -> None:
     Asked(thread, [5])
 
 
+def test_those_that_come_together_are_taken_as_places_become_free(thread: EngineThread) -> None:
+    with thread._changed:  # no step between them
+        asked = [Asked(thread, [5, i], SamplingParams(max_tokens=1)) for i in range(4 + 12)]
+        thread.cancel(asked[-1].request)
+    reasons = [each.rest()[1].finish_reason for each in asked]
+    assert reasons == ["length"] * 15 + ["cancelled"]
+
+
 def test_a_step_that_fails_ends_what_ran(thread: EngineThread, monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
     asked = [Asked(thread, [5, i], LONG) for i in range(4)]
     for each in asked:

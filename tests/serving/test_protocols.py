@@ -19,19 +19,19 @@ SAID = [{"role": "user", "content": "Tell me a story about a lost kite."}]
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0.0}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ai(server: Server) -> openai.OpenAI:
     host, port = address(server)
     return openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def claude(server: Server) -> anthropic.Anthropic:
     host, port = address(server)
     return anthropic.Anthropic(base_url=f"http://{host}:{port}", api_key="none", max_retries=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def raw(server: Server) -> httpx.Client:
     host, port = address(server)
     return httpx.Client(base_url=f"http://{host}:{port}", timeout=60)
@@ -39,13 +39,13 @@ def raw(server: Server) -> httpx.Client:
 
 @pytest.fixture(scope="module")
 def alone(demo: tuple[Any, Any]) -> Any:
-    """The text of a chat, or a prompt, in an engine of its own."""
-    model, tokenizer = demo
+    """The text of a chat, or a prompt, in an engine where nothing else runs."""
+    engine, tokenizer = Engine(*demo, requests=1), demo[1]
 
     def answer(prompt: Any, tokens: int, **params: Any) -> str:
         ids = prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, add_generation_prompt=True)
         told = SamplingParams(**{"max_tokens": tokens, "temperature": 0, **params})
-        stream = Engine(model, tokenizer, requests=1).submit(ids if isinstance(ids, str) else ids["input_ids"], told)
+        stream = engine.submit(ids if isinstance(ids, str) else ids["input_ids"], told)
         stream.result()
         return stream.text
 
@@ -228,16 +228,16 @@ def test_other_refusals(raw: httpx.Client) -> None:
 
 def test_many_at_once_get_what_each_would_alone(server: Server, alone: Any) -> None:
     host, port = address(server)
-    words = ["fox", "kite", "river", "lamp", "crow", "boat", "king", "snow", "bread", "moon", "road", "bell"]
+    words = ["fox", "kite", "river", "lamp", "crow", "boat", "king", "snow", "bread", "moon"]  # for eight places
     prompts = [f"Once there was a {word}" for word in words]
 
     def ask(prompt: str) -> str:
         with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as own:
-            chunks = own.completions.create(**GREEDY, prompt=prompt, max_tokens=16, stream=True)
+            chunks = own.completions.create(**GREEDY, prompt=prompt, max_tokens=8, stream=True)
             return "".join(chunk.choices[0].text for chunk in chunks)
 
-    with ThreadPoolExecutor(12) as pool:
-        assert list(pool.map(ask, prompts)) == [alone(prompt, 16) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(ask, prompts)) == [alone(prompt, 8) for prompt in prompts]
 
 
 def test_health_metrics_and_the_page(raw: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.serving.conftest import NAME, Serve, address
 from torch_foundry.serving.app import Server
-from torch_foundry.serving.messages import MessagesBody
+from torch_foundry.serving.engine_thread import Request, Update
 from torch_foundry.serving.parsing import AnswerParser
 
 JSON, XML = "{# <think> <tool_call> #}", "{# <think> <tool_call><function= #}"
@@ -86,103 +86,93 @@ def test_the_tokenizers_own_template_comes_first(demo: Any) -> None:
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, demo: Any) -> Iterator[Server]:
-    """Its chat template speaks of thinking and tools; answers are what a regular expression says."""
+    """Its chat template speaks of thinking and tools."""
     with serve() as found:
         found.service.tokenizer = tokenizer(demo, JSON)
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def base(server: Server) -> str:
     host, port = address(server)
     return f"http://{host}:{port}"
 
 
+@pytest.fixture(scope="module")
+def ai(base: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(base: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
+
+
 ANSWER = '<think>Where</think><tool_call>{"name": "weather", "arguments": {"days": 2}}</tool_call>'
-RULE = "".join(f"[{c}]" if c in "{}" else c for c in ANSWER)
 SAID: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 BACK: list[Any] = [{"role": "tool", "tool_call_id": "call_1", "content": "Rain."}]
+ANTHROPICS: Any = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
+RESPONSES: Any = {"type": "function", **WEATHER}
 
 
+@pytest.fixture
+def scripted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model says ANSWER, in tokens of two characters, until the test undoes it."""
+
+    def submit(request: Request) -> None:
+        for at in range(0, len(ANSWER), 2):
+            request.tell(Update(ANSWER[at : at + 2], tokens=[5]))
+        request.tell(Update(finish_reason="stop"))
+
+    monkeypatch.setattr(server.service.thread, "submit", submit)
+
+
+def ask(resource: Any, stream: bool, **told: Any) -> Any:
+    """An answer as a client has it, or makes it of a stream's events."""
+    if not stream:
+        return resource.create(model=NAME, **told)
+    with resource.stream(model=NAME, **told) as events:
+        names = ("get_final_completion", "get_final_message", "get_final_response")
+        return next(getattr(events, name) for name in names if hasattr(events, name))()
+
+
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
-def test_openai_tools(base: str, stream: bool) -> None:
-    ai = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
-    told: dict[str, Any] = {"model": NAME, "messages": SAID, "tools": TOOLS, "max_tokens": 200}
-    told["extra_body"] = {"response_format": {"type": "regex", "regex": RULE}}
-    if stream:
-        with ai.chat.completions.stream(**told) as events:
-            choice = events.get_final_completion().choices[0]
-    else:
-        choice = ai.chat.completions.create(**told).choices[0]
+def test_openai_tools(ai: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = ask(ai.chat.completions, stream, messages=SAID, tools=TOOLS).choices[0]
     (call,) = choice.message.tool_calls or []
     assert choice.finish_reason == "tool_calls" and not choice.message.content
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"days": 2})
     assert choice.message.model_extra and choice.message.model_extra["reasoning_content"] == "Where"
     turn = choice.message.model_dump(exclude_none=True, include={"role", "tool_calls", "content"})
     turn["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in turn["tool_calls"]]
-    back = ai.chat.completions.create(model=NAME, messages=[*SAID, {"content": "", **turn}, *BACK], max_tokens=3)
+    monkeypatch.undo()
+    back = ask(ai.chat.completions, False, messages=[*SAID, {"content": "", **turn}, *BACK], max_tokens=3)
     assert back.choices[0].finish_reason == "length"
 
 
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropic_tools(base: str, server: Server, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
-    params = MessagesBody.params
-
-    def constrained(self: MessagesBody, service: Any, room: int) -> Any:
-        found = params(self, service, room)
-        object.__setattr__(found, "constraint", service._grammars.constraint("regex", RULE, "test"))
-        return found
-
-    monkeypatch.setattr(MessagesBody, "params", constrained)
-    tool: Any = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
-    told: dict[str, Any] = {"model": NAME, "messages": SAID, "tools": [tool], "max_tokens": 200}
-    if stream:
-        with claude.messages.stream(**told) as events:
-            answer = events.get_final_message()
-    else:
-        answer = claude.messages.create(**told)
+def test_anthropic_tools(claude: anthropic.Anthropic, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ask(claude.messages, stream, messages=SAID, tools=[ANTHROPICS], max_tokens=200)
     thinking, use = answer.content
-    assert thinking.type == "thinking" and thinking.thinking == "Where"
-    assert (
-        use.type == "tool_use"
-        and (use.name, use.input) == ("weather", {"days": 2})
-        and answer.stop_reason == "tool_use"
-    )
+    assert thinking.type == "thinking" and thinking.thinking == "Where" and answer.stop_reason == "tool_use"
+    assert use.type == "tool_use" and (use.name, use.input) == ("weather", {"days": 2})
     monkeypatch.undo()
     result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "Rain."}]}
     turns: Any = [*SAID, {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in answer.content]}]
-    back = claude.messages.create(
-        model=NAME, messages=[*turns, {"role": "user", "content": [result]}], tools=[tool], max_tokens=3
-    )
-    assert back.stop_reason == "max_tokens"
+    turns.append({"role": "user", "content": [result]})
+    assert ask(claude.messages, False, messages=turns, tools=[ANTHROPICS], max_tokens=3).stop_reason == "max_tokens"
 
 
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_tools(base: str, server: Server, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    ai = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
-    constraint = server.service.constraint
-
-    async def regex(kind: str, source: Any, field: str) -> Any:
-        return await constraint("regex", RULE, field)
-
-    monkeypatch.setattr(server.service, "constraint", regex)
-    told: dict[str, Any] = {"model": NAME, "input": SAID, "tools": [{"type": "function", **WEATHER}]}
-    told["text"] = {"format": {"type": "json_object"}}
-    if stream:
-        with ai.responses.stream(**told) as events:
-            answer = events.get_final_response()
-    else:
-        answer = ai.responses.create(**told)
+def test_responses_tools(ai: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ask(ai.responses, stream, input=SAID, tools=[RESPONSES])
     thought, call = answer.output
     assert thought.type == "reasoning" and thought.content and thought.content[0].text == "Where"
     assert call.type == "function_call" and (call.name, json.loads(call.arguments)) == ("weather", {"days": 2})
     monkeypatch.undo()
-    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
-    items: Any = [
-        *SAID,
-        *(i.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for i in answer.output),
-        output,
-    ]
-    back = ai.responses.create(model=NAME, input=items, max_output_tokens=3)
-    assert back.status == "incomplete"
+    items = [i.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for i in answer.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "Rain."})
+    assert ask(ai.responses, False, input=[*SAID, *items], max_output_tokens=3).status == "incomplete"

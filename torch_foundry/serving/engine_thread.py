@@ -135,8 +135,9 @@ class EngineThread:
         """Wait for something to do, and take what others have asked for; False when there will be nothing any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._live or self._closing)
-            new, self._new = self._new, []
-            cancelled, self._cancelled = self._cancelled, False
+            room = self.engine.config.queue - len(self.engine.scheduler.waiting)
+            new, self._new = self._new[:room], self._new[room:]
+            cancelled, self._cancelled = self._cancelled, bool(self._new) and self._cancelled
         for request in new:
             self._begin(request)
         for each in self._live if cancelled else ():
