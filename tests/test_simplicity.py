@@ -61,6 +61,7 @@ CRUMBS = {
     "cli.profile": "a subcommand",
     "io.packed.mxfp4": "a layout of weights, registered by its import",
     "ops.permute": "an op",
+    "ops.short_conv": "an op",
     "diagnostics.perplexity.svg": "draws",
     "diagnostics.profiling.svg": "draws",
     "kvcache.pool": TO_MERGE,

@@ -5,21 +5,13 @@
 #include "core/op.h"
 #include "ops/layout.h"
 #include "ops/options.h"
+#include "ops/slots.h"
 
 namespace foundry {
 namespace {
 
 HeadStrides head_strides(const at::Tensor& x) {
   return {u32(x.stride(0)), u32(x.stride(1)), x.dim() > 2 ? u32(x.stride(2)) : 0};
-}
-
-// Which tokens are whose, and which states a step reads and writes: `torch_foundry/ops/gated_delta.py` says how.
-void check_slots(const at::Tensor& runs, const at::Tensor& table, const at::Tensor& count, const at::Tensor& like) {
-  Dim N("sequences"), S("slots");
-  check("runs", runs).device(like).dtype({at::kInt}).shape({N, 2}).last_dim_contiguous();
-  check("table", table).device(like).dtype({at::kInt}).shape({N, S}).last_dim_contiguous();
-  check("count", count).device(like).dtype({at::kInt}).shape({N});
-  TORCH_CHECK(S >= 2, "table: expected at least two slots a sequence, got ", table.sizes());
 }
 
 at::Tensor gated_delta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& z,

@@ -90,6 +90,7 @@ def patched_model(family: str) -> PreTrainedModel:
 WAYS = [
     *itertools.product(FAMILIES, MODES),
     *itertools.product(HYBRIDS, [mode for mode in MODES if mode not in ("prompt lookup", "assisted")]),
+    *itertools.product(["lfm2"], ["padded beams", "chunked prefill", "second turn", "prompt lookup"]),
 ]
 
 

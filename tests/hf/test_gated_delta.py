@@ -1,4 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and their like: layers with a gated delta rule, and attention with an output gate."""
+"""Qwen3-Next, Qwen3.5 and their like: layers with a gated delta rule, and attention with an output gate. LFM2, whose
+states are convolutions' alone, where that makes a difference."""
 
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ from torch_foundry.testing.tolerance import assert_norm
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+STATEFUL = [*HYBRIDS, "lfm2"]
+
+
 def patched(family: str, **options: Any) -> Any:
     return patch(copy.deepcopy(shared(family)), **options)
 
@@ -40,11 +44,12 @@ LAUNCHES = {
     "qwen3_5": (4, 5, 2, 2),
     "qwen3_5_moe": (4, 5, 5, 5),
     "olmo_hybrid": (4, 9, 2, 5),
+    "lfm2": (3, 4, 2, 2),
 }
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", STATEFUL)
 def test_a_step_is_few_launches(family: str) -> None:
     model = patched(family)
     cache = DynamicCache(config=model.config)
@@ -78,7 +83,7 @@ def test_prompts_and_steps_are_as_exact_as_stock(family: str, dtype: torch.dtype
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", STATEFUL)
 def test_padding_inside_a_part_is_left_out(family: str) -> None:
     """As stock code leaves it out of the state, wherever it is."""
     mask = torch.ones(2, 12, dtype=torch.long)
@@ -92,7 +97,7 @@ def test_padding_inside_a_part_is_left_out(family: str) -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", STATEFUL)
 def test_foreign_caches_run_stock_code(family: str) -> None:
     model = patched(family)
     options = {"cache_implementation": "static", "disable_compile": True}
@@ -121,7 +126,7 @@ def test_life_cycle(family: str, tmp_path: Path) -> None:
     assert classes(model) == classes(stock) and tokens(model) == changed
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", STATEFUL)
 def test_an_engine_with_drafts_and_snapshots(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are rejected, a second request goes on from the first one's states, and some are preempted."""
     steps_of_a_second(monkeypatch)

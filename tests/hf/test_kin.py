@@ -55,7 +55,10 @@ def test_engine_gives_stock_tokens(family: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(
     "family, dtype",
-    [*((family, torch.float32) for family in KIN), *((f, torch.bfloat16) for f in ("nemotron", "phi", "apertus"))],
+    [
+        *((family, torch.float32) for family in KIN),
+        *((f, torch.bfloat16) for f in ("nemotron", "phi", "apertus", "lfm2")),
+    ],
 )
 def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
     error, stock_error = error_of(family, dtype)

@@ -216,6 +216,7 @@ KIN = {
         attention="eager",
     ),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "lfm2": Case("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
 }
 # most of whose layers keep a recurrent state; transformers drafts no tokens for them
 DELTA = {
@@ -257,7 +258,7 @@ def build(
             if "norm" in name or "bias" in name:
                 parameter.add_(0.3 * noise)  # away from ones and zeros
             else:
-                parameter.copy_((0.5 if "conv1d" in name or "_scale" in name else 0.06) * noise)
+                parameter.copy_((0.5 if "conv1d" in name or "conv.conv" in name or "_scale" in name else 0.06) * noise)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)

@@ -15,7 +15,7 @@ from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextCon
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from torch_foundry import ops
-from torch_foundry.testing import reference_delta as plain
+from torch_foundry.testing import reference_mixers as plain
 
 SLOTS = 9
 

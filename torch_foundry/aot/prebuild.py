@@ -1,7 +1,7 @@
 """The kernels that common models use; setup.py compiles them in parallel, so that a first token doesn't wait for them.
 
-They are those that the demo model and the Llama and Qwen families launch. Each op is called once per variant on tensors
-of a few elements, which compiles exactly the kernels that a model would ask for, so nobody maintains a list.
+They are those that the demo model and the Llama, Qwen and LFM2 families launch. Each op is called once per variant on
+tensors of a few elements, which compiles exactly the kernels that a model would ask for, so nobody maintains a list.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ def _glu(device: Device, dtype: torch.dtype) -> None:
     ops.glu(x, x.clone(), "silu")
 
 
+def _short_conv(device: Device, dtype: torch.dtype) -> None:
+    bcx, weight = torch.zeros(1, 96, dtype=dtype, device=device), torch.zeros(32, 3, dtype=dtype, device=device)
+    table = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
+    ops.short_conv(bcx, weight, None, weight.repeat(2, 1, 1), table, table, table[:, 0])
+
+
 def _permute_columns(device: Device, dtype: torch.dtype) -> None:
     ops.permute_columns(
         torch.zeros(1, 64, dtype=dtype, device=device), torch.arange(64, dtype=torch.int32, device=device)
@@ -140,6 +146,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
         for kind in ("llama", "gemma"):
             yield f"rms_norm {kind} {short}", partial(_norm, device, dtype, kind)
         yield f"glu silu {short}", partial(_glu, device, dtype)
+        yield f"short_conv {short}", partial(_short_conv, device, dtype)
         yield f"permute_columns {short}", partial(_permute_columns, device, dtype)
         yield f"sample greedily {short}", partial(_sample, device, dtype, False, False)
         yield f"sample {short}", partial(_sample, device, dtype, True, False)

@@ -17,6 +17,7 @@ MAX_EXPERTS, MAX_CHOSEN, MAX_GROUPS = _limits["max_experts"], _limits["max_chose
 LEAST_PAGE = _limits["least_page"]  # tokens of a page; any power of two from there
 # of ops.gated_delta: numbers of a head, of its state, and tokens that its convolution sees
 DELTA_DIM, DELTA_STATE, DELTA_TAPS = _limits["delta_dim"], _limits["delta_state"], _limits["delta_taps"]
+SHORT_CONV_TAPS = _limits["short_conv_taps"]  # tokens that ops.short_conv sees
 KV_BLOCK = _limits["kv_block"]  # columns of a scale in a packed KV cache
 
 # SampleParams, what ops.sample takes as `params`: names in order, with the struct module's types.

@@ -69,7 +69,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     normed = family.qk_norm != "none" and getattr(attn, "use_qk_norm", True)
     qk_norms = set() if not normed else set(family.head_norms[: 1 + ("k" in kept)])
     v_norms = {"v_norm"} if family.v_norm and kept else set()
-    out = "dense" if "dense" in attn._modules else "o_proj"
+    out = next((name for name in ("dense", "out_proj") if name in attn._modules), "o_proj")
     check_children("self_attn", attn, (projections | qk_norms | v_norms | {family.gate, out}) - {""})
     sinks = attn._parameters.get("sinks")
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")

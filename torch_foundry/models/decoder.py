@@ -13,7 +13,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.models import gated_delta  # noqa: F401  (it registers a mixer)
+from torch_foundry.models import gated_delta, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
@@ -91,7 +91,7 @@ class DecoderModel(ModelPlan):
         decoder = decoder_of(module)
         assert decoder is not None
         self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config
-        self.rotary = Rotary(rotaries_of(module), decoder.mrope)
+        self.rotary = Rotary(rotaries_of(module, decoder.rotary), decoder.mrope)
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.vocabulary = 0
         self.final: Norm | None = None
@@ -180,7 +180,7 @@ class DecoderModel(ModelPlan):
         if not is_swapped(norm) or norm_kind(norm) is None:
             raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
-        self.rotary = Rotary(rotaries_of(module), self.decoder.mrope)
+        self.rotary = Rotary(rotaries_of(module, self.decoder.rotary), self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
         self.dtype, self.device = dtype_of(embedding), embedding.weight.device
         self._per_layer = PerLayerEmbedding(module) if self.layers[0].spec.per_layer else None

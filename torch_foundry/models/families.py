@@ -18,6 +18,7 @@ from torch_foundry.models.family import (
     GATED,
     GLM4,
     GRANITE,
+    LFM2,
     PERI,
     POST,
     SANDWICH,
@@ -161,10 +162,11 @@ for _family in (
     Family("glm", interleaved=True),
     Family("glm4", norms=GLM4, interleaved=True),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
-    # hybrids: most layers have a gated delta rule (`gated_delta.py`) in place of attention
+    # hybrids: most layers have something in place of attention, as a gated delta rule (`gated_delta.py`)
     Family("qwen3_5", prefix="Qwen3_5", **GATED, decoder=MROPE),
     Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),
     Family("olmo_hybrid", layer="AttentionDecoderLayer", norms=POST, norm_kind="olmo", qk_norm="full"),
+    Family("lfm2", **LFM2, decoder=Decoder(norm="embedding_norm")),  # a short convolution (`short_conv.py`)
     *EXPERT_FAMILIES,
 ):
     register(_family)

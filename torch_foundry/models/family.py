@@ -72,7 +72,7 @@ PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection",
 
 @dataclass(frozen=True)
 class MLPNames:
-    """How a class calls the layers of an MLP."""
+    """How a class calls the layers of an MLP. "": its activation is no layer, but torch's silu."""
 
     first: tuple[str, ...]  # gate and up; or one layer that makes both; or, without a gate, up alone
     down: str
@@ -81,7 +81,7 @@ class MLPNames:
 
     def children(self) -> set[str]:
         """All names."""
-        return {*self.first, self.down, self.activation}
+        return {*self.first, self.down, self.activation} - {""}
 
 
 MLPS = (
@@ -90,6 +90,7 @@ MLPS = (
     MLPNames(("up_proj",), "down_proj", "act_fn", gated=False),
     MLPNames(("c_fc",), "c_proj", "act", gated=False),
     MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
+    MLPNames(("w1", "w3"), "w2", ""),
 )
 
 
@@ -155,10 +156,11 @@ class SharedKeysOutput(BaseModelOutputWithPast):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Ids to the last norm: `embed_tokens`, `layers` and that norm, with positions by `rotary_emb`."""
+    """Ids to the last norm: `embed_tokens`, `layers` and that norm, with positions by rotary embeddings."""
 
     suffix: str = "Model"  # of its class
     norm: str = "norm"  # name of the last norm
+    rotary: str = "rotary_emb"  # name of the rotary embedding
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
     mup: bool = False  # the root of config.hidden_size is another one, if config.mup_enabled
     mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
@@ -248,4 +250,10 @@ GRANITE: dict[str, Any] = {
     "residual_multiplier": True,
     "decoder": Decoder(multiplier="embedding_multiplier"),
     "head": Head(divisor="logits_scaling"),
+}
+LFM2: dict[str, Any] = {
+    "norms": NormRoles(pre_attn="operator_norm", pre_ffn="ffn_norm"),
+    "qk_norm": "head",
+    "head_norms": ("q_layernorm", "k_layernorm"),
+    "ffn": "feed_forward",
 }

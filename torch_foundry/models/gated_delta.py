@@ -117,15 +117,29 @@ def read(module: Any, family: Family) -> DeltaSpec:
     return spec
 
 
+class RecurrentMixer(Mixer):
+    """A mixer with a state of a fixed size, of which padding is no part."""
+
+    state: RecurrentSpec
+
+    def without_cache(self, x: Tensor) -> StateView:
+        """See `Mixer`."""
+        return RecurrentLayer().reserve(x.shape[0], self.state, x.shape[1], x.dtype, x.device)
+
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`."""
+        known = type(mask) is Tensor and mask.shape == x.shape[:2]
+        return None if known else "mask is not one of [batch, tokens]"
+
+
 @mixes("GatedDeltaNet")
-class GatedDelta(Mixer):
+class GatedDelta(RecurrentMixer):
     """A causal convolution, the gated delta rule and a gated norm; its state is the convolution's last inputs, and a
     matrix for each value head."""
 
     __slots__ = ("groups", "module", "norm", "out", "residual", "spec", "state", "width")
     read = staticmethod(read)
     spec: DeltaSpec
-    state: RecurrentSpec
 
     def __init__(self, module: Any, facts: DeltaSpec, residual: Residual) -> None:
         spec = self.spec = facts
@@ -143,15 +157,6 @@ class GatedDelta(Mixer):
             )
         )
         self.width = spec.channels + 2 * heads * (spec.value_dim + 1)
-
-    def without_cache(self, x: Tensor) -> StateView:
-        """See `Mixer`."""
-        return RecurrentLayer().reserve(x.shape[0], self.state, x.shape[1], x.dtype, x.device)
-
-    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
-        """See `Mixer`."""
-        known = type(mask) is Tensor and mask.shape == x.shape[:2]
-        return None if known else "mask is not one of [batch, tokens]"
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         parts, spec, module = self._parts(x, gemm, mask), self.spec, self.module

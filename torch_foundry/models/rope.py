@@ -38,9 +38,9 @@ def horizon_for(positions: int) -> int:
     return max(SMALLEST_HORIZON, power_of_two(positions))
 
 
-def rotaries_of(decoder: Any) -> list[Any]:
-    """The rotary embeddings of a decoder: one for each theta, or one for all layers, or none."""
-    return list(getattr(decoder, "rotary_embs", None) or filter(None, [decoder.rotary_emb]))
+def rotaries_of(decoder: Any, name: str) -> list[Any]:
+    """The rotary embeddings of a decoder: one for each theta, or one for all layers, called `name`, or none."""
+    return list(getattr(decoder, "rotary_embs", None) or filter(None, [getattr(decoder, name)]))
 
 
 class Rotary:

@@ -87,20 +87,25 @@ def check_linear(name: str, module: nn.Module, in_features: int, out_features: i
     require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
 
 
-def _check_mlp(name: str, mlp: Any, hidden: int, inner: int) -> tuple[str, MLPNames]:
-    """The name of its activation, and those of its layers."""
+def _check_mlp(name: str, mlp: Any, hidden: int) -> tuple[str, MLPNames, int]:
+    """The name of its activation, those of its layers, and how many outputs gate and up have."""
     names = next((known for known in MLPS if known.children() == mlp._modules.keys()), MLPS[0])
     check_children(name, mlp, names.children())
+    down = mlp._modules[names.down]
+    require(is_linear(down), f"{names.down} is a {type(down).__name__}")
+    inner = int(down.in_features)
     outputs = 2 * inner if names.gated and len(names.first) == 1 else inner
     for first in names.first:
         check_linear(first, mlp._modules[first], hidden, outputs)
-    check_linear(names.down, mlp._modules[names.down], inner, hidden)
+    check_linear(names.down, down, inner, hidden)
+    if not names.activation:
+        return "silu", names, inner
     module = mlp._modules[names.activation]
     activation = _known_activation(module)
     if activation == "xielu":
         require(not names.gated, "xIELU of a gate")
         require(module.beta.dtype == module.eps.dtype == module.alpha_p.dtype, "xIELU has numbers of several dtypes")
-    return activation, names
+    return activation, names, inner
 
 
 def _known_activation(module: nn.Module) -> str:
@@ -134,15 +139,15 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     inner = matrices_of(experts)[0].shape[1]
     width = chosen * inner
     if shared is not None:
-        found = _check_mlp(kind.shared, shared, hidden, shared.intermediate_size)
-        require(found == (activation, MLPS[0]), f"the shared expert is one of {found}")
+        *found, wide = _check_mlp(kind.shared, shared, hidden)
+        require(found == [activation, MLPS[0]], f"the shared expert is one of {found}")
         if kind.shared_gate:
             check_linear(kind.shared_gate, getattr(block, kind.shared_gate), hidden, 1)
         parts = (shared, block._modules.get(kind.shared_gate))
         for linear in (m for part in parts if part is not None for m in part.modules() if is_linear(m)):
             require(linear.bias is None, "the shared expert has biases")
             require(getattr(linear, "order", None) is None, "columns of the shared expert are in an order of their own")
-        width += int(shared.intermediate_size)
+        width += wide
     return activation, width
 
 
@@ -189,8 +194,7 @@ def build_spec(layer: Any) -> LayerSpec:
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
     else:
-        inner = int((mlp if config is None or hasattr(mlp, "intermediate_size") else config).intermediate_size)
-        activation, names = _check_mlp("mlp", mlp, hidden, inner)
+        activation, names, inner = _check_mlp("mlp", mlp, hidden)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
     behind = has_norm(layer, norms.post_ffn)

@@ -12,6 +12,7 @@ from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, mo
 from torch_foundry.ops.norm_linear import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.permute import permute_columns, permute_columns_and_norm
 from torch_foundry.ops.sampling import sample, sample_count_prompt
+from torch_foundry.ops.short_conv import short_conv
 
 __all__ = [
     "attention",
@@ -36,5 +37,6 @@ __all__ = [
     "rope_kv",
     "sample",
     "sample_count_prompt",
+    "short_conv",
     "xielu",
 ]

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch; see `reference` for what it is for."""
+"""Mixers with a state in plain torch; see `reference` for what it is for."""
 
 from __future__ import annotations
 
@@ -44,3 +44,20 @@ def gated_delta(
 
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def short_conv(
+    bcx: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, runs: Tensor, table: Tensor, count: Tensor
+) -> Tensor:
+    slots, (b, c, x) = table.shape[1], bcx.chunk(3, 1)
+    inputs, y = b * x, torch.zeros_like(b)
+    for (first, length), row, number in zip(runs.tolist(), table.long(), count.tolist(), strict=True):
+        stored = length < slots
+        window = states[row[number % slots]] if number else torch.zeros_like(states[0])
+        for t in range(first, first + length):
+            window = torch.cat([window[:, 1:], inputs[t, :, None]], 1)
+            mixed = (window * weight).sum(1)
+            y[t] = c[t] * (mixed if bias is None else mixed + bias)
+            if stored or t == first + length - 1:
+                states[row[(number + 1 + (t - first if stored else 0)) % slots]] = window
+    return y
