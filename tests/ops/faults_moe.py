@@ -30,7 +30,7 @@ BIASED = Case(tokens=40, hidden=64, inner=70, k=3, format="mxfp4", biased=True),
 
 FAULTS = [
     _choice("last-of-equals", "order > best)", "order >= best)", lambda: choice.test_choice(1024, 32, True, BF16)),
-    _choice("zeros-differ", "as_type<uint>(v + 0.0f)", "as_type<uint>(v)"),
+    _choice("zeros-differ", "as_type<uint>(v + 0.0f)", "as_type<uint>(v)", choice.test_zeros_of_both_signs_are_equal),
     _choice("nan-is-the-least", "? ~0u : bits & 0x80000000u", "? 1u : bits & 0x80000000u"),
     _choice("negative-order", "? ~bits :", "? bits :"),
     _choice("taken-twice", "1u << winner / simd_width", "2u << winner / simd_width"),
@@ -44,7 +44,8 @@ FAULTS = [
             "const float score = scores.rating(winner)", choice.test_a_correction_chooses_and_does_not_weigh),
     _choice("weights-not-scaled", "args.scale * (args.normalize", "(args.normalize",
             choice.test_a_correction_chooses_and_does_not_weigh),
-    _choice("nothing-over-nothing", "all + least_sum", "all", choice.test_a_correction_chooses_and_does_not_weigh),
+    _choice("nothing-over-nothing", "weight / (all + least_sum)", "weight / all",
+            choice.test_a_correction_chooses_and_does_not_weigh),
     _choice("softmax-for-sigmoid", "return args.sigmoid ?", "return false ?",
             lambda: choice.test_rules(choice.RULES[0], False)),
     _choice("correction-left-out", "args.has_correction ? float(correction[e])", "false ? float(correction[e])",

@@ -94,6 +94,12 @@ def test_choice_among_equals_and_extremes() -> None:
     torch.testing.assert_close(weights[0], torch.tensor([1.0, 1.0, 1 / torch.e]) / (2 + 1 / torch.e))
 
 
+def test_zeros_of_both_signs_are_equal() -> None:
+    rule = {"score": "sigmoid", "correction": torch.tensor([-0.0, -0.0, 0.0]), "correct_logits": True}
+    ids, _ = ops.moe_choose(torch.tensor([[-0.0, 0.0, 0.0]]), 2, **rule)
+    assert ids.tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize(
     "tokens, experts, hidden, k, dtype, shared",
     [

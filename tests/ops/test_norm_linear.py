@@ -349,6 +349,8 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
     return Fault(f"decode-{name}", "norm_linear.metal", old, new, run, file)
 
 
+COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
+      const float c = float(cosines[angles.cosines + column])"""
 FAULTS = [
     _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32),
            "normed_products.h"),
@@ -366,9 +368,9 @@ FAULTS = [
            lambda: test_glu(*GLU_CASES[0])),
     _fault("up-without-bias", "n + (mine < pairs ? 0 : width), b0", "n, b0", lambda: test_glu(*GLU_CASES[5])),
     _fault("sign-of-sin", "is_first ? -other : other", "is_first ? other : -other", lambda: test_qkv(*QKV_CASES[0])),
-    _fault("cos-of-the-first-half", "float(cosines[angles.cosines + column])",
-           "float(cosines[angles.cosines + pair.column])", lambda: test_qkv(*QKV_CASES[0])),
-    _fault("columns-of-halves", "pair.column + (is_first", "element + 0 * (is_first", lambda: test_qkv(*QKV_CASES[-1])),
+    _fault("cos-of-the-first-half", COSINE, COSINE.replace("cosines + column", "cosines + pair.column"),
+           lambda: test_qkv(*QKV_CASES[0])),
+    _fault("columns-of-halves", "pair.column + (is_first", "pair.first + (is_first", lambda: test_qkv(*QKV_CASES[-1])),
     _fault("batch-of-the-first", "batch = m / h.q_len", "batch = m / h.q_len * 0", lambda: test_qkv(*QKV_CASES[2])),
     _fault("second-launch-from-the-front", "args.first_pair + seat.team", "0 * args.first_pair + seat.team",
            lambda: test_qkv(*QKV_CASES[5])),

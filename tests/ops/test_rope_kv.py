@@ -339,8 +339,8 @@ FAULTS = [
     Fault(
         "rope-second-half-takes-cos-of-the-first",
         "rope_kv_dense.metal",
-        "load(cos_row + args.rotary_dim / 2, cos_b)",
-        "load(cos_row, cos_b)",
+        "a[n] = x * cos_a[n] - y * sin_a[n];\n      b[n] = y * cos_b[n]",
+        "a[n] = x * cos_a[n] - y * sin_a[n];\n      b[n] = y * cos_a[n]",
         lambda: test_accuracy(Case(), F16),
     ),
     Fault(
@@ -369,8 +369,8 @@ FAULTS = [
     Fault(
         "rope-row-of-the-neighbour",
         "rope_kv_dense.metal",
-        "row * args.sin_token + keys};\n  }",
-        "(row ^ 1) * args.sin_token + keys};\n  }",
+        "return {row * args.cos_token + keys, row * args.sin_token + keys}",
+        "return {row * args.cos_token + keys, (row ^ 1) * args.sin_token + keys}",
         lambda: test_tables_and_a_start_in_memory_are_as_good(Case(), F32),
         "heads.h",
     ),
@@ -399,15 +399,15 @@ FAULTS = [
     Fault(
         "rope-norm-of-v-by-the-width-of-k",
         "rope_kv_dense.metal",
-        "/ float(columns)",
-        "/ float(args.head_dim)",
+        "/ float(columns) + args.eps",
+        "/ float(args.head_dim) + args.eps",
         lambda: test_a_norm_of_values_has_no_weight(Case(rotary=0, value_dim=96), F16),
     ),
     Fault(
-        "rope-interleaved-as-halves",
+        "rope-second-of-neighbours-as-the-first",
         "rope_kv_dense.metal",
         "b[n] = row[2 * n + 1]",
-        "b[n] = row[VEC + n]",
+        "b[n] = row[2 * n]",
         lambda: test_exact_on_whole_numbers(64, True),
     ),
     Fault(

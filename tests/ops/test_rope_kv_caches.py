@@ -344,8 +344,9 @@ FAULTS = [
     Fault(
         "store-rotates-backwards",
         STORE,
-        "c * float(cos_row[pair.first]) - d",
-        "c * float(cos_row[pair.first]) + d",
+        "x * float(cos_row[i]) - y",
+        "x * float(cos_row[i]) + y",
         lambda: packs(Case(), F32, "q8_0", None),
+        "heads.h",
     ),
 ]

@@ -147,15 +147,31 @@ def dense() -> Folder:
     return model(None, lambda name, n, k: {f"{name}.weight": filled("F16", [n, k], f16(0.25))})
 
 
-def affine(bits: int = 4, group: int = 64) -> Folder:
-    def matrix(name: str, n: int, k: int) -> dict[str, Tensor]:
-        return {
-            f"{name}.weight": filled("U32", [n, k * bits // 32]),
-            f"{name}.scales": filled("F16", [n, k // group], f16(0.01)),
-            f"{name}.biases": filled("F16", [n, k // group], f16(-0.08)),
-        }
+def affine_matrix(name: str, *shape: int, bits: int = 4, group: int = 64) -> dict[str, Tensor]:
+    *rows, k = shape
+    return {
+        f"{name}.weight": filled("U32", [*rows, k * bits // 32]),
+        f"{name}.scales": filled("F16", [*rows, k // group], f16(0.01)),
+        f"{name}.biases": filled("F16", [*rows, k // group], f16(-0.08)),
+    }
 
-    return model({"bits": bits, "group_size": group}, matrix)
+
+def affine(bits: int = 4, group: int = 64) -> Folder:
+    return model(
+        {"bits": bits, "group_size": group}, lambda name, n, k: affine_matrix(name, n, k, bits=bits, group=group)
+    )
+
+
+def affine_experts() -> Folder:
+    """Mixtral's kind of layer as mlx packs it: two experts, each of their matrices in one tensor."""
+    made = affine()
+    made.config.update(model_type="mixtral", num_local_experts=2, num_experts_per_tok=1)
+    block = f"{LAYER}block_sparse_moe."
+    for name, n, k in (("gate", INNER, HIDDEN), ("up", INNER, HIDDEN), ("down", HIDDEN, INNER)):
+        made.without(*(f"{LAYER}mlp.{name}_proj.{part}" for part in ("weight", "scales", "biases")))
+        for part, tensor in affine_matrix(f"{block}switch_mlp.{name}_proj", 2, n, k).items():
+            made.put(part, tensor)
+    return made.put(f"{block}gate.weight", filled("F16", [2, HIDDEN], f16(1)))
 
 
 def floats(mode: str) -> Folder:

@@ -15,6 +15,7 @@ from .packed_bytes import (
     Folder,
     Q,
     affine,
+    affine_experts,
     awq,
     changed,
     f16,
@@ -133,8 +134,8 @@ mlx("72", "last scale of the last matrix NaN", "NONFINITE", lambda f: f.last(f"{
 mlx("73", "a norm's NaN beside sound matrices", "NONFINITE", lambda f: f.first("model.norm.weight", NAN), "model.norm")
 mlx("74", "a matrix also dense", "NAME_DUP|TENSOR_EXTRA|PACK_TYPE",
     lambda f: f.put(Q.replace("mlp.", "block_sparse_moe.") + ".weight.dense", filled("F16", [2])), "dense")  # fmt: skip
-mlx("75", "a parameter under two names", "NAME_DUP|TENSOR_EXTRA", lambda f: [
-    f.put(f"{LAYER}{m}.gate.weight", filled("F16", [2, 2])) for m in ("mlp", "block_sparse_moe")], "gate")  # fmt: skip
+mlx("75", "a parameter under two names", "NAME_DUP",
+    lambda f: f.put(f"{LAYER}mlp.gate.weight", filled("F16", [2, HIDDEN])), "gate", affine_experts)  # fmt: skip
 mlx("76", "a tensor too many", "TENSOR_EXTRA", lambda f: f.put(f"{Q}.evil", filled("F16", [2], f16(1))), "evil")
 mlx("77", "a tensor too many, of words", "TENSOR_TYPE|TENSOR_EXTRA|PACK_PART",
     lambda f: f.put(f"{Q}.evil", filled("U32", [2])), "evil")  # fmt: skip
@@ -165,6 +166,7 @@ mlx("93", "mxfp8: the tensors of mxfp4", "PACK_SHAPE|PACK_GROUP|SHAPE",
     settings(mode="mxfp8", bits=8), "", of_mode("mxfp4"))  # fmt: skip
 
 GB, UB = (f"{LAYER}mlp.experts.{name}_proj.bias" for name in ("gate", "up"))
+P.accept("PM107", "experts of a matrix in one tensor", sound(affine_experts))
 P.accept("PM100", "experts with biases", lambda: gpt_oss_of_mlx().content())
 mlx("101", "a bias of experts absent", "PACK_PART", lambda f: f.without(UB), UB, gpt_oss_of_mlx)
 mlx("102", "biases of two shapes", "PACK_SHAPE", lambda f: f.put(UB, filled("F16", [2, 63], f16(0.1))), UB,
