@@ -23,6 +23,7 @@ WIDE_CALLS = {
             "moe_choose",
             "moe_route",
             "gated_delta",
+            "mamba2",
             "norm_glu",
             "norm_qkv",
             "sample",

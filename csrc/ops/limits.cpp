@@ -9,6 +9,7 @@
 #include "attention/kv_store.h"
 #include "linear/linear.h"
 #include "mixers/gated_delta.h"
+#include "mixers/mamba2.h"
 #include "mixers/short_conv.h"
 #include "moe/moe.h"
 #include "sampling/sample.h"
@@ -33,6 +34,9 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("delta_state", gated_delta_max_state);
   dict.insert("delta_taps", gated_delta_max_width);
   dict.insert("short_conv_taps", short_conv_max_width);
+  dict.insert("mamba2_dim", mamba2_max_dim);
+  dict.insert("mamba2_state", mamba2_max_state);
+  dict.insert("mamba2_taps", mamba2_max_width);
   return dict;
 }
 

@@ -20,8 +20,9 @@ METAL_FUNC void last_inputs(device const T* x, uint stride, int t, device const 
   }
 }
 
-template <typename T, int W> METAL_FUNC float convolve(thread const T (&inputs)[W], device const T* weight) {
-  float sum = 0.0f;
+template <typename T, int W>
+METAL_FUNC float convolve(thread const T (&inputs)[W], device const T* weight, float bias = 0.0f) {
+  float sum = bias;
   for (int w = 0; w < W; ++w) sum = metal::fma(float(inputs[w]), float(weight[w]), sum);
   return Silu::apply(sum);
 }

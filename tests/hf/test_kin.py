@@ -127,7 +127,6 @@ def test_a_factor_on_embeddings_that_rounds_is_refused_by_name() -> None:
             {"moe_norm_min": 0.1, "moe_layer_start_index": 0, "moe_num_experts": 6, "moe_k": 3},
             "weights whose sum is less than 0.1",
         ),
-        ("GraniteMoeSharedConfig", {"shared_intermediate_size": 64}, "'shared_mlp'], expected ['block_sparse_moe'"),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
         ("CohereConfig", {"use_qk_norm": True}, "self_attn has ['k_norm'"),
         ("PhiConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['dense', 'k_layernorm'"),

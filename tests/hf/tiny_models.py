@@ -106,6 +106,8 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 32,
 }
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32}
+GRANITE4 = {**GRANITE, **MAMBA2, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 96}
 LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
 NTK_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
@@ -200,7 +202,10 @@ KIN = {
         "ExaoneMoeConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED, "mlp_layer_types": ["sparse", "dense"]}
     ),
     "kolibri1": Case("Kolibri1Config", {**SHARED_MOE, "sliding_window": 12, "layer_types": MIXED}),
-    "granitemoeshared": Case("GraniteMoeSharedConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "granitemoeshared": Case(
+        "GraniteMoeSharedConfig",
+        {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 64},
+    ),
     "granitemoe_swa": Case(
         "GraniteMoeSWAConfig",
         {
@@ -214,6 +219,17 @@ KIN = {
         "FlintConfig",
         {**SHARED_MOE, "mlp_only_layers": [], "sliding_window": 12, "layer_types": MIXED},
         attention="eager",
+    ),
+    "bamba": Case(
+        "BambaConfig",
+        {**MAMBA2, "mamba_n_groups": 2, "attn_layer_indices": [1], "attention_bias": True, "mamba_proj_bias": True},
+        attention="eager",
+    ),
+    # without rotation, as most were published
+    "granite4": Case("GraniteMoeHybridConfig", {**GRANITE4, "num_local_experts": 0}),
+    "granite4_moe": Case(
+        "GraniteMoeHybridConfig",
+        {**GRANITE4, "num_local_experts": 6, "num_experts_per_tok": 3, "position_embedding_type": "rope"},
     ),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
     "lfm2": Case("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),

@@ -18,6 +18,8 @@ LEAST_PAGE = _limits["least_page"]  # tokens of a page; any power of two from th
 # of ops.gated_delta: numbers of a head, of its state, and tokens that its convolution sees
 DELTA_DIM, DELTA_STATE, DELTA_TAPS = _limits["delta_dim"], _limits["delta_state"], _limits["delta_taps"]
 SHORT_CONV_TAPS = _limits["short_conv_taps"]  # tokens that ops.short_conv sees
+# of ops.mamba2: the same
+MAMBA2_DIM, MAMBA2_STATE, MAMBA2_TAPS = _limits["mamba2_dim"], _limits["mamba2_state"], _limits["mamba2_taps"]
 KV_BLOCK = _limits["kv_block"]  # columns of a scale in a packed KV cache
 
 # SampleParams, what ops.sample takes as `params`: names in order, with the struct module's types.

@@ -43,7 +43,7 @@ class LayerMixin(FoundryModule):
 
     training: bool
 
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """The fused layer, or the stock one for whatever the fused layer does not do."""
         if torch.compiler.is_compiling():  # the compiler fuses stock code itself
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
@@ -59,12 +59,13 @@ class LayerMixin(FoundryModule):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         try:
-            return run(plan, hidden_states, kwargs, slot, *args)
+            y = run(plan, hidden_states, kwargs, slot, *args)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
                 explain(error, name, tensors(plan, hidden_states, slot))
             raise
+        return (y, None) if plan.spec.family.pairs else y
 
     def layer_plan(self: Any) -> LayerPlan:
         """The plan; a copy of a layer makes its own."""

@@ -42,10 +42,11 @@ def _window(attn: Any, family: Family) -> int:
 
 
 def _rotates(attn: Any, family: Family, window: int) -> bool:
-    """Whether heads are rotated: not in layers without positions, nor in models without any (OLMo hybrid)."""
+    """Whether heads are rotated: not in layers without positions, nor in models without any (some hybrids)."""
     rope = getattr(attn.config, "rope_parameters", {})
     thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
     nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
+    nowhere = nowhere or getattr(attn.config, "position_embedding_type", "rope") != "rope"
     here = family.full_rotate or window > 0 or (family.window == "types" and not attn.config.sliding_window)
     return bool(getattr(attn, "use_rope", True)) and here and not nowhere
 

@@ -13,7 +13,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.models import gated_delta, short_conv  # noqa: F401  (they register mixers)
+from torch_foundry.models import gated_delta, mamba2, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.family import Head
 from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason

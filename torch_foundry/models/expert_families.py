@@ -14,7 +14,7 @@ QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert
 GRANITE_MOE: dict[str, Any] = {  # a softmax over the chosen logits is one over all, normalized
     **GRANITE,
     "ffn": "block_sparse_moe",
-    "experts": Experts(block="MoE", router="router", normalized=True),
+    "experts": Experts(block="MoE", router="router", normalized=True, outer="shared_mlp"),
     "decoder": Decoder(multiplier="embedding_multiplier", output=MoeModelOutputWithPast),
 }
 DEEPSEEK = Experts(  # as of DeepSeek-V3
@@ -39,8 +39,8 @@ EXPERT_FAMILIES = (
     Family("qwen2_moe", window="attention", experts=Experts(**QWEN), decoder=ROUTED),
     Family("qwen3_moe", qk_norm="head", window="config", experts=Experts(), decoder=ROUTED),
     Family("granitemoe", prefix="GraniteMoe", **GRANITE_MOE),
-    Family("granitemoeshared", prefix="GraniteMoeShared", **GRANITE_MOE),  # with config.shared_intermediate_size of 0
-    Family("granitemoe_swa", prefix="GraniteMoeSWA", window="attention", **GRANITE_MOE),  # the same
+    Family("granitemoeshared", prefix="GraniteMoeShared", **GRANITE_MOE),
+    Family("granitemoe_swa", prefix="GraniteMoeSWA", window="attention", **GRANITE_MOE),
     Family("mellum", qk_norm="head", window="attention", experts=Experts(), decoder=ROUTED),
     Family("olmoe", qk_norm="full", unset=("clip_qkv",), experts=Experts(), decoder=ROUTED),
     Family("flex_olmo", norms=POST, norm_kind="olmo", qk_norm="full", experts=Experts(), decoder=ROUTED),
@@ -133,6 +133,7 @@ EXPERT_FAMILIES = (
         decoder=ROUTED,
     ),
     # hybrids
+    Family("granitemoehybrid", prefix="GraniteMoeHybrid", **GRANITE_MOE),
     Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family(
         "qwen3_5_moe",

@@ -13,6 +13,7 @@ from torch import nn
 
 from torch_foundry.models.expert_families import EXPERT_FAMILIES
 from torch_foundry.models.family import (
+    BAMBA,
     BEFORE,
     EXAONE,
     GATED,
@@ -167,6 +168,8 @@ for _family in (
     Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),
     Family("olmo_hybrid", layer="AttentionDecoderLayer", norms=POST, norm_kind="olmo", qk_norm="full"),
     Family("lfm2", **LFM2, decoder=Decoder(norm="embedding_norm")),  # a short convolution (`short_conv.py`)
+    # most have Mamba2's state space (`mamba2.py`); Granite 4 is among those with experts
+    Family("bamba", norms=BAMBA, ffn="feed_forward", pairs=True, decoder=Decoder(norm="final_layernorm")),
     *EXPERT_FAMILIES,
 ):
     register(_family)

@@ -54,6 +54,7 @@ PERI = NormRoles(  # those behind the blocks are Identities where they are switc
     post_ffn="post_norm2",
 )
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
+BAMBA = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_ff_layernorm")
 
 
 # Children of a layer that has experts beside its MLP.
@@ -91,6 +92,7 @@ MLPS = (
     MLPNames(("c_fc",), "c_proj", "act", gated=False),
     MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
     MLPNames(("w1", "w3"), "w2", ""),
+    MLPNames(("input_linear",), "output_linear", "activation"),
 )
 
 
@@ -112,6 +114,7 @@ class Experts:
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
     least: str = ""  # what weights are divided by if their sum is less
+    outer: str = ""  # the same as a child of the layer, if it has one; the only block of layers without experts
     suffix: str = "Experts"  # of the class of `experts`
     beside: bool = False  # they lie beside the MLP, with a router and norms of their own, if layer.enable_moe_block
 
@@ -224,6 +227,7 @@ class Family(Architecture):
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
+    pairs: bool = False  # a layer returns attention's weights too, which are None here
     ffn: str = "mlp"  # name of the feed-forward block
     # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose
     # layers lack `norms.pre_ffn` has one norm for both

@@ -209,10 +209,9 @@ class GatedMLP:
     __slots__ = ("activation", "down", "gate_up", "groups", "inner", "residual")
 
     def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
-        self.activation, self.inner, self.residual = spec.activation, spec.inner, residual
+        self.activation, self.residual, self.inner = spec.activation, residual, mlp._modules[names.down].in_features
         self.gate_up = LinearGroup.of(mlp, *names.first)  # one or two
-        self.groups = (self.gate_up,)
-        self.down = Linear(mlp._modules[names.down])
+        self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
 
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """onto: what the result is added to, in place of x."""
@@ -241,7 +240,7 @@ class FusedLayer:
     __slots__ = ("block", "config", "mixer", "per_layer", "spec")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        roles, mlp, mixed = spec.norms, getattr(layer, spec.family.ffn), layer._modules[spec.mixer]
+        roles, mlp, mixed = spec.norms, layer._modules[spec.ffn], layer._modules[spec.mixer]
         self.spec, self.config = spec, spec.config
         last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
 
@@ -253,10 +252,10 @@ class FusedLayer:
         self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
         around = residual(roles.pre_ffn, roles.post_ffn)
         self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP
-        if spec.mlp is None:
-            assert spec.family.experts is not None
-            self.block = ExpertBlock(mlp, spec.family.experts, spec.activation, around)
-        else:
+        if spec.mlp is None and (kind := spec.family.experts) is not None:
+            outer = GatedMLP(layer._modules[kind.outer], spec, spec.outer, around) if spec.outer else None
+            self.block = ExpertBlock(mlp, kind, spec.activation, around, outer)
+        elif spec.mlp is not None:
             self.block = (GatedMLP if spec.mlp.gated else MLP)(mlp, spec, spec.mlp, around)
         if spec.beside:
             self.block = ParallelExperts(layer, spec, self.block, around)

@@ -17,13 +17,14 @@ class ExpertBlock:
     """Access to a block's weights, which are looked up at each call."""
 
     __slots__ = (
-        "activation", "block", "down", "experts", "gate_up", "groups", "kind", "norm", "post", "router", "scale",
-        "shared_gate",
+        "activation", "block", "down", "experts", "gate_up", "groups", "kind", "norm", "outer", "post", "router",
+        "scale", "shared_gate",
     )  # fmt: skip
 
-    def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual) -> None:
+    def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual, outer: Any = None) -> None:
         self.norm, self.post, self.scale = residual.pre, residual.post, residual.scale
-        self.groups: tuple[LinearGroup, ...] = ()
+        self.outer = outer  # an MLP with the same norm, whose result is added too
+        self.groups: tuple[LinearGroup, ...] = () if outer is None else outer.groups
         self.block, self.kind, self.activation, self.experts = block, kind, activation, block.experts
         self.router: dict[str, Any] = kind.matrix_of(block)._parameters
         self.lay_out()
@@ -52,6 +53,8 @@ class ExpertBlock:
 
     def __call__(self, x: torch.Tensor, gemm: Gemm, onto: torch.Tensor | None = None) -> torch.Tensor:
         """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]. onto: as in `MLP`."""
+        if self.outer is not None:
+            onto = self.outer(x, gemm, onto)
         rows = x.view(-1, x.shape[-1])
         base = rows if onto is None else onto.view(rows.shape)
         if self.post is None:

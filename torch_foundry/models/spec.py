@@ -32,7 +32,9 @@ class LayerSpec:
     activation: str
     config: Any  # of the mixer; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
+    ffn: str  # name of the feed-forward block
     mlp: MLPNames | None  # None: it is a block of experts
+    outer: MLPNames | None  # of an MLP of the layer's whose result is added to that of experts
     per_layer: bool  # whether it takes an embedding of its own
     beside: bool  # whether there are experts beside the MLP
     residual_scale: float
@@ -168,17 +170,20 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    mixed, mlp = layer._modules[child], getattr(layer, family.ffn)
+    kind, ffn, mixed = family.experts, family.ffn, layer._modules[child]
+    outer = kind.outer if kind is not None and kind.outer in layer._modules else ""
+    if outer and ffn not in layer._modules:
+        ffn, outer = outer, ""
+    mlp = getattr(layer, ffn)
     config = getattr(mixed, "config", None)
     norms, parallel = family.norms, family.parallel
     parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
     if parallel and norms.pre_ffn not in layer._modules:
         norms = replace(norms, pre_ffn=norms.pre_attn)
-    kind = family.experts
     beside = kind is not None and kind.beside and bool(layer.enable_moe_block)
     per_layer = family.per_layer_inputs and bool(layer.hidden_size_per_layer_input)
     parts = (PER_LAYER if per_layer else frozenset()) | (BESIDE if beside else frozenset())
-    check_children(cls.__name__, layer, {child, family.ffn, *norms.names(), *family.inert, *parts})
+    check_children(cls.__name__, layer, {child, ffn, *norms.names(), *family.inert, *parts} | ({outer} - {""}))
     hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
     for name in norms.names():
         if has_norm(layer, name):
@@ -191,8 +196,13 @@ def build_spec(layer: Any) -> LayerSpec:
 
     routed = kind is not None and not kind.beside and class_key(type(mlp)) == family.key(kind.block)
     names: MLPNames | None = None
+    beyond: MLPNames | None = None
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
+        if outer:
+            other, beyond, wide = _check_mlp(outer, layer._modules[outer], hidden)
+            require(beyond.gated and other == activation, f"{outer} is not an MLP as the experts are")
+            inner += wide
     else:
         activation, names, inner = _check_mlp("mlp", mlp, hidden)
 
@@ -208,7 +218,9 @@ def build_spec(layer: Any) -> LayerSpec:
         activation=activation,
         config=config,
         inner=inner,
+        ffn=ffn,
         mlp=names,
+        outer=beyond,
         per_layer=per_layer,
         beside=beside,
         residual_scale=residual_scale,

@@ -7,6 +7,7 @@ the same in plain torch.
 """
 
 from torch_foundry.ops.gated_delta import gated_delta
+from torch_foundry.ops.mamba2 import mamba2
 from torch_foundry.ops.modules import attention, embedding, glu, layer_norm, linear, rms_norm, rope_kv, xielu
 from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
 from torch_foundry.ops.norm_linear import norm_glu, norm_linear, norm_qkv
@@ -21,6 +22,7 @@ __all__ = [
     "glu",
     "layer_norm",
     "linear",
+    "mamba2",
     "moe_choose",
     "moe_combine",
     "moe_down",

@@ -61,3 +61,38 @@ def short_conv(
             if stored or t == first + length - 1:
                 states[row[(number + 1 + (t - first if stored else 0)) % slots]] = window
     return y
+
+
+def mamba2(
+    x: Tensor, dt: Tensor, z: Tensor, conv_weight: Tensor, conv_bias: Tensor | None, a_log: Tensor, dt_bias: Tensor,
+    d: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
+    count: Tensor, *, keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    dtype, wide = x.dtype, states.dtype  # float32, or float64
+    heads, head_dim, state_dim = states.shape[1:]
+    inner, slots = heads * head_dim, table.shape[1]
+    groups = (x.shape[1] - inner) // (2 * state_dim)
+    step = F.softplus(dt.to(wide) + dt_bias.to(wide))
+    decay = (-a_log.to(wide).exp() * step).exp()
+    y = torch.zeros(len(x), inner, dtype=dtype)
+    for (first, length), row, number in zip(runs.tolist(), table.long(), count.tolist(), strict=True):
+        stored = length < slots
+        slot = row[number % slots]
+        window = conv_states[slot] if number else torch.zeros_like(conv_states[0])
+        state = states[slot] if number else torch.zeros_like(states[0])
+        for t in range(first, first + length):
+            window = torch.cat([window[:, 1:], x[t, :, None]], 1)
+            mixed = (window * conv_weight).sum(1) + (0 if conv_bias is None else conv_bias)
+            mixed = F.silu(mixed).to(wide) * (1 if keep is None else keep[t].to(wide))
+            u, b, c = mixed.split([inner, groups * state_dim, groups * state_dim])
+            u = u.view(heads, head_dim)
+            b, c = (each.view(groups, state_dim).repeat_interleave(heads // groups, 0) for each in (b, c))
+            state = state * decay[t, :, None, None] + (step[t, :, None] * u)[..., None] * b[:, None]
+            o = torch.einsum("hpn,hn->hp", state, c).to(dtype).to(wide) + d.to(wide)[:, None] * u
+            gated = (o.flatten() * F.silu(z[t].to(wide))).view(groups, -1)
+            normed = (gated * torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + eps)).flatten()
+            y[t] = norm_weight * normed.to(dtype)
+            if stored or t == first + length - 1:
+                slot = row[(number + 1 + (t - first if stored else 0)) % slots]
+                conv_states[slot], states[slot] = window, state
+    return y

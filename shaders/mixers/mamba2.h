@@ -1,0 +1,29 @@
+// Host and GPU share this: arguments and limits of mamba2.metal.
+#pragma once
+#include "common/portable.h"
+
+#define FC_MAMBA2_CONV_BIAS 0 // function constants: what is added to the convolution, and which tokens are no padding
+#define FC_MAMBA2_KEEP 1
+
+namespace foundry {
+
+FOUNDRY_CONST uint32_t mamba2_max_dim = 256;     // numbers of a head's values, and of a group's keys
+FOUNDRY_CONST uint32_t mamba2_max_state = 32768; // numbers of a head's state, which lie in registers
+FOUNDRY_CONST uint32_t mamba2_max_width = 8;     // of the convolution
+FOUNDRY_CONST uint32_t mamba2_norm_threads = 256;
+
+// A head's state, [values, keys], lies in the registers of so many simdgroups: each has some of the rows, a lane some
+// of the columns.
+constexpr uint32_t mamba2_simdgroups(uint32_t state) { return state <= 16384 ? 8 : 16; }
+
+struct Mamba2Args {
+  uint32_t heads, per_group; // and how many of them share keys and queries
+  uint32_t group_size;       // numbers of their values together
+  uint32_t slots;
+  uint32_t runs_stride, table_stride, count_stride;
+  uint32_t x_stride, dt_stride, z_stride; // from token to token
+  float eps;
+};
+static_assert(sizeof(Mamba2Args) == 44, "shared with the host");
+
+} // namespace foundry

@@ -1,0 +1,175 @@
+"""Bamba and Granite 4: layers with Mamba2's state space. What holds of all families `test_kin.py` checks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+import torch_foundry
+from tests.engine.test_drafting import steps_of_a_second
+from tests.exact import InFloat64, doubled
+from tests.hf.test_families import MODES, patched_model, stock_tokens
+from tests.hf.tiny_models import PROMPT, build, config, ids, random_model, shared, tokens
+from torch_foundry.core.errors import Fallback
+from torch_foundry.core.runtime import reset_counters, scope_counters
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.hf.api import patch, report
+from torch_foundry.models.spec import build_spec
+from torch_foundry.testing.tolerance import assert_norm
+
+pytestmark = pytest.mark.usefixtures("quiet")
+FAMILIES = ("bamba", "granite4", "granite4_moe")
+
+
+@pytest.mark.parametrize(
+    "family, mode",
+    [
+        ("bamba", "padded beams"),
+        ("bamba", "chunked prefill"),
+        ("granite4", "second turn"),
+        ("granite4_moe", "sampling"),
+    ],
+)
+def test_tokens_equal_stock(family: str, mode: str) -> None:
+    model = patched_model(family)
+    assert MODES[mode](model).tolist() == stock_tokens(family, mode).tolist()
+    assert not report(model).fallbacks and not report(model).not_replaced, str(report(model))
+
+
+# Of a token: norm and projection, state space, gated norm and out; or norm, projections and rotation, attention and o.
+# Behind either norm, gate and up, and down; experts beside these are three more.
+LAUNCHES = {"bamba": (4, 3, 2, 2), "granite4": (4, 3, 2, 2), "granite4_moe": (4, 3, 5, 5)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_few_launches(family: str) -> None:
+    model = patched_model(family)
+    cache = DynamicCache(config=model.config)
+    model(PROMPT, past_key_values=cache)
+    reset_counters()
+    model(PROMPT[:, :1], past_key_values=cache)  # it is captured: run by parts
+    counts = {name: found.launches for name, found in scope_counters().items()}
+    parts = [f"layers.{layer}.{part}" for part in ("attention", "mlp") for layer in (0, 1)]
+    assert tuple(counts[part] for part in parts) == LAUNCHES[family], str(counts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "family, dtype", [("bamba", torch.float32), ("bamba", torch.bfloat16), ("granite4", torch.float32)], ids=str
+)
+def test_prompts_and_steps_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
+    """In parts: below and above the number of states."""
+    stock = shared(family) if dtype == torch.float32 else build(family, dtype)
+    lengths = (9, 1, 1, 3, 8, 10)
+    model, exact, text = patch(copy.deepcopy(stock)), doubled(stock), ids(2, sum(lengths))
+    with InFloat64():
+        truth = exact(text, use_cache=False).logits
+    caches, at = [DynamicCache(config=each.config) for each in (model, stock)], 0
+    for length in lengths:
+        part, positions = text[:, at : at + length], torch.arange(at, at + length)[None]
+        ours, theirs = (
+            m(part, past_key_values=c, position_ids=positions).logits
+            for m, c in zip((model, stock), caches, strict=True)
+        )
+        assert_norm(ours, truth[:, at : at + length], theirs)
+        at += length
+    assert not report(model).fallbacks and not report(model).eager, str(report(model))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_inside_a_part_is_left_out(family: str) -> None:
+    """As stock code leaves it out of the state, wherever it is, though the convolution and projections have biases."""
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 3:6] = 0
+    results = []
+    for model in (patched_model(family), shared(family)):
+        cache = DynamicCache(config=model.config)
+        model(ids(2, 12), attention_mask=mask, past_key_values=cache)
+        more = torch.cat([mask, mask.new_ones(2, 1)], 1)
+        step = {"attention_mask": more, "past_key_values": cache, "position_ids": torch.full((2, 1), 12)}
+        results.append(model(ids(2, 1, seed=1), **step).logits)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_foreign_caches_run_stock_code() -> None:
+    model = patch(copy.deepcopy(shared("granite4")))
+    options = {"cache_implementation": "static", "disable_compile": True}
+    assert tokens(model, **options) == tokens(shared("granite4"), **options)
+    assert report(model).fallbacks["cache is StaticCache"] and not report(model).fused
+
+
+@pytest.mark.parametrize("family", ["bamba", "granite4_moe"])
+def test_an_engine_with_drafts_and_snapshots(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are rejected, a second request goes on from the first one's states, and some are preempted."""
+    steps_of_a_second(monkeypatch)
+    stock, model = shared(family), patch(copy.deepcopy(shared(family)))
+    texts = [(ids(1, 6, seed=9).repeat(1, 6)[0].tolist() + ids(1, n, seed=n)[0].tolist())[: 16 + n] for n in (3, 30)]
+    draft = patch(build(family, seed=3))  # of other weights: nearly all that it drafts is wrong
+    engine = Engine(model, requests=2, budget=24, blocks=7, assistant_model=draft)
+    greedy = SamplingParams(max_tokens=20, temperature=0)
+    for _ in range(2):
+        streams = [engine.submit(text, greedy) for text in texts]
+        engine.run()
+        for text, stream in zip(texts, streams, strict=True):
+            whole = stock.generate(torch.tensor([text]), max_new_tokens=20, do_sample=False)
+            assert stream.tokens == whole[0, len(text) :].tolist()
+    engine.cache.manager.states.check()
+    assert engine.speculation.drafted and engine.speculation.accepted < engine.speculation.drafted
+    assert streams[1].sequence.reused and not report(model).eager
+
+
+def test_packed_projections() -> None:
+    model = patch(copy.deepcopy(shared("granite4")), quantize="q8_0")
+    assert len(tokens(model)[0]) == PROMPT.shape[1] + 12
+    assert report(model).steps and not report(model).fallbacks, str(report(model))
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+REFUSED: dict[str, Callable[[Any], object]] = {
+    "has .*in_proj_extra": lambda mamba: mamba.add_module("in_proj_extra", nn.Linear(1, 1)),
+    "in_proj is a Identity": lambda mamba: setattr(mamba, "in_proj", nn.Identity()),
+    "conv1d is a Identity": lambda mamba: setattr(mamba, "conv1d", nn.Identity()),
+    "norm is a BambaRMSNormGated": lambda mamba: setattr(mamba.norm, "group_size", 128),
+    "the convolution's activation is gelu": lambda mamba: setattr(mamba, "activation", "gelu"),
+    r"time_step_limit is \(0.0, 0.1\)": lambda mamba: setattr(mamba, "time_step_limit", (0.0, 0.1)),
+    r"D is \(3,\), expected \(8,\)": lambda mamba: setattr(mamba, "D", nn.Parameter(torch.zeros(3))),
+    "8 heads are not of 3 groups": lambda mamba: setattr(mamba, "n_groups", 3),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_not_understood_is_refused(why: str) -> None:
+    layer = copy.deepcopy(shared("bamba").model.layers[0])
+    REFUSED[why](layer.mamba)
+    with pytest.raises(Fallback, match=why):
+        build_spec(layer)
+
+
+@pytest.mark.parametrize(
+    "sizes, why",
+    [
+        ({"mamba_d_state": 272}, "heads of 272 numbers, expected at most 256"),
+        ({"mamba_d_conv": 9}, "a convolution of 9 tokens, expected 8"),
+    ],
+)
+def test_sizes_beyond_the_kernel_s_are_refused(sizes: dict[str, int], why: str) -> None:
+    options = {"mamba_n_heads": 8, "mamba_d_head": 16, "layer_types": ["linear_attention"] * 2, "num_local_experts": 0}
+    model = torch_foundry.patch(random_model(config("GraniteMoeHybridConfig", **options, **sizes)))
+    assert why in report(model).not_replaced["model.layers.0"]
+
+
+def test_the_spec_says_how_the_state_looks() -> None:
+    spec = build_spec(shared("bamba").model.layers[0])
+    assert spec.mixer == "mamba" and spec.config is None and spec.ffn == "feed_forward"
+    facts = spec.facts
+    assert (facts.heads, facts.groups, facts.head_dim, facts.state_dim) == (8, 2, 16, 32)
+    assert facts.channels == 8 * 16 + 2 * 2 * 32 and spec.inner == 96

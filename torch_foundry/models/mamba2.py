@@ -1,0 +1,120 @@
+"""Mamba2's selective state space as a mixer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_foundry import ops
+from torch_foundry.core import limits
+from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
+from torch_foundry.kvcache.recurrent import CONV, RECURRENT
+from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.gated_delta import RecurrentMixer
+from torch_foundry.models.layer import mixes
+from torch_foundry.models.spec import check_children, check_linear, require
+from torch_foundry.models.swap import base_class
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """Facts about one layer's state space. heads of a group share what goes into the state and what reads it."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    taps: int  # of the convolution
+    eps: float
+
+    @property
+    def inner(self) -> int:
+        """Of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """That go through the convolution."""
+        return self.inner + 2 * self.groups * self.state_dim
+
+
+def read(module: Any, family: Family) -> Mamba2Spec:
+    """The facts of `module`. Raises Fallback."""
+    check_children("mamba", module, {"act", "conv1d", "in_proj", "norm", "out_proj"})
+    conv, norm, hidden = module.conv1d, module.norm, int(module.hidden_size)
+    spec = Mamba2Spec(
+        heads=int(module.num_heads),
+        groups=int(module.n_groups),
+        head_dim=int(module.head_dim),
+        state_dim=int(module.ssm_state_size),
+        taps=int(module.conv_kernel_size),
+        eps=float(norm.variance_epsilon),
+    )
+    require(spec.heads % spec.groups == 0, f"{spec.heads} heads are not of {spec.groups} groups")
+    check_linear("in_proj", module.in_proj, hidden, spec.inner + spec.channels + spec.heads)
+    check_linear("out_proj", module.out_proj, spec.inner, hidden)
+    require(type(conv) is nn.Conv1d, f"conv1d is a {type(conv).__name__}")
+    require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
+    known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
+    require(known and norm.group_size * spec.groups == spec.inner, f"norm is a {type(norm).__name__}")
+    # stock code bounds steps in prompts, and doesn't for single tokens
+    least, most = map(float, module.time_step_limit)
+    require(least <= 0 and most == math.inf, f"time_step_limit is {module.time_step_limit}")
+    found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    wanted: dict[str, tuple[int, ...]] = {
+        "conv1d.weight": (spec.channels, 1, spec.taps),
+        "norm.weight": (spec.inner,),
+        **dict.fromkeys(("A_log", "dt_bias", "D"), (spec.heads,)),
+    }
+    for name, shape in wanted.items():
+        require(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
+    largest, room = max(spec.head_dim, spec.state_dim), limits.MAMBA2_DIM
+    require(largest <= room, f"heads of {largest} numbers, expected at most {room}")
+    size, room = spec.head_dim * spec.state_dim, limits.MAMBA2_STATE
+    require(size <= room, f"a head's state of {size} numbers, expected at most {room}")
+    require(spec.taps <= limits.MAMBA2_TAPS, f"a convolution of {spec.taps} tokens, expected {limits.MAMBA2_TAPS}")
+    return spec
+
+
+@mixes("MambaLayer")
+@mixes("Mixer")
+class Mamba2(RecurrentMixer):
+    """A causal convolution, a state space and a gated norm; its state is the convolution's last inputs, and a matrix
+    for each head."""
+
+    __slots__ = ("groups", "module", "out", "residual", "spec", "state", "width")
+    read = staticmethod(read)
+    spec: Mamba2Spec
+    state: RecurrentSpec
+
+    def __init__(self, module: Any, facts: Mamba2Spec, residual: Residual) -> None:
+        spec = self.spec = facts
+        self.module, self.residual = module, residual
+        self.groups, self.out = (LinearGroup([Linear(module.in_proj)]),), Linear(module.out_proj)
+        self.state = RecurrentSpec(
+            (
+                (CONV, (spec.channels, spec.taps), None),
+                (RECURRENT, (spec.heads, spec.head_dim, spec.state_dim), torch.float32),
+            )
+        )
+        self.width = spec.channels + 4 * spec.inner + spec.heads
+
+    def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
+        norm, spec, own, h = self.residual.pre, self.spec, self.module._parameters, x
+        keep = None if mask is None else mask.to(x.dtype)
+        if norm is not None and keep is not None:
+            h, norm = norm(x) * keep[..., None], None
+        widths = (spec.inner, spec.channels, spec.heads)
+        z, channels, dt = (y.flatten(0, 1) for y in self.groups[0].behind(norm, h, widths, gemm))
+        conv = self.module.conv1d._parameters
+        y = ops.mamba2(
+            channels, dt, z, conv["weight"].squeeze(1), conv["bias"], own["A_log"], own["dt_bias"], own["D"],
+            self.module.norm._parameters["weight"], spec.eps, state.pools[CONV], state.pools[RECURRENT], state.runs,
+            state.table, state.count, keep=None if keep is None else keep.flatten(),
+        )  # fmt: skip
+        return self.residual.add(x, self.out, y.view(*x.shape[:2], -1), gemm)
