@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},

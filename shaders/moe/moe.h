@@ -22,6 +22,7 @@ struct ChoiceArgs {
   uint32_t groups;     // of as many experts each, side by side
   uint32_t top_groups; // groups that a token's experts may be of: those whose two best add up to most
   float scale;         // of the chosen experts' weights
+  float least_sum;     // added to the sum that scores are divided by, so that scores of 0 give weights of 0
 };
 
 struct RouteArgs {

@@ -5,8 +5,6 @@
 
 namespace foundry {
 
-FOUNDRY_CONST float least_sum = 1e-20f; // so that scores that are all 0 give weights of 0
-
 // Where logits lie.
 struct InThreadgroup {
   threadgroup const float* logits;
@@ -92,7 +90,7 @@ METAL_FUNC void choose_experts(thread const Logits& logits, device const C* corr
   const uint columns = args.chosen + args.has_shared;
   if (lane < args.chosen) {
     ids[token * columns + lane] = int(mine);
-    weights[token * columns + lane] = args.scale * (args.normalize ? weight / (all + least_sum) : weight);
+    weights[token * columns + lane] = args.scale * (args.normalize ? weight / (all + args.least_sum) : weight);
   }
   if (lane == 0 && args.has_shared) {
     ids[token * columns + args.chosen] = 0;

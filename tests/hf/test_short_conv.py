@@ -1,4 +1,4 @@
-"""What is refused of LFM2; `test_kin.py`, `test_families.py` and `test_gated_delta.py` run it."""
+"""Settings of LFM2, and what is refused of it; `test_kin.py`, `test_families.py` and `test_gated_delta.py` run it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def test_biases() -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     seen = report(model)
     assert seen.layers == 2 and not seen.fallbacks, str(seen)
+
+
+@torch.no_grad()
+def test_experts_without_a_correction() -> None:
+    stock = build("lfm2_moe", use_expert_bias=False, norm_topk_prob=False)
+    model = torch_foundry.patch(copy.deepcopy(stock))
+    torch.testing.assert_close(model(ids(1, 5)).logits, stock(ids(1, 5)).logits, rtol=1e-4, atol=1e-5)
+    assert report(model).fused == 2, str(report(model))
 
 
 REFUSED: dict[str, Callable[[Any], object]] = {

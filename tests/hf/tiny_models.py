@@ -232,6 +232,8 @@ KIN = {
         {**GRANITE4, "num_local_experts": 6, "num_experts_per_tok": 3, "position_embedding_type": "rope"},
     ),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    # the first layer has no experts
+    "lfm2_moe": Case("Lfm2MoeConfig", {**MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     "lfm2": Case("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
 }
 # most of whose layers keep a recurrent state; transformers drafts no tokens for them
@@ -278,7 +280,7 @@ def build(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
-            if "correction_bias" in name:
+            if name.endswith("_bias"):
                 buffer.add_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE, dtype)

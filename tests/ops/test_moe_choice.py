@@ -34,7 +34,7 @@ def test_choice(experts: int, k: int, normalize: bool, dtype: torch.dtype) -> No
 
 RULES: list[dict[str, Any]] = [
     {"score": "sigmoid"},
-    {"score": "sigmoid", "corrected": BF16, "scale": 2.5},
+    {"score": "sigmoid", "corrected": BF16, "scale": 2.5, "least_sum": 0.5},
     {"score": "sigmoid", "corrected": F32, "correct_logits": True},
     {"score": "softmax", "corrected": F32},
     {"score": "sigmoid", "corrected": F32, "groups": 4, "top_groups": 2, "scale": -0.5},

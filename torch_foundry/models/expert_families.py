@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, POST, Decoder, Experts, Family, NormRoles
+from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, LFM2, POST, Decoder, Experts, Family, NormRoles
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
@@ -134,6 +134,12 @@ EXPERT_FAMILIES = (
     ),
     # hybrids
     Family("granitemoehybrid", prefix="GraniteMoeHybrid", **GRANITE_MOE),
+    Family(
+        "lfm2_moe",
+        **LFM2,
+        experts=Experts(score="sigmoid", correction="expert_bias", scale="gate.routed_scaling_factor", least_sum=1e-6),
+        decoder=Decoder(norm="embedding_norm", rotary="pos_emb", output=MoeModelOutputWithPast),
+    ),
     Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family(
         "qwen3_5_moe",

@@ -110,6 +110,7 @@ class Experts:
     correction: str = ""  # what is added to scores for the choice alone
     correct_logits: bool = False  # ... to logits
     grouped: bool = False  # experts are of router.num_group groups, those of a token of router.topk_group
+    least_sum: float = 0.0  # as in ops.moe_choose; 0: its default
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
@@ -129,6 +130,8 @@ class Experts:
             rule |= {"groups": router.num_group, "top_groups": router.topk_group}
         if self.scale:
             rule["scale"] = float(attrgetter(self.scale)(block))
+        if self.least_sum:
+            rule["least_sum"] = self.least_sum
         return rule
 
     def fits(self, rule: dict[str, Any], experts: int) -> bool:
@@ -146,7 +149,8 @@ class Experts:
 
     def correction_of(self, block: Any) -> Any:
         """The tensor, [experts]; None: there is none."""
-        return attrgetter(self.correction)(block).flatten() if self.correction else None
+        corrected = self.correction and getattr(block, "use_expert_bias", True)
+        return attrgetter(self.correction)(block).flatten() if corrected else None
 
 
 @dataclass

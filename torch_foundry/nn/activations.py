@@ -30,6 +30,8 @@ BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # what follows 
 def activation_of(module: object) -> str | None:
     """What `module` computes; None if no kernel knows it."""
     cls = type(module)
+    if module is functional.silu:
+        return "silu"
     return ACTIVATIONS.get(f"{cls.__module__}.{cls.__qualname__}")
 
 

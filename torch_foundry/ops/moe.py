@@ -36,6 +36,7 @@ def moe_route(
     groups: int = 1,
     top_groups: int = 1,
     scale: float = 1.0,
+    least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in one launch.
 
@@ -43,7 +44,7 @@ def moe_route(
     bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's
     weights are read for each.
     """
-    rule = score, correction, correct_logits, groups, top_groups, scale
+    rule = score, correction, correct_logits, groups, top_groups, scale, least_sum
     ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias, *rule)
     return ids, weights
 
@@ -65,6 +66,7 @@ def moe_choose(
     groups: int = 1,
     top_groups: int = 1,
     scale: float = 1.0,
+    least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """The k experts of the largest scores, and their scores as weights, in float32.
 
@@ -72,11 +74,11 @@ def moe_choose(
     largest comes first; among equals the lowest number does (torch.topk leaves that open). correction: [E] of any
     floating dtype, added to the scores, or to the logits (correct_logits), for the choice alone. groups: the experts
     are of so many, side by side, and a token's are of those `top_groups` whose two best add up to most. normalize:
-    weights are divided by their sum, plus 1e-20. scale: of all weights, at last. shared: [T, 1], the logit of an expert
-    that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
+    weights are divided by their sum, plus least_sum. scale: of all weights, at last. shared: [T, 1], the logit of an
+    expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
     Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
     """
-    rule = score, correction, correct_logits, groups, top_groups, scale
+    rule = score, correction, correct_logits, groups, top_groups, scale, least_sum
     ids, weights = _ops.moe_choose.default(logits, shared, k, normalize, *rule)
     return ids, weights
 

@@ -25,6 +25,7 @@ def moe_choose(
     groups: int = 1,
     top_groups: int = 1,
     scale: float = 1.0,
+    least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """Weights are rounded to the dtype of the logits, as in Qwen's models; Mixtral's stay float32."""
     scores = torch.softmax(wide(logits), -1) if score == "softmax" else torch.sigmoid(wide(logits))
@@ -39,7 +40,7 @@ def moe_choose(
     ids = torch.sort(ratings, dim=-1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, ids)
     if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(-1, keepdim=True) + least_sum)
     weights = (weights * scale).to(logits.dtype)
     if shared is not None:
         weights = torch.cat([weights, torch.sigmoid(shared)], -1)
