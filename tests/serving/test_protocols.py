@@ -183,7 +183,7 @@ def test_cached_tokens_are_counted(ai: openai.OpenAI) -> None:
         ("chat/completions", {"temperature": -1}, "temperature: expected a number from 0 on"),
         ("chat/completions", {"logit_bias": {"999999": 1}}, "logit_bias: expected tokens of a vocabulary"),
         ("chat/completions", {"logprobs": True, "top_logprobs": 50}, "logprobs: "),
-        ("chat/completions", {"tool_choice": "required"}, "tool_choice: "),
+        ("chat/completions", {"tool_choice": "any"}, "tool_choice"),
         ("chat/completions", {"n": 0}, "n: "),
         ("chat/completions", {"n": 10**12, "response_format": {"type": "json_object"}}, "n: expected 1 to 8"),
         ("completions", {"prompt": "a", "n": 10**12}, "n: expected 1 to 8"),

@@ -14,7 +14,10 @@ import pytest
 from tests.serving.conftest import NAME, Serve, address
 from torch_foundry.serving.app import Server
 from torch_foundry.serving.engine_thread import Request, Update
+from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.grammar import Grammars
 from torch_foundry.serving.parsing import AnswerParser
+from torch_foundry.serving.tool_calls import ToolUse, call_grammar
 
 JSON, XML = "{# <think> <tool_call> #}", "{# <think> <tool_call><function= #}"
 WEATHER: dict[str, Any] = {
@@ -108,7 +111,7 @@ def claude(base: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
 
 
-ANSWER = '<think>Where</think><tool_call>{"name": "weather", "arguments": {"days": 2}}</tool_call>'
+ANSWER = "<think>Where</think>" + 2 * '<tool_call>{"name": "weather", "arguments": {"days": 2}}</tool_call>'
 SAID: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 BACK: list[Any] = [{"role": "tool", "tool_call_id": "call_1", "content": "Rain."}]
 ANTHROPICS: Any = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
@@ -136,11 +139,102 @@ def ask(resource: Any, stream: bool, **told: Any) -> Any:
         return next(getattr(events, name) for name in names if hasattr(events, name))()
 
 
+NOW = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "additionalProperties": False}
+TIME: dict[str, Any] = {"name": "time", "parameters": NOW}
+BOTH = [*TOOLS, {"type": "function", "function": TIME}]
+
+
+@pytest.mark.parametrize(
+    ("head", "prompt", "single", "right", "wrong"),
+    [
+        (JSON, "", False, f"<think>Hm.</think>\n\n{CALL}\n{CALL}", "I look."),
+        (JSON, "", True, CALL, f"{CALL}\n<tool"),
+        (JSON, "<think>\n", True, f"So.</think>{CALL}", "</think>I"),
+        (JSON, "</think>\n", True, CALL, "<think>"),
+        (JSON, "", True, CALL, CALL.replace("2", '"two"')),
+        (JSON, "", True, CALL, CALL.replace("weather", "time")),
+        (XML, "", True, XML_CALL, XML_CALL.replace("2\n", "two\n")),
+        (XML, "", True, XML_CALL, XML_CALL.replace("weather", "time")),
+    ],
+)
+def test_grammars_of_calls(demo: Any, head: str, prompt: str, single: bool, right: str, wrong: str) -> None:
+    known = tokenizer(demo, head)
+    text = call_grammar(known, f"hi{prompt}", ToolUse(BOTH, ["weather"], single))
+
+    def follows(answer: str) -> bool:
+        """Whether all of it may be written, and the answer end with it."""
+        matcher, ids = Grammars(known, len(known), [2]).constraint("grammar", text, "x"), known(answer)["input_ids"][1:]
+        return all(matcher.allowed(ids[:at])[token] for at, token in enumerate([*ids, 2]))
+
+    assert follows(right) and not follows(wrong)
+
+
+def test_values_of_calls(demo: Any) -> None:
+    """Enums, constants and definitions, in calls of XML; a call without parameters in JSON."""
+    kinds = {"a": {"enum": ["x", 3]}, "b": {"$ref": "#/$defs/B"}, "c": {"const": None}}
+    schema = {"type": "object", "properties": kinds, "required": ["a"], "$defs": {"B": {"type": "boolean"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    text = call_grammar(tokenizer(demo, XML), "", ToolUse(tools, ["f"], True))
+    assert 'given_0_0: "x" | "3"' in text and "key_0_0 key_0_1? key_0_2?" in text and 'given_0_2: "null"' in text
+    Grammars(demo[1], 4096, [2]).constraint("grammar", text, "x")
+    text = call_grammar(tokenizer(demo, JSON), "", ToolUse([{"function": {"name": "g"}}], ["g"]))
+    assert '"additionalProperties": false' in text
+
+
+FORCED: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.fixture
+def thoughtless(server: Server, demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat template that speaks of tools alone: nobody knows how long a small model would think."""
+    monkeypatch.setattr(server.service, "tokenizer", tokenizer(demo, "{# <tool_call> #}"))
+
+
+@pytest.mark.usefixtures("thoughtless")
+def test_calls_are_certain(ai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    """Of a model that never calls a tool by itself; parsers read what grammars make it write."""
+    told: dict[str, Any] = {"messages": SAID, "tools": [BOTH[1]], "temperature": 0.0, "parallel_tool_calls": False}
+    for choice in ("required", FORCED):
+        (call,) = ask(ai.chat.completions, False, **told, tool_choice=choice).choices[0].message.tool_calls
+        assert call.function.name == "time" and json.loads(call.function.arguments).keys() <= {"zone"}
+    told = {"input": SAID, "tools": [RESPONSES, {"type": "function", **TIME}], "temperature": 0.0}
+    (call,) = ask(ai.responses, False, **told, tool_choice={"type": "function", "name": "time"}).output
+    assert call.type == "function_call" and call.name == "time"
+    told = {"messages": SAID, "tools": [ANTHROPICS, {"name": "time", "input_schema": NOW}], "max_tokens": 60}
+    answer = ask(claude.messages, False, **told, tool_choice={"type": "tool", "name": "time"})
+    assert answer.stop_reason == "tool_use" and [block.name for block in answer.content] == ["time"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tool_choice": "required"}, "tool_choice: a call is asked for, but there are no tools"),
+        ({"tool_choice": FORCED, "tools": TOOLS}, "tool_choice: 'time' is not among the tools"),
+        (
+            {"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}},
+            "response_format: can't be met beside a tool_choice",
+        ),
+    ],
+)
+def test_calls_that_cannot_be_forced(ai: openai.OpenAI, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        ask(ai.chat.completions, False, messages=SAID, **fields)
+
+
+def test_a_model_whose_calls_are_not_known(demo: Any) -> None:
+    with pytest.raises(ApiError, match="how this model writes calls isn't known"):
+        call_grammar(demo[1], "hi", ToolUse(TOOLS, ["weather"]))
+
+
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_tools(ai: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = ask(ai.chat.completions, stream, messages=SAID, tools=TOOLS).choices[0]
+    told: dict[str, Any] = {"messages": SAID, "tools": TOOLS}
+    assert len(ask(ai.chat.completions, stream, **told).choices[0].message.tool_calls) == 2
+    answer = ask(ai.chat.completions, stream, **told, parallel_tool_calls=False)
+    choice = answer.choices[0]
     (call,) = choice.message.tool_calls or []
+    assert stream or 0 < answer.usage.completion_tokens_details.reasoning_tokens <= len("Where")
     assert choice.finish_reason == "tool_calls" and not choice.message.content
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"days": 2})
     assert choice.message.model_extra and choice.message.model_extra["reasoning_content"] == "Where"
@@ -154,7 +248,8 @@ def test_openai_tools(ai: openai.OpenAI, stream: bool, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
 def test_anthropic_tools(claude: anthropic.Anthropic, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = ask(claude.messages, stream, messages=SAID, tools=[ANTHROPICS], max_tokens=200)
+    single: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    answer = ask(claude.messages, stream, messages=SAID, tools=[ANTHROPICS], tool_choice=single, max_tokens=200)
     thinking, use = answer.content
     assert thinking.type == "thinking" and thinking.thinking == "Where" and answer.stop_reason == "tool_use"
     assert use.type == "tool_use" and (use.name, use.input) == ("weather", {"days": 2})
@@ -168,7 +263,8 @@ def test_anthropic_tools(claude: anthropic.Anthropic, stream: bool, monkeypatch:
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stream", [False, True])
 def test_responses_tools(ai: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = ask(ai.responses, stream, input=SAID, tools=[RESPONSES])
+    answer = ask(ai.responses, stream, input=SAID, tools=[RESPONSES], parallel_tool_calls=False)
+    assert 0 < answer.usage.output_tokens_details.reasoning_tokens <= len("Where")
     thought, call = answer.output
     assert thought.type == "reasoning" and thought.content and thought.content[0].text == "Where"
     assert call.type == "function_call" and (call.name, json.loads(call.arguments)) == ("weather", {"days": 2})

@@ -29,6 +29,7 @@ UNION = (
     "list[int]",
     "list[list[int]]",
     "list[dict[str,any]]",
+    "literal['none','auto','required']",
 )  # no fields: pydantic's alternatives
 PROTOCOLS = (chat_completions.router, completions.router, responses.router, messages.router)
 

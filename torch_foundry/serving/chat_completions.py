@@ -25,7 +25,8 @@ from torch_foundry.serving.protocol import (
     texts_of,
     tool_call,
 )
-from torch_foundry.serving.service import Part, Service
+from torch_foundry.serving.service import Part, Prompt, Service
+from torch_foundry.serving.tool_calls import ToolUse, tool_use
 
 router = APIRouter()
 
@@ -59,6 +60,19 @@ class Tool(Body):
 
     type: Literal["function"]
     function: Function
+
+
+class ToolName(Body):
+    """Which function."""
+
+    name: str
+
+
+class ToolChoice(Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: ToolName
 
 
 class JsonSchema(Body):
@@ -96,11 +110,24 @@ class ChatBody(CompletionOptions):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
+
+    @property
+    def use(self) -> ToolUse:
+        """What is said of tools."""
+        named = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else None
+        choice = "function" if named else str(self.tool_choice or "auto")
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        return tool_use(tools, choice, named.function.name if named else None, single=self.parallel_tool_calls is False)
+
+    async def constraint(self, service: Service, prompt: Prompt) -> Any:
+        """For the engine; None: any text."""
+        form = await self.response_format.constraint(service, "response_format") if self.response_format else None
+        return await service.forced_call(prompt, form)
 
     def conversation(self) -> Messages:
         """As chat templates read it."""
@@ -128,14 +155,12 @@ async def create(body: ChatBody, http: HttpRequest) -> Any:
     n = body.choices(service)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
-    tools = [] if body.tool_choice == "none" else [t.model_dump(exclude_none=True) for t in body.tools or ()]
     variables = {**(body.chat_template_kwargs or {})}
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    prompt = await service.chat(body.conversation(), tools, variables)
+    prompt = await service.chat(body.conversation(), body.use, variables)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    form = body.response_format
-    constraints = [await form.constraint(service, "response_format") if form else None for _ in range(n)]
+    constraints = [await body.constraint(service, prompt) for _ in range(n)]
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.params(service, service.room(prompt, asked), stop=body.stops, logprobs=logprobs)
     choices = several(params, constraints)

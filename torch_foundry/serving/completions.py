@@ -173,4 +173,5 @@ def usage_of(exchange: Exchange) -> dict[str, Any]:
         "completion_tokens": usage.new,
         "total_tokens": usage.prompt + usage.new,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }

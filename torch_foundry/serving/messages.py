@@ -27,6 +27,7 @@ from torch_foundry.serving.protocol import (
     tool_call,
 )
 from torch_foundry.serving.service import Prompt, Service
+from torch_foundry.serving.tool_calls import ToolUse, tool_use
 
 router = APIRouter()
 Unused = Any  # accepted, as it changes no answer: prefixes are cached in any case
@@ -51,10 +52,11 @@ class Tool(Body):
 
 
 class ToolChoice(Body):
-    """Whether tools may be called."""
+    """Whether tools may be called, or one has to be: any of them, or the one called `name`."""
 
-    type: Literal["auto", "none"]
-    disable_parallel_tool_use: Literal[False] | None = None
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Body):
@@ -76,16 +78,22 @@ class Conversation(Body):
     thinking: Thinking | None = None
     cache_control: Unused = None
 
+    @property
+    def use(self) -> ToolUse:
+        """What is said of tools."""
+        tools = [{"type": "function", "function": _function(tool)} for tool in self.tools or ()]
+        choice = self.tool_choice or ToolChoice(type="auto")
+        known = {"any": "required", "tool": "function"}.get(choice.type, choice.type)
+        return tool_use(tools, known, choice.name, single=bool(choice.disable_parallel_tool_use))
+
     async def prompt(self, service: Service) -> Prompt:
         """Its tokens."""
         service.check_model(self.model)
         found: Messages = [{"role": "system", "content": texts_of(self.system, "system")}] if self.system else []
         for i, message in enumerate(self.messages):
             found += _turns(message, f"messages[{i}].content")
-        given = [] if self.tool_choice and self.tool_choice.type == "none" else self.tools or []
-        tools = [{"type": "function", "function": _function(tool)} for tool in given]
         variables = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
-        return await service.chat(found, tools, variables)
+        return await service.chat(found, self.use, variables)
 
 
 class MessagesBody(Conversation):
@@ -100,10 +108,10 @@ class MessagesBody(Conversation):
     metadata: Unused = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    def params(self, service: Service, room: int) -> SamplingParams:
+    def params(self, service: Service, room: int, constraint: Any) -> SamplingParams:
         """For the engine."""
         told: dict[str, Any] = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "top_k")}
-        return SamplingBody(**told).params(service, room, stop=self.stop_sequences or [])
+        return SamplingBody(**told).params(service, room, stop=self.stop_sequences or [], constraint=constraint)
 
 
 @router.post("/v1/messages", response_model=None)
@@ -111,7 +119,8 @@ async def create(body: MessagesBody, http: HttpRequest) -> Any:
     """Answer a conversation."""
     service, exchange = service_of(http), exchange_of(http)
     prompt = await body.prompt(service)
-    params = body.params(service, service.room(prompt, body.max_tokens))
+    room = service.room(prompt, body.max_tokens)
+    params = body.params(service, room, await service.forced_call(prompt))
     parts, blocks = service.answer(exchange, [prompt], [params]), Blocks()
     head: dict[str, Any] = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": body.model}
     last = Update()

@@ -15,11 +15,13 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 @dataclass
 class Usage:
-    """Tokens of a request: of its prompt, of these in the cache, and new ones of all choices."""
+    """Tokens of a request: of its prompt, of these in the cache, new ones of all choices, and of what they thought, as
+    the tokenizer counts its text."""
 
     prompt: int = 0
     cached: int = 0
     new: int = 0
+    reasoning: int = 0
 
 
 @dataclass

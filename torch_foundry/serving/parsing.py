@@ -57,8 +57,8 @@ class AnswerParser:
         template = own_template(tokenizer)
         prefix = prompt
         if template is None:
-            template = _template(tokenizer.chat_template or "", bool(tools))
-            prefix = START + ("<think>" if prompt.rstrip().endswith("<think>") else "")
+            template = _template(tokenizer, bool(tools))
+            prefix = START + ("<think>" if is_thinking(prompt) else "")
         if template is not None:
             self._parser = tokenizer.get_response_parser(template, prefix=prefix, tools=list(tools) or None)
 
@@ -105,12 +105,25 @@ def own_template(tokenizer: Any) -> Any:
     return getattr(tokenizer, "response_template", None)
 
 
-def _template(chat_template: str, tools: bool) -> dict[str, Any] | None:
+def is_thinking(prompt: str) -> bool:
+    """Whether an answer begins among the model's thoughts."""
+    return prompt.rstrip().endswith("<think>")
+
+
+def call_style(tokenizer: Any) -> dict[str, Any] | None:
+    """How the model writes calls, by its chat template: JSON_CALL or XML_CALL; None: not known, or its own."""
+    text = tokenizer.chat_template or ""
+    if own_template(tokenizer) is not None or "<tool_call>" not in text:
+        return None
+    return XML_CALL if "<function=" in text else JSON_CALL
+
+
+def _template(tokenizer: Any, tools: bool) -> dict[str, Any] | None:
     fields: dict[str, Any] = {}
-    if "<think>" in chat_template:
+    if "<think>" in (tokenizer.chat_template or ""):
         fields["reasoning_content"] = THINK
-    if tools and "<tool_call>" in chat_template:
-        fields["tool_calls"] = XML_CALL if "<function=" in chat_template else JSON_CALL
+    if tools and (style := call_style(tokenizer)):
+        fields["tool_calls"] = style
     if not fields:
         return None
     return {"start_anchor": START, "fields": fields | {"content": {"content": "text"}}}

@@ -27,7 +27,8 @@ from torch_foundry.serving.protocol import (
     texts_of,
     tool_call,
 )
-from torch_foundry.serving.service import Service
+from torch_foundry.serving.service import Prompt, Service
+from torch_foundry.serving.tool_calls import ToolUse, tool_use
 
 router = APIRouter()
 TEXTS = ("input_text", "output_text", "text")
@@ -41,6 +42,13 @@ class Tool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class ToolChoice(Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class Format(Body):
@@ -74,8 +82,8 @@ class ResponsesBody(SamplingBody):
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     store: Literal[False] | None = None
@@ -88,6 +96,15 @@ class ResponsesBody(SamplingBody):
     safety_identifier: Unused = None
     prompt_cache_key: Unused = None
     service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def use(self) -> ToolUse:
+        """What is said of tools."""
+        named = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else None
+        choice = "function" if named else str(self.tool_choice or "auto")
+        functions = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.tools or ()]
+        tools = [{"type": "function", "function": function} for function in functions]
+        return tool_use(tools, choice, named.name if named else None, single=self.parallel_tool_calls is False)
 
     def conversation(self) -> Messages:
         """As chat templates read it: calls, and what was thought before them, belong to one turn of the assistant."""
@@ -129,14 +146,12 @@ async def create(body: ResponsesBody, http: HttpRequest) -> Any:
     """Answer a conversation."""
     service, exchange = service_of(http), exchange_of(http)
     service.check_model(body.model)
-    given = [] if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    tools = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in given]
     effort = body.reasoning.effort if body.reasoning else None
-    prompt = await service.chat(body.conversation(), tools, {"reasoning_effort": effort} if effort else {})
+    prompt = await service.chat(body.conversation(), body.use, {"reasoning_effort": effort} if effort else {})
     room = service.room(prompt, body.max_output_tokens, "max_output_tokens")
-    params = body.params(service, room, constraint=await _constraint(body, service))
+    params = body.params(service, room, constraint=await _constraint(body, service, prompt))
     parts = service.answer(exchange, [prompt], [params])
-    answer = _Answer(body, given, exchange, service.config.names[0])
+    answer = _Answer(body, exchange, service.config.names[0])
 
     async def events() -> Events:
         numbers = itertools.count()
@@ -168,19 +183,19 @@ async def create(body: ResponsesBody, http: HttpRequest) -> Any:
     return answer.whole(last)
 
 
-async def _constraint(body: ResponsesBody, service: Service) -> Any:
-    form = body.text.format if body.text else None
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_schema" and form.schema_ is None:
-        raise ApiError(400, "text.format.schema: missing", "text.format.schema")
-    return await service.constraint(form.type, form.schema_, "text.format")
+async def _constraint(body: ResponsesBody, service: Service, prompt: Prompt) -> Any:
+    form, found = body.text.format if body.text else None, None
+    if form is not None and form.type != "text":
+        if form.type == "json_schema" and form.schema_ is None:
+            raise ApiError(400, "text.format.schema: missing", "text.format.schema")
+        found = await service.constraint(form.type, form.schema_, "text.format")
+    return await service.forced_call(prompt, found, "text.format")
 
 
 class _Answer:
     """The response, as it grows."""
 
-    def __init__(self, body: ResponsesBody, tools: list[dict[str, Any]], exchange: Exchange, model: str) -> None:
+    def __init__(self, body: ResponsesBody, exchange: Exchange, model: str) -> None:
         self.blocks, self._exchange = Blocks(), exchange
         self._head = {
             "id": new_id("resp"),
@@ -189,13 +204,14 @@ class _Answer:
             "model": model,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
+            "tool_choice": "auto",
+            "tools": [],
             "temperature": body.temperature,
             "top_p": body.top_p,
-            "tool_choice": body.tool_choice or "auto",
-            "tools": tools,
+            **body.model_dump(include={"tools", "tool_choice"}, exclude_none=True),
             "metadata": body.metadata or {},
             "error": None,
         }
@@ -215,7 +231,7 @@ class _Answer:
                 "input_tokens": usage.prompt,
                 "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
                 "output_tokens": usage.new,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
                 "total_tokens": usage.prompt + usage.new,
             },
         }

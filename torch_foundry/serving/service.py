@@ -20,6 +20,7 @@ from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
+from torch_foundry.serving.tool_calls import NO_TOOLS, ToolUse, call_grammar
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Prompt:
 
     ids: list[int]
     text: str = ""
-    tools: Sequence[dict[str, Any]] = ()
+    use: ToolUse = NO_TOOLS
 
 
 class Service:
@@ -105,23 +106,30 @@ class Service:
                 404, f"model: {name!r:.80} is not here; this server has {known}", "model", code="model_not_found"
             )
 
-    async def chat(
-        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], variables: dict[str, Any]
-    ) -> Prompt:
+    async def chat(self, messages: list[dict[str, Any]], use: ToolUse, variables: dict[str, Any]) -> Prompt:
         """The prompt of a conversation, by the tokenizer's chat template. variables: what else the template reads."""
         if not self.tokenizer.chat_template:
             raise ApiError(400, "messages: this model has no chat template; /v1/completions takes texts", "messages")
 
         def render() -> Prompt:
-            told = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
+            told = {"tools": list(use.tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
             text = self.tokenizer.apply_chat_template(messages, **told)
-            return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"], text, tools)
+            return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"], text, use)
 
         return await self._encoded(render, "messages: the chat template failed")
 
     async def text(self, prompt: str) -> Prompt:
         """The prompt that is a text."""
         return await self._encoded(lambda: Prompt(self.tokenizer(prompt)["input_ids"]), "prompt: the tokenizer failed")
+
+    async def _count(self, text: str) -> int:
+        """Tokens of a text."""
+        if not text:
+            return 0
+        return len((await self._encoded(lambda: self._plain(text), "reasoning: the tokenizer failed")).ids)
+
+    def _plain(self, text: str) -> Prompt:
+        return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     async def _encoded(self, work: Any, failed: str) -> Prompt:
         try:
@@ -137,6 +145,17 @@ class Service:
         """What limits an answer to a language, as of `Grammars.constraint`."""
         work = functools.partial(self._grammars.constraint, kind, source, field)
         return await asyncio.get_running_loop().run_in_executor(self._tokenize, work)
+
+    async def forced_call(self, prompt: Prompt, form: Any = None, field: str = "response_format") -> Any:
+        """`form`, which limits the answer by the request's `field`; what limits it to calls, if the request forces one.
+
+        ApiError: both.
+        """
+        if not prompt.use.forced:
+            return form
+        if form is not None:
+            raise ApiError(400, f"{field}: can't be met beside a tool_choice that forces a call", field)
+        return await self.constraint("grammar", call_grammar(self.tokenizer, prompt.text, prompt.use), "tool_choice")
 
     def room(self, prompt: Prompt, asked: int | None, field: str = "max_tokens") -> int:
         """New tokens of an answer, of which `asked` are wanted; ApiError if that is more than this server gives."""
@@ -165,8 +184,8 @@ class Service:
         def tell(number: int) -> Callable[[Update], Any]:
             return lambda update: loop.call_soon_threadsafe(news.put_nowait, (number, update))
 
-        exchange.usage.prompt = sum(len(prompt.ids) for prompt in prompts)
-        parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.tools) for prompt, _ in pairs]
+        exchange.usage.prompt, thought = sum(len(prompt.ids) for prompt in prompts), [""] * len(pairs)
+        parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.use.tools) for prompt, _ in pairs]
         for number, (prompt, params) in enumerate(pairs):
             if prompt.text and own_template(self.tokenizer) is not None:
                 params = dataclasses.replace(params, skip_special_tokens=False)
@@ -175,13 +194,15 @@ class Service:
                 self.thread.submit(exchange.requests[-1])
             except RuntimeError as error:
                 raise api_error(error) from None
-        going, first = len(pairs), True
+        going, first = set(range(len(pairs))), True
         while going:
             try:
                 with anyio.fail_after(exchange.began + self.config.timeout - time.perf_counter()):
                     number, update = await news.get()
             except TimeoutError:
                 raise ApiError(504, f"no answer within {self.config.timeout} seconds") from None
+            if number not in going:
+                continue
             if update.error is not None:
                 if not isinstance(update.error, ValueError):
                     log_fault(exchange.id, update.error)
@@ -195,8 +216,15 @@ class Service:
             pieces = parsers[number].feed(update.text)
             if update.finish_reason:
                 pieces += parsers[number].finish()
+            call = next((i for i, piece in enumerate(pieces) if piece.kind == "tool_call"), None)
+            if call is not None and pairs[number][0].use.single:  # the answer ends with it
+                self.thread.cancel(exchange.requests[number])
+                pieces, update = pieces[: call + 1], dataclasses.replace(update, finish_reason="stop", stop="")
+            thought[number] += "".join(piece.text for piece in pieces if piece.kind == "reasoning")
+            if update.finish_reason:
+                exchange.usage.reasoning += await self._count(thought[number])
                 exchange.finish_reasons.append(update.finish_reason)
-                going -= 1
+                going.remove(number)
             yield Part(number, pieces, update)
 
     def end(self, exchange: Exchange) -> None:
