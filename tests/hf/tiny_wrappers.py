@@ -86,6 +86,12 @@ def nested(images: list[int]) -> dict[str, torch.Tensor]:
     return {"pixel_values": _pixels(images, 1, 3, 16, 16)}
 
 
+def patches(images: list[int]) -> dict[str, torch.Tensor]:
+    """Images of four by four patches, where each lies."""
+    where = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(-1)
+    return {"pixel_values": _pixels(images, 16, 48), "image_position_ids": where.repeat(len(images), 1, 1).to(DEVICE)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A config class, the text model's type with what it gets besides TEXT, the tower's, and what is left.
@@ -108,6 +114,35 @@ WRAPPERS = {
         {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
         {"image_token_index": IMAGE, "boi_token_index": 3, "eoi_token_index": 4, "mm_tokens_per_image": 4},
         types="token_type_ids",
+    ),
+    "gemma4": Case(
+        "Gemma4Config",
+        # the last layer attends to another's keys, and all take an embedding of their own
+        {
+            **{"model_type": "gemma4_text", **SLIDING, "global_head_dim": 64, "num_kv_shared_layers": 1},
+            **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 30.0},
+        },
+        {
+            **{"model_type": "gemma4_vision", **TOWER, "num_key_value_heads": 2, "head_dim": 16},
+            **{"pooling_kernel_size": 2, "position_embedding_size": 8},
+        },
+        {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": VIDEO, "audio_config": None},
+        patches,
+        "mm_token_type_ids",
+    ),
+    "gemma4_unified": Case(
+        "Gemma4UnifiedConfig",
+        {
+            **{"model_type": "gemma4_unified_text", **SLIDING, "global_head_dim": 64, "num_global_key_value_heads": 1},
+            **{"final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"},
+        },
+        {
+            **{"model_type": "gemma4_unified_vision", "patch_size": 2, "pooling_kernel_size": 2},
+            **{"mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32},
+        },
+        {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": VIDEO, "audio_config": None},
+        patches,
+        "mm_token_type_ids",
     ),
     "qwen2_vl": Case(
         "Qwen2VLConfig",
@@ -225,6 +260,8 @@ def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
                 parameter.add_(0.3 * noise)
             else:
                 parameter.copy_(SCALE * noise * (5 if "mm_input_projection" in parameter_name else 1))
+        if "audio_token_id" in case.options:
+            model.lm_head.weight[VIDEO:] = 0.0  # an id that is embedded as padding is not chosen
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE)
 

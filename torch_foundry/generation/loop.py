@@ -11,6 +11,7 @@ from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
+from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.sampling import Sampler
 
 OVERLAPPED = 4  # tokens: blocks up to that size are read while the device is at the next one
@@ -37,6 +38,7 @@ class GenerationLoop:
     def __init__(self, runner: DecodeRunner, stops: StoppingCriteria, every: int, streamer: Any) -> None:
         self.runner, self.stops, self.every, self.streamer = runner, stops, every, streamer
         self.sampler, self.plan = runner.sampler, runner.plan
+        self._replaced = replaced_ids(path_to_decoder(runner.model)[-2])  # behind these a step is not one of ids
         self._prompt = stops.length
         self._depth = 2 if every <= OVERLAPPED else 1  # blocks that may be under way
         self._waiting: deque[PendingTokens] = deque()
@@ -54,7 +56,8 @@ class GenerationLoop:
                 if not tokens:
                     break
                 chosen, fresh = chosen + tokens, 0
-            self._read()
+            if self._read() and not all(self.stops.done):
+                chosen = self._beyond_an_image()
         for block in self._waiting:  # which nobody wants any more: after this nothing is under way
             block.read()
 
@@ -82,17 +85,33 @@ class GenerationLoop:
         self._waiting.append(PendingTokens(self.sampler, self._prompt + chosen, tokens, steps))
         return tokens
 
-    def _read(self) -> None:
-        """Wait for a block; what of it is part of the text goes to the cache's count and to the streamer."""
+    def _beyond_an_image(self) -> int:
+        """One token, chosen by the model's own forward pass of the newest ones, whose embedding is not a row of the
+        table; steps that read it are taken back. Returns how many tokens are chosen by then."""
+        while self._waiting:
+            self._waiting.popleft().read()
+        self.runner.rewind(self.stops.length, [row[-1] for row in self.stops.tokens])
+        self.plan.eager["step of generate: the token of an image"] += 1
+        self.runner.step_by_layers()
+        chosen = self.stops.length - self._prompt
+        self._waiting.append(PendingTokens(self.sampler, self._prompt + chosen, 1, 0))
+        return chosen + 1
+
+    def _read(self) -> bool:
+        """Wait for a block; what of it is part of the text goes to the cache's count and to the streamer. Returns
+        whether it ends with a token that steps don't embed as stock code does."""
         block = self._waiting.popleft()
         found = block.read()
         self.plan.reads += 1
         if any(row[-1] for row in found):
             self.sampler.check()
-        kept = self.stops.take([row[:-1] for row in found])
+        columns = list(zip(*(row[:-1] for row in found), strict=True))
+        cut = next((i + 1 for i, ids in enumerate(columns) if not self._replaced.isdisjoint(ids)), 0)
+        kept = self.stops.take([row[: cut or -1] for row in found])
         self.plan.tokens += kept
         self.runner.commit(block.steps - (block.tokens - kept))
         self.runner.settle()
         if self.streamer is not None:
             for column in list(zip(*self.stops.tokens, strict=True))[-kept:]:
                 self.streamer.put(torch.tensor(column, device="cpu"))
+        return bool(cut)

@@ -130,6 +130,12 @@ class DecodeRunner:
         layers = self._layers
         layers.used, self._positions = layers.text, [position - layers.text]
 
+    def rewind(self, length: int, tokens: list[int]) -> None:
+        """Go on from each row's newest token, behind `length` of the text: other steps never were. Nothing is under
+        way."""
+        self._layers.used = self._layers.text
+        self.sampler.seek([length] * len(tokens), tokens)
+
     @uninterruptible()
     def step(self, steps: int, remaining: int) -> bool:
         """Hand `steps` steps, of `remaining` that there may be, to the device.

@@ -25,6 +25,7 @@ from torch_foundry.generation.speculation import SpeculativeDecoder
 from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.models.calls import generated, generation
+from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.state import ModelPlan, ModelState
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
@@ -169,6 +170,8 @@ def speculative(request: Request, totals: SpeculationStats, config: Any, assista
     """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
     if request.input_ids.shape[0] != 1:
         raise Fallback("several rows")
+    if replaced_ids(path_to_decoder(request.model)[-2]):
+        raise Fallback("a draft may have an image's token")
     model = lookup = None
     if config.prompt_lookup_num_tokens is not None:
         lookup, most = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH), config.prompt_lookup_num_tokens

@@ -16,7 +16,7 @@ from torch_foundry.generation.stopping import StoppingCriteria
 from torch_foundry.hf.decoder import OFF, ON
 from torch_foundry.hf.wrapper import OF_PROMPTS, embeds_all
 from torch_foundry.kvcache.hf_cache import check_capturable, in_flight
-from torch_foundry.models.outputs import path_to_decoder
+from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.rope import horizon_for
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.sampling import Sampler, Settings
@@ -60,6 +60,8 @@ class Request:
         self.capacity = horizon_for(max(self.stops.max_length, input_ids.shape[1] + 1))
         self.cache: DynamicCache = model_kwargs["past_key_values"]
         self.runner = DecodeRunner(model, plan, self.cache, input_ids.shape[0], model_kwargs)
+        if replaced_ids(path_to_decoder(model)[-2]) and (settings.counts_tokens or settings.bans_sequences):
+            raise Fallback("what may come next depends on earlier tokens, one of which may be an image's")
         self.runner.reserve_hint(self.stops.remaining)
         self.every = min(self.every, in_flight(self.cache) or self.every)
 

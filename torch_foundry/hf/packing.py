@@ -14,6 +14,7 @@ from transformers.utils.logging import tqdm
 from torch_foundry import quant
 from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS
 from torch_foundry.models.family import class_key
+from torch_foundry.models.outputs import embedding_read_by
 from torch_foundry.models.swap import base_class, is_swapped, restore
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of
@@ -88,13 +89,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     blocks = ((name, BLOCKS.get(class_key(base_class(type(module))))) for name, module in model.named_modules())
     routers = {f"{name}.{kind.router}.{kind.matrix}" for name, kind in blocks if kind}
     routers |= {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
+    read = {id(embedding_read_by(module)) for module in model.modules()}
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
         key = class_key(cls)
         found: Any = module
         if cls is nn.Linear and found.out_features > 1 and name not in routers:  # a single output is a gate's: dense
             yield name, module, [found.in_features]
-        elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None:
+        elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None and id(found) not in read:
             yield name, module, [found.embedding_dim]
         elif key in EXPERTS:
             yield name, module, [matrix.shape[-1] for matrix in matrices_of(module)]

@@ -6,21 +6,34 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch_foundry.hf.pretrained import ModelMixin
-from torch_foundry.models.outputs import wrapper_of
+from torch_foundry.models.outputs import replaced_ids, wrapper_of
 
 # Features of images and videos, or what they are made from, and which tokens see each other both ways.
-IMAGES = frozenset({"mm_encoder_outputs", "pixel_values", "pixel_values_videos", "token_type_ids"})
+IMAGES = frozenset(
+    {
+        "input_features",
+        "mm_encoder_outputs",
+        "per_layer_inputs",
+        "pixel_values",
+        "pixel_values_videos",
+        "token_type_ids",
+    }
+)
 # What is read along with pixels, and what says where tokens stand, which the decoder is told as `position_ids`.
 ABOUT_IMAGES = frozenset(
     {
         "batch_num_images",
         "image_grid_thw",
+        "image_position_ids",
         "image_sizes",
         "image_sizes_videos",
+        "input_features_mask",
         "mm_token_type_ids",
+        "num_frames_per_video",
         "pixel_attention_mask",
         "second_per_grid_ts",
         "video_grid_thw",
+        "video_position_ids",
         "vision_aspect_ratio",
         "vision_feature_layer",
         "vision_feature_select_strategy",
@@ -57,6 +70,8 @@ class WrapperMixin(ModelMixin):
         decoder = self._modules.get(known.decoder)
         if decoder is None or not embeds_all(self.config, decoder):
             return None
+        if any(bool((ids == each).any()) for each in replaced_ids(self)):
+            return None
         return decoder, {"input_ids": ids, "attention_mask": kwargs.get("attention_mask")}
 
 
@@ -70,4 +85,4 @@ def ids_of(decoder: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     step = _step.get()
     if step is None or step[0] is not decoder or kwargs.get("inputs_embeds") is None:
         return kwargs
-    return {**kwargs, **step[1], "inputs_embeds": None}
+    return {**kwargs, **step[1], "inputs_embeds": None, "per_layer_inputs": None}

@@ -178,11 +178,14 @@ for _family in (
 def register_wrapper(wrapper: Wrapper) -> None:
     """Make a wrapper known: steps of the decoder inside of it are captured."""
     WRAPPERS[wrapper.key("Model")] = wrapper
-    HEADS[wrapper.key("ForConditionalGeneration")] = Head(decoder=f"model.{wrapper.decoder}")
+    HEADS[wrapper.key("ForConditionalGeneration")] = Head(f"model.{wrapper.decoder}", softcap=wrapper.softcap)
 
 
+REPLACED = ("image_token_id", "video_token_id", "audio_token_id")
 for _wrapper in (
     Wrapper("gemma3"),
+    Wrapper("gemma4", replaced=REPLACED, softcap="final_logit_softcapping"),
+    Wrapper("gemma4_unified", replaced=REPLACED, softcap="final_logit_softcapping"),
     Wrapper("idefics3", decoder="text_model"),
     Wrapper("internvl", prefix="InternVL"),
     Wrapper("llava"),

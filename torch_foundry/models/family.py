@@ -181,7 +181,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Head:
-    """`lm_head` on top of a decoder, and what follows: names in the config, as far as they are set."""
+    """`lm_head` on top of a decoder, and what follows: names in the decoder's config, as far as they are set."""
 
     decoder: str = "model"  # where it is, as of `get_submodule`
     divisor: str | None = None  # logits / that
@@ -249,6 +249,10 @@ class Wrapper(Architecture):
     """
 
     decoder: str = "language_model"  # attribute of `model`; of any family
+    # ids, by their names in the config, that it embeds as padding, in texts as well; it reads rows of the embedding's
+    # weight, if layers take embeddings of their own
+    replaced: tuple[str, ...] = ()
+    softcap: str | None = None  # as in `Head`
 
 
 # What dense families share with those of experts.

@@ -28,6 +28,18 @@ def wrapper_of(module: nn.Module) -> Wrapper | None:
     return WRAPPERS.get(class_key(base_class(type(module))))
 
 
+def replaced_ids(model: Any) -> frozenset[int]:
+    """Ids that `model`, if it is a wrapper, embeds as padding: not as captured steps do."""
+    names = getattr(wrapper_of(model), "replaced", ())
+    return frozenset(found for name in names if (found := getattr(model.config, name, None)) is not None)
+
+
+def embedding_read_by(model: Any) -> Any:
+    """The embedding of `model` if stock code reads rows of its weight; None if not."""
+    own = replaced_ids(model) and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None)
+    return model.get_input_embeddings() if own else None
+
+
 def path_to_decoder(model: nn.Module) -> list[Any]:
     """The modules from `model`, whose head is known, to its decoder. Raises Fallback if they are others."""
     head = head_of(model)
@@ -45,6 +57,7 @@ def path_to_decoder(model: nn.Module) -> list[Any]:
 
 def is_plain(head: Head, config: Any) -> bool:
     """Whether the logits are what `lm_head` gives."""
+    config = config.get_text_config()
     softcap = head.softcap and getattr(config, head.softcap)
     divisor = head.divisor and getattr(config, head.divisor)
     factor = head.factor and getattr(config, head.factor)
@@ -58,10 +71,11 @@ def logits_of(model: Any, head: Head, hidden: torch.Tensor) -> torch.Tensor:
 
 def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of what `lm_head` gives."""
-    if head.softcap is not None and (cap := getattr(model.config, head.softcap)) is not None:
+    config = model.config.get_text_config()
+    if head.softcap is not None and (cap := getattr(config, head.softcap)) is not None:
         logits = torch.tanh(logits / cap) * cap
     if head.divisor is not None:
-        logits = logits / getattr(model.config, head.divisor)
+        logits = logits / getattr(config, head.divisor)
     if head.factor is not None:
-        logits = logits * getattr(model.config, head.factor)
+        logits = logits * getattr(config, head.factor)
     return logits
