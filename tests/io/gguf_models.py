@@ -48,6 +48,7 @@ LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 CASES = {
@@ -171,6 +172,7 @@ CASES = {
         {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
         {"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, False]},
     ),
+    "lfm2": Case("lfm2", "Lfm2Config", LFM2, {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]}),
     "olmoe": Case(
         "olmoe",
         "OlmoeConfig",
@@ -258,14 +260,14 @@ def make(name: str, seed: int = 0) -> Any:
             if "norm" in key or "bias" in key or "A_log" in key:
                 p.add_(0.3 * noise)
             else:
-                p.copy_((0.3 if "embed" in key or "gate.weight" in key else 0.06) * noise)
+                p.copy_((0.3 if "embed" in key or "gate.weight" in key or "conv.conv" in key else 0.06) * noise)
     model.generation_config.eos_token_id = None
     return model
 
 
 def mixed(name: str) -> str:
     """A type for each matrix, by its name in the file."""
-    if "ffn_gate_inp" in name:
+    if "ffn_gate_inp" in name or "shortconv.conv" in name:
         return "f32"
     if "attn_v" in name or "ffn_down" in name:
         return "q8_0"
@@ -305,8 +307,8 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
                 value = value.reshape(tensor.shape)
             if case.arch in RAISED and full.endswith("norm.weight"):
                 value = value + 1
-            if stem.endswith("shared_expert_gate"):
-                value = value.squeeze(0)
+            if stem.endswith(("shared_expert_gate", "conv.conv")):
+                value = value.squeeze(stem.endswith("conv.conv"))
             stem = (
                 stem.replace("mlp.gate", "block_sparse_moe.gate")
                 if name == "mixtral" and "experts" not in stem
@@ -388,7 +390,7 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
         "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
         "attention.head_count_kv": settings.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(settings.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(getattr(settings, "rms_norm_eps", None) or settings.norm_eps),
         "rope.dimension_count": head,
         "vocab_size": settings.vocab_size,
     }

@@ -90,6 +90,28 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
         "HP_RANGE",
         "llama.attention.head_count_kv",
     ),
+    **{
+        f"{why} of blocks": (
+            "lfm2",
+            key("lfm2.attention.head_count_kv", heads),
+            "HP_RANGE",
+            "lfm2.attention.head_count_kv",
+        )
+        for why, heads in (
+            ("two numbers", [1, 2]),
+            ("too few numbers", [2]),
+            ("truth values", [False, True]),
+            ("text", "2"),
+            ("a number that doesn't divide", [0, 3]),
+        )
+    },
+    "attention where there is none": (
+        "lfm2",
+        key("lfm2.attention.head_count_kv", [2, 0]),
+        "TENSOR_MISSING",
+        "blk.0.attn_q.weight",
+    ),
+    "a convolution of another size": ("lfm2", key("lfm2.shortconv.l_cache", 4), "SHAPE", "blk.0.shortconv.conv.weight"),
     "other heads": ("gemma3", key("gemma3.attention.head_count", 3), "SHAPE", "blk.0.attn_q.weight"),
     "heads that don't divide the hidden size": (
         "granite",

@@ -61,7 +61,7 @@ def make_config(model: GgufModel) -> Any:
     fields = {key.field: values[key.name] for key in architecture.keys if key.field}
     fields |= {
         "num_hidden_layers": model.layers,
-        "num_key_value_heads": values["attention.head_count_kv"] or values["attention.head_count"],
+        "num_key_value_heads": model.sizes["K"] // model.sizes["D"],
         "head_dim": model.sizes["D"],
         "vocab_size": model.sizes["V"],
         "tie_word_embeddings": architecture.tied or OUTPUT.tensor not in model.tensors,
@@ -79,8 +79,9 @@ def make_config(model: GgufModel) -> Any:
     if "original_max_position_embeddings" in model.rope and architecture.partial_rope:
         fields["original_max_position_embeddings"] = model.rope["original_max_position_embeddings"]
     if architecture.recurrent:
-        kinds = ("full_attention", "linear_attention")
+        kinds = ("full_attention", architecture.kind)
         fields["layer_types"] = [kinds[model.recurrent(index)] for index in range(model.layers)]
+    if "U" in model.sizes:
         fields["linear_value_head_dim"] = model.sizes["U"]
     if architecture.pattern:
         fields["layer_types"] = _layer_types(model)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_foundry.io.gguf.keys import (
     COMMON,
+    CONV_KEYS,
     DELTA_KEYS,
     EPSILON,
     EXPERTS,
@@ -34,9 +35,12 @@ from torch_foundry.io.gguf.slots import (
     GRANITE_MOE,
     HEAD_NORMS,
     LATE_NORMS,
+    LFM2,
+    LFM2_NORM,
     MLP,
     MLP_BIAS,
     MOE,
+    NORM,
     POST_NORMS,
     PRE_NORMS,
     QKV_BIAS,
@@ -44,6 +48,7 @@ from torch_foundry.io.gguf.slots import (
     QKVO_BIAS,
     SANDWICH,
     SHARED_EXPERT,
+    SHORT_CONV,
     TILED_DELTA,
     Slot,
 )
@@ -59,8 +64,9 @@ class Architecture:
     the output layer is always the embedding. pattern: every which layer sees beyond the sliding window. constants:
     fields of the config that follow from the architecture. scalar_layers: number of layers of the one size whose scores
     are scaled by hidden size / heads instead of by the head size. recurrent: tensors of blocks without attention, in
-    place of its own. expert_size: field of the config that has the feed-forward length of an expert. rope: what rope
-    parameters of a type have besides what files say. variants: key that is above 0 -> what it is then.
+    place of its own; kind: their type in the config. norm: the last norm. expert_size: field of the config that has the
+    feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants: key
+    that is above 0 -> what it is then.
     """
 
     config: str
@@ -75,6 +81,8 @@ class Architecture:
     constants: Mapping[str, Any] = field(default_factory=dict)
     scalar_layers: int = 0
     recurrent: tuple[Slot, ...] = ()
+    kind: str = "linear_attention"
+    norm: Slot = NORM
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     variants: Mapping[str, Architecture] = field(default_factory=dict)
@@ -232,6 +240,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         pattern=2,
         expert_size="intermediate_size",
         rope={"yarn": {"truncate": False}},
+    ),
+    "lfm2": Architecture(
+        "Lfm2Config",
+        LFM2,
+        CONV_KEYS,
+        constants={"block_auto_adjust_ff_dim": False},
+        recurrent=SHORT_CONV,
+        kind="conv",
+        norm=LFM2_NORM,
     ),
     "qwen3next": HYBRID,
     "qwen35": replace(

@@ -64,6 +64,11 @@ DELTA_KEYS = (
     Key("full_attention_interval", "", int, 1, 1 << 12, 4),
     Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
 )
+CONV_KEYS = (
+    Key("attention.head_count_kv", "", object, 1, 1 << 14),  # of each block; 0: it has no attention
+    Key("attention.layer_norm_rms_epsilon", "norm_eps", float, EPSILON, 0.1, REQUIRED),
+    Key("shortconv.l_cache", "conv_L_cache", int, 1, 1 << 7, REQUIRED),
+)
 SECTIONS = Key("rope.dimension_sections", "", object, 0, 0)
 MROPE = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}  # whose positions are all the same for text
 SOFTCAPS = (

@@ -14,7 +14,7 @@ from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
 from torch_foundry.io.gguf.rope import RopeError, rope_parameters
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, NORM, OUTPUT, QKVO, ROPE_TENSORS, Slot
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot
 from torch_foundry.io.weights import Weight, WeightReader
 
 
@@ -37,6 +37,7 @@ class GgufModel:
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
             raise self._fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
+        self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes()
         found = self._found()
         source = WeightReader(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
@@ -51,7 +52,7 @@ class GgufModel:
         """The letters of slots' shapes."""
         values = self.values
         hidden, heads = values["embedding_length"], values["attention.head_count"]
-        kv_heads = values["attention.head_count_kv"] or heads
+        kv_heads = max(self._kv_heads) or heads
         head = values["attention.key_length"]
         if head is None:
             if hidden % heads:
@@ -78,10 +79,21 @@ class GgufModel:
             all_alone = self.architecture.expert_size == "intermediate_size"
             sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
             sizes["S"] = values.get("expert_shared_feed_forward_length") or sizes["F"]
-        if self.architecture.recurrent:
+        if "shortconv.l_cache" in values:
+            sizes["T"] = values["shortconv.l_cache"]
+        elif self.architecture.recurrent:
             sizes |= self._delta_sizes()
         sizes["V"] = self._vocabulary(hidden)
         return sizes
+
+    def _heads_of_blocks(self) -> list[int]:
+        """How many heads keys have in each block; 0: it has no attention."""
+        name, count = "attention.head_count_kv", self.values["block_count"]
+        found = self.values["attention.head_count"] if self.values[name] is None else self.values[name]
+        listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else [found] * count
+        if set(map(type, listed)) != {int} or min(listed) < 0 or len(set(listed) - {0}) > 1:
+            raise self._fail("HP_RANGE", name, f"one number, or 0 in some of {count} blocks", str(found)[:80])
+        return listed
 
     def _delta_sizes(self) -> dict[str, int]:
         values = self.values
@@ -95,7 +107,9 @@ class GgufModel:
 
     def recurrent(self, index: int) -> bool:
         """Whether block `index` has a recurrent state, in place of attention."""
-        return bool(self.architecture.recurrent) and (index + 1) % self.values["full_attention_interval"] != 0
+        if "full_attention_interval" in self.values:
+            return (index + 1) % self.values["full_attention_interval"] != 0
+        return self._kv_heads[index] == 0
 
     def _vocabulary(self, hidden: int) -> int:
         """Rows of the embedding, which is what tells."""
@@ -114,7 +128,7 @@ class GgufModel:
     def _slots(self) -> Iterator[tuple[list[str], Slot]]:
         """The tensors that there have to be, for each parameter."""
         yield EMBEDDING.tensors, EMBEDDING
-        yield NORM.tensors, NORM
+        yield self.architecture.norm.tensors, self.architecture.norm
         if OUTPUT.tensor in self.tensors and not self.architecture.tied:
             yield OUTPUT.tensors, OUTPUT
         options = [slot for option in self.options() for slot in self.architecture.options[option]]

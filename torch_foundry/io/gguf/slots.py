@@ -14,8 +14,8 @@ class Slot:
 
     H: hidden size, Q, K: all query, all key heads, A: query heads, D: a head, F: feed-forward, V: vocabulary, E:
     experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads, N: a key head,
-    B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution, T: tokens that this
-    sees; "A+B": one after the other. A dimension of 1 may be left out.
+    B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T: tokens that a
+    convolution sees; "A+B": one after the other. A dimension of 1 may be left out.
     tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
     another order. layout: in `LAYOUTS`, of parameters that no file has as they are.
     """
@@ -34,7 +34,7 @@ class Slot:
     @property
     def single(self) -> bool:
         """Whether files have it in float32: whatever is no matrix that tokens are multiplied by."""
-        return "conv1d" in self.tensor or not self.tensor.endswith(".weight")
+        return self.tensor.endswith(("conv1d.weight", "shortconv.conv.weight")) or not self.tensor.endswith(".weight")
 
     @property
     def offset(self) -> bool:
@@ -130,6 +130,23 @@ FULL_NORMS = (
     Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
     Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
 )
+LFM2 = (
+    Slot("attn_norm.weight", "operator_norm.weight", "H"),
+    Slot("ffn_norm.weight", "ffn_norm.weight", "H"),
+    *QKVO[:3],
+    replace(QKVO[3], parameter="self_attn.out_proj.weight"),
+    Slot("attn_q_norm.weight", "self_attn.q_layernorm.weight", "D"),
+    Slot("attn_k_norm.weight", "self_attn.k_layernorm.weight", "D"),
+    Slot("ffn_gate.weight", "feed_forward.w1.weight", "F H"),
+    Slot("ffn_up.weight", "feed_forward.w3.weight", "F H"),
+    Slot("ffn_down.weight", "feed_forward.w2.weight", "H F"),
+)
+SHORT_CONV = (
+    Slot("shortconv.conv.weight", "conv.conv.weight", "H 1 T"),
+    Slot("shortconv.in_proj.weight", "conv.in_proj.weight", "H+H+H H"),
+    Slot("shortconv.out_proj.weight", "conv.out_proj.weight", "H H"),
+)
+LFM2_NORM = replace(NORM, tensor="token_embd_norm.weight", parameter="model.embedding_norm.weight")
 GRANITE_MOE = tuple(
     replace(slot, parameter=slot.parameter.replace("mlp.gate", "mlp.router").replace("mlp.", "block_sparse_moe."))
     for slot in MOE

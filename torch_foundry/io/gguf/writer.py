@@ -18,7 +18,7 @@ from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.architectures import ARCHITECTURES, Architecture
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, NORM, OUTPUT, Slot
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, Slot
 from torch_foundry.io.gguf.stored import Tensor, find, head_dim, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
@@ -122,7 +122,7 @@ def _architecture(config: str) -> tuple[str, Architecture]:
 def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     """Every tensor of the file and the parameter that it is, both by their full names."""
     tied = model.config.tie_word_embeddings
-    yield from (EMBEDDING, NORM) if tied else (EMBEDDING, NORM, OUTPUT)
+    yield from (EMBEDDING, architecture.norm) if tied else (EMBEDDING, architecture.norm, OUTPUT)
     options: list[Slot] = []
     for group in architecture.options.values():
         if find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
@@ -146,7 +146,11 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
             values[key.name] = key.kind(value)
     if head * heads != config.hidden_size or architecture.pattern:
         values |= {"attention.key_length": head, "attention.value_length": head}
-    if architecture.recurrent:
+    if "shortconv.l_cache" in values:
+        values["attention.head_count_kv"] = [
+            0 if kind == architecture.kind else config.num_key_value_heads for kind in config.layer_types
+        ]
+    elif architecture.recurrent:
         values["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         if "full_attention" in config.layer_types:
             values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
