@@ -308,7 +308,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             if case.arch in RAISED and full.endswith("norm.weight"):
                 value = value + 1
             if stem.endswith(("shared_expert_gate", "conv.conv")):
-                value = value.squeeze(stem.endswith("conv.conv"))
+                value = value.squeeze(int("conv" in stem))
             stem = (
                 stem.replace("mlp.gate", "block_sparse_moe.gate")
                 if name == "mixtral" and "experts" not in stem
