@@ -92,6 +92,21 @@ def test_sampling_fields_reach_the_engine(ai: openai.OpenAI, alone: Any, demo: t
     assert answer.choices[0].message.content == expected != alone(SAID, 10, temperature=1.3, seed=7)
 
 
+def test_what_transformers_chat_asks(raw: httpx.Client, alone: Any) -> None:
+    """Whether the model is loaded, and then with its settings in a field of their own."""
+    assert 'data: {"status": "ready"' in raw.post("/load_model", json={"model": NAME}).text
+    assert raw.post("/load_model", json={"model": "other"}).status_code == 404
+
+    def ask(config: str) -> Any:
+        told = {"model": NAME, "messages": SAID, "generation_config": config}
+        return raw.post("/v1/chat/completions", json=told).json()
+
+    told = {"do_sample": False, "max_new_tokens": 5, "transformers_version": "5.23.0"}
+    assert ask(json.dumps(told))["choices"][0]["message"]["content"] == alone(SAID, 5)
+    assert ask('{"num_beams": 2}')["error"]["message"] == "generation_config.num_beams: can't be met"
+    assert "expected a JSON object" in ask("[1]")["error"]["message"]
+
+
 def test_logprobs(ai: openai.OpenAI) -> None:
     answer = ai.chat.completions.create(**GREEDY, messages=SAID, max_tokens=6, logprobs=True, top_logprobs=2)
     found = answer.choices[0].logprobs

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from torch_foundry.engine import TokenLogprobs
 from torch_foundry.serving.completions import LEAST, CompletionOptions, finish_reason, usage_of
@@ -62,6 +63,12 @@ class Tool(Body):
     function: Function
 
 
+class ModelBody(Body):
+    """A model's name."""
+
+    model: str
+
+
 class ToolName(Body):
     """Which function."""
 
@@ -102,19 +109,12 @@ class ResponseFormat(Body):
         return await service.constraint(self.type, source, field)
 
 
-class ChatBody(CompletionOptions):
-    """A conversation to go on with."""
+class ToolOptions(CompletionOptions):
+    """Tools, and whether they may or have to be called."""
 
-    messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
 
     @property
     def use(self) -> ToolUse:
@@ -123,6 +123,19 @@ class ChatBody(CompletionOptions):
         choice = "function" if named else str(self.tool_choice or "auto")
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
         return tool_use(tools, choice, named.function.name if named else None, single=self.parallel_tool_calls is False)
+
+
+class ChatBody(ToolOptions):
+    """A conversation to go on with."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
+    generation_config: str | None = None  # JSON, as `transformers chat` sends it
 
     async def constraint(self, service: Service, prompt: Prompt) -> Any:
         """For the engine; None: any text."""
@@ -147,10 +160,40 @@ def _message(message: Message, field: str) -> dict[str, Any]:
     return found
 
 
+def _configured(body: ChatBody) -> ChatBody:
+    """`body` with what its `generation_config` sets, as fields; these are refused by name as any other."""
+    try:
+        given = json.loads(body.generation_config or "{}")
+        told = {k: v for k, v in given.items() if v is not None and not k.startswith(("_", "transformers_"))}
+    except (ValueError, AttributeError):
+        raise ApiError(400, "generation_config: expected a JSON object", "generation_config") from None
+    if told.pop("do_sample", True) is False:
+        told["temperature"] = 0.0
+    if (tokens := told.pop("max_new_tokens", None)) is not None:
+        told["max_completion_tokens"] = tokens
+    try:
+        return ChatBody(**{**body.model_dump(by_alias=True, exclude_unset=True), "generation_config": None, **told})
+    except ValidationError as error:
+        raise ApiError(
+            400, f"generation_config.{error.errors()[0]['loc'][0]}: can't be met", "generation_config"
+        ) from None
+
+
+@router.post("/load_model", response_model=None)
+async def load_model(body: ModelBody, http: HttpRequest) -> Any:
+    """Say that the model is loaded: `transformers chat` asks before it begins."""
+    service_of(http).check_model(body.model)
+
+    async def events() -> Events:
+        yield "", {"status": "ready", "cached": True}
+
+    return await stream(http, events(), lambda error: ("", {"status": "error", "message": error.message}))
+
+
 @router.post("/v1/chat/completions", response_model=None)
 async def create(body: ChatBody, http: HttpRequest) -> Any:
     """Answer a conversation."""
-    service, exchange = service_of(http), exchange_of(http)
+    service, exchange, body = service_of(http), exchange_of(http), _configured(body)
     service.check_model(body.model)
     n = body.choices(service)
     if body.top_logprobs is not None and not body.logprobs:
