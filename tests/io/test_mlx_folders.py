@@ -1,4 +1,4 @@
-"""Folders of mlx-community whose models mlx has in a form of its own: gpt-oss, GraniteMoE, Qwen's hybrids."""
+"""Folders of mlx-community whose models mlx has in a form of its own: gpt-oss, GraniteMoE, LFM2, Qwen's hybrids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of, set_matrices
 
 AFFINE = "affine4_g32_bf16"
-FAMILIES = ("granitemoe", "gpt_oss", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+FAMILIES = ("granitemoe", "gpt_oss", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 WRAPPERS = {"qwen3_5": Qwen3_5Config, "qwen3_5_moe": Qwen3_5MoeConfig}  # published with a vision tower
 Tensors = dict[str, Tensor]
 
@@ -48,7 +48,7 @@ def mxfp4(name: str, dense: Tensor) -> tuple[Tensors, Tensor]:
 
 def written(family: str, folder: Path) -> Any:
     """A folder as mlx-lm writes it; the stock model with the values that its weights have."""
-    twin = copy.deepcopy(tiny_models.build(family))
+    twin = copy.deepcopy(tiny_models.build(family, tie_word_embeddings=False))
     state = dict(twin.state_dict())
     prefix = "language_model." if family in WRAPPERS else ""
     found: Tensors = {}
@@ -75,7 +75,7 @@ def written(family: str, folder: Path) -> Any:
                 found[f"{name}.down_proj.bias"] = down
     for name, tensor in state.items():
         name = name.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if "conv1d" in name:
+        if "conv1d" in name or "conv.conv" in name:
             tensor = tensor.transpose(1, 2)
         if family.startswith("qwen3") and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + 1
@@ -100,7 +100,7 @@ def test_what_mlx_names_and_stores_otherwise(family: str, tmp_path: Path) -> Non
     formats = {m.format for m in model.modules() if isinstance(m, FoundryLinear | FoundryEmbedding)}
     experts = {m.formats for m in model.modules() if isinstance(m, FoundryExperts)}
     assert formats == {AFFINE}
-    assert experts == (set() if family == "qwen3_5" else {("mxfp4" if family == "gpt_oss" else AFFINE,) * 3})
+    assert experts == (set() if family in ("lfm2", "qwen3_5") else {("mxfp4" if family == "gpt_oss" else AFFINE,) * 3})
     model.generation_config.eos_token_id = None
     assert tiny_models.tokens(model) == tiny_models.tokens(twin) and tiny_models.fused_all(model)
     torch_foundry.unpatch(model, dequantize=True)

@@ -59,7 +59,7 @@ def _dense(parts: Parts, name: str) -> Weight:
     stored, info = parts.dense(name), parts.container.tensors[name]
     if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
         return parts.source.weight(info, info.shape, offset=1.0)
-    if not name.endswith(".conv1d.weight") or len(info.shape) != 3 or info.shape[-1] != 1:
+    if not name.endswith((".conv1d.weight", ".conv.conv.weight")) or len(info.shape) != 3 or info.shape[-1] != 1:
         return stored
     channels, taps, _ = info.shape
 
