@@ -86,6 +86,16 @@ def nested(images: list[int]) -> dict[str, torch.Tensor]:
     return {"pixel_values": _pixels(images, 1, 3, 16, 16)}
 
 
+def shaped(images: list[int]) -> dict[str, torch.Tensor]:
+    """Images of four by four patches, and their shapes."""
+    shapes, mask = torch.tensor([[4, 4]]), torch.ones(1, 16, dtype=torch.long)
+    each = {"spatial_shapes": shapes, "pixel_attention_mask": mask}
+    return {
+        "pixel_values": _pixels(images, 16, 48),
+        **{name: value.repeat(len(images), 1).to(DEVICE) for name, value in each.items()},
+    }
+
+
 def patches(images: list[int]) -> dict[str, torch.Tensor]:
     """Images of four by four patches, where each lies."""
     where = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(-1)
@@ -235,6 +245,13 @@ WRAPPERS = {
         {"model_type": "smolvlm_vision", **TOWER},
         {"image_token_id": IMAGE, "scale_factor": 2},
         nested,
+    ),
+    "lfm2_vl": Case(
+        "Lfm2VlConfig",
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
+        {"model_type": "siglip2_vision_model", **TOWER, "num_patches": 16, "vision_use_head": False},
+        {"image_token_id": IMAGE, "projector_hidden_size": 32},
+        shaped,
     ),
     "internvl": Case(
         "InternVLConfig",

@@ -188,6 +188,7 @@ for _wrapper in (
     Wrapper("gemma4_unified", replaced=REPLACED, softcap="final_logit_softcapping"),
     Wrapper("idefics3", decoder="text_model"),
     Wrapper("internvl", prefix="InternVL"),
+    Wrapper("lfm2_vl"),
     Wrapper("llava"),
     Wrapper("llava_next"),
     Wrapper("llava_onevision"),
