@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from torch_foundry.models.families import FAMILIES
 from torch_foundry.quant import FORMATS, kv
 
 PACKAGE = Path(torch_foundry.__file__).parent
-MODULES = {
-    str(path.relative_to(PACKAGE)): ast.parse(path.read_text())
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if "_built" not in path.parts
-}
 PACKED = {name for name, known in FORMATS.items() if known.packed} | kv.FORMATS.keys()
 HOMES = ("io/packed/",)  # modes of other libraries' files have such names
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    paths = (path for path in sorted(PACKAGE.rglob("*.py")) if "_built" not in path.parts)
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in paths}
 
 
 def keys_of(node: ast.AST) -> Iterator[str]:
@@ -31,7 +33,7 @@ def keys_of(node: ast.AST) -> Iterator[str]:
 
 
 def test_no_table_is_keyed_by_formats() -> None:
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         found = {key for node in ast.walk(tree) for key in keys_of(node)} & PACKED
         assert not found or module.startswith(HOMES), f"{module}: facts about {sorted(found)}"
 
@@ -39,7 +41,7 @@ def test_no_table_is_keyed_by_formats() -> None:
 def test_no_table_is_keyed_by_families() -> None:
     """What a file calls its architecture is another matter: `io/gguf` reads it."""
     classes = {key.rsplit(".", 1)[1] for key in FAMILIES}
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         named = [s for s in strings if isinstance(s, str) and (s in FAMILIES or s.rsplit(".", 1)[-1] in classes)]
         assert not named, f"{module}: facts about {named}"
@@ -53,8 +55,8 @@ def names_of(tree: ast.Module) -> set[str]:
 
 def test_no_limit_is_stated_again() -> None:
     """`limits` asks the extension; a number under the same name elsewhere would be a copy."""
-    limits = {name for name in names_of(MODULES["core/limits.py"]) if name.isupper()}
+    limits = {name for name in names_of(modules()["core/limits.py"]) if name.isupper()}
     assert "HEAD_DIMS" in limits
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         copied = names_of(tree) & limits
         assert not copied or module == "core/limits.py", f"{module}: {sorted(copied)}"

@@ -1,8 +1,9 @@
 """Which tests `make test` runs, and which of the other targets runs the rest: each test belongs to one tier.
 
-`quick` has every test that another tier doesn't claim, and of a test with many cases in a folder below some that are
-evenly spread. A module or test that is of another tier says so, and how many of its cases `quick` has all the same, if
-any: `pytest.mark.tier("kernels", quick=1)`, as for dear ones whose branches other tests of `quick` go through.
+`quick` has every test that another tier doesn't claim, and of a test with many cases in a folder below the first: most
+of their time goes into compiling kernels and making models for each case. A module or test that is of another tier says
+so, and how many of its cases, evenly spread, `quick` has all the same, if any: `pytest.mark.tier("models", quick=2)`.
+So do dear ones whose branches other tests of `quick` go through.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import defaultdict
 import pytest
 
 QUICK = "quick"
-CASES = 3  # of a test with parameters, in `quick`
 FOLDERS = {
     "kernels": ("ops", "quant", "sampling", "tuning", "cuda"),
     "models": ("hf", "generation", "engine", "kvcache", "session", "diagnostics", "serving"),
@@ -66,7 +66,7 @@ def tiers_of(items: list[pytest.Item]) -> dict[pytest.Item, str]:
         for number, item in enumerate(cases):
             marker = item.get_closest_marker("tier")
             folder = next((name for name, folders in FOLDERS.items() if item.path.parent.name in folders), QUICK)
-            few = marker.kwargs.get("quick", 0) if marker else 0 if folder == "metal" else CASES
+            few = marker.kwargs.get("quick", 0) if marker else int(folder != "metal")
             quick = {round(i * (len(cases) - 1) / max(few - 1, 1)) for i in range(few)}
             tiers[item] = QUICK if number in quick else marker.args[0] if marker else folder
     return tiers

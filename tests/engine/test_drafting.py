@@ -242,6 +242,7 @@ def test_ends_of_text_among_drafts() -> None:
     ended(run)
 
 
+@pytest.mark.tier("models")
 def test_texts_that_stop_among_drafts() -> None:
     path = demo_model_path()
     tokenizer = AutoTokenizer.from_pretrained(path)

@@ -122,6 +122,7 @@ def test_invariant_logits_have_the_same_bits(dtype: torch.dtype, monkeypatch: py
             assert all(torch.equal(a, b) for a, b in zip(single, each[:14], strict=True)), f"request {i}"
 
 
+@pytest.mark.tier("models")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_without_invariance_only_near_ties_are_decided_otherwise(dtype: torch.dtype) -> None:
     """Where the tokens part, both were as good as equal to the model alone: within its dtype's rounding of logits."""

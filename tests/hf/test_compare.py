@@ -107,6 +107,7 @@ def test_a_faulty_kernel_of_decode_steps_is_named(op: str, quantize: str | None,
     assert f"first out of line: model.layers.0 of the decode step, by {op}" in str(drift)
 
 
+@pytest.mark.tier("models")
 @pytest.mark.parametrize("name", ["LlamaConfig", "DiffLlamaConfig"])
 def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
     """In a model of which nothing is known but its linear layers and embeddings, too."""

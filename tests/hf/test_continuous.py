@@ -80,6 +80,7 @@ def test_tokens_are_the_stock_models(family: str, expected: set[str], calls: Cou
     assert sum(calls.values()) >= 2 * steps, "every layer of every step"
 
 
+@pytest.mark.tier("models")
 @pytest.mark.parametrize("page", [24, 64])
 def test_pages_of_other_sizes(page: int, calls: Counter[str]) -> None:
     stock, model = shared("llama"), patch(copy.deepcopy(shared("llama")))
@@ -87,6 +88,7 @@ def test_pages_of_other_sizes(page: int, calls: Counter[str]) -> None:
     assert fused_all(model) and ("gathered" in calls) == (page == 24)
 
 
+@pytest.mark.tier("models")
 def test_pages_that_kernels_can_not_index(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stock, model = shared("llama"), patch(copy.deepcopy(shared("llama")))
     monkeypatch.setattr(continuous_batching, "LARGEST", 1000)

@@ -215,7 +215,7 @@ def test_rows_do_not_depend_on_the_number_of_queries() -> None:
             kit.assert_equal(ops.attention(**alone), together[:, i : i + 1])
 
 
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("lanes", [1, 32])
 @pytest.mark.parametrize("group, head_dim", [(9, 64), (16, 128), (8, 256)])
 def test_a_group_reads_its_keys_once(group: int, head_dim: int, lanes: int, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_packed_rows_are_close(name: str) -> None:
     assert not back[0, 32:].any() and back[2].isfinite().all() and back[2, 5] > 5e5 and not back[3].any()
 
 
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("columns", [(80, 112), (112, 48), (64, 64)], ids=str)
 def test_columns_of_any_number(columns: tuple[int, int], lanes: int) -> None:
@@ -62,6 +62,7 @@ def test_columns_of_any_number(columns: tuple[int, int], lanes: int) -> None:
     agrees(columns=columns, k="q4_0", v="q8_0", lanes=lanes)
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("lanes, dtype", [(1, F32), (8, F32), (32, F16)])
 def test_scores_that_grow_along_the_keys(lanes: int, dtype: torch.dtype) -> None:
     """What came before weighs less and less: by more than the room that weights are given."""
@@ -73,6 +74,7 @@ def test_scores_that_grow_along_the_keys(lanes: int, dtype: torch.dtype) -> None
         op_checks.attention(given)
 
 
+@pytest.mark.tier("kernels")
 def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
     """Bit for bit, whatever else is in the batch, and whatever lies behind what it has."""
     for queries, k in ((4, "own"), (4, "q8_0"), (20, "own")):
@@ -94,6 +96,7 @@ def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
             assert not together[b, count:].any()
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("queries", [1, 20])
 def test_sinks(queries: int) -> None:
     """A sink takes weight and gives nothing; one of minus infinity is none; a query that sees nothing gives zeros."""
@@ -110,6 +113,7 @@ def test_sinks(queries: int) -> None:
         assert not ops.attention(**{**given, "mask": unseen}).any()
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("queries", [2, 20])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=kit.dtype_id)
 def test_the_largest_numbers_stay_finite(queries: int, dtype: torch.dtype) -> None:
@@ -143,6 +147,7 @@ def test_the_least_number_in_a_mask_hides(queries: int, dtype: torch.dtype) -> N
     kit.assert_equal(least, infinite)
 
 
+@pytest.mark.tier("kernels")
 def test_pages_that_nobody_sees_are_not_looked_up() -> None:
     """Those behind the last key, and those that a window has left."""
     for queries, lanes, dtype in ((1, 1, F32), (1, 8, F32), (1, 32, F16), (20, 1, F32)):
@@ -156,7 +161,7 @@ def test_pages_that_nobody_sees_are_not_looked_up() -> None:
             kit.assert_equal(ops.attention(**pages), expected)
 
 
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("k, dtype", [("own", F16), ("q8_0", F32)])
 def test_more_than_8192_tokens(k: str, dtype: torch.dtype) -> None:
     """In one buffer and in pages; and a prompt in two parts sees what it sees at once."""

@@ -124,7 +124,7 @@ ONE_CHAIN = [(name, *choice) for name in kit.CODES for choice in ((1, 4), (2, 2)
 
 
 @pytest.mark.cpu_only
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("name, steps, outputs", ONE_CHAIN)
 def test_by_codes(name: str, steps: int, outputs: int) -> None:
     """The inner product of GPUs, which the host has no use for: codes from 0 on, if it has any, read a step ahead."""
@@ -207,6 +207,7 @@ def test_integers_are_exact(format: str | None, dtype: torch.dtype, m: int) -> N
     kit.assert_equal(ops.linear(x, **given, bias=bias, residual=residual, scale=2.0), expected.to(dtype))
 
 
+@pytest.mark.tier("kernels")
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("format, dtype", [(None, F32), *((name, F32) for name in PACKED)], ids=str)
 def test_a_row_does_not_depend_on_its_company(format: str | None, dtype: torch.dtype) -> None:

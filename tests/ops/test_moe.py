@@ -58,7 +58,7 @@ def test_integers_are_exact() -> None:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("chains, format", [(4, None), (4, "q8_0"), (1, "q4_0")], ids=str)
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format: str | None) -> None:
@@ -79,7 +79,7 @@ def test_a_token_does_not_depend_on_its_company(split: int, chains: int, format:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("chains", [1, 4])
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_variants(outputs: int, chains: int) -> None:

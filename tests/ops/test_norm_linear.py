@@ -218,7 +218,7 @@ def test_qkv_with_tables_by_token_and_a_start_of_the_host() -> None:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.tier("kernels", quick=1)
+@pytest.mark.tier("kernels")
 @pytest.mark.parametrize("chains, formats", [(4, (None, None, None)), (4, MIXED), (1, MIXED)], ids=str)
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_row_does_not_depend_on_its_company(chains: int, formats: tuple[str | None, ...], split: int) -> None:

@@ -44,7 +44,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _dtypes(quick: bool) -> tuple[torch.dtype, ...]:
-    return (F32, F16) if quick else DTYPES
+    return (F16,) if quick else DTYPES
 
 
 def _on(check: Callable[[Given, Device], None], given: Callable[[], Given]) -> Callable[[Device], None]:
