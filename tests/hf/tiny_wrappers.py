@@ -48,6 +48,7 @@ QWEN3_TOWER = {
 }
 QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 3, "vision_end_token_id": 4}
 SLIDING = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+LAST_FULL = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 
 
 def _pixels(images: list[int], *shape: int) -> torch.Tensor:
@@ -129,7 +130,7 @@ WRAPPERS = {
         "Gemma4Config",
         # the last layer attends to another's keys, and all take an embedding of their own
         {
-            **{"model_type": "gemma4_text", **SLIDING, "global_head_dim": 64, "num_kv_shared_layers": 1},
+            **{"model_type": "gemma4_text", **LAST_FULL, "global_head_dim": 64, "num_kv_shared_layers": 1},
             **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 30.0},
         },
         {
@@ -143,7 +144,12 @@ WRAPPERS = {
     "gemma4_unified": Case(
         "Gemma4UnifiedConfig",
         {
-            **{"model_type": "gemma4_unified_text", **SLIDING, "global_head_dim": 64, "num_global_key_value_heads": 1},
+            **{
+                "model_type": "gemma4_unified_text",
+                **LAST_FULL,
+                "global_head_dim": 64,
+                "num_global_key_value_heads": 1,
+            },
             **{"final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"},
         },
         {
