@@ -127,8 +127,9 @@ async def _load(cases: list[Case], port: int, args: argparse.Namespace, pid: int
 async def _client(
     number: int, client: Any, cases: list[Case], until: float, args: argparse.Namespace, seen: Seen
 ) -> None:
-    chance = random.Random(number)
-    while time.perf_counter() < until:
+    chance, asked = random.Random(number), 0
+    while not asked or time.perf_counter() < until:
+        asked += 1
         case, kind = chance.choice(cases), chance.random()
         leaves, slow = kind < args.leave, kind > 1 - args.slow
         began = time.perf_counter()
