@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import os
 import re
@@ -211,6 +212,22 @@ def test_commands_are_shown(scripted: Make) -> None:
             assert shown in screen(pilot).replace(line, ""), line
 
     drive(scripted("First.", "Second.", "Third."), test)
+
+
+def test_calls_of_tools_are_shown(tokenizer: Any) -> None:
+    known = copy.copy(tokenizer)
+    known.chat_template = "{# <tool_call> #}" + tokenizer.chat_template
+    call = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    conversation = Conversation(Scripted(known, call, "Rain."), known, tools=tools)
+
+    async def test(pilot: Pilot[None]) -> None:
+        await send(pilot, "How is the weather?")
+        assert 'calls weather {"place": "Oslo"} (/tool answers it)' in screen(pilot)
+        await send(pilot, "/tool rain")
+        assert not conversation.calls and screen(pilot).count("(/tool answers it)") == 1
+
+    drive(conversation, test)
 
 
 @pytest.mark.parametrize("how", ["/quit", "ctrl+d", "ctrl+q"])

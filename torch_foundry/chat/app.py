@@ -163,6 +163,9 @@ class ChatApp(App[None]):
         await self._end_answer()
         if figures is not None:
             self.query_one("#figures", Static).update(table(figures))
+            for call in self.commands.conversation.calls:
+                note = f"calls {call.name} {call.text} (/tool answers it)"
+                await self.query_one("#talk").mount(Static(note, classes="note", markup=False))
             if not figures.tokens:
                 await self._returned(line, "stopped before the first word")
             elif figures.ended != "stop":

@@ -17,6 +17,7 @@ from torch_foundry.core import devices, runtime
 from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.hf.api import report
 from torch_foundry.io.session import Session
+from torch_foundry.serving.parsing import AnswerParser, Piece
 
 # For models that were not trained to chat: they are shown the transcript of one, and stopped where they go on with it.
 TRANSCRIPT = (
@@ -128,6 +129,7 @@ class Conversation:
         self.log, self.name, self._stop = log, name, threading.Event()
         self._logged: list[str] = []
         self.figures: Figures | None = None  # of the last answer
+        self.calls: list[Piece] = []  # of tools, in it
         self._chats = bool(tokenizer.chat_template)
         template: dict[str, Any] = {} if self._chats else {"chat_template": TRANSCRIPT}
         if tools:
@@ -203,10 +205,17 @@ class Conversation:
             session.generate(prompt, streamer=answer, **options | limits)
         answer.finish()
         self.figures = self._measured(answer, prompt.shape[1], began, before, runtime.counters().launches - launches)
+        self.calls = self._calls(session.tokenizer.decode(prompt[0]), answer.text)
         if answer.tokens:
             said = answer.text if self._chats else answer.text.strip()
             session.messages = [*messages, {"role": "assistant", "content": said}]
         return self.figures
+
+    def _calls(self, prompt: str, answer: str) -> list[Piece]:
+        if not (tools := self.session.template.get("tools")):
+            return []
+        parser = AnswerParser(self.session.tokenizer, prompt, tools)
+        return [piece for piece in [*parser.feed(answer), *parser.finish()] if piece.kind == "tool_call"]
 
     def _options(self) -> dict[str, Any]:
         """What generate() takes for the settings; what nobody has set is the model's own choice."""
