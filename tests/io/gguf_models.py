@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,232 +12,13 @@ import gguf
 import numpy as np
 import torch
 
-from tests.hf import tiny_models
 from tests.hf.tiny_models import COMMON, VOCAB, config
+from tests.io.gguf_cases import CASES, LAID_OUT
 
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
 
 
-@dataclass(frozen=True)
-class Case:
-    """An architecture of GGUF and the model to write as it."""
-
-    arch: str
-    config: str
-    options: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, Any] = field(default_factory=dict)  # in the file beside those that every model has
-    attention: str = "sdpa"
-
-
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "partial_rotary_factor": 0.5,
-    "short_factor": [1.0 + 0.1 * i for i in range(8)],
-    "long_factor": [1.0 + 0.7 * i for i in range(8)],
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
-
-CASES = {
-    "llama": Case("llama", "LlamaConfig"),
-    "llama-3.1": Case("llama", "LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
-    "llama-linear": Case(
-        "llama",
-        "LlamaConfig",
-        {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 2.0}, "attention_bias": True, "mlp_bias": True},
-        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
-    ),
-    "mistral": Case("llama", "MistralConfig", {"sliding_window": 12}, {"attention.sliding_window": 12}),
-    "mixtral": Case(
-        "llama",
-        "MixtralConfig",
-        {"num_local_experts": 4, "num_experts_per_tok": 2},
-        {"expert_count": 4, "expert_used_count": 2},
-    ),
-    "qwen2": Case("qwen2", "Qwen2Config", {"tie_word_embeddings": True}),
-    "qwen2-yarn": Case(
-        "qwen2",
-        "Qwen2Config",
-        {"rope_parameters": YARN},
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
-    ),
-    "qwen2moe": Case(
-        "qwen2moe",
-        "Qwen2MoeConfig",
-        {**MOE, "shared_expert_intermediate_size": 32},
-        {
-            "expert_count": 4,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 64,
-            "expert_shared_feed_forward_length": 32,
-        },
-    ),
-    "qwen3": Case("qwen3", "Qwen3Config"),
-    "qwen3moe": Case(
-        "qwen3moe",
-        "Qwen3MoeConfig",
-        {**MOE, "norm_topk_prob": True},
-        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64},
-    ),
-    "phi3": Case("phi3", "Phi3Config", {"sliding_window": 12, "head_dim": None}, {"attention.sliding_window": 12}),
-    "phi4-mini": Case(
-        "phi3",
-        "Phi3Config",
-        {
-            "rope_parameters": LONGROPE,
-            "hidden_size": 128,
-            "tie_word_embeddings": True,
-            "sliding_window": None,
-            "original_max_position_embeddings": 64,
-        },
-        {"rope.scaling.original_context_length": 64, "rope.dimension_count": 16, "attention.sliding_window": 0},
-    ),
-    "gemma": Case("gemma", "GemmaConfig"),
-    "gemma2": Case(
-        "gemma2",
-        "Gemma2Config",
-        {"sliding_window": 12, "query_pre_attn_scalar": 32},
-        {"attention.sliding_window": 12, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        attention="eager",
-    ),
-    "gemma3": Case(
-        "gemma3",
-        "Gemma3TextConfig",
-        {
-            "sliding_window": 12,
-            "query_pre_attn_scalar": 32,
-            "num_hidden_layers": 6,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": PLAIN,
-            },
-        },
-        {
-            "attention.sliding_window": 12,
-            "rope.freq_base": 1e6,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": 8.0,
-        },
-    ),
-    "granite": Case(
-        "granite",
-        "GraniteConfig",
-        {
-            "residual_multiplier": 0.4,
-            "embedding_multiplier": 6.0,
-            "logits_scaling": 4.0,
-            "attention_multiplier": 0.1,
-            "head_dim": 16,
-        },
-        {"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
-    ),
-    "olmo2": Case("olmo2", "Olmo2Config"),
-    "olmo3": Case(
-        "olmo2",
-        "Olmo3Config",
-        {
-            "sliding_window": 12,
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            "rope_parameters": {"full_attention": YARN | {"rope_theta": 5e5}, "sliding_attention": PLAIN},
-        },
-        {
-            "attention.sliding_window": 12,
-            "attention.sliding_window_pattern": [True, True, True, False],
-            "rope.freq_base": 5e5,
-            "rope.freq_base_swa": 1e4,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 64,
-        },
-    ),
-    "smollm3": Case("smollm3", "SmolLM3Config", {"num_hidden_layers": 4}),
-    "seed_oss": Case("seed_oss", "SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
-    "exaone4": Case(
-        "exaone4",
-        "Exaone4Config",
-        {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
-        {"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, False]},
-    ),
-    "lfm2": Case("lfm2", "Lfm2Config", LFM2, {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]}),
-    "olmoe": Case(
-        "olmoe",
-        "OlmoeConfig",
-        {"num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
-        {"expert_count": 4, "expert_used_count": 2},
-    ),
-}
-DELTA = {**tiny_models.DELTA, "linear_num_value_heads": 6}
-DELTA_KEYS = {
-    **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6},
-    **{"ssm.inner_size": 192, "full_attention_interval": 2, "rope.dimension_count": 8},
-}
-SHARED = {**MOE, "shared_expert_intermediate_size": 32}
-SHARED_KEYS = {
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 64,
-    "expert_shared_feed_forward_length": 32,
-}
-TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
-# whose parameters are not tensors of the file as they lie
-LAID_OUT = {
-    "granitemoe": Case(
-        "granitemoe",
-        "GraniteMoeConfig",
-        {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "residual_multiplier": 0.4,
-            "embedding_multiplier": 6.0,
-            "logits_scaling": 4.0,
-            "attention_multiplier": 0.1,
-        },
-        {
-            **{"expert_count": 4, "expert_used_count": 2, "attention.scale": 0.1},
-            **{"residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
-        },
-    ),
-    "gpt-oss": Case(
-        "gpt-oss",
-        "GptOssConfig",
-        {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 12,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "rope_parameters": YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
-        },
-        {
-            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96},
-            **{"attention.sliding_window": 12, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
-            **{"rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 32.0},
-            "rope.scaling.yarn_beta_slow": 1.0,
-        },
-        attention="eager",
-    ),
-    "qwen3next": Case("qwen3next", "Qwen3NextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
-    "qwen35": Case(
-        "qwen35",
-        "Qwen3_5TextConfig",
-        {**DELTA, "rope_parameters": PLAIN | TEXT_MROPE},
-        {**DELTA_KEYS, "rope.dimension_sections": [1, 1, 2, 0]},
-    ),
-    "qwen35moe": Case("qwen35moe", "Qwen3_5MoeTextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
-}
-INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
+INTERLEAVED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
 RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
 
 
@@ -297,6 +77,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
         else:
             parts = {key: tensor}
         for part, value in parts.items():
+            part = part.replace("e_score_correction_bias", "e_score_correction.bias")
             part = part.replace("_moe.router.weight", "_moe.router.layer.weight")
             part = part.replace("block_sparse_moe.experts", "mlp.experts")
             full = part if part.endswith((".weight", ".bias")) else part + ".weight"

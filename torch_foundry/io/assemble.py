@@ -65,7 +65,8 @@ def assemble(
     for name in plan.absent:
         set_parameter(model, name, torch.zeros_like(model.get_parameter(name), device=device))
     for name in plan.kept:
-        set_parameter(model, name, model.get_parameter(name).detach().to(device))
+        if name not in dict(model.named_buffers()):
+            set_parameter(model, name, model.get_parameter(name).detach().to(device))
     for target, source in plan.tied.items():
         installer.tie(target, source)
     left = [n for tensors in (model.named_parameters(), model.named_buffers()) for n, t in tensors if t.is_meta]
@@ -108,7 +109,7 @@ class _Plan:
     def __init__(
         self, model: Any, weights: Mapping[str, Weight], file: str | os.PathLike[str], allow: Callable[[str, str], bool]
     ) -> None:
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+        shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}  # buffers that are stored, too
         found = dict(weights)
         self.tied: dict[str, str] = {}
         for target, source in model.all_tied_weights_keys.items():
@@ -140,7 +141,7 @@ class _Plan:
             elif not allow("TENSOR_MISSING", name):
                 raise LoadError("TENSOR_MISSING", file, name, expected=f"a tensor {list(shape)}", found="none")
             else:
-                (self.absent if model.get_parameter(name).is_meta else self.kept).append(name)
+                (self.absent if model.state_dict()[name].is_meta else self.kept).append(name)
         self.weights = {name: found[name] for name in shapes if name in found}
 
 
@@ -183,6 +184,8 @@ class _Installer:
         packed = quant.get_format(weight.format).packed
         if path in self.split and leaf in EXPERTS:
             self._put_experts(parent, path, leaf, weight)
+        elif leaf in parent._buffers:
+            parent._buffers[leaf] = self._dense(weight, parent._buffers[leaf].dtype)
         elif not packed:
             set_parameter(self.model, name, self._dense(weight))
         elif leaf == "weight" and type(parent) is nn.Linear:
@@ -204,10 +207,10 @@ class _Installer:
                 self.model, name, quant.dequantize(blocks, weight.format, columns, self.dtype).view(weight.shape)
             )
 
-    def _dense(self, weight: Weight) -> torch.Tensor:
+    def _dense(self, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:
         if weight.load_as is not None:
-            return weight.load_as(self.device, self.dtype)
-        return weight.load(self.device).to(self.dtype)
+            return weight.load_as(self.device, dtype or self.dtype)
+        return weight.load(self.device).to(dtype or self.dtype)
 
     def _put_embedding(self, stock: nn.Embedding, path: str, weight: Weight) -> None:
         embedding = FoundryEmbedding(

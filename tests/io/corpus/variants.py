@@ -54,6 +54,30 @@ def hybrid() -> Model:
     return decays(file, -1.0)
 
 
+def mixture() -> Model:
+    """GLM-4.5's kind, whose first layer has no experts: four, two of them chosen, and one for all tokens."""
+    file = model("glm4moe").put("glm4moe.block_count", scalar(U32, 2))
+    for name, (dims, *_) in list(file.tensors.items()):
+        if name.startswith("blk.0."):
+            file.tensor(name.replace("blk.0.", "blk.1."), dims)
+    for layer in range(2):
+        file.without(f"blk.{layer}.ffn_norm.weight").tensor(f"blk.{layer}.post_attention_norm.weight", [HIDDEN])
+    sizes = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+    sizes |= {"leading_dense_block_count": 1, "expert_gating_func": 2}
+    for key, size in sizes.items():
+        file.put(f"glm4moe.{key}", scalar(U32, size))
+    file.tensor("blk.1.ffn_gate_inp.weight", [HIDDEN, 4]).tensor("blk.1.exp_probs_b.bias", [4])
+    for part in ("gate", "up", "down"):
+        dims = [HIDDEN, 32] if part != "down" else [32, HIDDEN]
+        file.without(f"blk.1.ffn_{part}.weight").tensor(f"blk.1.ffn_{part}_exps.weight", [*dims, 4])
+        file.tensor(f"blk.1.ffn_{part}_shexp.weight", dims)
+    return file
+
+
+def mixed(name: str, value: int) -> Callable[[], bytes]:
+    return changed(lambda m: m.put(f"glm4moe.{name}", scalar(U32, value)), mixture)
+
+
 def decays(file: Model, value: float) -> Model:
     return file.tensor("blk.0.ssm_a", [2], data=struct.pack("<2f", -1.0, value))
 
@@ -109,3 +133,16 @@ A.reject("A332", "sections of fractions", "HP_RANGE", sections(F32, 4, 4, 4), "d
 A.reject("A333", "a negative section", "HP_RANGE", sections(I32, -1, 9, 9), "dimension_sections")
 A.reject("A334", "sections of fewer pairs than are rotated", "HP_RANGE", sections(I32, 1, 1, 1), "dimension_sections")
 A.accept("A335", "four sections", lambda: sections(I32, 3, 3, 2, 0)())
+A.accept("A340", "experts behind a layer without any", lambda: mixture().bytes())
+A.reject(
+    "A341", "two layers without experts", "TENSOR_MISSING", mixed("leading_dense_block_count", 2), "blk.1.ffn_gate"
+)
+A.reject("A342", "groups that experts don't fill", "HP_RANGE", mixed("expert_group_count", 3), "expert_group_count")
+A.reject("A343", "more groups chosen than there are", "HP_RANGE", mixed("expert_group_used_count", 2), "group_count")
+A.reject("A344", "experts chosen by a softmax", "HP_RANGE", mixed("expert_gating_func", 1), "expert_gating_func")
+A.reject("A345", "two experts for all tokens", "SHAPE", mixed("expert_shared_count", 2), "shexp")
+A.reject("A346", "a correction too few", "SHAPE",
+         changed(lambda m: m.tensor("blk.1.exp_probs_b.bias", [3]), mixture), "exp_probs_b")  # fmt: skip
+A.reject("A347", "a correction NaN", "NONFINITE",
+         changed(lambda m: m.tensor("blk.1.exp_probs_b.bias", [4], data=struct.pack("<4f", 0, 0, 0, float("nan"))),
+                 mixture), "exp_probs_b")  # fmt: skip

@@ -20,6 +20,8 @@ from torch_foundry.io.gguf.keys import (
     MROPE,
     PATTERN,
     REQUIRED,
+    ROUTED_EXPERTS,
+    SCALED_QUERIES,
     SECTIONS,
     SHARED,
     SOFTCAPS,
@@ -28,12 +30,15 @@ from torch_foundry.io.gguf.keys import (
     Key,
 )
 from torch_foundry.io.gguf.slots import (
+    DEEPSEEK_MOE,
     DELTA,
     FULL_NORMS,
     GATED_QKVO,
+    GLM4_NORMS,
     GPT_OSS_MOE,
     GRANITE_MOE,
     HEAD_NORMS,
+    JOINED_MLP,
     LATE_NORMS,
     LFM2,
     LFM2_NORM,
@@ -41,6 +46,7 @@ from torch_foundry.io.gguf.slots import (
     MLP_BIAS,
     MOE,
     NORM,
+    NORMS_OF_ROTATED_HEADS,
     POST_NORMS,
     PRE_NORMS,
     QKV_BIAS,
@@ -64,9 +70,10 @@ class Architecture:
     the output layer is always the embedding. pattern: every which layer sees beyond the sliding window. constants:
     fields of the config that follow from the architecture. scalar_layers: number of layers of the one size whose scores
     are scaled by hidden size / heads instead of by the head size. recurrent: tensors of blocks without attention, in
-    place of its own; kind: their type in the config. norm: the last norm. expert_size: field of the config that has the
-    feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants: key
-    that is above 0 -> what it is then.
+    place of its own; kind: their type in the config. norm: the last norm. leading: the feed-forward block of the first
+    blocks, as many as leading_dense_block_count says, in place of experts. expert_size: field of the config that has
+    the feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants:
+    key that is above 0 -> what it is then.
     """
 
     config: str
@@ -83,6 +90,7 @@ class Architecture:
     recurrent: tuple[Slot, ...] = ()
     kind: str = "linear_attention"
     norm: Slot = NORM
+    leading: tuple[Slot, ...] = ()
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     variants: Mapping[str, Architecture] = field(default_factory=dict)
@@ -92,8 +100,10 @@ class Architecture:
         """All hyperparameters; its own take the place of common ones."""
         return tuple({key.name: key for key in (*COMMON, *self.own_keys)}.values())
 
-    def slots(self, recurrent: bool) -> tuple[Slot, ...]:
-        """The tensors of a block with attention, or of one with a recurrent state."""
+    def slots(self, recurrent: bool, leading: bool = False) -> tuple[Slot, ...]:
+        """The tensors of a block with attention, or of one with a recurrent state; or of one of the leading ones."""
+        if leading:
+            return (*(slot for slot in self.layer if not slot.parameter.startswith("mlp.")), *self.leading)
         if not recurrent:
             return self.layer
         return (*self.recurrent, *(slot for slot in self.layer if not slot.parameter.startswith("self_attn.")))
@@ -187,8 +197,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             *PRE_NORMS,
             Slot("attn_qkv.weight", "self_attn.qkv_proj.weight", "Q+K+K H"),
             Slot("attn_output.weight", "self_attn.o_proj.weight", "H Q"),
-            Slot("ffn_up.weight", "mlp.gate_up_proj.weight", "F+F H"),
-            Slot("ffn_down.weight", "mlp.down_proj.weight", "H F"),
+            *JOINED_MLP,
         ),
         (WINDOW,),
         partial_rope=True,
@@ -211,6 +220,33 @@ ARCHITECTURES: dict[str, Architecture] = {
         scalar_layers=62,
     ),
     "granite": GRANITE,
+    "mistral3": replace(
+        MISTRAL,
+        variants={
+            "attention.temperature_scale": replace(
+                MISTRAL, config="Ministral3Config", own_keys=(WINDOW, *SCALED_QUERIES)
+            )
+        },
+    ),
+    "ernie4_5": Architecture("Ernie4_5Config", (*PRE_NORMS, *QKVO, *MLP)),
+    "hunyuan-dense": Architecture(
+        "HunYuanDenseV1Config",
+        (*PRE_NORMS, *QKVO, *NORMS_OF_ROTATED_HEADS, *MLP),
+    ),
+    "glm4": Architecture(
+        "Glm4Config",
+        (*GLM4_NORMS, *QKVO, *JOINED_MLP),
+        options={"attention_bias": QKV_BIAS},
+        partial_rope=True,
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeConfig",
+        (*LATE_NORMS, *QKVO, *DEEPSEEK_MOE),
+        ROUTED_EXPERTS,
+        options={"attention_bias": QKV_BIAS, "use_qk_norm": HEAD_NORMS},
+        partial_rope=True,
+        leading=MLP,
+    ),
     "granitemoe": replace(
         GRANITE,
         config="GraniteMoeConfig",

@@ -30,7 +30,7 @@ def find_architecture(metadata: Mapping[str, Any], file: str | os.PathLike[str])
         raise LoadError("NOT_MODEL", file, "general.type", expected="'model'", found=_shown(kind))
     for variant, other in found.variants.items():
         value = _single(metadata.get(f"{name}.{variant}"))
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int | float) and value > 0:
             return name, other
     return name, found
 

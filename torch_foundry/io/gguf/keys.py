@@ -45,6 +45,10 @@ COMMON = (
     Key("rope.scaling.yarn_beta_fast", "", float, EPSILON, 1e6),
     Key("rope.scaling.yarn_beta_slow", "", float, EPSILON, 1e6),
 )
+SCALED_QUERIES = (  # by position, as of Llama 4
+    Key("attention.temperature_scale", "", float, EPSILON, 1e6, REQUIRED),
+    Key("rope.scaling.yarn_log_multiplier", "", float, EPSILON, 1e6),
+)
 WINDOW = Key("attention.sliding_window", "sliding_window", int, 0, 1 << 27, 0)
 PATTERN = Key("attention.sliding_window_pattern", "", object, 0, 0)
 SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
@@ -52,6 +56,19 @@ EXPERTS = (
     Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),
     Key("expert_used_count", "num_experts_per_tok", int, 1, 1 << 12, REQUIRED),
     Key("expert_feed_forward_length", "", int, 1, 1 << 24),
+)
+ROUTED_EXPERTS = (  # of DeepSeek's kind: chosen by sigmoids, beside experts that all tokens go to
+    replace(EXPERTS[0], field="n_routed_experts"),
+    EXPERTS[1],
+    replace(EXPERTS[2], default=REQUIRED),
+    Key("expert_shared_count", "n_shared_experts", int, 1, 1 << 7, REQUIRED),
+    Key("expert_weights_scale", "routed_scaling_factor", float, EPSILON, 1e6, 1.0),
+    Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False),
+    Key("expert_gating_func", "", int, 2, 2, 2),  # sigmoid
+    Key("expert_group_count", "n_group", int, 1, 1 << 7, 1),
+    Key("expert_group_used_count", "topk_group", int, 1, 1 << 7, 1),
+    Key("leading_dense_block_count", "first_k_dense_replace", int, 0, 1 << 12, 0),
+    Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
 )
 LOCAL_EXPERTS = (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:])
 SHARED = Key("expert_shared_feed_forward_length", "", int, 1, 1 << 24)

@@ -75,10 +75,15 @@ class GgufModel:
             used = values["expert_used_count"]
             if used > experts:
                 raise self._fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
+            groups, chosen = (values.get(f"expert_group_{name}") or 1 for name in ("count", "used_count"))
+            if experts % groups or chosen > groups:
+                expected = f"a divisor of {experts}, with as many groups chosen at most"
+                raise self._fail("HP_RANGE", "expert_group_count", expected, f"{groups}, {chosen} chosen")
             inner = values.get("expert_feed_forward_length")
             all_alone = self.architecture.expert_size == "intermediate_size"
             sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
-            sizes["S"] = values.get("expert_shared_feed_forward_length") or sizes["F"]
+            shared = sizes["X"] * (values.get("expert_shared_count") or 0)
+            sizes["S"] = values.get("expert_shared_feed_forward_length") or shared or sizes["F"]
         if "shortconv.l_cache" in values:
             sizes["T"] = values["shortconv.l_cache"]
         elif self.architecture.recurrent:
@@ -133,7 +138,8 @@ class GgufModel:
             yield OUTPUT.tensors, OUTPUT
         options = [slot for option in self.options() for slot in self.architecture.options[option]]
         for index in range(self.layers):
-            for slot in (*self.architecture.slots(self.recurrent(index)), *options):
+            leading = index < (self.values.get("leading_dense_block_count") or 0)
+            for slot in (*self.architecture.slots(self.recurrent(index), leading), *options):
                 parameter = MODEL_LAYER.format(index) + slot.parameter
                 yield [BLOCK.format(index) + name for name in slot.tensors], replace(slot, parameter=parameter)
 

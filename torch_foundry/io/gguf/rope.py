@@ -53,6 +53,10 @@ def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, torch.Tenso
                 found[name] = values[f"rope.scaling.yarn_{name}"]
         if (attention := values["rope.scaling.attn_factor"]) is not None:
             found["attention_factor"] = attention * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+        if (beta := values.get("attention.temperature_scale")) is not None:
+            found["llama_4_scaling_beta"] = beta
+        if (multiplier := values.get("rope.scaling.yarn_log_multiplier")) is not None:
+            found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
         return found
     if kind not in ("none", "longrope"):  # longrope without factors is no longer than others
         raise RopeError("rope.scaling.type", "'none', 'linear', 'yarn' or 'longrope'", repr(kind)[:80])
@@ -147,6 +151,8 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
                 values[f"rope.scaling.yarn_{name}"] = float(found[name])
         if (attention := found.get("attention_factor")) is not None:
             values["rope.scaling.attn_factor"] = attention / (0.1 * math.log(max(found["factor"], 1.0)) + 1.0)
+        values["attention.temperature_scale"] = found.get("llama_4_scaling_beta")
+        values["rope.scaling.yarn_log_multiplier"] = found.get("mscale_all_dim")
     elif kind == "llama3":
         values["rope.scaling.original_context_length"] = original
         factors["rope_freqs.weight"] = llama3_factors(found, base, dims)

@@ -63,6 +63,10 @@ HEAD_NORMS = (
     Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "D"),
     Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "D"),
 )
+NORMS_OF_ROTATED_HEADS = (
+    Slot("attn_q_norm.weight", "self_attn.query_layernorm.weight", "D"),
+    Slot("attn_k_norm.weight", "self_attn.key_layernorm.weight", "D"),
+)
 PRE_NORMS = (
     Slot("attn_norm.weight", "input_layernorm.weight", "H"),
     Slot("ffn_norm.weight", "post_attention_layernorm.weight", "H"),
@@ -147,6 +151,21 @@ SHORT_CONV = (
     Slot("shortconv.out_proj.weight", "conv.out_proj.weight", "H H"),
 )
 LFM2_NORM = replace(NORM, tensor="token_embd_norm.weight", parameter="model.embedding_norm.weight")
+GLM4_NORMS = (
+    PRE_NORMS[0],
+    Slot("post_attention_norm.weight", "post_self_attn_layernorm.weight", "H"),
+    PRE_NORMS[1],
+    Slot("post_ffw_norm.weight", "post_mlp_layernorm.weight", "H"),
+)
+JOINED_MLP = (Slot("ffn_up.weight", "mlp.gate_up_proj.weight", "F+F H"), MLP[2])
+DEEPSEEK_MOE = (
+    *MOE,
+    Slot("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", "E"),
+    *(
+        Slot(slot.tensor.replace(".", "_shexp."), slot.parameter.replace("mlp.", "mlp.shared_experts."), shape)
+        for slot, shape in zip(MLP, ("S H", "S H", "H S"), strict=True)
+    ),
+)
 GRANITE_MOE = tuple(
     replace(slot, parameter=slot.parameter.replace("mlp.gate", "mlp.router").replace("mlp.", "block_sparse_moe."))
     for slot in MOE

@@ -129,7 +129,8 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
             options += group
     for index in range(model.config.num_hidden_layers):
         recurrent = bool(architecture.recurrent) and model.config.layer_types[index] != "full_attention"
-        for slot in (*architecture.slots(recurrent), *options):
+        leading = index < (getattr(model.config, "first_k_dense_replace", 0) if architecture.leading else 0)
+        for slot in (*architecture.slots(recurrent, leading), *options):
             tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
             yield replace(slot, tensor=tensor, parameter=MODEL_LAYER.format(index) + slot.parameter)
 
@@ -159,7 +160,9 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     if (mrope := architecture.rope.get("default")) is not None:
         values["rope.dimension_sections"] = [*config.rope_parameters.get("mrope_section", mrope["mrope_section"]), 0]
     if "expert_count" in values:
-        values["expert_feed_forward_length"] = tensors["blk.0.ffn_gate_exps.weight"].shape[1]
+        last = next(name for name in reversed(list(tensors)) if name.endswith("ffn_gate_exps.weight"))
+        values["expert_feed_forward_length"] = tensors[last].shape[1]
+        values |= {key.name: key.default for key in architecture.keys if key.name == "expert_gating_func"}
         if (shared := tensors.get("blk.0.ffn_gate_shexp.weight")) is not None:
             values["expert_shared_feed_forward_length"] = shared.shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
