@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -89,6 +89,15 @@ check-macos: $(VENV)/.dev  ## compile and link for macOS, on Linux (TORCH="2.11 
 	.ci/system-packages clang++-19=clang-19 ld64.lld-19=lld-19 llvm-nm-19=llvm-19 libcxx=libc++-19-dev
 	$(PY) tests/metal/macos/check.py $(TORCH)
 	$(PY) -m pytest -q tests/metal/test_macos_check.py tests/metal/test_macos_host.py
+
+# What every kernel costs as machine code of an M1 (registers, spills, cycles), by Mesa's open-source compiler, which is
+# built from Debian's source package (minutes, once, in build/agx); where that can't be had, it says so and ends well.
+# A kernel that is worse than benchmarks/records/agx says fails: UPDATE=1 writes the record and its table. KERNELS is a
+# regular expression: rows of these alone.
+agx: $(VENV)/.built  ## kernels as machine code of an M1 (KERNELS=, UPDATE=1)
+	@.ci/system-packages --optional clang-15=clang-15 opt-15=llvm-15 llvm-spirv-15=llvm-spirv-15 g++=g++ ninja=ninja-build \
+	  bison=bison flex=flex pkg-config=pkg-config xz=xz-utils zlib.h=zlib1g-dev libdrm/drm.h=libdrm-dev
+	$(PY) -m tools.agx $(if $(UPDATE),--update) $(if $(KERNELS),--kernels "$(KERNELS)")
 
 # Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
 bench: $(VENV)/.built $(VENV)/.dev  ## each op beside stock torch, on the CPU

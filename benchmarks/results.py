@@ -54,8 +54,10 @@ def document() -> str:
             head = "date", "commit", "what", "seen (the worst, of several rows)", "% of read", "target", "met"
             parts.append(markdown([head, *lines]))
         parts += [_section(section) for section in sections]
-    older = [f"- [{path}](records/{path}): {note}." for path, note in index["superseded"].items()]
-    return "\n\n".join([*parts, "## Older records\n" + "\n".join(older)]) + "\n"
+    for title, key in (("Without a run", "other"), ("Older records", "superseded")):
+        links = [f"- [{path}](records/{path}): {note}." for path, note in index[key].items()]
+        parts.append("\n".join([f"## {title}", *links]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _valid(section: Row) -> list[Row]:

@@ -66,7 +66,7 @@ template <typename T, int P, int N, int W>
 
     for (uint i = tid; i < P + 2 * N; i += threads) {
       const bool is_x = i < P;
-      const uint channel = is_x ? head * P + i : values + (i < P + N ? 0 : keys) + shared * N + (i - P) % N;
+      const uint channel = is_x ? head * P + i : values + (i < P + N ? 0 : keys - N) + shared * N + i - P;
       T last[W];
       last_inputs<T, W>(x + first * args.x_stride + channel, args.x_stride, t, conv_before + ulong(channel) * W,
                         begin != 0, last);

@@ -36,7 +36,7 @@ template <typename T, int W>
     for (int w = 1; w < W; ++w) {
       const int at = int(from) - W + w;
       device const T* row = own + uint(at < 0 ? 0 : at) * args.stride;
-      last[w] = at >= 0 ? T(float(row[0]) * float(row[2 * channels])) : begin != 0 ? before[W + at] : T(0.0f);
+      last[w] = at >= 0 ? T(float(row[0]) * float(row[2 * channels])) : begin != 0 ? T(before[W + at]) : T(0.0f);
     }
     for (uint t = from; t < min(from + short_conv_tokens, tokens); ++t) {
       device const T* row = own + t * args.stride;

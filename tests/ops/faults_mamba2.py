@@ -17,7 +17,7 @@ def _fault(name: str, old: str, new: str, check: Callable[[], None] | None = Non
 
 FAULTS = [
     _fault("state-zero-is-read", "state[r][c] = begin != 0 && row < P", "state[r][c] = begin + 1 != 0 && row < P"),
-    _fault("keys-of-the-first-group", "+ shared * N + (i - P) % N", "+ 0 * N + (i - P) % N"),
+    _fault("keys-of-the-first-group", "+ shared * N + i - P", "+ 0 * N + i - P"),
     _fault("queries-are-keys", "(i < P + N ? 0 : keys)", "(i < P + N ? 0 : 0)"),
     _fault("no-bias-of-the-convolution", "has_conv_bias ? float(conv_bias[channel])", "has_conv_bias ? 0.0f"),
     _fault("padding-goes-in", "has_keep ? mixed * float(keep[token])", "has_keep ? mixed"),

@@ -7,10 +7,11 @@ tensors of a few elements, which compiles exactly the kernels that a model would
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import torch
 
@@ -171,8 +172,17 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
 
 
-def kernels(family: str) -> list[tuple[str, str]]:
-    """Shader file and instance of every kernel that `calls` launches on GPUs of `family`. No such GPU is needed.
+class Launched(NamedTuple):
+    """A kernel as a GPU would be given it."""
+
+    file: str  # of shaders/
+    entry: str  # with its template arguments
+    constants: dict[int, str]  # function constants by index: "true"
+    threads: int  # of its largest threadgroup
+
+
+def launched(family: str, others: Iterable[Callable[[], object]] = ()) -> list[Launched]:
+    """The kernels that `calls`, and `others`, launch on GPUs of `family`. No such GPU is needed.
 
     Use a process of its own: afterwards ops on CPU tensors compute nothing.
     """
@@ -183,9 +193,18 @@ def kernels(family: str) -> list[tuple[str, str]]:
         found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
         shapes.setdefault(tuple(v for values in found for v in values), (n, k))
     torch.ops.torch_foundry._list_kernels(family)
-    for _, call in calls("cpu", list(shapes.values())):
+    for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
         call()
-    return [(file, entry) for file, _, entry in (k.partition("\n") for k in torch.ops.torch_foundry._listed_kernels())]
+    lines = [kernel.split("\n") for kernel in torch.ops.torch_foundry._listed_kernels()]
+    return [
+        Launched(file, entry, {int(i): value for i, value in (c.split("=") for c in constants.split())}, int(threads))
+        for file, entry, constants, threads in lines
+    ]
+
+
+def kernels(family: str) -> list[tuple[str, str]]:
+    """Shader file and instance of every kernel that `calls` launches on GPUs of `family`, as `launched` finds them."""
+    return list(dict.fromkeys((kernel.file, kernel.entry) for kernel in launched(family)))
 
 
 def main() -> None:

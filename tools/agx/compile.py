@@ -1,0 +1,75 @@
+"""From a kernel instance to Apple's machine code: C++ for OpenCL, LLVM IR, SPIR-V, Mesa's compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.agx import opencl, record
+from tools.agx.air import Loop, main_loop
+from tools.agx.kernels import SHADERS
+from torch_foundry.aot.prebuild import Launched
+from torch_foundry.core.sources import digest, shader_files
+
+CLANG, OPT, TRANSLATOR = "clang-15", "opt-15", "llvm-spirv-15"
+OPTIONS = (
+    "-x clcpp -cl-std=clc++2021 -cl-no-stdinc -target spir64-unknown-unknown -Xclang -no-opaque-pointers -O2"
+    " -fno-vectorize -fno-slp-vectorize -fno-strict-aliasing -ffp-contract=off -mllvm -disable-loop-idiom-memcpy"
+    " -mllvm -disable-loop-idiom-memset -w -emit-llvm -S -o -"
+)
+
+
+class CompileError(Exception):
+    """A compiler refused a kernel; the text is what it said."""
+
+
+class Compiler:
+    """Compiles kernels with Mesa's compiler `agx_stats`, and keeps results in `cache` by content."""
+
+    def __init__(self, agx_stats: Path, cache: Path) -> None:
+        self._agx_stats, self._cache = agx_stats, cache
+        self._shaders = {path.name: path for path in shader_files(SHADERS)}
+        headers = [path.read_bytes() for folder in opencl.HEADERS for path in sorted(folder.glob("*.h"))]
+        self._tools = digest(OPTIONS.encode(), agx_stats.read_bytes(), Path(__file__).read_bytes(), *headers)
+        cache.mkdir(parents=True, exist_ok=True)
+
+    def try_row(self, kernel: Launched) -> record.Row | str:
+        """The kernel's row, or what went wrong."""
+        text, label = opencl.source(kernel, self._shaders[kernel.file], SHADERS)
+        kept = self._cache / f"{digest(text.encode(), self._tools.encode())}.json"
+        try:
+            if not kept.exists():
+                statistics, loop = self._compiled(text)
+                kept.write_text(json.dumps({"statistics": statistics, "loop": asdict(loop)}))
+        except CompileError as error:
+            return f"{label}: {error}"
+        found = json.loads(kept.read_text())
+        return record.row(kernel.file, label, kernel.threads, found["statistics"], Loop(**found["loop"]))
+
+    def _compiled(self, text: str) -> tuple[str, Loop]:
+        includes = [word for folder in opencl.HEADERS for word in ("-I", str(folder))]
+        ir = _run([CLANG, *OPTIONS.split(), *includes, "-"], text)
+        # SPIR-V has no freeze; a bitcast to the same type is forgotten by opt.
+        ir = re.sub(r"= freeze ([^%]+?) (%[\w.]+)", r"= bitcast \1 \2 to \1", ir)
+        # In LLVM p->array[-1] may be within an allocation; Mesa takes indices that are in bounds as unsigned.
+        ir = ir.replace("getelementptr inbounds", "getelementptr")
+        with tempfile.TemporaryDirectory() as folder:
+            bitcode, spirv = f"{folder}/kernel.bc", f"{folder}/kernel.spv"
+            _run([OPT, "-passes=instsimplify", "-", "-o", bitcode], ir)
+            _run([TRANSLATOR, "--spirv-max-version=1.3", bitcode, "-o", spirv])
+            printed = _run([str(self._agx_stats), spirv], AGX_MESA_DEBUG="shaders")
+        return json.loads(printed.splitlines()[-1])["stats"], main_loop(printed)
+
+
+def _run(command: list[str], text: str = "", **environment: str) -> str:
+    settings = {**os.environ, **environment}
+    result = subprocess.run(command, input=text, capture_output=True, text=True, env=settings)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error:" in line] or result.stderr.splitlines()[-1:]
+        raise CompileError(f"{Path(command[0]).name}: {lines[0] if lines else f'exit code {result.returncode}'}")
+    return result.stdout

@@ -1,0 +1,170 @@
+"""Which kernels are compiled, and how they are launched: what `aot/prebuild` launches on an Apple GPU, what other
+models launch (`others`), and every instance that a comment in shaders/ names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from torch_foundry import ops
+from torch_foundry.aot import prebuild
+from torch_foundry.aot.metallib import FAMILY
+from torch_foundry.aot.prebuild import Launched
+from torch_foundry.core import sources
+from torch_foundry.core.limits import SAMPLE_PARAMS
+from torch_foundry.msl.lint.unit import instances
+from torch_foundry.quant import kv
+from torch_foundry.testing import weights
+
+SHADERS = Path(__file__).parents[2] / "shaders"
+F16 = torch.float16
+SHAPE = 4096, 4096  # [n, k] of a layer of an 8B
+COMMON = ("q4_k", "q6_k", "mxfp4")  # formats of weights, after those of prebuild
+KV = ("q8_0", "q4_0")
+KEYS = 4096  # in a cache
+
+TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
+
+
+def every() -> list[Launched]:
+    """All of them, sorted. Use a process of its own, as for `prebuild.launched`."""
+    found = prebuild.launched(FAMILY, others())
+    known = {(kernel.file, kernel.entry) for kernel in found}
+    named = [
+        (path.name, entry)
+        for path in sources.shader_files(SHADERS)
+        for entry in instances(path, include_dirs=[SHADERS])
+    ]
+    for file, entry in dict.fromkeys(named):
+        if (file, entry) not in known:  # as the first launch of the kernel
+            name = TUNED.get(function(entry), function(entry))
+            like = next((kernel for kernel in found if function(kernel.entry) == name), None)
+            if like is None:
+                raise LookupError(f"{file}: nothing launches {entry}; add a call to {Path(__file__).name}")
+            found.append(like._replace(file=file, entry=entry))
+    return sorted(found, key=lambda kernel: (kernel.file, kernel.entry, sorted(kernel.constants.items())))
+
+
+def function(entry: str) -> str:
+    """The kernel's name without its template arguments."""
+    return entry.partition("<")[0]
+
+
+def others() -> Iterator[Callable[[], object]]:
+    """A call for each kernel of models that `prebuild.calls` has not: other formats, heads, caches and mixers."""
+    for sample in weights.samples():
+        for rows in (1, 2, 4, 8) if sample in COMMON else (1,):
+            yield partial(prebuild._linear, "cpu", F16, rows, sample, SHAPE)
+    for name, op in product(COMMON, ("norm_linear", "norm_glu")):
+        yield partial(prebuild._normed, "cpu", F16, op, name, SHAPE)
+    yield partial(prebuild._experts, "cpu", F16, "mxfp4", (64, 4096))
+    for name in ("q4_k", "q6_k"):
+        yield partial(prebuild._linear, "cpu", F16, 32, name, SHAPE)
+    for head_dim, group, length in product((64, 128, 256, 512), (1, 4, 8), (1, 4)):
+        yield partial(_attention, head_dim, group, length)
+    for head_dim in (256, 512):
+        yield partial(_attention, head_dim, 4, 64)
+    for name, length in product(KV, (1, 64)):
+        yield partial(_attention, 128, 4, length, name)
+    yield partial(_attention, 128, 4, 1, paged=True)
+    yield partial(_rope, interleaved=True)
+    yield partial(_rope, normed=True)
+    yield partial(_rope, name="q8_0")
+    yield partial(_rope, name="q4_0", normed=True)
+    for prompts, tokens in ((False, 1), (False, 4), (True, 64)):
+        yield partial(_gated_delta, prompts, tokens)
+        yield partial(_short_conv, tokens)
+        yield partial(_mamba2, tokens)
+    x = torch.zeros(2, 4096, dtype=F16)
+    for dtype in prebuild.DTYPES:
+        yield partial(ops.rms_norm, x.to(dtype), x[0].to(dtype), 1e-6)
+    yield partial(ops.layer_norm, x, x[0], x[1], 1e-5)
+    yield partial(ops.xielu, x, *(x[0, 0] for _ in range(4)))
+    for activation in ("gelu_tanh", "clamped_swiglu"):
+        yield partial(ops.glu, x, x, activation)
+    yield partial(ops.rms_norm, x, x[0], 1e-6, residual=x)
+    yield partial(ops.rms_norm, x, x[0], 1e-6, kind="olmo")
+    yield partial(ops.permute_columns_and_norm, x, torch.zeros(4096, dtype=torch.int32), x[0])
+    yield partial(ops.moe_choose, torch.zeros(1, 256), 8, score="sigmoid", groups=8, top_groups=4)
+    for truncate in (False, True):
+        yield partial(_sample, truncate)
+
+
+def _cache(heads: int, head_dim: int, name: str | None) -> torch.Tensor:
+    if name:
+        return torch.zeros(1, heads, KEYS, kv.row_bytes(head_dim, name), dtype=torch.uint8)
+    return torch.zeros(1, heads, KEYS, head_dim, dtype=F16)
+
+
+def _attention(head_dim: int, group: int, length: int, name: str | None = None, paged: bool = False) -> None:
+    q, cache = torch.zeros(1, group, length, head_dim, dtype=F16), _cache(1, head_dim, name)
+    table = torch.zeros(1, 1, dtype=torch.int32) if paged else None
+    rows = torch.zeros(1, 2, dtype=torch.int32) if paged else None
+    ops.attention(q, cache, cache.clone(), KEYS, scale=1.0, block_table=table, rows=rows, k_format=name, v_format=name)
+
+
+def _rope(interleaved: bool = False, normed: bool = False, name: str | None = None) -> None:
+    q, table, cache = torch.zeros(1, 1, 256, dtype=F16), torch.ones(1, 1, 128), _cache(1, 128, name)
+    norm = torch.ones(128, dtype=F16) if normed else None
+    ops.rope_kv(
+        q, q[..., :128], q[..., :128].clone(), table, table, cache, cache.clone(), 0, head_dim=128,
+        interleaved=interleaved, q_norm=norm, k_norm=norm, k_format=name, v_format=name,
+    )  # fmt: skip
+
+
+def _sequence(tokens: int) -> list[torch.Tensor]:
+    """runs, table and count of a sequence: what ops of recurrent layers are told of it."""
+    return [torch.tensor(x, dtype=torch.int32) for x in ([[0, tokens]], [list(range(9))], [0])]
+
+
+def _gated_delta(prompts: bool, tokens: int) -> None:
+    """A layer of Qwen3-Next."""
+    heads, per_key, dim, width = 16, 2, 128, 4
+    q, v = torch.zeros(tokens, heads, dim, dtype=F16), torch.zeros(tokens, heads, per_key, dim, dtype=F16)
+    gates, all_heads = v[..., 0], heads * per_key
+    channels = (2 * heads + all_heads) * dim
+    ops.gated_delta(
+        q, q.clone(), v, v.clone(), gates.contiguous(), gates.contiguous(), torch.zeros(channels, width, dtype=F16),
+        torch.zeros(all_heads), torch.zeros(all_heads), torch.ones(dim, dtype=F16), 1e-6,
+        torch.zeros(9, channels, width, dtype=F16), torch.zeros(9, all_heads, dim, dim), 
+        *_sequence(tokens), prompts=prompts,
+    )  # fmt: skip
+
+
+def _short_conv(tokens: int) -> None:
+    """A layer of LFM2."""
+    channels, width = 2048, 3
+    ops.short_conv(
+        torch.zeros(tokens, 3 * channels, dtype=F16), torch.zeros(channels, width, dtype=F16), None,
+        torch.zeros(9, channels, width, dtype=F16), *_sequence(tokens),
+    )  # fmt: skip
+
+
+def _mamba2(tokens: int) -> None:
+    """A layer of Bamba 9B."""
+    heads, dim, state, width = 128, 64, 128, 4
+    inner, channels = heads * dim, heads * dim + 2 * state
+    of_heads, x = torch.zeros(heads, dtype=F16), torch.zeros(tokens, inner + channels + heads, dtype=F16)
+    z, x, dt = x.split([inner, channels, heads], -1)
+    ops.mamba2(
+        x, dt, z, torch.zeros(channels, width, dtype=F16), torch.zeros(channels, dtype=F16), of_heads, of_heads.clone(),
+        of_heads.clone(), torch.ones(inner, dtype=F16), 1e-5, torch.zeros(9, channels, width, dtype=F16),
+        torch.zeros(9, heads, dim, state), *_sequence(tokens),
+    )  # fmt: skip
+
+
+def _sample(truncate: bool) -> None:
+    """A draw with all processors."""
+    row, ids, vocabulary = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8, dtype=torch.int64), 151936
+    ops.sample(
+        torch.zeros(1, vocabulary, dtype=F16), torch.ones(len(SAMPLE_PARAMS)).view(torch.int32),
+        torch.zeros(vocabulary, dtype=torch.uint8), start=row, streams=ids[0, :1].clone(), length=row.clone(),
+        finished=row.clone(), errors=row.clone(), ids=ids, newest=ids[:, :1].clone(), sequences=row.clone(),
+        counts=torch.zeros(1, vocabulary, dtype=torch.int32), banned=torch.zeros(1, vocabulary, dtype=torch.int32),
+        use_rules=True, draw=True, truncate=truncate,
+    )  # fmt: skip
+    ops.sample_count_prompt(ids, row, 4, torch.zeros(1, vocabulary, dtype=torch.int32))
