@@ -23,7 +23,7 @@ SHADERS = Path(__file__).parents[2] / "shaders"
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three kernels, three checks and one weight: enough for everything but the checks themselves."""
-    calls, suite = list(prebuild.calls()), selfcheck.suite(True)
+    calls, suite = list(prebuild.calls()), selfcheck.suite(quick=False)
     monkeypatch.setattr(prebuild, "calls", lambda device: iter(calls[:3]))
     monkeypatch.setattr(selfcheck, "suite", lambda quick: suite[:3])
     monkeypatch.setattr(
@@ -36,6 +36,7 @@ def doctor(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(path.read_text())
 
 
+@pytest.mark.tier("models")
 def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The whole quick run: every kernel, every check, every figure."""
     code, report = doctor(tmp_path / "report.json", "--quick")

@@ -31,6 +31,7 @@ def expected(model: Any) -> list[list[int]]:
     return [stream.tokens for stream in streams]
 
 
+@pytest.mark.tier("models")
 @pytest.mark.parametrize("n", range(6))
 def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have none yet get theirs later, and the one that is half filled is filled again."""

@@ -299,7 +299,8 @@ def test_tables_widen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(model).captured == 4 and engine._forward._width == 8
 
 
-@pytest.mark.parametrize("requests", [2, pytest.param(17, marks=pytest.mark.tier("models"))])
+@pytest.mark.tier("models")
+@pytest.mark.parametrize("requests", [2, 17])
 def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> None:
     model, undo = patched(), contextlib.ExitStack()
     engine = Engine(model, requests=requests, budget=120)

@@ -72,6 +72,7 @@ def test_each_input_is_reordered_once(family: str) -> None:
         assert launches(patch(act_order(family, True)), prompt) == launches(plain, prompt) + 4 * 2
 
 
+@pytest.mark.tier("models")
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("requests", [4, 20])
 def test_in_an_engine(alike: bool, requests: int) -> None:

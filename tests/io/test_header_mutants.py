@@ -7,11 +7,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
 COUNT = int(os.environ.get("HEADER_MUTANTS", "20000"))
 
 
+@pytest.mark.tier("files")
 def test_no_mutant_does_harm_and_pieces_make_no_difference(tmp_path: Path) -> None:
     program = tmp_path / "mutants"
     sources = [HERE / "header_mutants.cpp", CSRC / "loaders" / "json.cpp", CSRC / "loaders" / "safetensors_header.cpp"]

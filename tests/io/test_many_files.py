@@ -59,6 +59,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.tier("files")
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         (tmp_path / kind).mkdir()

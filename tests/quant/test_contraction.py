@@ -18,6 +18,8 @@ from torch import Tensor
 
 from torch_foundry import quant
 
+pytestmark = pytest.mark.tier("kernels")
+
 ROOT = Path(__file__).parents[2]
 LIBRARY = """
 #define EXPORT extern "C" __attribute__((visibility("default")))
