@@ -15,10 +15,12 @@ def _fault(name: str, old: str, new: str, check: Callable[[], None] | None = Non
     return Fault(f"mamba2-{name}", "mamba2.metal", old, new, check or (lambda: tests.test_accuracy(GROUPED, F32)))
 
 
+GATED = """from[i] * Silu::apply(float(gate[i]));
+    square = fma(gated, gated, square);"""
 FAULTS = [
     _fault("state-zero-is-read", "state[r][c] = begin != 0 && row < P", "state[r][c] = begin + 1 != 0 && row < P"),
     _fault("keys-of-the-first-group", "+ shared * N + i - P", "+ 0 * N + i - P"),
-    _fault("queries-are-keys", "(i < P + N ? 0 : keys)", "(i < P + N ? 0 : 0)"),
+    _fault("queries-are-keys", "(i < P + N ? 0 : keys - N)", "(i < P + N ? 0 : 0 * keys - N)"),
     _fault("no-bias-of-the-convolution", "has_conv_bias ? float(conv_bias[channel])", "has_conv_bias ? 0.0f"),
     _fault("padding-goes-in", "has_keep ? mixed * float(keep[token])", "has_keep ? mixed"),
     _fault("window-of-the-group-not-stored", "(is_x || head % args.per_group == 0)", "is_x"),
@@ -31,7 +33,7 @@ FAULTS = [
     _fault("state-not-stored", "if (stored && row < P && column < N) after", "if (stored && row + 1 < P) after"),
     _fault("last-token-of-a-prompt", "t + 1 == tokens;", "t + 2 == tokens;"),
     _fault("norm-of-all-groups", "begin = row % groups * size;", "begin = 0 * size;"),
-    _fault("square-without-the-gate", "square = fma(gated, gated, square);", "square = fma(from[i], gated, square);"),
+    _fault("square-without-the-gate", GATED, GATED.replace("fma(gated,", "fma(from[i],")),
     _fault("one-buffer-for-all-tokens", "inputs[t % 2]", "inputs[0]", tests.test_lane_orders),
     _fault("no-barrier", "threadgroup_barrier(mem_flags::mem_threadgroup);\n\n    const float step", "const float step",
            tests.test_lane_orders),
