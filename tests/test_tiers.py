@@ -44,6 +44,21 @@ def test_of_many_cases_the_first_is_quick() -> None:
     assert cases("tests/msl/test_x.py", 50) == {"quick": list(range(50))}
 
 
+def test_cases_may_be_few() -> None:
+    """Those of each test that are evenly spread; the others are said to be deselected."""
+    items: list[Any] = [
+        Case(f"t.py::test_{n}[{i}]", ROOT / "tests/ops/t.py", i, None, None) for n in "ab" for i in range(9)
+    ]
+    items.append(Case("t.py::test_c", ROOT / "tests/ops/t.py", 0, None, None))
+    dropped: list[Any] = []
+    config: Any = SimpleNamespace(
+        getoption={"--tier": None, "--cases": 3}.get,
+        hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)),
+    )
+    tiers.select(config, items)
+    assert [item.number for item in items] == [0, 4, 8, 0, 4, 8, 0] and len(dropped) == 12
+
+
 def test_what_names_its_tier_is_of_it() -> None:
     assert cases("tests/ops/test_x.py", 2, "nightly") == {"nightly": [0, 1]}
     assert cases("tests/metal/test_x.py", 2) == {"metal": [0, 1]}

@@ -9,6 +9,7 @@ So do dear ones whose branches other tests of `quick` go through.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 
@@ -31,6 +32,7 @@ TIERS = {
 
 def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--tier", metavar="NAMES", help=f"run the tests of these tiers alone: {', '.join(TIERS)}")
+    parser.addoption("--cases", type=int, metavar="N", help="of tests with more cases, run N, evenly spread")
 
 
 def configure(config: pytest.Config) -> None:
@@ -45,11 +47,31 @@ def configure(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop from `items` what is of no tier that --tier names."""
+    """Drop from `items` what is of no tier that --tier names, and of tests with many cases what --cases leaves out."""
+    kept = items[:]
     if wanted := _wanted(config):
         tiers = tiers_of(items)
-        config.hook.pytest_deselected(items=[item for item in items if tiers[item] not in wanted])
-        items[:] = [item for item in items if tiers[item] in wanted]
+        kept = [item for item in kept if tiers[item] in wanted]
+    if most := config.getoption("--cases"):
+        few = {cases[number] for cases in _functions(kept) for number in _spread(len(cases), most)}
+        kept = [item for item in kept if item in few]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
+
+
+def _functions(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
+    """The cases of each test."""
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    return functions.values()
+
+
+def _spread(count: int, few: int) -> set[int]:
+    """`few` numbers below `count`, evenly spread; all if there are no more."""
+    few = min(few, count)
+    return {round(i * (count - 1) / max(few - 1, 1)) for i in range(few)}
 
 
 def _wanted(config: pytest.Config) -> list[str]:
@@ -58,15 +80,12 @@ def _wanted(config: pytest.Config) -> list[str]:
 
 def tiers_of(items: list[pytest.Item]) -> dict[pytest.Item, str]:
     """The tier of each test; `items` has all cases of every function that it has one of."""
-    functions = defaultdict(list)
-    for item in items:
-        functions[item.nodeid.partition("[")[0]].append(item)
     tiers = {}
-    for cases in functions.values():
+    for cases in _functions(items):
+        folder = next((name for name, folders in FOLDERS.items() if cases[0].path.parent.name in folders), QUICK)
         for number, item in enumerate(cases):
             marker = item.get_closest_marker("tier")
-            folder = next((name for name, folders in FOLDERS.items() if item.path.parent.name in folders), QUICK)
             few = marker.kwargs.get("quick", 0) if marker else int(folder != "metal")
-            quick = {round(i * (len(cases) - 1) / max(few - 1, 1)) for i in range(few)}
-            tiers[item] = QUICK if number in quick else marker.args[0] if marker else folder
+            quick = number in _spread(len(cases), few)
+            tiers[item] = QUICK if quick else marker.args[0] if marker else folder
     return tiers

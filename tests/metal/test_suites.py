@@ -1,7 +1,8 @@
 """Suites of the ordinary tests, run on the `mps` device of the mock: ops, formats, compile_shader, models.
 
-Each case is a process of its own, and several run at a time. Not here: tests that are marked `cpu_only` (tests/tiers.py
-says what that means), and those of files that are left out.
+Each case is a process of its own, and several run at a time. Of a test with many cases some are run: what the mock
+checks is how kernels are bound, launched and kept apart, not what they compute, and it compiles a kernel for each. Not
+here: tests that are marked `cpu_only` (tests/tiers.py says what that means), and those of files that are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ PARTS = {  # files of tests/ops that one process runs, so that all take about as
     "other ops": None,
 }
 ELSEWHERE = ("faults", "attention_grid")  # faults in the shaders' text; all kernels of attention, whatever runs them
+CASES = 8  # of a test
 SUITES = {
     "formats and shaders": ["tests/quant/test_formats.py", "tests/core/test_compile_shader.py"],
     "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py"],
@@ -45,7 +47,8 @@ def test_suite_on_mps(suite: str, request: pytest.FixtureRequest) -> None:
 
 
 def on_mps(arguments: list[str], request: pytest.FixtureRequest) -> None:
-    request.node.add_report_section("call", "mock", run_on_mock(request.config, ["--on-mps", *arguments]))
+    said = run_on_mock(request.config, ["--on-mps", f"--cases={CASES}", *arguments])
+    request.node.add_report_section("call", "mock", said)
 
 
 def test_every_file_of_the_ops_is_in_one_part() -> None:
