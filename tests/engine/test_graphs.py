@@ -324,14 +324,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         directory = shutil.copytree(Path(torch_foundry.__file__).parents[1] / "shaders", tmp_path / "shaders")
         undo.enter_context(runtime.use_shaders(directory))
 
-    changes: list[tuple[Callable[[], None], int]] = [
-        (in_place, 0),
-        (exchange, 1),
-        (rotary, 1),
-        (reallocate, 1),
-        (replace, 1),
-    ]
-    for change, more in changes:
+    for change, more in ((in_place, 0), (exchange, 1), (rotary, 1), (reallocate, 1), (replace, 1)):
         for prompt in prompts(requests):
             engine.submit(prompt, SamplingParams(max_tokens=30, temperature=0))
         engine.step()
