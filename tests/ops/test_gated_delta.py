@@ -9,6 +9,7 @@ import kit
 import pytest
 import torch
 from kit import BF16, F16, F32
+from slot_cases import check_alone, check_columns, check_token_by_token, copied
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
@@ -95,10 +96,6 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 8 * state * tokens, 4 * state * (n + tokens)
 
 
-def copied(given: dict[str, Any], to: Any = lambda x: x.clone()) -> dict[str, Any]:
-    return {name: to(x) if isinstance(x, Tensor) else x for name, x in given.items()}
-
-
 def check(given: dict[str, Any]) -> None:
     ours, stock = copied(given), copied(given)
     truth = copied(given, lambda x: x.double() if x.is_floating_point() else x.clone())
@@ -134,37 +131,15 @@ def test_every_length_of_a_step(length: int) -> None:
 
 
 def test_token_by_token_leaves_the_same_states() -> None:
-    """A step of drafts is as many steps of one token, bit for bit."""
-    given = inputs(Case(lengths=(8,)), F32)
-    at_once, one_by_one = copied(given), copied(given)
-    expected = run(**at_once)
-    found = []
-    for t in range(8):
-        step = {name: one_by_one[name][t : t + 1] for name in ("q", "k", "v", "z", "b", "a")}
-        runs, count = torch.tensor([[0, 1]], dtype=torch.int32), one_by_one["count"] + t
-        found.append(run(**{**one_by_one, **step, "runs": runs, "count": count}))
-    kit.assert_equal(torch.cat(found), expected)
-    kit.assert_equal(one_by_one["states"], at_once["states"])
-    kit.assert_equal(one_by_one["conv_states"], at_once["conv_states"])
+    check_token_by_token(run, inputs(Case(lengths=(8,)), F32))
 
 
 def test_sequences_do_not_depend_on_each_other() -> None:
-    both = inputs(Case(lengths=(5, 3), counts=(2, 0)), F32)
-    expected = run(**copied(both))
-    for i, (first, length) in enumerate(both["runs"].tolist()):
-        alone = copied({**both, **{name: both[name][i : i + 1] for name in ("runs", "table", "count")}})
-        kit.assert_equal(run(**alone)[first : first + length], expected[first : first + length])
+    check_alone(run, inputs(Case(lengths=(5, 3), counts=(2, 0)), F32))
 
 
 def test_tables_may_be_columns_of_more() -> None:
-    given = inputs(Case(lengths=(2, 3)), F32)
-    expected = run(**copied(given))
-    control = torch.cat([given["runs"], given["count"][:, None], given["table"]], 1)
-    columns = {"runs": control[:, :2], "count": control[:, 2], "table": control[:, 3:]}
-    kit.assert_equal(run(**copied(given) | columns), expected)
-    given["count"] = given["count"][:1].expand(2)
-    assert given["count"].stride() == (0,)
-    kit.assert_equal(run(**copied(given, lambda x: x) | {"states": given["states"].clone()}), expected)
+    check_columns(run, inputs(Case(lengths=(2, 3)), F32))
 
 
 def test_padding_on_the_left_changes_nothing() -> None:

@@ -9,6 +9,7 @@ import kit
 import pytest
 import torch
 from kit import BF16, F16, F32, Fault, within
+from slot_cases import check_columns, check_token_by_token, copied
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
@@ -68,10 +69,6 @@ def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 2 * (case.width + 1) * case.channels * tokens, dtype.itemsize * case.channels * (4 * tokens + state)
 
 
-def copied(given: dict[str, Any], to: Any = lambda x: x.clone()) -> dict[str, Any]:
-    return {name: to(x) if isinstance(x, Tensor) else x for name, x in given.items()}
-
-
 def check(given: dict[str, Any]) -> None:
     ours, stock = given | {"states": given["states"].clone()}, copied(given)
     truth = copied(given, lambda x: x.double() if x.is_floating_point() else x.clone())
@@ -88,26 +85,11 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_token_by_token_is_the_same(length: int) -> None:
-    """A step of drafts is as many steps of one token, bit for bit."""
-    given = inputs(Case(lengths=(length,)), F32)
-    at_once, one_by_one = copied(given), copied(given)
-    expected, found = run(**at_once), []
-    for t in range(length):
-        runs, count = torch.tensor([[t, 1]], dtype=torch.int32), one_by_one["count"] + t
-        found.append(run(**{**one_by_one, "runs": runs, "count": count})[t])
-    kit.assert_equal(torch.stack(found), expected)
-    kit.assert_equal(one_by_one["states"], at_once["states"])
+    check_token_by_token(run, inputs(Case(lengths=(length,)), F32))
 
 
 def test_tables_may_be_columns_of_more() -> None:
-    given = inputs(Case(lengths=(2, 30)), F32)
-    expected = run(**copied(given))
-    control = torch.cat([given["runs"], given["count"][:, None], given["table"]], 1)
-    columns = {"runs": control[:, :2], "count": control[:, 2], "table": control[:, 3:]}
-    kit.assert_equal(run(**copied(given) | columns), expected)
-    given["count"] = given["count"][:1].expand(2)
-    assert given["count"].stride() == (0,)
-    kit.assert_equal(run(**given), expected)
+    check_columns(run, inputs(Case(lengths=(2, 30)), F32))
 
 
 @pytest.mark.parametrize("biased", [False, True])
