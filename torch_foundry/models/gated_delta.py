@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch_foundry import ops
 from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
-from torch_foundry.kvcache.recurrent import CONV, RECURRENT, RecurrentLayer
+from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.models.family import Family, class_key
-from torch_foundry.models.layer import Mixer, mixes
+from torch_foundry.models.layer import mixes
+from torch_foundry.models.recurrent import RecurrentMixer
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
@@ -117,21 +118,6 @@ def read(module: Any, family: Family) -> DeltaSpec:
     return spec
 
 
-class RecurrentMixer(Mixer):
-    """A mixer with a state of a fixed size, of which padding is no part."""
-
-    state: RecurrentSpec
-
-    def without_cache(self, x: Tensor) -> StateView:
-        """See `Mixer`."""
-        return RecurrentLayer().reserve(x.shape[0], self.state, x.shape[1], x.dtype, x.device)
-
-    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
-        """See `Mixer`."""
-        known = type(mask) is Tensor and mask.shape == x.shape[:2]
-        return None if known else "mask is not one of [batch, tokens]"
-
-
 @mixes("GatedDeltaNet")
 class GatedDelta(RecurrentMixer):
     """A causal convolution, the gated delta rule and a gated norm; its state is the convolution's last inputs, and a
@@ -172,11 +158,10 @@ class GatedDelta(RecurrentMixer):
 
     def _parts(self, x: Tensor, gemm: Gemm, mask: Tensor | None) -> dict[str, Tensor]:
         """Norm and projections: by letter [B * L, key heads, n]."""
-        norm, spec, parts = self.residual.pre, self.spec, dict[str, Tensor]()
-        if norm is not None and (mask is not None or not gemm.fuses(norm, x)):  # one norm for all groups
+        spec, parts = self.spec, dict[str, Tensor]()
+        x, norm = self.without_padding(x, mask)
+        if norm is not None and not gemm.fuses(norm, x):  # one norm for all groups
             x, norm = norm(x), None
-        if mask is not None:  # padding leaves the state as it is
-            x = x * mask[..., None].to(x.dtype)
         for names, group in zip(spec.layout.groups, self.groups, strict=True):
             widths = [spec.key_heads * sum(spec.widths(letters)) for letters in names.values()]
             for letters, y in zip(names.values(), group.behind(norm, x, widths, gemm), strict=True):

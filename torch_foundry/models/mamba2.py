@@ -14,8 +14,8 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.models.family import Family, class_key
-from torch_foundry.models.gated_delta import RecurrentMixer
 from torch_foundry.models.layer import mixes
+from torch_foundry.models.recurrent import RecurrentMixer
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
@@ -105,16 +105,15 @@ class Mamba2(RecurrentMixer):
         self.width = spec.channels + 4 * spec.inner + spec.heads
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
-        norm, spec, own, h = self.residual.pre, self.spec, self.module._parameters, x
-        keep = None if mask is None else mask.to(x.dtype)
-        if norm is not None and keep is not None:
-            h, norm = norm(x) * keep[..., None], None
+        spec, own = self.spec, self.module._parameters
+        h, norm = self.without_padding(x, mask)
+        keep = None if mask is None else mask.to(x.dtype).flatten()
         widths = (spec.inner, spec.channels, spec.heads)
         z, channels, dt = (y.flatten(0, 1) for y in self.groups[0].behind(norm, h, widths, gemm))
         conv = self.module.conv1d._parameters
         y = ops.mamba2(
             channels, dt, z, conv["weight"].squeeze(1), conv["bias"], own["A_log"], own["dt_bias"], own["D"],
             self.module.norm._parameters["weight"], spec.eps, state.pools[CONV], state.pools[RECURRENT], state.runs,
-            state.table, state.count, keep=None if keep is None else keep.flatten(),
+            state.table, state.count, keep=keep,
         )  # fmt: skip
         return self.residual.add(x, self.out, y.view(*x.shape[:2], -1), gemm)

@@ -12,8 +12,8 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
 from torch_foundry.kvcache.recurrent import CONV
 from torch_foundry.models.family import Family
-from torch_foundry.models.gated_delta import RecurrentMixer
 from torch_foundry.models.layer import mixes
+from torch_foundry.models.recurrent import RecurrentMixer
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
@@ -55,9 +55,7 @@ class ShortConv(RecurrentMixer):
         self.width = 4 * facts.channels
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
-        norm, h = self.residual.pre, x
-        if mask is not None:  # padding leaves the state as it is
-            h, norm = (x if norm is None else norm(x)) * mask[..., None].to(x.dtype), None
+        h, norm = self.without_padding(x, mask)
         (bcx,) = self.groups[0].behind(norm, h, [3 * x.shape[-1]], gemm)
         weight, bias = self.conv["weight"].squeeze(1), self.conv["bias"]
         y = ops.short_conv(bcx.flatten(0, 1), weight, bias, state.pools[CONV], state.runs, state.table, state.count)

@@ -1,0 +1,38 @@
+"""What mixers have in common whose state has a fixed size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torch_foundry.kvcache.base import RecurrentSpec, StateView
+from torch_foundry.kvcache.recurrent import RecurrentLayer
+from torch_foundry.models.layer import Mixer
+from torch_foundry.models.weights import Norm, Residual
+
+
+class RecurrentMixer(Mixer):
+    """A mixer with a state of a fixed size, of which padding is no part."""
+
+    residual: Residual
+    state: RecurrentSpec
+
+    def without_cache(self, x: Tensor) -> StateView:
+        """See `Mixer`."""
+        return RecurrentLayer().reserve(x.shape[0], self.state, x.shape[1], x.dtype, x.device)
+
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`."""
+        known = type(mask) is Tensor and mask.shape == x.shape[:2]
+        return None if known else "mask is not one of [batch, tokens]"
+
+    def without_padding(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Norm | None]:
+        """What is projected, x [B, L, hidden] where nothing is padding, and the norm that is still to be applied.
+
+        Padding becomes zeros behind the norm, as in stock code.
+        """
+        norm = self.residual.pre
+        if mask is None:
+            return x, norm
+        return (x if norm is None else norm(x)) * mask[..., None].to(x.dtype), None
