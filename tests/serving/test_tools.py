@@ -221,6 +221,14 @@ def test_calls_that_cannot_be_forced(ai: openai.OpenAI, fields: dict[str, Any], 
         ask(ai.chat.completions, False, messages=SAID, **fields)
 
 
+@pytest.mark.parametrize(
+    "schema", [{"properties": ["a"]}, {"properties": {"a": True}}, {"properties": {"a": {"enum": 1}}}]
+)
+def test_parameters_that_are_no_schema(demo: Any, schema: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=r"tools: 'f'.parameters: expected a JSON schema"):
+        call_grammar(tokenizer(demo, XML), "", ToolUse([{"function": {"name": "f", "parameters": schema}}], ["f"]))
+
+
 def test_a_model_whose_calls_are_not_known(demo: Any) -> None:
     with pytest.raises(ApiError, match="how this model writes calls isn't known"):
         call_grammar(demo[1], "hi", ToolUse(TOOLS, ["weather"]))

@@ -162,8 +162,10 @@ def _message(message: Message, field: str) -> dict[str, Any]:
 
 def _configured(body: ChatBody) -> ChatBody:
     """`body` with what its `generation_config` sets, as fields; these are refused by name as any other."""
+    if body.generation_config is None:
+        return body
     try:
-        given = json.loads(body.generation_config or "{}")
+        given = json.loads(body.generation_config)
         told = {k: v for k, v in given.items() if v is not None and not k.startswith(("_", "transformers_"))}
     except (ValueError, AttributeError):
         raise ApiError(400, "generation_config: expected a JSON object", "generation_config") from None

@@ -43,7 +43,7 @@ def tool_use(tools: Sequence[dict[str, Any]], choice: str, name: str | None, *, 
 def call_grammar(tokenizer: Any, prompt: str, use: ToolUse) -> str:
     """Lark for an answer to `prompt` that is calls of the tools that `use` forces, behind what the model thinks first.
 
-    ApiError: how the model's chat template writes calls is not known.
+    ApiError: how the model's chat template writes calls is not known, or a tool's parameters are no schema.
     """
     style = call_style(tokenizer)
     if style is None:
@@ -62,7 +62,11 @@ def call_grammar(tokenizer: Any, prompt: str, use: ToolUse) -> str:
         f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
     ]
     for i, tool in enumerate(tools):
-        rules += _json_call(i, tool) if style is JSON_CALL else _xml_call(i, tool)
+        try:
+            rules += _json_call(i, tool) if style is JSON_CALL else _xml_call(i, tool)
+        except (AttributeError, TypeError):
+            expected = "expected a JSON schema whose properties are objects"
+            raise ApiError(400, f"tools: {tool['name']!r:.80}.parameters: {expected}", "tools") from None
     return "\n".join(rules)
 
 
