@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -40,6 +40,11 @@ TESTS := test test-kernels test-models test-files test-metal test-others test-al
 $(TESTS): $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --tier "$(TIER)" $(PYTEST_ARGS)
+
+# A cluster of three nodes on this machine. Ray is large, so only this target installs it.
+test-ray: $(VENV)/.built $(VENV)/.dev  ## replicas on a local Ray cluster (minutes)
+	$(BIN)/pip install -q -r requirements-ray.txt
+	$(PY) -m pytest tests/serving/test_ray.py $(PYTEST_ARGS)
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minutes)

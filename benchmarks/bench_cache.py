@@ -68,7 +68,7 @@ def allocated(config: Any, kind: Kind, tokens: int) -> int:
         cache = PagedCache(config, -(-tokens // BLOCK), block_size=BLOCK, kv_cache=kind.kv_cache)
     else:
         cache = new_cache(config, kind.kv_cache)
-        reserve_hint(cache, config.num_hidden_layers, 1)
+        reserve_hint(cache, range(config.num_hidden_layers), 1)
     layers: list[Any] = cache.layers
     for layer in layers:
         for new in (tokens - 1, 1):

@@ -24,7 +24,7 @@ from benchmarks.harness.clock import Times
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import Parity, Record
 from benchmarks.harness.table import generation_table
-from benchmarks.models import DTYPES, MODELS, REAL, build, kv_bytes, weight_bytes
+from benchmarks.models import DTYPES, MODELS, REAL, build, state_bytes, weight_bytes
 from benchmarks.parity import parity
 from benchmarks.ways import BASELINE, WAYS, Network
 from torch_foundry import quant
@@ -128,7 +128,7 @@ class Run:
         self, row: Record, network: Network, cell: Cell, generated: Generated, right: Parity, stock: Times | None
     ) -> Record:
         average = cell.prompt + (cell.tokens + 1) // 2
-        cache = kv_bytes(MODELS[self.name], self.format, cell.batch, average)
+        cache = state_bytes(network, self.format, cell.batch, average)
         return dataclasses.replace(
             row,
             times=generated.decode,

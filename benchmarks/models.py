@@ -59,19 +59,45 @@ class Model:
         return unique
 
 
+def _delta_rule(heads: int) -> dict[str, Any]:
+    """Of Qwen3.5, with so many heads of values in its recurrent layers."""
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+    return {"rope_parameters": rope, "linear_num_value_heads": heads, "linear_num_key_heads": 16}
+
+
+OWN_ROPE = ("Gemma4TextConfig", "GptOssConfig")  # configurations that say by themselves how heads are rotated
+
 MODELS = {
     "qwen2.5-0.5b": Model("Qwen2Config", 896, 4864, 24, 14, 2, 64, 151936, True, {"rope_theta": 1e6}),
     "llama-3.2-1b": Model("LlamaConfig", 2048, 8192, 16, 32, 8, 64, 128256, True, {"rope_theta": 5e5}),
     "qwen3-4b": Model("Qwen3Config", 2560, 9728, 36, 32, 8, 128, 151936, True, {"rope_theta": 1e6}),
     "llama-3-8b": Model("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256, False, {"rope_theta": 5e5}),
+    "qwen3.5-0.8b": Model("Qwen3_5TextConfig", 1024, 3584, 24, 8, 2, 256, 248320, True, _delta_rule(16)),
+    "qwen3.5-4b": Model("Qwen3_5TextConfig", 2560, 9216, 32, 16, 4, 256, 248320, True, _delta_rule(32)),
+    "qwen3.5-9b": Model("Qwen3_5TextConfig", 4096, 12288, 32, 16, 4, 256, 248320, False, _delta_rule(32)),
+    "gemma-4-e4b": Model("Gemma4TextConfig", 2560, 10240, 42, 8, 2, 256, 262144, True, {"num_kv_shared_layers": 18}),
+    "lfm2-2.6b": Model(
+        "Lfm2Config",
+        2048,
+        10752,
+        30,
+        32,
+        8,
+        64,
+        65536,
+        True,
+        {"rope_theta": 1e6, "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 9, 12, 15, 18, 22, 26]},
+    ),
+    "gpt-oss-20b": Model("GptOssConfig", 2880, 2880, 24, 64, 8, 64, 201088, False, {"num_local_experts": 32}),
     # Shapes for bench_ops; nothing builds them.
     "qwen3-30b-a3b": Model("Qwen3MoeConfig", 2048, 6144, 48, 32, 4, 128, 151936, False, experts=(768, 8)),
     "mixtral-8x7b": Model("MixtralConfig", 4096, 14336, 32, 32, 8, 128, 32000, False, experts=(14336, 2)),
     # For the benchmarks' own tests: nothing is to be learned from its times.
     "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False, experts=(64, 2)),
 }
-REAL = tuple(name for name, model in MODELS.items() if name != "tiny" and not model.experts[1])
-
+# With layers of several kinds, or experts: measured when they are named, and no shapes for bench_ops.
+SEVERAL_KINDS = ("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "gemma-4-e4b", "lfm2-2.6b", "gpt-oss-20b")
+REAL = tuple(name for name, model in MODELS.items() if name not in ("tiny", *SEVERAL_KINDS) and not model.experts[1])
 
 MIXTURES = tuple(name for name, model in MODELS.items() if name != "tiny" and model.experts[1])
 
@@ -82,6 +108,8 @@ def config(model: Model, max_positions: int) -> Any:
 
     options = dict(model.options)
     theta = options.pop("rope_theta", 1e4)
+    if model.config_class not in OWN_ROPE:
+        options.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": theta})
     return getattr(transformers, model.config_class)(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -92,7 +120,6 @@ def config(model: Model, max_positions: int) -> Any:
         vocab_size=model.vocab_size,
         tie_word_embeddings=model.tie_word_embeddings,
         max_position_embeddings=max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
         **options,
     )
 
@@ -113,6 +140,8 @@ def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 
         for name, parameter in network.named_parameters():
             if parameter.dim() == 2 and "embed" not in name:
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
+            elif parameter.dim() == 3 and ".experts." in name:
+                parameter.normal_(std=parameter[0].numel() ** -0.25)
     network.generation_config.eos_token_id = None
     network.generation_config.pad_token_id = 0
     if fmt not in DTYPES:
@@ -142,16 +171,31 @@ def pack(network: Any, fmt: str) -> None:
         torch_foundry.unpatch(network)
 
 
-def kv_bytes(model: Model, fmt: str, batch: int, tokens: int) -> int:
-    """What attention reads of the cache for one token of each sequence of the batch."""
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
-    return batch * tokens * per_token * DTYPES.get(fmt, torch.float16).itemsize
+def state_bytes(network: Any, fmt: str, batch: int, tokens: int) -> int:
+    """What a decoder reads of its caches for one token of each sequence of the batch: keys and values within windows,
+    and recurrent states, which are written as well."""
+    own, total = network.config, 0
+    for path, mixer in network.named_modules():
+        if path.endswith(".self_attn"):
+            heads = own.num_attention_heads // mixer.num_key_value_groups
+            seen = min(tokens, getattr(mixer, "sliding_window", None) or tokens)
+            total += 2 * heads * mixer.head_dim * seen * DTYPES.get(fmt, torch.float16).itemsize
+        elif path.endswith(".linear_attn"):
+            total += 2 * mixer.num_v_heads * mixer.head_k_dim * mixer.head_v_dim * torch.float32.itemsize
+    return batch * total
 
 
 def weight_bytes(network: Any) -> int:
-    """What a decoder reads for every token: all parameters but an embedding that is not the output layer as well."""
-    tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
-    if embedding.weight is not head.weight:
-        tensors.pop(id(embedding.weight), None)
-    return sum(t.nbytes for t in tensors.values())
+    """What a decoder reads for every token: all parameters but embeddings that are not the output layer as well, and of
+    experts those that a token goes to."""
+    own = network.config
+    experts = getattr(own, "num_local_experts", None) or getattr(own, "num_experts", None)
+    chosen = getattr(own, "num_experts_per_tok", None) or getattr(own, "top_k_experts", None)
+    head = network.get_output_embeddings()
+    tensors: dict[int, float] = {}
+    for path, module in network.named_modules():
+        if not isinstance(module, nn.Embedding) or module.weight is head.weight:
+            share = chosen / experts if experts and path.endswith(".experts") else 1
+            own_tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            tensors |= {id(t): t.nbytes * share for t in own_tensors if id(t) not in tensors}
+    return int(sum(tensors.values()))

@@ -16,6 +16,7 @@ OPERANDS = "what the kernel reads and writes"
 WIDE_CALLS = {
     **dict.fromkeys(
         (
+            "altup_correct",
             "linear",
             "rope_kv",
             "attention",
@@ -44,6 +45,7 @@ FULL_OBJECTS = {
     "Batch": "the memory that an engine's step reads",
     "RecurrentLayer": "transformers' attributes of such a layer, and ours",
     "Attention": "shapes of a layer, read once",
+    "LatentAttention": "shapes of a layer, read once",
     "StepState": "the memory that a captured step reads",
     "Request": "what generate was given",
     "GgufModel": "what a file says of its model",
@@ -61,11 +63,13 @@ CRUMBS = {
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
     "io.packed.mxfp4": "a layout of weights, registered by its import",
+    "ops.head_linear": "an op",
     "ops.permute": "an op",
     "ops.short_conv": "an op",
     "diagnostics.perplexity.svg": "draws",
     "diagnostics.profiling.svg": "draws",
     "kvcache.pool": TO_MERGE,
+    "serving.page": "draws",
 }
 TEXTS = {"hf.out_of_memory": "torch's allocators raise RuntimeError on the CPU and MPS: only the text tells"}
 

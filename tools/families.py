@@ -28,6 +28,7 @@ import torch_foundry
 DOCUMENT = Path(__file__).parents[1] / "docs/families.md"
 # where a class's defaults make no model
 SETTINGS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_key_value_heads": 32, "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},

@@ -32,7 +32,7 @@ struct Space {
 };
 const std::vector<Parameter>& linear_parameters() {
   static const std::vector<Parameter> parameters = {{"outputs", {1, 2, 4, 8}},
-                                                    {"steps", {1, 2, 4}},
+                                                    {"steps", {0, 1, 2, 4}},
                                                     {"split", {1, 2, 4, 8, 16}},
                                                     {"simdgroups", {1, 2, 4, 8, 16, 32}},
                                                     {"chains", {1, 4}}};

@@ -15,7 +15,7 @@ namespace foundry {
 // rows get the same bits however many come together.
 struct LinearChoice {
   uint16_t outputs;    // per team of simdgroups: a chunk of x serves that many rows of W
-  uint16_t steps;      // of K in flight; packed codes: 1 is read while the one before is used
+  uint16_t steps;      // of K in flight; packed codes: 1 is read while the one before is used, 0 when it is used
   uint16_t split;      // simdgroups that share K: a team
   uint16_t simdgroups; // per threadgroup
   uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 4, which a CPU makes vectors of

@@ -19,11 +19,19 @@ constexpr Line kLines[] = {
     {"host", kNorm, "", 1, kAny, kAny, {8, 1, 1, 2, 4}},
     {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1}},
 
-    // Apple GPUs, from published designs; nothing here has been measured by us.
-    // llama.cpp, Q8_0: two rows a team, four simdgroups share K. Q4_0: four rows, two simdgroups, no split.
-    {"apple", kLinear, "q8_0", 8, kAny, kAny, {4, 1, 4, 4, 1}},
-    {"apple", kLinear, "q8_0", 1, kAny, kAny, {2, 1, 4, 4, 1}},
-    {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 1, 1, 2, 1}},
+    // Apple GPUs, from published designs and `make agx`; nothing here has been measured by us.
+    // Packed codes are read when they are used, and eight rows share two outputs: else there are too few registers.
+    // Four outputs, of which a step's instructions are the fewest; of few outputs two (llama.cpp, Q8_0), and K is split
+    // where each of four simdgroups has something of it.
+    {"apple", kLinear, "q8_0", 8, kAny, kAny, {2, 0, 1, 4, 1}},
+    {"apple", kLinear, "q8_0", 1, 2048, 1024, {2, 0, 1, 4, 1}},
+    {"apple", kLinear, "q8_0", 1, 2048, kAny, {2, 0, 4, 4, 1}},
+    {"apple", kLinear, "q8_0", 1, kAny, kAny, {4, 0, 1, 4, 1}},
+    {"apple", kLinear, "q4_0", 8, kAny, kAny, {2, 0, 1, 2, 1}},
+    {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 0, 1, 2, 1}}, // llama.cpp
+    {"apple", kLinear, "packed", 4, kAny, kAny, {2, 0, 1, 8, 1}},
+    {"apple", kLinear, "packed", 1, 1024, kAny, {2, 0, 4, 4, 1}},
+    {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 8, 1}},
     // MLX, dense: four rows; K is split over eight simdgroups where it is 16 times N, else eight simdgroups from N = 4096
     // and four below. llama.cpp, dense, for few outputs: two rows, four simdgroups share K.
     {"apple", kLinear, "", 1, 1024, kAny, {2, 1, 4, 4, 1}},

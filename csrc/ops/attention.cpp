@@ -48,7 +48,7 @@ void check_columns(const char* name, int64_t columns, const at::Tensor& tensor) 
 // The tensors of a call, as the kernels bind them.
 struct Inputs {
   const at::Tensor &q, &k_cache, &v_cache;
-  const OptionalTensor &mask, &sinks, &kv_start, &step, &rows, &table;
+  const OptionalTensor &mask, &sinks, &kv_start, &step, &rows, &table, &value_queries;
 
   void bind(Launch& launch) const { // q stands in for what is not read
     launch.in(q).in(k_cache).in(v_cache).in(mask).in(sinks);
@@ -95,6 +95,11 @@ struct Call : Inputs {
     TORCH_CHECK(!rows || !step, "rows: expected step or rows, got both");
     if (sinks) check("sinks", *sinks).device(q).dtype({at::kFloat, q.scalar_type()}).shape({H}).contiguous();
     y = at::empty({B, L, H.value() * values.columns}, q.options());
+    if (value_queries) {
+      check("value_queries", *value_queries).like(q).shape({B, H, L, values.columns}).last_dim_contiguous();
+      args.u_batch = u32(value_queries->stride(0)), args.u_head = u32(value_queries->stride(1));
+      args.u_token = u32(value_queries->stride(2));
+    }
     args.q_len = u32(L);
     args.kv_len = u32(kv_len);
     args.n_kv_heads = u32(K);
@@ -108,12 +113,15 @@ struct Call : Inputs {
     if (y.numel() == 0 || kv_len == 0) return; // nothing to launch
 
     const bool k_aligned = kv_aligned("k_cache", k_cache, keys), v_aligned = kv_aligned("v_cache", v_cache, values);
-    aligned = aligned_rows(q) && k_aligned && v_aligned;
+    aligned = aligned_rows(q) && k_aligned && v_aligned && (!value_queries || aligned_rows(*value_queries));
     wide_sinks = sinks && sinks->scalar_type() == at::kFloat;
     const int64_t row_bytes = k_cache.size(3) * k_cache.itemsize() + v_cache.size(3) * v_cache.itemsize();
     min_bytes = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
     choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
-    if (choice.lanes == simd_width && !can_multiply_matrices(q, keys, values)) choice.lanes = 8;
+    if (choice.lanes == simd_width && (value_queries || !can_multiply_matrices(q, keys, values))) choice.lanes = 8;
+    const bool prompt = value_queries && L.value() > attention_decode_max_queries; // it has work for all: few splits
+    args.keys = prompt ? attention_near / 2 : choice.keys;
+    args.far_keys = prompt ? 1u << 30 : choice.far_keys;
   }
 
   int64_t grouped_rows() const { return int64_t(args.q_len) * args.group; } // that share a KV head
@@ -163,7 +171,8 @@ int rows_together(const Call& call) {
   if (choice.lanes == simd_width) return call.args.group > 8 && widest <= 128 ? 16 : 8;
   const auto fits = [&](int rows) {
     const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
-    const int64_t floats = rows * (columns + choice.simdgroups * 2 * simd_width);
+    const int64_t queries = columns + (call.value_queries ? call.values.columns : 0);
+    const int64_t floats = rows * (queries + choice.simdgroups * 2 * simd_width);
     return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
   };
   const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
@@ -176,13 +185,12 @@ KernelKey decode_kernel(const Call& call, int rows) {
   const int simdgroups = call.choice.simdgroups, lanes = call.choice.lanes;
   if (lanes == simd_width)
     return call.kernel("attention_decode_matrix.metal", "attention_decode_matrix").add({rows / 8, simdgroups});
-  return call.kernel("attention_decode.metal", "attention_decode").add({rows, simdgroups, lanes});
+  KernelKey key = call.kernel("attention_decode.metal", "attention_decode").add({rows, simdgroups, lanes});
+  return call.value_queries ? key.add({int(call.values.columns)}) : key;
 }
 
 void decode(Call& call) {
   const int64_t columns = call.values.columns;
-  call.args.keys = call.choice.keys;
-  call.args.far_keys = call.choice.far_keys;
   call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
   const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns, rows = rows_together(call);
 
@@ -195,6 +203,7 @@ void decode(Call& call) {
   Launch launch(call.q.device(), decode_kernel(call, rows));
   call.bind(launch);
   launch.out(call.y).out(partial_y).out(partials).args(call.args).min_bytes(call.min_bytes);
+  if (call.choice.lanes != simd_width) launch.in_or(call.value_queries, call.q);
   const uint32_t threads = simd_width * call.choice.simdgroups;
   launch.run(per_row(ceil_div(call.grouped_rows(), rows), threads, call.heads(), splits));
   if (splits == 1) return;
@@ -213,8 +222,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
                      double scale, const OptionalTensor& mask, bool causal, int64_t window, double softcap,
                      const OptionalTensor& kv_start, const OptionalTensor& step, const OptionalTensor& rows,
                      const OptionalTensor& block_table, const OptionalTensor& sinks, OptionalName k_format,
-                     OptionalName v_format) {
-  Call call({q, k_cache, v_cache, mask, sinks, kv_start, step, rows, block_table}, k_format, v_format, kv_len);
+                     OptionalName v_format, const OptionalTensor& value_queries) {
+  Call call({q, k_cache, v_cache, mask, sinks, kv_start, step, rows, block_table, value_queries}, k_format, v_format,
+            kv_len);
   TORCH_CHECK(window >= 0, "window: expected 0 (none) or a positive number of keys, got ", window);
   TORCH_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
   call.args.scale = finite("scale", scale);
@@ -224,8 +234,10 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
   if (call.y.numel() == 0) return call.y;
   if (kv_len == 0) return call.y.zero_();
   const int64_t partial = // elements of decode's partial results
-      call.y.numel() * attention_splits(u32(kv_len), call.choice.keys, call.choice.far_keys);
-  if (q.size(2) <= attention_decode_max_queries && partial <= INT32_MAX)
+      call.y.numel() * attention_splits(u32(kv_len), call.args.keys, call.args.far_keys);
+  TORCH_CHECK(!value_queries || partial <= INT32_MAX, "value_queries: ", q.sizes(), " of ", kv_len,
+              " keys are too many at a time");
+  if (value_queries || (q.size(2) <= attention_decode_max_queries && partial <= INT32_MAX))
     decode(call);
   else
     prefill(call);
@@ -237,7 +249,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
 FOUNDRY_OP("attention(Tensor q, Tensor k_cache, Tensor v_cache, SymInt kv_len, float scale, Tensor? mask=None, "
            "bool causal=True, SymInt window=0, float softcap=0.0, Tensor? kv_start=None, Tensor? step=None, "
            "Tensor? rows=None, Tensor? block_table=None, Tensor? sinks=None, str? k_format=None, "
-           "str? v_format=None) -> Tensor",
+           "str? v_format=None, Tensor? value_queries=None) -> Tensor",
            "attention", attention)
 
 } // namespace foundry

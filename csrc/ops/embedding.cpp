@@ -19,32 +19,26 @@ template <typename Id> void check_ids(const at::Tensor& ids, int64_t vocab) {
     TORCH_CHECK_INDEX(p[i] >= 0 && p[i] < vocab, "ids: expected values in [0, ", vocab, "), got ", p[i]);
 }
 
-float rounded_to(at::ScalarType dtype, double value) {
-  if (dtype == at::kHalf) return static_cast<float>(at::Half(static_cast<float>(value)));
-  if (dtype == at::kBFloat16) return static_cast<float>(at::BFloat16(static_cast<float>(value)));
-  return static_cast<float>(value);
-}
-
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalName format, at::ScalarType dtype,
-                     double scale) {
+                     double scale, bool first_if_unknown) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   check("ids", ids).dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(w.k);
-  finite("scale", scale);
+  const float factor = finite("scale", scale);
   check_output_size(ids.numel(), w.k);
   at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
   check("output", y).floating();
   if (y.numel() == 0) return y;
 
   const bool wide_ids = ids.scalar_type() == at::kLong;
-  if (ids.is_cpu()) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
+  if (ids.is_cpu() && !first_if_unknown) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
   const bool aligned = w.format.packed() || (w.k % chunk == 0 && aligned_rows(weight));
   const KernelKey key("embedding.metal", "embedding",
                       {w.format.policy, dtype, wide_ids ? "long" : "int", aligned ? 8 : 1});
   const uint32_t row_threads = ceil_div(w.k, chunk);
   const EmbeddingArgs args{
-      u32(w.n), u32(w.k), u32(w.row_blocks), row_threads, rounded_to(dtype, scale), rows_of("ids", ids.unsqueeze(-1))};
+      u32(w.n), u32(w.k), u32(w.row_blocks), row_threads, first_if_unknown, factor, rows_of("ids", ids.unsqueeze(-1))};
   const int64_t row_bytes = w.k / w.format.block_size * w.format.block_bytes;
   Launch(weight.device(), key)
       .in(ids)
@@ -58,7 +52,8 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalNa
 
 } // namespace
 
-FOUNDRY_OP("embedding(Tensor ids, Tensor weight, str? format, ScalarType dtype, float scale=1.0) -> Tensor",
+FOUNDRY_OP("embedding(Tensor ids, Tensor weight, str? format, ScalarType dtype, float scale=1.0, "
+           "bool first_if_unknown=False) -> Tensor",
            "embedding", embedding)
 
 } // namespace foundry

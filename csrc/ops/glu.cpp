@@ -1,5 +1,6 @@
 #include "core/op.h"
 #include "linear/glu.h"
+#include "linear/sparse_glu.h"
 #include "ops/layout.h"
 #include "ops/options.h"
 
@@ -29,8 +30,34 @@ at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view ac
   return y;
 }
 
+at::Tensor sparse_glu(const at::Tensor& gate, const at::Tensor& up, double deviations, std::string_view activation) {
+  const Activation& kind = activation_named(activation);
+  TORCH_CHECK(!kind.of_pair, "activation: expected one of a single number, got ", activation);
+  check("gate", gate).floating().last_dim_contiguous();
+  check("up", up).like(gate).last_dim_contiguous();
+  check_same_shape("up", up, "gate", gate);
+  SparseGluArgs args{};
+  args.deviations = finite("deviations", deviations);
+  at::Tensor y = at::empty(gate.sizes(), gate.options());
+  if (gate.numel() == 0) return y;
+
+  args.n = u32(gate.size(-1));
+  args.gate = rows_of("gate", gate);
+  args.up = rows_of("up", up);
+  const uint32_t simdgroups = ceil_div(args.n, sparse_glu_per_thread * simd_width);
+  Launch(gate.device(), {"sparse_glu.metal", "sparse_glu", {gate.scalar_type(), kind.policy}})
+      .in(gate)
+      .in(up)
+      .out(y)
+      .args(args)
+      .run(per_row(row_count(gate), simd_width * std::min(simdgroups, sparse_glu_max_threads / simd_width)));
+  return y;
+}
+
 } // namespace
 
 FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation=\"silu\") -> Tensor", "glu", glu)
+FOUNDRY_OP("sparse_glu(Tensor gate, Tensor up, float deviations, str activation=\"gelu_tanh\") -> Tensor", "sparse_glu",
+           sparse_glu)
 
 } // namespace foundry

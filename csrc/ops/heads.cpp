@@ -115,6 +115,7 @@ RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int
   args.has_step = to.step.has_value();
   args.has_positions = to.cos && to.positions;
   args.interleaved = to.interleaved;
+  args.deinterleave = to.deinterleave;
   if (to.cos && to.positions) {
     args.table_rows = u32(to.cos->size(0));
     args.cos_token = u32(to.cos->stride(0)), args.sin_token = u32(to.sin->stride(0));

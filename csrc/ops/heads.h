@@ -20,7 +20,7 @@ struct HeadsTo {
   // Caches of other kinds (rope_kv.metal): rows int32 [batch, 2], table int32 [batch, pages], packed formats.
   OptionalTensor rows = std::nullopt, table = std::nullopt;
   OptionalName k_format = std::nullopt, v_format = std::nullopt;
-  bool interleaved = false;
+  bool interleaved = false, deinterleave = false;
 
   at::ScalarType table_type(at::ScalarType dtype) const { return cos ? cos->scalar_type() : dtype; }
 

@@ -12,6 +12,7 @@
 #include "mixers/mamba2.h"
 #include "mixers/short_conv.h"
 #include "moe/moe.h"
+#include "norm/altup.h"
 #include "sampling/sample.h"
 
 namespace foundry {
@@ -28,6 +29,7 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("max_experts", moe_max_experts);
   dict.insert("max_chosen", moe_max_chosen);
   dict.insert("max_groups", moe_max_groups);
+  dict.insert("max_streams", altup_max_streams);
   dict.insert("least_page", kv_page_least);
   dict.insert("kv_block", kv_block);
   dict.insert("delta_dim", gated_delta_max_dim);

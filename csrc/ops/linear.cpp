@@ -43,11 +43,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   check("x", x).last(K).floating().last_dim_contiguous().device(weight);
   LinearArgs args{};
   args.scale = finite("scale", scale);
-  if (activation) {
-    const Activation& named = activation_named(*activation);
-    TORCH_CHECK(!named.of_pair, "activation: expected one of a single number, got ", *activation);
-    args.activation = named.code;
-  }
+  args.activation = single_activation(activation);
   TORCH_CHECK(w.k > 0, "weight: expected at least one input feature, got ", weight.sizes());
 
   std::vector<int64_t> shape = x.sizes().vec();

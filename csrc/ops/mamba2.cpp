@@ -1,5 +1,7 @@
 #include "mixers/mamba2.h"
 
+#include <limits>
+
 #include "core/op.h"
 #include "ops/options.h"
 #include "ops/slots.h"
@@ -11,7 +13,7 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
                   const OptionalTensor& conv_bias, const at::Tensor& a_log, const at::Tensor& dt_bias,
                   const at::Tensor& d, const at::Tensor& norm_weight, double eps, const at::Tensor& conv_states,
                   const at::Tensor& states, const at::Tensor& runs, const at::Tensor& table, const at::Tensor& count,
-                  const OptionalTensor& keep) {
+                  const OptionalTensor& keep, const OptionalTensor& prompt, double least, double most) {
   Dim T("tokens"), C("channels"), H("heads"), P("head_dim"), N("state_dim"), W("width"), S("states");
   check("x", x).floating().shape({T, C}).last_dim_contiguous();
   check("dt", dt).like(x).shape({T, H}).last_dim_contiguous();
@@ -30,8 +32,12 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   check_pages("conv_states", conv_states).like(x).shape({S, C, W}).contiguous().disjoint("x", x);
   check_slots(runs, table, count, x);
   if (keep) check("keep", *keep).like(x).shape({T}).contiguous();
-  const int64_t most = mamba2_max_dim, numbers = mamba2_max_state;
-  TORCH_CHECK(P <= most && N <= most && P * N <= numbers, "states: expected heads of at most [", most, ", ", most,
+  Dim R("sequences", runs.size(0));
+  if (prompt) check("prompt", *prompt).device(x).dtype({at::kInt}).shape({R});
+  TORCH_CHECK(least >= 0 && least <= most, "bounds: expected two numbers from 0 up, the lower one first, got ", least,
+              ", ", most);
+  const int64_t size = mamba2_max_dim, numbers = mamba2_max_state;
+  TORCH_CHECK(P <= size && N <= size && P * N <= numbers, "states: expected heads of at most [", size, ", ", size,
               "] numbers, ", numbers, " in all, got ", states.sizes());
   TORCH_CHECK(W > 0 && W <= int64_t(mamba2_max_width), "conv_weight: expected a width of 1 to ", mamba2_max_width,
               ", got ", conv_weight.sizes());
@@ -40,15 +46,20 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   args.slots = u32(table.size(1)), args.runs_stride = u32(runs.stride(0)), args.table_stride = u32(table.stride(0));
   args.count_stride = u32(count.stride(0)), args.x_stride = u32(x.stride(0)), args.dt_stride = u32(dt.stride(0));
   args.z_stride = u32(z.stride(0)), args.eps = epsilon(eps);
+  args.prompt_stride = prompt ? u32(prompt->stride(0)) : 0;
+  constexpr double largest = std::numeric_limits<float>::max(); // infinity is none of fast math's
+  args.least = float(std::min(least, largest)), args.most = float(std::min(most, largest));
 
   at::Tensor out = at::empty({T, values}, x.options());
   if (out.numel() == 0 || runs.size(0) == 0) return out;
   at::Tensor y = at::empty({T, values}, states.options());
   const KernelKey key("mamba2.metal", "mamba2", {x.scalar_type(), int(P), int(N), int(W)},
-                      {{FC_MAMBA2_CONV_BIAS, conv_bias.has_value()}, {FC_MAMBA2_KEEP, keep.has_value()}});
+                      {{FC_MAMBA2_CONV_BIAS, conv_bias.has_value()},
+                       {FC_MAMBA2_KEEP, keep.has_value()},
+                       {FC_MAMBA2_PROMPT, prompt.has_value()}});
   Launch scan(x.device(), key);
   scan.in(x).in(dt).in(conv_weight).in(conv_bias).in(a_log).in(dt_bias).in(d).inout(conv_states).inout(states);
-  scan.in(runs).in(table).in(count).in(keep).out(y).args(args);
+  scan.in(runs).in(table).in(count).in(keep).in(prompt).out(y).args(args);
   const int64_t state = values * N * states.itemsize() + C * W * x.itemsize();
   scan.min_bytes(runs.size(0) * 2 * state + x.nbytes() + dt.nbytes() + y.nbytes());
   scan.run(per_row(H, simd_width * mamba2_simdgroups(u32(P * N)), runs.size(0)));
@@ -61,7 +72,8 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
 
 FOUNDRY_OP("mamba2(Tensor x, Tensor dt, Tensor z, Tensor conv_weight, Tensor? conv_bias, Tensor a_log, Tensor dt_bias, "
            "Tensor d, Tensor norm_weight, float eps, Tensor(a!) conv_states, Tensor(b!) states, Tensor runs, "
-           "Tensor table, Tensor count, Tensor? keep=None) -> Tensor",
+           "Tensor table, Tensor count, Tensor? keep=None, Tensor? prompt=None, float least=0.0, float most=3e38) -> "
+           "Tensor",
            "mamba2", mamba2)
 
 } // namespace foundry

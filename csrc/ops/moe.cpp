@@ -176,18 +176,21 @@ std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const Op
 }
 
 at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
-                   const at::Tensor& ids, const at::Tensor& gate, const at::Tensor& up, OptionalName format,
+                   const at::Tensor& ids, const OptionalTensor& gate, const at::Tensor& up, OptionalName format,
                    std::string_view activation, const OptionalTensor& gate_bias, const OptionalTensor& up_bias) {
-  const ExpertMatrices g("gate", gate, format, x), u("up", up, format, x);
+  const bool gated = gate.has_value();
+  const at::Tensor& first = gate.value_or(up); // without a gate, up's matrices are named twice and read once
+  const ExpertMatrices g(gated ? "gate" : "up", first, format, x), u("up", up, format, x);
   TORCH_CHECK(g.experts == u.experts && g.one.n == u.one.n && g.one.k == u.one.k && &g.one.format == &u.one.format,
-              "up: expected the shape and format of gate, ", gate.sizes(), ", got ", up.sizes());
+              "up: expected the shape and format of gate, ", first.sizes(), ", got ", up.sizes());
   Dim T("tokens"), K("in_features", g.one.k);
   check("x", x).floating().shape({T, K}).contiguous();
   MoeGluArgs args{};
   if (norm_weight) set_norm(args.normed, norm_of(x, *norm_weight, eps, kind));
   args.routed = routed_args(ids, g, &u);
   check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
-  args.activation = activation_named(activation).code;
+  args.activation = gated ? activation_named(activation).code : single_activation(activation);
+  TORCH_CHECK(gated || !gate_bias, "gate_bias: expected none without a gate");
   args.bias[0] = expert_bias("gate_bias", gate_bias, g, x);
   args.bias[1] = expert_bias("up_bias", up_bias, u, x);
   const int64_t pairs = T * args.routed.chosen, n = g.one.n;
@@ -197,8 +200,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
 
   const bool aligned =
       K % chunk == 0 && aligned_rows(x) && (!norm_weight || aligned_rows(*norm_weight)) && g.aligned && u.aligned;
-  LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, 2 * n, K);
-  if (choice.outputs < 2) choice.outputs = 2;
+  LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, (1 + gated) * n, K);
+  if (gated && choice.outputs < 2) choice.outputs = 2;
   const Gemv gemv{choice, Gemv::width_of(aligned, g.words && u.words)};
   args.normed.rows = u32(T);
   args.normed.k = u32(K);
@@ -206,12 +209,13 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   args.normed.row_blocks[0] = u32(g.one.row_blocks);
   args.normed.row_blocks[1] = u32(u.one.row_blocks);
   args.normed.split = choice.split;
-  Launch launch(x.device(), kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({norm_weight.has_value()}));
-  launch.in(x).in_or(norm_weight, x).in(ids).in(gate).in(up).in_or(gate_bias, x).in_or(up_bias, x);
+  Launch launch(x.device(),
+                kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({norm_weight.has_value(), gated}));
+  launch.in(x).in_or(norm_weight, x).in(ids).in(first).in(up).in_or(gate_bias, x).in_or(up_bias, x);
   launch.out(y).args(args);
-  launch.min_bytes(experts_read(g.experts, pairs) * (g.bytes_of_one + u.bytes_of_one) + x.nbytes() + y.nbytes() +
-                   (norm_weight ? norm_weight->nbytes() : 0) + ids.nbytes());
-  gemv.run(launch, n, choice.outputs / 2, pairs, normed_sums(1, choice.outputs));
+  launch.min_bytes(experts_read(g.experts, pairs) * (gated * g.bytes_of_one + u.bytes_of_one) + x.nbytes() +
+                   y.nbytes() + (norm_weight ? norm_weight->nbytes() : 0) + ids.nbytes());
+  gemv.run(launch, n, choice.outputs / (1 + gated), pairs, normed_sums(1, choice.outputs));
   return y;
 }
 
@@ -256,7 +260,7 @@ FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize, str
            "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, float scale=1.0, "
            "float least_sum=1e-20) -> (Tensor, Tensor)",
            "moe_choose", moe_choose)
-FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor gate, Tensor up, "
+FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor? gate, Tensor up, "
            "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",
            "moe_glu", moe_glu)
 FOUNDRY_OP("moe_down(Tensor x, Tensor ids, Tensor weights, Tensor weight, str? format=None, Tensor? residual=None, "

@@ -22,7 +22,7 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
 }
 
 at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Tensor& table, const at::Tensor& weight,
-                      OptionalName format, const OptionalTensor& bias) {
+                      OptionalName format, const OptionalTensor& bias, OptionalName activation) {
   const ExpertMatrices w("weight", weight, format, x);
   Dim R("rows"), K("in_features", w.one.k), P("pairs"), tiles("tiles");
   check("x", x).floating().shape({R, K}).contiguous();
@@ -40,6 +40,7 @@ at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Te
   args.row_blocks = u32(w.one.row_blocks);
   args.per_row = u32(P / R);
   args.bias = expert_bias("bias", bias, w, x);
+  args.activation = single_activation(activation);
   const bool aligned = K % chunk == 0 && aligned_rows(x) && w.aligned;
   Launch launch(x.device(), {"moe_many.metal", "moe_linear", {w.one.format.policy, x.scalar_type(), aligned ? 8 : 1}});
   launch.in(x).in(order).in(table).in(weight).in_or(bias, x).out(y).args(args);
@@ -69,9 +70,9 @@ at::Tensor moe_combine(const at::Tensor& x, const at::Tensor& ids, const at::Ten
 } // namespace
 
 FOUNDRY_OP("moe_group(Tensor ids, int experts) -> (Tensor, Tensor)", "moe_group", moe_group)
-FOUNDRY_OP(
-    "moe_linear(Tensor x, Tensor order, Tensor tiles, Tensor weight, str? format=None, Tensor? bias=None) -> Tensor",
-    "moe_linear", moe_linear)
+FOUNDRY_OP("moe_linear(Tensor x, Tensor order, Tensor tiles, Tensor weight, str? format=None, Tensor? bias=None, "
+           "str? activation=None) -> Tensor",
+           "moe_linear", moe_linear)
 FOUNDRY_OP("moe_combine(Tensor x, Tensor ids, Tensor weights, int experts, Tensor? residual=None, float scale=1.0) -> "
            "Tensor",
            "moe_combine", moe_combine)

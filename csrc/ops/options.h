@@ -40,6 +40,14 @@ inline constexpr Activation kActivations[] = {
     {"relu2", "Relu2", activation_relu2}, {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu, true}};
 inline const Activation& activation_named(std::string_view name) { return named("activation", name, kActivations); }
 
+// The code of an activation of a single number.
+inline uint32_t single_activation(OptionalName name) {
+  if (!name) return activation_none;
+  const Activation& found = activation_named(*name);
+  TORCH_CHECK(!found.of_pair, "activation: expected one of a single number, got ", *name);
+  return found.code;
+}
+
 struct NormKind {
   const char *name, *policy;
   float offset; // added to the weight

@@ -43,7 +43,7 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step,
                    const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps, std::string_view kind,
                    const OptionalTensor& rows, const OptionalTensor& block_table, OptionalName k_format,
-                   OptionalName v_format, bool v_norm, bool interleaved, bool rotate_first) {
+                   OptionalName v_format, bool v_norm, bool interleaved, bool rotate_first, bool deinterleave) {
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
   TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "k_norm: expected both q_norm and k_norm, or neither");
   TORCH_CHECK(q_norm || !v_norm, "v_norm: expected q_norm and k_norm along with it");
@@ -52,8 +52,8 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   check("k", k).like(q).shape({B, L, K}).last_dim_contiguous();
   check("v", v).like(q).shape({B, L, V}).last_dim_contiguous();
   const int64_t n_heads = heads_in("q", q, head_dim), n_kv_heads = heads_in("k", k, head_dim);
-  const HeadsTo to{cos,  sin,  positions,   k_cache,  v_cache,  start,
-                   step, rows, block_table, k_format, v_format, interleaved};
+  const HeadsTo to{cos,  sin,         positions, k_cache,  v_cache,     start,       step,
+                   rows, block_table, k_format,  v_format, interleaved, deinterleave};
   const bool stores = n_kv_heads > 0; // or only the queries are wanted: of layers that attend to others' keys
   RopeKvArgs args = heads_args(q, B, L, n_heads, stores ? n_kv_heads : k_cache.size(1), head_dim, to);
   args.n_kv_heads = u32(n_kv_heads);
@@ -71,6 +71,7 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   }
   TORCH_CHECK(norm || !rotate_first, "rotate_first: expected q_norm and k_norm, which come after the rotation");
   args.rotate_first = rotate_first;
+  TORCH_CHECK(!deinterleave || (interleaved && !norm), "deinterleave: expected interleaved heads without norms");
   const bool plain = plain_caches(q, to);
   if (!plain || q_norm) { // a head lies in threadgroup memory
     const int64_t most = norm_rope_max_head_dim, largest = std::max<int64_t>(head_dim, args.value_dim);
@@ -118,7 +119,7 @@ FOUNDRY_OP("rope_kv(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tens
            "Tensor(b!) v_cache, SymInt start, SymInt head_dim, Tensor? positions=None, Tensor? step=None, "
            "Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, str kind=\"llama\", Tensor? rows=None, "
            "Tensor? block_table=None, str? k_format=None, str? v_format=None, "
-           "bool v_norm=False, bool interleaved=False, bool rotate_first=False) -> Tensor",
+           "bool v_norm=False, bool interleaved=False, bool rotate_first=False, bool deinterleave=False) -> Tensor",
            "rope_kv", rope_kv)
 
 } // namespace foundry

@@ -43,14 +43,15 @@ struct AttentionArgs {
   uint32_t k_batch, k_head, k_token;
   uint32_t v_batch, v_head, v_token;
   uint32_t mask_batch, mask_head, mask_token;
-  uint32_t has_kv_start; // 0 or 1
-  uint32_t has_step;     // 0 or 1: kv_len is a bound; `step` has the position of the first query's key
-  uint32_t has_rows;     // 0 or 1: the same for each sequence by itself, with the number of its queries
-  uint32_t table_row;    // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
-  uint32_t page_shift;   // log2 of the tokens of a page
-  uint32_t two_1024;     // kv_two_1024: a constant that the compiler knows would cost an instruction beside each mask
+  uint32_t u_batch, u_head, u_token; // of the value queries
+  uint32_t has_kv_start;             // 0 or 1
+  uint32_t has_step;                 // 0 or 1: kv_len is a bound; `step` has the position of the first query's key
+  uint32_t has_rows;                 // 0 or 1: the same for each sequence by itself, with the number of its queries
+  uint32_t table_row;  // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
+  uint32_t page_shift; // log2 of the tokens of a page
+  uint32_t two_1024;   // kv_two_1024: a constant that the compiler knows would cost an instruction beside each mask
 };
-static_assert(sizeof(AttentionArgs) == 29 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 32 * 4, "shared with the host");
 
 // Splits that `length` keys are in.
 inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {

@@ -5,13 +5,16 @@
 #include "attention/attention_scores.h"
 
 // KStore, VStore: how keys and values are stored (kv_store.h). D, DV: their columns. ROWS: queries of a threadgroup.
-// SIMDS: simdgroups. LANES: lanes that read a key. Mask: its element (uchar: keep; otherwise added to the score). A lane
-// owns a key of each tile, and COLS columns of the output.
+// SIMDS: simdgroups. LANES: lanes that read a key. U: columns of the value queries, DV or none, whose products with the
+// values are part of the scores. Mask: its element (uchar: keep; otherwise added to the score). A lane owns a key of
+// each tile, and COLS columns of the output.
 // foundry-lint: instance(attention_decode<half, uchar, DenseKv<half>, DenseKv<half>, 64, 64, 1, 4, 8>)
 // foundry-lint: instance(attention_decode<float, float, DenseKv<float>, DenseKv<half>, 96, 80, 2, 8, 1>)
 // foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 512, 512, 4, 4, 8>)
+// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 64, 512, 4, 4, 8, 512>)
 // foundry-lint: instance(attention_decode<half, half, [FOUNDRY_KV_FORMATS]<128>, [FOUNDRY_KV_FORMATS]<128>, 128, 128, 4, 4, 8>)
-template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int ROWS, int SIMDS, int LANES>
+template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int ROWS, int SIMDS, int LANES,
+          int U = 0>
 [[kernel]] void attention_decode(
     device const T* q [[buffer(0)]],
     device const typename KStore::unit* k_cache [[buffer(1)]],
@@ -26,6 +29,7 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     device float* partial_y [[buffer(10)]],
     device AttentionPartial* partials [[buffer(11)]],
     constant AttentionArgs& args [[buffer(12)]],
+    device const T* value_queries [[buffer(13)]],
     uint3 tgid [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -33,7 +37,7 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   constexpr int threads = SIMDS * 32;
   constexpr int COLS = Columns<VStore, DV>::each;
   using Merge = SplitMerge<ROWS, SIMDS, DV>;
-  constexpr int q_floats = ROWS * D, p_floats = SIMDS * 2 * ROWS * 32;
+  constexpr int q_floats = ROWS * (D + U), p_floats = SIMDS * 2 * ROWS * 32;
   // First the scaled queries and the softmax weights of each simdgroup, in the end what the simdgroups have gathered.
   threadgroup float4 shared[(Merge::floats > q_floats + p_floats ? Merge::floats : q_floats + p_floats) / 4];
   threadgroup AttentionPartial gathered[SIMDS][ROWS];
@@ -52,6 +56,14 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     const int to = r * (D / 4) + Scores<KStore, D, ROWS, LANES>::q_index(i % (D / 4));
     shared[to] = float4(v[0], v[1], v[2], v[3]) * args.scale;
   }
+  threadgroup float4* u_tile = shared + ROWS * D / 4;
+  for (int i = int(tid); U > 0 && i < ROWS * U / 4; i += threads) {
+    const int r = i / (DV / 4), column = (i % (DV / 4)) * 4;
+    float v[4];
+    load_row(value_queries + work.value_query_row(args, r) + column, v);
+    const int to = r * (DV / 4) + Scores<VStore, DV, ROWS, LANES>::q_index(i % (DV / 4));
+    u_tile[to] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   KeyRange range[ROWS];
@@ -63,7 +75,7 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   KeyRange all = seen_by_any(args, keys, work.query(args, 0), work.query(args, ROWS - 1), start);
   const KeyRange mine = split_keys(args, work.split);
   all.begin = max(all.begin, mine.begin);
-  all.end = min(all.end, mine.end);
+  all.end = all.begin < min(all.end, mine.end) ? min(all.end, mine.end) : 0;  // what nobody sees may be NaN
 
   const KvRows<KStore> k_rows =
       rows_of<KStore>(args, k_cache, table, work.batch, args.k_batch, work.kv_head * args.k_head, args.k_token);
@@ -82,9 +94,15 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   const int first_tile = all.begin / 32, own_tile = first_tile + (int(simdgroup) - first_tile % SIMDS + SIMDS) % SIMDS;
   for (int tile = own_tile * 32; tile < all.end; tile += 32 * SIMDS) {
     threadgroup float* weights = p_tile + (turn++ & 1) * (ROWS * 32);  // two buffers: the one before may still be read
-    const bool whole = tile >= all.begin && tile + 32 <= all.end;
     float score[ROWS];
-    Scores<KStore, D, ROWS, LANES>::dot(k_rows, tile, whole, all, shared, lane, weights, score);
+    Scores<KStore, D, ROWS, LANES>::dot(k_rows, tile, all, shared, lane, weights, score);
+    if (U > 0) {
+      float more[ROWS];
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // the scores before are read from `weights`
+      Scores<VStore, DV, ROWS, LANES>::dot(v_rows, tile, all, u_tile, lane, weights, more);
+      for (int r = 0; r < ROWS; ++r)
+        score[r] += more[r];
+    }
     bool above = false;
     for (int r = 0; r < ROWS; ++r) {
       score[r] = finish_score(score[r], tile + int(lane), range[r], mask_row[r], args);
@@ -109,10 +127,7 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
       weights[r * 32 + int(lane)] = p;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (whole)
-      add_values<true, VStore>(v_rows, tile, all, own_column, weights, acc);
-    else
-      add_values<false, VStore>(v_rows, tile, all, own_column, weights, acc);
+    add_values(v_rows, tile, all, own_column, weights, acc);
   }
 
   for (int r = 0; r < ROWS; ++r) {

@@ -119,6 +119,9 @@ struct DecodeTile {
   METAL_FUNC uint query_row(constant AttentionArgs& args, int r) const thread { // where it begins, in elements
     return batch * args.q_batch + head(args, r) * args.q_head + query(args, r) * args.q_token;
   }
+  METAL_FUNC uint value_query_row(constant AttentionArgs& args, int r) const thread {
+    return batch * args.u_batch + head(args, r) * args.u_head + query(args, r) * args.u_token;
+  }
   METAL_FUNC uint mask_row(constant AttentionArgs& args, int r) const thread {
     return batch * args.mask_batch + head(args, r) * args.mask_head + query(args, r) * args.mask_token;
   }
@@ -210,14 +213,30 @@ template <int N> struct LaneReduce<N, 1> {
   static METAL_FUNC void reduce(thread float*, uint) {}
 };
 
+// Eight neighbouring keys, which lie in one page, as they are read: unseen ones, whose memory may hold anything, as the
+// nearest seen one. Their scores are not used, and they weigh nothing.
+template <typename Store> struct EightRows {
+  device const typename Store::unit* base;
+  uint token;
+  int first, last; // seen ones, from `base` on
+
+  METAL_FUNC device const typename Store::unit* row(int i) const thread {
+    return base + uint(min(max(i, first), last)) * token;
+  }
+};
+template <typename Store>
+METAL_FUNC EightRows<Store> eight_rows(thread const KvRows<Store>& rows, int key, KeyRange seen) {
+  const int from = min(max(key, seen.begin & ~7), (seen.end - 1) & ~7);
+  return {rows.row(from, paged), rows.token, seen.begin - from, seen.end - 1 - from};
+}
+
 // The scores of the 32 keys of a tile, lane i those of key i. Only keys of `seen` are read; the others' scores are any
-// numbers. `whole`: all of the tile is seen. LANES = 1: each lane reads a key alone. One chain of loads a lane; for
-// CPUs. `shared`: not used.
+// numbers. LANES = 1: each lane reads a key alone. One chain of loads a lane; for CPUs. `shared`: not used.
 template <typename Store, int D, int ROWS, int LANES> struct Scores {
   static_assert(LANES == 1, "one lane a key");
   static METAL_FUNC int q_index(int i) { return i; } // in threadgroup memory, of elements 4 * i .. of a query
-  static METAL_FUNC void dot(thread const KvRows<Store>& keys, int tile, bool, KeyRange seen,
-                             threadgroup const float4* q, uint lane, threadgroup float*, thread float (&score)[ROWS]) {
+  static METAL_FUNC void dot(thread const KvRows<Store>& keys, int tile, KeyRange seen, threadgroup const float4* q,
+                             uint lane, threadgroup float*, thread float (&score)[ROWS]) {
     constexpr int step = 8; // of four elements: short chains of sums, in four lanes of a vector
     device const typename Store::unit* k_row = keys.row(min(max(tile + int(lane), seen.begin), seen.end - 1), paged);
     float4 total[ROWS];
@@ -245,30 +264,19 @@ template <typename Store, int D, int ROWS> struct Scores<Store, D, ROWS, 8> {
   // What the eight lanes of a team read at the same time lies side by side: in different banks.
   static METAL_FUNC int q_index(int i) { return LOAD == 8 ? (i & ~15) + (i & 1) * 8 + (i & 15) / 2 : i; }
 
-  // The parts of KEYS keys' dot products that a lane adds up, of row r and key i in sums[r * KEYS + i]. Whole: all are
-  // seen.
-  template <bool Whole>
-  static METAL_FUNC void parts(thread const KvRows<Store>& keys, int key, KeyRange seen, threadgroup const float4* q,
-                               uint member, thread float (&sums)[ROWS * KEYS]) {
+  // The parts of KEYS keys' dot products that a lane adds up, of row r and key g + i in sums[r * KEYS + i].
+  static METAL_FUNC void parts(thread const EightRows<Store>& keys, int g, threadgroup const float4* q, uint member,
+                               thread float (&sums)[ROWS * KEYS]) {
     for (int i = 0; i < ROWS * KEYS; ++i) sums[i] = 0.0f;
-    device const typename Store::unit* first_row =
-        Whole ? keys.row(key, paged) : keys.first; // eight keys lie in one page
     for (int d = 0; d < D; d += 8 * LOAD) {
       const int column = d + int(member) * LOAD;
       if (D % (8 * LOAD) == 0 || column < D) { // rows that do not fill the team's loads
         float k[KEYS][LOAD], scale[KEYS];
-        for (int i = 0; i < KEYS; ++i) {
-          if (Whole) {
-            scale[i] = Store::load_codes(first_row + uint(i) * keys.token, uint(column), aligned, k[i]);
-          } else if (key + i >= seen.begin && key + i < seen.end) {
-            scale[i] = Store::load_codes(keys.row(key + i, paged), uint(column), aligned, k[i]);
-          } else {
-            scale[i] = 0.0f;
-            for (int e = 0; e < LOAD; ++e) k[i][e] = 0.0f;
-          }
-        }
+        for (int i = 0; i < KEYS; ++i) scale[i] = Store::load_codes(keys.row(g + i), uint(column), aligned, k[i]);
+#pragma unroll
         for (int r = 0; r < ROWS; ++r) {
           float part[KEYS];
+#pragma unroll
           for (int e = 0; e < LOAD; e += 4) {
             const float4 x = q[r * (D / 4) + d / 4 + (LOAD == 8 ? e * 2 : 0) + int(member)];
             for (int i = 0; i < KEYS; ++i) {
@@ -284,17 +292,15 @@ template <typename Store, int D, int ROWS> struct Scores<Store, D, ROWS, 8> {
     }
   }
 
-  static METAL_FUNC void dot(thread const KvRows<Store>& keys, int tile, bool whole, KeyRange seen,
-                             threadgroup const float4* q, uint lane, threadgroup float* shared,
-                             thread float (&score)[ROWS]) {
-    const uint member = lane % 8, team = lane / 8;
+  static METAL_FUNC void dot(thread const KvRows<Store>& keys, int tile, KeyRange seen, threadgroup const float4* q,
+                             uint lane, threadgroup float* shared, thread float (&score)[ROWS]) {
+    const uint member = lane % 8;
+    const int of_team = int(lane / 8) * 8;
+    const EightRows<Store> eight = eight_rows(keys, tile + of_team, seen);
     for (int g = 0; g < 8; g += KEYS) {
-      const int key = int(team) * 8 + g;
+      const int key = of_team + g;
       float sums[ROWS * KEYS];
-      if (whole)
-        parts<true>(keys, tile + key, seen, q, member, sums);
-      else
-        parts<false>(keys, tile + key, seen, q, member, sums);
+      parts(eight, g, q, member, sums);
       LaneReduce<ROWS * KEYS, 8>::reduce(sums, lane);
       for (int n = 0; n < ROWS * KEYS / 8; ++n) {
         const int of = int(member) * (ROWS * KEYS / 8) + n;
@@ -327,21 +333,6 @@ template <typename Store, int DV> struct Columns {
   FOUNDRY_CONST int lanes = DV / each;
 };
 
-// The values of eight keys, in flight together; zeros for unseen ones, whose memory may hold anything. Whole: all are
-// seen. Eight keys lie in one page.
-template <bool Whole, typename Store, int COLS>
-METAL_FUNC void load_values(thread const KvRows<Store>& values, int key, KeyRange seen, uint column,
-                            thread float (&v)[8][COLS]) {
-  device const typename Store::unit* v_row = values.row(key, paged);
-  for (int j = 0; j < 8; ++j) {
-    if (Whole || (key + j >= seen.begin && key + j < seen.end)) {
-      Store::load(v_row + uint(j) * values.token, column, aligned, v[j]);
-    } else {
-      for (int c = 0; c < COLS; ++c) v[j][c] = 0.0f;
-    }
-  }
-}
-
 // Adds eight values by their weights to this lane's columns, from `first` on.
 template <int ROWS, int COLS, int PART>
 METAL_FUNC void weigh_values(thread const float (&v)[8][PART], threadgroup const float* weights, int first,
@@ -356,16 +347,17 @@ METAL_FUNC void weigh_values(thread const float (&v)[8][PART], threadgroup const
   }
 }
 
-// Adds the weighted values of a tile's keys to this lane's columns.
-template <bool Whole, typename Store, int ROWS, int COLS>
+// Adds the weighted values of a tile's keys to this lane's columns: of eight keys in flight together.
+template <typename Store, int ROWS, int COLS>
 METAL_FUNC void add_values(thread const KvRows<Store>& values, int tile, KeyRange seen, uint column,
                            threadgroup const float* weights, thread float (&acc)[ROWS][COLS]) {
   constexpr int PART = COLS > 8 ? 8 : COLS; // columns in flight
-  const int begin = Whole ? 0 : max(seen.begin - tile, 0) & ~7, end = Whole ? 32 : min(seen.end - tile, 32);
-  for (int n = begin; n < end; n += 8) {
+  for (int n = 0; n < 32; n += 8) {
+    const EightRows<Store> eight = eight_rows(values, tile + n, seen);
+#pragma unroll
     for (int c = 0; c < COLS; c += PART) {
       float v[8][PART];
-      load_values<Whole>(values, tile + n, seen, column + uint(c), v);
+      for (int j = 0; j < 8; ++j) Store::load(eight.row(j), column + uint(c), aligned, v[j]);
       weigh_values(v, weights + n, c, acc);
     }
   }

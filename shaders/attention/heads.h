@@ -20,6 +20,12 @@ METAL_FUNC Pair pair_of(constant RopeKvArgs& args, uint head, uint i) {
   return {2 * i, 2 * i + 1, rotates, i};
 }
 
+// Where a pair's elements are written.
+METAL_FUNC Pair written_pair(constant RopeKvArgs& args, Pair pair) {
+  if (pair.rotates && args.deinterleave) return {pair.column, pair.column + args.rotary_dim / 2, true, pair.column};
+  return pair;
+}
+
 // Offsets of a token's cos and sin for a head.
 struct Angles {
   uint cosines, sines;

@@ -23,6 +23,7 @@ struct RopeKvArgs {
   uint32_t has_positions; // 0 or 1: cos and sin are tables, of which positions[batch, token] is the row
   uint32_t table_rows;
   uint32_t interleaved;  // 0 or 1: elements 2 i and 2 i + 1 rotate together, not i and i + rotary_dim / 2
+  uint32_t deinterleave; // 0 or 1: those go to i and i + rotary_dim / 2
   uint32_t key_columns;  // from the columns of cos and sin for queries to those for keys; 0: the same
   uint32_t rotate_first; // 0 or 1: q and k heads pass their norm after the rotation
   float eps;             // of the norms of heads
@@ -37,6 +38,6 @@ struct RopeKvArgs {
   // are those of a page, table_row the elements of a sequence's row of the table, page_shift log2 of a page's tokens.
   uint32_t has_rows, table_row, page_shift, pages;
 };
-static_assert(sizeof(RopeKvArgs) == 36 * 4, "shared with the host");
+static_assert(sizeof(RopeKvArgs) == 37 * 4, "shared with the host");
 
 } // namespace foundry

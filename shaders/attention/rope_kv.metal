@@ -78,13 +78,14 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
       rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a, b);
       a = float(T(a)), b = float(T(b));
     }
-    x[pair.first] = a;
-    x[pair.second] = b;
+    const Pair to = written_pair(args, pair);
+    x[to.first] = a;
+    x[to.second] = b;
     squares = fma(a, a, fma(b, b, squares));
   }
   const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(columns) + args.eps) : 1.0f;
   for (uint i = lane; i < columns / 2; i += simd_width) {
-    const Pair pair = pair_of(args, head, i);
+    const Pair pair = written_pair(args, pair_of(args, head, i));
     float a = x[pair.first], b = x[pair.second];
     if (has_norm && !value) {
       device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;

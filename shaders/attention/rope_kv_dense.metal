@@ -79,11 +79,12 @@ template <typename T, typename Table, int VEC>
       a[n] = x * cos_a[n] - y * sin_a[n];
       b[n] = y * cos_b[n] + x * sin_b[n];
     }
-    if (args.interleaved)
+    if (args.interleaved && !args.deinterleave)
       zip(a, b);
   }
-  store(out + pair.first, a);
-  store(out + second, b);
+  const bool moves = rotates && args.deinterleave;
+  store(out + (moves ? pair.column : pair.first), a);
+  store(out + (moves ? pair.column + args.rotary_dim / 2 : second), b);
 }
 
 // A simdgroup owns a head, a lane every 32nd pair of it.

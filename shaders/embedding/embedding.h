@@ -9,9 +9,10 @@ struct EmbeddingArgs {
   uint32_t hidden;
   uint32_t row_blocks;  // blocks in a row of the weight
   uint32_t row_threads; // ceil(hidden / chunk)
-  float scale;          // already rounded to the activation dtype
+  uint32_t first;       // whether an id outside the table stands for its first row
+  float scale;
   Rows ids;
 };
-static_assert(sizeof(EmbeddingArgs) == 40, "shared with the host");
+static_assert(sizeof(EmbeddingArgs) == 44, "shared with the host");
 
 } // namespace foundry

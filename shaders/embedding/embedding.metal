@@ -1,5 +1,6 @@
 // Rows of a table of any format by id, rounded to T, then scaled: y[i] = scale * T(W[ids[i]]). A thread makes a chunk.
-// An id outside the table reads nothing and makes a row of NaN: a wrong id must not pass for a weak token.
+// An id outside the table reads nothing and makes a row of NaN, lest a wrong id pass for a weak token, unless it is to
+// stand for the first row.
 #include "embedding/embedding.h"
 
 #include "linear/loader.h"
@@ -18,9 +19,10 @@ template <typename Q, typename T, typename Id, int VEC>
     uint gid [[thread_position_in_grid]]) {
   const uint i = gid / args.row_threads;
   const uint k = gid % args.row_threads * chunk;
-  const Id id = ids[row_offset(args.ids, i)];
-  const bool known = id >= 0 && id < Id(args.vocab);
-  device const typename Q::block* row = weight + (known ? ulong(id) : 0ul) * args.row_blocks;
+  const Id given = ids[row_offset(args.ids, i)];
+  const bool inside = given >= 0 && given < Id(args.vocab), known = inside || args.first != 0;
+  const Id id = inside ? given : Id(0);
+  device const typename Q::block* row = weight + ulong(id) * args.row_blocks;
 
   float w[chunk];
   const float d = known ? load_chunk<Q, VEC>(row, k, args.hidden, w) : NAN;

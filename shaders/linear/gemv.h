@@ -68,6 +68,7 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[OUTS]
     for (int n = 0; n < OUTS; ++n)
       for (int c = 0; c < C; ++c) d[u][n] = Loader<Q, VEC>::load(w_row[n], k + u * step, c, end, w[u][n][c]);
   for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
     for (int m = 0; m < ROWS; ++m) {
       float v[C][chunk];
       for (int c = 0; c < C; ++c) x.load(x_row[m], k + u * step + c * Unit<Q>::gap, end, v[c], squares[m]);
@@ -92,6 +93,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
   const uint base = 0x64006400u | end >> 31;
   if (ROWS <= 2) { // x stays in registers
     float v[ROWS][C][chunk], total[ROWS][G];
+#pragma unroll
     for (int m = 0; m < ROWS; ++m)
 #pragma unroll
       for (int c = 0; c < C; ++c) {
@@ -106,6 +108,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
 #pragma unroll
       for (int g = 0; g < G; ++g) d[g] = raw[n].scale(first, g), offset[g] = raw[n].offset(first, g);
       if (more) raw[n].read(*block[n], first);
+#pragma unroll
       for (int m = 0; m < ROWS; ++m)
 #pragma unroll
         for (int g = 0; g < G; ++g) {
@@ -160,7 +163,8 @@ template <typename Q, typename T> struct ByCodes<Q, T, true> {
 };
 
 // See `accumulate_k`. By floats, and by codes, where one step in flight means that it is read while the step before it
-// is used.
+// is used, and none that it is read when it is used: where rows are aligned to single words only, in halves of them, of
+// which Apple's GPUs load eight at once from wherever they lie.
 template <typename Q, bool InCodes> struct AccumulateK {
   template <int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS, typename XRows>
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[OUTS], thread const XRows& x,
@@ -180,12 +184,13 @@ template <typename Q> struct AccumulateK<Q, true> {
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[OUTS], thread const XRows& x,
                              thread const uint (&x_row)[ROWS], uint unit, uint split, uint end,
                              thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
-    using Codes = typename Q::template Codes<VEC == 16>;
+    constexpr bool ahead = UNROLL > 0;
+    using Codes = typename Q::template Codes<VEC == 16 && (ahead || Q::word > 4)>;
     const uint step = split * simd_width * Codes::chunks * chunk, blocks = step / Q::block_size;
     const uint first = Codes::first(unit);
     device const typename Q::block* block[OUTS];
     for (int n = 0; n < OUTS; ++n) block[n] = w_row[n] + first / Q::block_size;
-    Codes raw[UNROLL][OUTS];
+    Codes raw[ahead ? UNROLL : 1][OUTS];
     uint k = first;
     for (; UNROLL > 1 && k + (UNROLL - 1) * step < end; k += UNROLL * step) {
 #pragma unroll
@@ -197,10 +202,12 @@ template <typename Q> struct AccumulateK<Q, true> {
       for (int u = 0; u < UNROLL; ++u)
         accumulate_codes<Q, ROWS, OUTS>(raw[u], block, false, x, x_row, first, k + u * step, end, sum, squares);
     }
-    for (int n = 0; n < OUTS && k < end; ++n) raw[0][n].read(*block[n], first);
+    for (int n = 0; ahead && n < OUTS && k < end; ++n) raw[0][n].read(*block[n], first);
     for (; k < end; k += step) {
+#pragma unroll
+      for (int n = 0; n < OUTS && !ahead; ++n) raw[0][n].read(*block[n], first);
       for (int n = 0; n < OUTS; ++n) block[n] += blocks;
-      accumulate_codes<Q, ROWS, OUTS>(raw[0], block, k + step < end, x, x_row, first, k, end, sum, squares);
+      accumulate_codes<Q, ROWS, OUTS>(raw[0], block, ahead && k + step < end, x, x_row, first, k, end, sum, squares);
     }
   }
 };
@@ -215,9 +222,10 @@ METAL_FUNC void accumulate_k(device const typename Q::block* thread (&w_row)[OUT
                              thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
   for (int i = 0; i < ROWS * OUTS; ++i) sum[i] = 0.0f;
   for (int m = 0; m < ROWS; ++m) squares[m] = 0.0f;
-  AccumulateK<Q, CHAINS == 1 && ByCodes<Q, typename XRows::type, Q::has_codes>::value>::template run<ROWS, VEC, OUTS,
-                                                                                                     UNROLL, CHAINS>(
-      w_row, x, x_row, unit, split, end, sum, squares);
+  constexpr bool in_codes = CHAINS == 1 && ByCodes<Q, typename XRows::type, Q::has_codes>::value;
+  constexpr int in_flight = in_codes || UNROLL > 0 ? UNROLL : 1;
+  AccumulateK<Q, in_codes>::template run<ROWS, VEC, OUTS, in_flight, CHAINS>(w_row, x, x_row, unit, split, end, sum,
+                                                                             squares);
 }
 
 // The sums over the simdgroup of COUNT values; lane i gets that of value i.

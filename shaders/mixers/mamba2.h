@@ -2,8 +2,9 @@
 #pragma once
 #include "common/portable.h"
 
-#define FC_MAMBA2_CONV_BIAS 0 // function constants: what is added to the convolution, and which tokens are no padding
-#define FC_MAMBA2_KEEP 1
+#define FC_MAMBA2_CONV_BIAS 0 // function constants: what is added to the convolution, which tokens are no padding,
+#define FC_MAMBA2_KEEP 1      // and which are of a prompt
+#define FC_MAMBA2_PROMPT 2
 
 namespace foundry {
 
@@ -22,8 +23,10 @@ struct Mamba2Args {
   uint32_t slots;
   uint32_t runs_stride, table_stride, count_stride;
   uint32_t x_stride, dt_stride, z_stride; // from token to token
+  uint32_t prompt_stride;
   float eps;
+  float least, most; // that step sizes in prompts may be
 };
-static_assert(sizeof(Mamba2Args) == 44, "shared with the host");
+static_assert(sizeof(Mamba2Args) == 56, "shared with the host");
 
 } // namespace foundry

@@ -14,6 +14,7 @@ using namespace foundry;
 
 constant bool has_conv_bias [[function_constant(FC_MAMBA2_CONV_BIAS)]];
 constant bool has_keep [[function_constant(FC_MAMBA2_KEEP)]];
+constant bool has_prompt [[function_constant(FC_MAMBA2_PROMPT)]];
 
 // foundry-lint: instance(mamba2<half, 64, 128, 4>)
 // foundry-lint: instance(mamba2<float, 128, 256, 4>)
@@ -32,8 +33,9 @@ template <typename T, int P, int N, int W>
     device const int* table [[buffer(10)]], // of each sequence: the slot of state n is at n % slots
     device const int* count [[buffer(11)]], // of each sequence: the number of its state; 0: zeros, which nobody stores
     device const T* keep [[buffer(12), function_constant(has_keep)]], // [tokens]: 0 for padding, else 1
-    device float* y [[buffer(13)]],                                   // [tokens, heads, P]
-    constant Mamba2Args& args [[buffer(14)]],
+    device const int* prompt [[buffer(13), function_constant(has_prompt)]], // of each sequence: tokens of its prompt
+    device float* y [[buffer(14)]],                                         // [tokens, heads, P]
+    constant Mamba2Args& args [[buffer(15)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -57,6 +59,7 @@ template <typename T, int P, int N, int W>
       state[r][c] = begin != 0 && row < P && column < N ? before[row * N + column] : 0.0f;
     }
   const float rate = -exp(float(a_log[head])), bias = float(dt_bias[head]), skip = float(d[head]);
+  const uint bounded = has_prompt ? prompt[group.y * args.prompt_stride] : 0;
 
   for (uint t = 0; t < tokens; ++t) {
     const uint token = first + t, number = begin + 1 + (tokens < args.slots ? t : 0);
@@ -79,7 +82,8 @@ template <typename T, int P, int N, int W>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const float step = softplus(float(dt[token * args.dt_stride + head]) + bias), decay = exp(rate * step);
+    const float free = softplus(float(dt[token * args.dt_stride + head]) + bias);
+    const float step = t < bounded ? min(max(free, args.least), args.most) : free, decay = exp(rate * step);
     float b[columns], query[columns];
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;

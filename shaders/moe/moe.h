@@ -76,6 +76,7 @@ struct MoeLinearArgs {
   uint32_t row_blocks;
   uint32_t per_row; // pairs to which a row of x belongs
   ExpertBias bias;
+  uint32_t activation; // as in LinearArgs
 };
 
 struct MoeCombineArgs {

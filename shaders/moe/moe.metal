@@ -92,10 +92,12 @@ METAL_FUNC float bias_of(constant ExpertBias& args, device const T* bias, ulong 
   return args.given ? float(bias[expert * args.of_expert + n * args.of_output]) : 0.0f;
 }
 
-// y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T + bias, or x W^T + bias unless Normed.
-// foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true>)
-// foundry-lint: instance(moe_glu<F32, float, 1, 2, 1, 4, false>)
-template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, bool Normed>
+// y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T + bias, or x W^T + bias unless Normed;
+// act(up) unless Gated.
+// foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true, true>)
+// foundry-lint: instance(moe_glu<F32, float, 1, 2, 1, 4, false, true>)
+// foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true, false>)
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, bool Normed, bool Gated>
 [[kernel]] void moe_glu(
     device const T* x [[buffer(0)]],
     device const T* norm_weight [[buffer(1)]],
@@ -119,23 +121,25 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
   const ulong expert = known ? ulong(id) : 0ul;
 
   const ThreadPos pos = {group.x, token, lane, simdgroup, simdgroups};
-  constexpr int pairs = OUTS / 2;
-  const uint n0 = pos.team(a.split) * pairs, width = a.n[0];
+  constexpr int outputs = Gated ? OUTS / 2 : OUTS;  // of a team, which has those of gate and up, or of up alone
+  const uint n0 = pos.team(a.split) * outputs, width = a.n[0];
   device const typename Q::block* w_row[OUTS];
   for (int n = 0; n < OUTS; ++n) {
-    const uint row = min(n0 + n % pairs, width - 1);
-    w_row[n] = n < pairs ? gate + expert * r.expert_blocks[0] + ulong(row) * a.row_blocks[0]
-                         : up + expert * r.expert_blocks[1] + ulong(row) * a.row_blocks[1];
+    const uint row = min(n0 + n % outputs, width - 1);
+    w_row[n] = Gated && n < outputs ? gate + expert * r.expert_blocks[0] + ulong(row) * a.row_blocks[0]
+                                    : up + expert * r.expert_blocks[1] + ulong(row) * a.row_blocks[1];
   }
   const bool busy = known && n0 < width;
   float value = Normed ? normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial)
                              : plain_products<Q, T, VEC, OUTS, UNROLL, CHAINS>(w_row, x, token, a, busy, pos, partial);
-  const uint n = n0 + lane % pairs;
+  const uint n = n0 + lane % outputs;
   if (busy && n < width)
-    value += lane % OUTS < pairs ? bias_of(args.bias[0], gate_bias, expert, n) : bias_of(args.bias[1], up_bias, expert, n);
-  const float other = simd_shuffle_xor(value, ushort(pairs));
-  if (pos.part(a.split) == 0 && lane < pairs && n < width)
-    y[pair * width + n] = T(known ? gated(args.activation, value, other) : 0.0f);
+    value += Gated && lane % OUTS < outputs ? bias_of(args.bias[0], gate_bias, expert, n)
+                                            : bias_of(args.bias[1], up_bias, expert, n);
+  const float other = simd_shuffle_xor(value, ushort(outputs));
+  const float result = Gated ? gated(args.activation, value, other) : activate(args.activation, value);
+  if (pos.part(a.split) == 0 && lane < outputs && n < width)
+    y[pair * width + n] = T(known ? result : 0.0f);
 }
 
 // y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T + bias)), products in the order

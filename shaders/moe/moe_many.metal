@@ -2,6 +2,7 @@
 // that an expert's weights are read once for the pairs of a tile.
 #include "moe/moe.h"
 
+#include "linear/epilogue.h"
 #include "linear/tiles.h"
 
 using namespace metal;
@@ -56,7 +57,7 @@ using namespace foundry;
   }
 }
 
-// y[pair] = x[pair / per_row] W^T + bias with those of the pair's expert; group.y is a tile of pairs.
+// y[pair] = act(x[pair / per_row] W^T + bias) with those of the pair's expert; group.y is a tile of pairs.
 // foundry-lint: instance(moe_linear<Q8_0, half, 8>)
 // foundry-lint: instance(moe_linear<F32, float, 1>)
 template <typename Q, typename T, int VEC>
@@ -88,7 +89,7 @@ template <typename Q, typename T, int VEC>
     if (m < count && n < args.n) {
       const float of_expert =
           args.bias.given ? float(bias[ulong(expert) * args.bias.of_expert + n * args.bias.of_output]) : 0.0f;
-      y[ulong(order[first + m]) * args.n + n] = T(memory[i] + of_expert);
+      y[ulong(order[first + m]) * args.n + n] = T(activate(args.activation, memory[i] + of_expert));
     }
   }
 }

@@ -29,3 +29,4 @@
 #include "int.h"
 #include "nf4.h"
 #include "mxfp8.h"
+#include "fp8.h"

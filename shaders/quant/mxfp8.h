@@ -32,20 +32,23 @@ struct MXFP8 {
   }
 
 #ifndef __METAL_VERSION__
+  // The nearest of the values up to 448.
+  static uint8_t code(float v) {
+    const float magnitude = std::fabs(v);
+    int exponent;
+    std::frexp(magnitude, &exponent);
+    exponent = magnitude == 0.0f || exponent < -5 ? -6 : exponent - 1; // below 2^-6 they are subnormal
+    const float code = float((exponent + 6) * 8) + std::nearbyint(std::ldexp(magnitude, 3 - exponent));
+    return static_cast<uint8_t>(static_cast<uint8_t>(std::fmin(code, 126.0f)) | (std::signbit(v) ? 0x80 : 0));
+  }
+
   // No weight is beyond the range; mlx rounds the scale to the nearest, which costs the largest up to a third.
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
     for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));
     const float power = largest > 0.0f ? std::ceil(std::log2(largest / 448.0f)) : -127.0f;
     b.e = static_cast<uint8_t>(std::fmin(std::fmax(power, -127.0f), 127.0f) + 127.0f);
-    for (int j = 0; j < block_size; ++j) {
-      const float magnitude = std::fabs(w[j]) / scale(b.e);
-      int exponent;
-      std::frexp(magnitude, &exponent);
-      exponent = magnitude == 0.0f || exponent < -5 ? -6 : exponent - 1; // below 2^-6 they are subnormal
-      const float code = float((exponent + 6) * 8) + std::nearbyint(std::ldexp(magnitude, 3 - exponent));
-      b.qs[j] = static_cast<uint8_t>(std::fmin(code, 126.0f)) | (std::signbit(w[j]) ? 0x80 : 0);
-    }
+    for (int j = 0; j < block_size; ++j) b.qs[j] = code(w[j] / scale(b.e));
   }
 #endif
 };

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.chat.conftest import Scripted
+from torch_foundry.chat.commands import Commands
+from torch_foundry.chat.conversation import Conversation
 from torch_foundry.cli import main
+from torch_foundry.cli.chat import converse
 from torch_foundry.cli.loading import find_model
 
 
@@ -35,6 +41,24 @@ def test_lines_are_questions_and_commands(monkeypatch: pytest.MonkeyPatch, capsy
     (answer,) = map(json.loads, out.splitlines())
     assert answer["text"] == "The opposite of hot is cold." and answer["ended"] == "stop"
     assert "seed                the model's own" in err and "/nothing: expected one of" in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_calls_of_tools_are_shown(tokenizer: Any, as_json: bool, capsys: pytest.CaptureFixture) -> None:
+    known = copy.copy(tokenizer)
+    known.chat_template = "{# <tool_call> #}" + tokenizer.chat_template
+    call = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    talk = Conversation(Scripted(known, call, "Rain."), known, tools=tools)
+    assert not converse(Commands(talk, lambda name: None), io.StringIO("How is it?\n/tool rain\n"), as_json)  # type: ignore[arg-type,return-value]
+    out, err = capsys.readouterr()
+    assert ('calls weather {"place": "Oslo"} (/tool answers it)\n' in err) != as_json and err.count("calls") <= 1
+    if not as_json:
+        assert out == f"{call}\nRain.\n"
+        return
+    first, second = map(json.loads, out.splitlines())
+    assert first["calls"] == [{"name": "weather", "arguments": '{"place": "Oslo"}'}] and first["text"] == call
+    assert second["text"] == "Rain." and "calls" not in second
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_broken_directories_get_one_line_and_exit_code_2(
         ("generate --prompts absent.txt", "--prompts absent.txt: cannot be read"),
         ("bench -p 3000", "beyond the model's 2048 positions"),
         ("bench -r 0", "--repeats 0"),
+        ("bench -n 0 --llmfit x.json", "--llmfit: expected new tokens"),
         ("bench --quantize q9", "--quantize q9"),
         ("bench --json /nowhere/x.json", "/nowhere/x.json: cannot be written"),
     ],
@@ -267,6 +268,7 @@ def test_bash_completes(typed: list[str], expected: list[str], tmp_path: Path, c
 def test_bench_prints_a_line_for_each_test(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "bench.json"
     options = ["-p", "12,0", "-n", "9", "-d", "0,20", "-r", "2", "--json", str(file)]
+    options += ["--llmfit", str(shared := tmp_path / "llmfit.json")]
     assert main(["bench", str(tiny_model), "--device", "cpu", *options]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -280,3 +282,17 @@ def test_bench_prints_a_line_for_each_test(tiny_model: Path, tmp_path: Path, cap
         size = each["n_prompt"] or each["n_gen"]
         rates = [size / (ns / 1e9) for ns in each["samples_ns"]]
         assert each["samples_ts"] == pytest.approx(rates, rel=1e-3) and each["backend"] == "host"
+    told = json.loads(shared.read_text())
+    assert told.keys() == {"schemaVersion", "submittedAtUnix", "tool", "hardware", "results"}
+    assert told["hardware"]["hwClass"] == "CPU_ONLY" and told["hardware"]["gpuCount"] == 0
+    assert told["hardware"]["cpuCores"] >= 1 and told["hardware"]["os"] in ("linux", "macos")
+    assert [(each["model"].endswith(" @ d20"), each["avgOutputTokens"]) for each in told["results"]] == [
+        (False, 9),
+        (True, 9),
+    ]
+    for theirs, ours in zip(told["results"], (found[1], found[3]), strict=True):
+        assert (theirs["avgTps"], theirs["minTps"], theirs["maxTps"], theirs["numRuns"]) == (
+            *(ours["avg_ts"], ours["min_ts"], ours["max_ts"]),
+            2,
+        )
+        assert theirs["avgTotalMs"] == pytest.approx(sum(ours["samples_ns"]) / 2e6, rel=1e-3)

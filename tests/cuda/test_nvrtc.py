@@ -57,6 +57,7 @@ def route(dtype, correction):
     x, given = torch.zeros(1, 256, dtype=dtype), {"score": "sigmoid", "correction": torch.zeros(8, dtype=correction)}
     ops.moe_route(x, x[0], 1e-6, torch.zeros(8, 256, dtype=dtype), 2, **given)
     ops.moe_choose(x[:, :8].contiguous(), 2, **given)
+    ops.moe_glu(x, torch.zeros(1, 1, dtype=torch.int32), None, torch.zeros(2, 8, 256, dtype=dtype), activation="relu2")
 for dtype, correction in ((torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
     calls.append(lambda t=dtype, c=correction: route(t, c))
 def mix(dtype, d, dv):
@@ -72,10 +73,28 @@ def scan(dtype, p, n):
     conv, states = torch.zeros(9, x.shape[1], 4, dtype=dtype), torch.zeros(9, 4, p, n)
     h, z, bias = x[:, :4], x[:, :4 * p], x[0] if p == 64 else None
     ops.mamba2(x, h, z, conv[0], bias, h[0], h[0], h[0], z[0], 1e-6, conv, states, table[:, :2], table, table[:, 0],
-               keep=bias if bias is None else h[0, :1])
+               keep=bias if bias is None else h[0, :1], prompt=None if p == 64 else table[:, 0], bounds=(0.1, 1.0))
 for dtype, p, n in ((torch.float16, 64, 128), (torch.bfloat16, 64, 256), (torch.float32, 128, 256)):
     calls.append(lambda t=dtype, a=(p, n): scan(t, *a))
+def streams(dtype, n):
+    x, h = torch.zeros(n, 1, 64, dtype=dtype), torch.zeros(64, dtype=dtype)
+    coefs = x[:, 0].new_zeros(n * n, n)
+    ops.altup_predict(x, h, x[:, 0].contiguous(), coefs, 1e-6, scale=0.1)
+    ops.altup_correct(x, x[0], h, x[:, 0].contiguous(), coefs[:n], 1e-6, scale=0.1, own_scale=h if n > 2 else None)
+    ops.altup_collapse(x[0], list(ops.altup_expand(x[0], [x[1]], 1e-5))[1:], 1e-5)
+    ops.altup_add(x, x[0], h, 1e-6)
+    ops.sparse_glu(x[0], x[0], 1.0)
+for dtype, n in ((torch.bfloat16, 4), (torch.float16, 2), (torch.float32, 8)):
+    calls.append(lambda t=dtype, a=n: streams(t, a))
 calls.append(lambda: ops.glu(torch.zeros(1, 8), torch.zeros(1, 8), "clamped_swiglu"))
+def latents(dtype, n):
+    x, w = torch.zeros(1, 4, n, dtype=dtype), torch.zeros(4, n, n, dtype=dtype)
+    for weight in (w, w.transpose(1, 2)): ops.head_linear(x, weight)
+    keys, values = torch.zeros(1, 1, 32, 64, dtype=dtype), torch.zeros(1, 1, 32, 512, dtype=dtype)
+    q, u = (torch.zeros(1, 16, 1, d, dtype=dtype) for d in (64, 512))
+    ops.attention(q, keys, values, 32, scale=1.0, value_queries=u)
+for dtype, n in ((torch.float16, 64), (torch.bfloat16, 64), (torch.float32, 9)):
+    calls.append(lambda a=(dtype, n): latents(*a))
 for row in (torch.zeros(1, 64, dtype=torch.bfloat16), torch.zeros(1, 9)):
     calls.append(lambda x=row: ops.layer_norm(x, x[0], x[0]))
     calls.append(lambda x=row: ops.xielu(x, *x[0, :4].unbind()))

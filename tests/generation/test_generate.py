@@ -44,13 +44,13 @@ def test_choosing_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
         return report(model).reads - before
 
     model = patched()
-    assert reads(model) == 2
+    assert reads(model) == 8
     assert reads(model, streamer=Collect()) == 32
     assert reads(model, streamer=Collect(), every=8) == 4
     monkeypatch.setenv("TORCH_FOUNDRY_SYNC_EVERY", "32")
     assert reads(model) == 1 and reads(model, streamer=Collect()) == 1 and reads(model, every=16) == 2
-    torch_foundry.patch(model, sync_every=4)
-    assert reads(model) == 8
+    torch_foundry.patch(model, sync_every=2)
+    assert reads(model) == 16
     assert reads(model, every=0) == 0
     assert reads(model, every=16, sync_every=32) == 1 and reads(model, sync_every=8) == 4
     assert report(model).eager == {"generate: sync_every is 0": 1}

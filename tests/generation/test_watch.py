@@ -122,7 +122,7 @@ def test_an_interrupted_upload_is_done_again() -> None:
     model(torch.ones(1, 3, dtype=torch.long), past_key_values=cache)
     decoder = model.model.decoder_plan()
     decoder.check()
-    layers = CacheLayers(cache, 2, decoder.state.kv_cache)
+    layers = CacheLayers(cache, range(2), decoder.state.kv_cache)
     layers.place(decoder, 1, 1)
     state = StepState(decoder, layers, torch.zeros(1, 1, dtype=torch.long), positions=16)
     state.seek([1, 0, 2, 0], [5])

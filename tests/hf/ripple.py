@@ -26,8 +26,9 @@ from transformers.models.llama import modeling_llama as llama
 
 from tests.hf.tiny_models import COMMON
 from torch_foundry.core.shader import compile_shader
-from torch_foundry.kvcache.base import RecurrentSpec, StateView
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import RecurrentLayer
+from torch_foundry.kvcache.view import StateView
 from torch_foundry.models import families
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import Mixer, mixes

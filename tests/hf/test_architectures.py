@@ -111,12 +111,12 @@ def test_plain_modules() -> None:
 
 
 def test_nothing_changes_if_building_a_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_foundry.models import decoder
+    from torch_foundry.models import tensor_parallel
 
     model = copy.deepcopy(shared("llama"))
     before = classes(model)
     built = iter([build_spec, None])
-    monkeypatch.setattr(decoder, "build_spec", lambda module: next(built)(module))
+    monkeypatch.setattr(tensor_parallel, "build_spec", lambda module: next(built)(module))
     with pytest.raises(TypeError):
         patch(model)
     assert classes(model) == before and not report(model).swapped

@@ -51,6 +51,14 @@ def test_no_family_is_out_of_line(family: str) -> None:
     assert classes(model) == classes(shared(family)), "patched for the duration only"
 
 
+@pytest.mark.parametrize("family", ["falcon", "gpt_neox", "gemma3n"])
+def test_layers_and_parts_by_other_names(family: str) -> None:
+    """Falcon's layers return attention's weights too, Gemma 3n's several streams."""
+    drift = compare(copy.deepcopy(shared(family)), PROMPT)
+    assert drift.first_bad is None and drift.left_out is None, str(drift)
+    assert [path.name for path in drift.paths] == [PROMPT_PATH, TOKEN, STEP, REPLAY]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rounding_is_not_out_of_line(dtype: torch.dtype) -> None:
     drift = compare(build("llama", dtype, layers=5), PROMPT)

@@ -19,7 +19,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.api import patch, report
-from torch_foundry.kvcache import base
+from torch_foundry.kvcache import view
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PROMPTS = [ids(1, length, seed=length)[0].tolist() for length in (12, 5, 40, 1, 20)]
@@ -57,7 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         def __getattr__(self, name: str) -> Any:
             return attention if name == "attention" else getattr(ops, name)
 
-    monkeypatch.setattr(base, "ops", Spied())
+    monkeypatch.setattr(view, "ops", Spied())
     yield count
 
 

@@ -90,7 +90,9 @@ def patched_model(family: str) -> PreTrainedModel:
 WAYS = [
     *itertools.product(FAMILIES, MODES),
     *itertools.product(HYBRIDS, [mode for mode in MODES if mode not in ("prompt lookup", "assisted")]),
-    *itertools.product(["lfm2"], ["padded beams", "chunked prefill", "second turn", "prompt lookup"]),
+    *itertools.product(
+        ["lfm2", "lfm3", "gpt_neox", "falcon"], ["padded beams", "chunked prefill", "second turn", "prompt lookup"]
+    ),
 ]
 
 

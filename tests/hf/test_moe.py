@@ -74,7 +74,7 @@ def test_each_weight_has_a_format_of_its_own() -> None:
         quant.quantize(w.reshape(-1, w.shape[-1]), f).view(*w.shape[:2], -1)
         for w, f in zip(dense, formats, strict=True)
     ]
-    packed = FoundryExperts(copy.deepcopy(stock), *tensors, formats)
+    packed = FoundryExperts(copy.deepcopy(stock), tensors, formats)
     assert packed.formats == tuple(formats)
     exact = [
         quant.dequantize(t.flatten(0, 1), f).view(w.shape) for t, f, w in zip(tensors, formats, dense, strict=True)
@@ -139,7 +139,7 @@ def test_weights_that_are_not_the_experts_are_refused() -> None:
     stock = stock_experts()
     w = torch.zeros(E, 96, 68, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"down_proj: expected torch.uint8 \[6, 64, 102\] for q8_0"):
-        FoundryExperts(stock, w, w.clone(), w.clone(), ["q8_0"] * 3)
+        FoundryExperts(stock, [w, w.clone(), w.clone()], ["q8_0"] * 3)
     assert stock.gate_up_proj is not None
 
 
@@ -223,7 +223,7 @@ def test_gate_and_up_of_two_formats() -> None:
             quant.quantize(w.reshape(-1, w.shape[2]), f).view(*w.shape[:2], -1)
             for w, f in zip(parts, formats, strict=True)
         ]
-        layer.mlp.experts = FoundryExperts(layer.mlp.experts, *packed, formats)
+        layer.mlp.experts = FoundryExperts(layer.mlp.experts, packed, formats)
         with torch.no_grad():
             exact = copy.deepcopy(layer.mlp.experts).to_experts(torch.float32)
             for name, parameter in other.mlp.experts.named_parameters():

@@ -67,3 +67,19 @@ def test_what_is_not_understood_is_refused(why: str) -> None:
 def test_a_convolution_wider_than_the_kernels() -> None:
     seen = report(torch_foundry.patch(random_model(config("Lfm2Config", **KIN["lfm2"].options, conv_L_cache=9))))
     assert "a convolution of 9 tokens" in seen.not_replaced["model.layers.0"] and seen.layers == 1, str(seen)
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_gates_are_of_heads_or_of_all_elements(size: int) -> None:
+    layer = copy.deepcopy(shared("lfm3").model.layers[1])
+    layer.self_attn.g_proj = nn.Linear(64, size, bias=False)
+    with pytest.raises(Fallback, match=rf"g_proj maps \(64, {size}\), expected \(64, 128\)"):
+        build_spec(layer)
+
+
+@torch.no_grad()
+def test_packed_gates_of_heads() -> None:
+    model = torch_foundry.patch(copy.deepcopy(shared("lfm3")), quantize="q8_0")
+    dense = torch_foundry.dequantize(copy.deepcopy(model))
+    got, expected = (m.generate(ids(1, 9), max_new_tokens=16, do_sample=False).tolist() for m in (model, dense))
+    assert got == expected and report(model).steps and not report(model).fallbacks, str(report(model))

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import torch_foundry
 from tests.exact import InFloat64, doubled
 from tests.hf.tiny_models import FAMILIES, build, ids, padded, shared
-from torch_foundry.kvcache.base import KVView
+from torch_foundry.kvcache.view import KVView
 from torch_foundry.models.layer import FusedLayer, forward
 from torch_foundry.models.spec import build_spec
 from torch_foundry.models.weights import GEMV

@@ -61,6 +61,15 @@ GROUPED_MOE = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2},
     **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
 }
+LATENT = {  # multi-head latent attention; YaRN with a scale of its own
+    **{"num_key_value_heads": 4, "kv_lora_rank": 48, "q_lora_rank": 40},
+    **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 48},
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 64},
+    },
+}
+LATENT_MOE = {**GROUPED_MOE, **LATENT, "mlp_layer_types": ["dense", "sparse"]}  # the first layer has no experts
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
 MIXED = ["sliding_attention", "full_attention"]
 GPT_OSS = {
@@ -106,11 +115,26 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 32,
 }
+LFM3 = {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 12}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32}
 GRANITE4 = {**GRANITE, **MAMBA2, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 96}
+NEMOTRON_H = {
+    **{**GROUPED_MOE, "moe_shared_expert_intermediate_size": 48},
+    **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 2},
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "time_step_min": 0.5,
+}
 LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
 NTK_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+# of half of the layers of which gates are cut off; some ids have no row in the layers' table
+GEMMA3N = {
+    **{"sliding_window": 12, "layer_types": MIXED, "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0},
+    **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 100, "laurel_rank": 16},
+    "activation_sparsity_pattern": [0.5, 0.0],
+}
+SIZES = {"conv1d": 0.5, "conv.conv": 0.5, "_scale": 0.5, "_coefs": 0.5, "modality_router": 4.0}  # of parameters
 
 FAMILIES = {
     "llama": Case("LlamaConfig"),
@@ -140,6 +164,7 @@ FAMILIES = {
 KIN = {
     "ministral": Case("MinistralConfig", {"sliding_window": 12, "layer_types": MIXED}),
     "gemma4": Case("Gemma4TextConfig", GEMMA4),
+    "gemma3n": Case("Gemma3nTextConfig", GEMMA3N, layers=4),
     "gemma4_unified": Case("Gemma4UnifiedTextConfig", {**GEMMA4, "use_bidirectional_attention": "vision"}),
     "gemma4_moe": Case("Gemma4TextConfig", GEMMA4_MOE),
     "gemma4_e": Case("Gemma4TextConfig", GEMMA4_E, layers=4),
@@ -154,6 +179,18 @@ KIN = {
     "stablelm-parallel": Case("StableLmConfig", {"num_attention_heads": 2, "use_parallel_residual": True}),
     "phi": Case("PhiConfig", {"num_attention_heads": 2}),
     "olmo": Case("OlmoConfig"),
+    "gpt_neox": Case("GPTNeoXConfig", {"num_attention_heads": 2, "hidden_act": "gelu"}),
+    "gpt_neox-in-turn": Case(
+        "GPTNeoXConfig",
+        {"num_attention_heads": 2, "use_parallel_residual": False, "attention_bias": False},
+        attention="eager",
+    ),
+    "falcon": Case("FalconConfig", {"num_attention_heads": 2, "bias": True}),
+    "falcon-in-turn": Case(
+        "FalconConfig",
+        {"num_attention_heads": 2, "multi_query": False, "parallel_attn": False},
+        attention="eager",
+    ),
     "cohere": Case("CohereConfig", {"logit_scale": 0.25}),
     "cohere2": Case(
         "Cohere2Config", {"num_attention_heads": 2, "logit_scale": 0.25, "sliding_window": 12, "layer_types": MIXED}
@@ -179,6 +216,13 @@ KIN = {
     "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
     # the first layer has no experts
     "glm4_moe": Case("Glm4MoeConfig", {**GROUPED_MOE, "first_k_dense_replace": 1}),
+    "deepseek_v2": Case(
+        "DeepseekV2Config",
+        {**GROUPED_MOE, **LATENT, "q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 1},
+    ),
+    "deepseek_v3": Case("DeepseekV3Config", LATENT_MOE),
+    "glm4_moe_lite": Case("Glm4MoeLiteConfig", LATENT_MOE, attention="eager"),
+    "youtu": Case("YoutuConfig", {**LATENT, "rope_interleave": False}),
     "glm4_moe-normed": Case("Glm4MoeConfig", {**GROUPED_MOE, "use_qk_norm": True}),
     "afmoe": Case(
         "AfmoeConfig",
@@ -231,10 +275,14 @@ KIN = {
         "GraniteMoeHybridConfig",
         {**GRANITE4, "num_local_experts": 6, "num_experts_per_tok": 3, "position_embedding_type": "rope"},
     ),
+    # layers of all four kinds; step sizes in prompts have a lower bound
+    "nemotron_h": Case("NemotronHConfig", NEMOTRON_H, layers=5),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
     # the first layer has no experts
     "lfm2_moe": Case("Lfm2MoeConfig", {**MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     "lfm2": Case("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
+    "lfm3": Case("Lfm3Config", LFM3, layers=3),
+    "lfm3-plain": Case("Lfm3Config", {**LFM3, "use_sandwich_norm": False, "use_attention_gate": False}, "eager", 3),
 }
 # most of whose layers keep a recurrent state; transformers drafts no tokens for them
 DELTA = {
@@ -261,14 +309,14 @@ def build(
     case = (ALL_FAMILIES | KIN)[family]
     layers = layers or case.layers
     options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
-    for per_layer in ("layer_types", "no_rope_layers"):
+    for per_layer in ("layer_types", "no_rope_layers", "activation_sparsity_pattern"):
         if per_layer in options:
             options[per_layer] = (options[per_layer] * layers)[:layers]
-    config = getattr(transformers, case.config)(**options)
+    settings = config(case.config, **options)
     torch.manual_seed(seed)
     cls = getattr(transformers, case.model)
     make = getattr(cls, "from_config", None) or cls._from_config
-    model = make(config, attn_implementation=case.attention).eval()
+    model = make(settings, attn_implementation=case.attention).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -276,7 +324,7 @@ def build(
             if "norm" in name or "bias" in name:
                 parameter.add_(0.3 * noise)  # away from ones and zeros
             else:
-                parameter.copy_((0.5 if "conv1d" in name or "conv.conv" in name or "_scale" in name else 0.06) * noise)
+                parameter.copy_(next((size for part, size in SIZES.items() if part in name), 0.06) * noise)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
@@ -337,7 +385,9 @@ def assert_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 
 def config(name: str, **options: Any) -> Any:
     """A tiny config of any class of transformers."""
-    return getattr(transformers, name)(**{**COMMON, **options})
+    kind = getattr(transformers, name)
+    given = {**COMMON, **options}.items()
+    return kind(**{key: value for key, value in given if not isinstance(getattr(kind, key, 0), property)})
 
 
 def random_model(settings: Any, seed: int = 0) -> PreTrainedModel:

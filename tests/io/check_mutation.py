@@ -25,11 +25,12 @@ PREFIX = "torch_foundry."
 # In the order in which they import each other; all are made anew around the one that is changed.
 MODULES = (
     "io.storage", "io.container", "io.safetensors", "io.gguf.values", "io.gguf.reader", "io.gguf.split",
-    "io.gguf.hyperparameters", "io.gguf.rope", "io.weights", "io.gguf.model", "io.model_file", "text.charsmap",
+    "io.gguf.hyperparameters", "io.gguf.blocks", "io.gguf.rope", "io.weights", "io.gguf.model", "io.model_file",
+    "text.charsmap",
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
     "io.parameters", "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
-    "io.packed.mxfp4", "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
+    "io.packed.mxfp4", "io.packed.fp8", "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else
 # Calls that do nothing but check.
@@ -285,8 +286,10 @@ def prepare(cases: list[Case], folder: Path) -> list[tuple[Case, Path, bytes | N
 FIRST: dict[str, str | tuple[str, ...]] = {
     "text.vocabulary": "V", "text.charsmap": "V", "text.tokenizer": "V", "io.model_file": "A",
     "io.gguf.split": "G", "io.safetensors": ("S", "I"),
-    "io.gguf.hyperparameters": "A", "io.packed.bitsandbytes": "PB", "io.packed.gptq_awq": ("PG", "PA"),
-    "io.packed.mlx": "PM", "io.packed.mxfp4": "PX", "io.packed.foundry": "PO", "io.packed": ("PC", "PM0"),
+    "io.gguf.hyperparameters": "A", "io.gguf.blocks": "A",
+    "io.packed.bitsandbytes": "PB", "io.packed.gptq_awq": ("PG", "PA"),
+    "io.packed.mlx": "PM", "io.packed.mxfp4": "PX", "io.packed.fp8": "PE", "io.packed.foundry": "PO",
+    "io.packed": ("PC", "PM0"),
     "io.model_directory": "PC",
     "io.config_json": "PC", "io.words.skim": "PT", "io.words.regexes": "PT",
     "io.words.pipeline": "PT", "io.words.folder": "PT", "io.assemble": ("PC", "PM5", "PM7"),

@@ -41,6 +41,15 @@ LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": F
 LLAMA4 = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
+TWO_KINDS = {
+    **{"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, False]},
+    **{"attention.key_length": 64, "attention.value_length": 64, "rope.dimension_count": 64},
+    **{"attention.key_length_swa": 32, "attention.value_length_swa": 32, "rope.dimension_count_swa": 32},
+    **{"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "attention.shared_kv_layers": 0},
+    "embedding_length_per_layer_input": 0,
+}
+SAME_VALUES = {**TWO_KINDS, "attention.head_count_kv": [2, 1], "final_logit_softcapping": 30.0}
+
 CASES = {
     "llama": Case("llama", "LlamaConfig"),
     "llama-3.1": Case("llama", "LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -122,6 +131,18 @@ CASES = {
             "rope.scaling.factor": 8.0,
         },
     ),
+    "gemma4": Case("gemma4", "Gemma4TextConfig", tiny_models.GEMMA4, SAME_VALUES),
+    "gemma4-e": Case(
+        "gemma4",
+        "Gemma4TextConfig",
+        {**tiny_models.GEMMA4_E, "num_hidden_layers": 4, "layer_types": [*tiny_models.MIXED] * 2}
+        | {"hidden_size_per_layer_input": 32},
+        {
+            **TWO_KINDS,
+            **{"attention.sliding_window_pattern": [True, False] * 2, "attention.shared_kv_layers": 2},
+            **{"feed_forward_length": [96, 96, 192, 192], "embedding_length_per_layer_input": 32},
+        },
+    ),
     "granite": Case(
         "granite",
         "GraniteConfig",
@@ -163,6 +184,16 @@ CASES = {
         {"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, False]},
     ),
     "lfm2": Case("lfm2", "Lfm2Config", LFM2, {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]}),
+    # the first layer has no experts
+    "lfm2moe": Case(
+        "lfm2moe",
+        "Lfm2MoeConfig",
+        {**MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+        {
+            **{"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2], "leading_dense_block_count": 1},
+            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64, "expert_gating_func": 2},
+        },
+    ),
     "mistral3": Case("mistral3", "MistralConfig", {"sliding_window": 12}, {"attention.sliding_window": 12}),
     "ministral3": Case(
         "mistral3",
@@ -210,9 +241,21 @@ SHARED_KEYS = {
     "expert_feed_forward_length": 64,
     "expert_shared_feed_forward_length": 32,
 }
+GRANITE_HYBRID = {**tiny_models.GRANITE4, "mamba_n_groups": 2, "num_local_experts": 0, "head_dim": 16}
+GRANITE_HYBRID_KEYS = {
+    **{"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 8},
+    **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 2], "attention.scale": 0.1},
+    **{"residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
+}
 TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 # whose parameters are not tensors of the file as they lie
 LAID_OUT = {
+    "gemma4-moe": Case(
+        "gemma4",
+        "Gemma4TextConfig",
+        tiny_models.GEMMA4_MOE,
+        {**SAME_VALUES, "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32},
+    ),
     "granitemoe": Case(
         "granitemoe",
         "GraniteMoeConfig",
@@ -246,6 +289,19 @@ LAID_OUT = {
             "rope.scaling.yarn_beta_slow": 1.0,
         },
         attention="eager",
+    ),
+    "granitehybrid": Case("granitehybrid", "GraniteMoeHybridConfig", GRANITE_HYBRID, GRANITE_HYBRID_KEYS),
+    "granitehybrid-moe": Case(
+        "granitehybrid",
+        "GraniteMoeHybridConfig",
+        {
+            **{**GRANITE_HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
+            "position_embedding_type": "rope",
+        },
+        {
+            **{**GRANITE_HYBRID_KEYS, "expert_count": 4, "expert_used_count": 2, "rope.scaling.finetuned": True},
+            "expert_shared_feed_forward_length": 64,
+        },
     ),
     "qwen3next": Case("qwen3next", "Qwen3NextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
     "qwen35": Case(

@@ -18,7 +18,7 @@ from tests.io.gguf_cases import CASES, LAID_OUT
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
 
 
-INTERLEAVED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
+INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "smollm3")
 RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
 
 
@@ -37,10 +37,13 @@ def make(name: str, seed: int = 0) -> Any:
     with torch.no_grad():
         for key, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
-            if "norm" in key or "bias" in key or "A_log" in key:
+            if "norm" in key or "bias" in key or "A_log" in key or "scale" in key:
                 p.add_(0.3 * noise)
             else:
                 p.copy_((0.3 if "embed" in key or "gate.weight" in key or "conv.conv" in key else 0.06) * noise)
+        for key, buffer in model.named_buffers():
+            if "bias" in key or "scalar" in key:
+                buffer.add_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.generation_config.eos_token_id = None
     return model
 
@@ -68,16 +71,30 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             continue
         if case.arch == "gpt-oss" and ".experts." in key:
             parts = gpt_oss_experts(key, tensor)
+        elif ".mamba." in key:
+            found |= state_space(names, key, tensor, settings)
+            continue
+        elif "shared_mlp." in key:
+            layer, kind = key.split(".")[2], "_shexp" if settings.num_local_experts else ""
+            halves = tensor.chunk(2) if "input" in key else [tensor]
+            for part, value in zip(("gate", "up") if "input" in key else ("down",), halves, strict=True):
+                found[f"blk.{layer}.ffn_{part}{kind}.weight"] = value.numpy()
+            continue
         elif ".linear_attn." in key:
             found |= delta_rule(names, key, tensor, settings, tiled=case.arch != "qwen3next")
             continue
-        elif key.endswith("gate_up_proj"):
+        elif "router." in key and key.endswith("scale"):  # Gemma 4's
+            name_of = "ffn_down_exps" if "per_expert" in key else "ffn_gate_inp"
+            found[f"blk.{key.split('.')[2]}.{name_of}.scale"] = tensor.numpy()
+            continue
+        elif key.endswith("gate_up_proj") and case.arch != "gemma4":
             gate, up = tensor.chunk(2, dim=1)
             parts = {key.replace("gate_up_proj", "gate_proj"): gate, key.replace("gate_up_proj", "up_proj"): up}
         else:
             parts = {key: tensor}
         for part, value in parts.items():
             part = part.replace("e_score_correction_bias", "e_score_correction.bias")
+            part = part.replace("expert_bias", "expert_bias.bias")
             part = part.replace("_moe.router.weight", "_moe.router.layer.weight")
             part = part.replace("block_sparse_moe.experts", "mlp.experts")
             full = part if part.endswith((".weight", ".bias")) else part + ".weight"
@@ -102,6 +119,10 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     if rope.get("rope_type") == "llama3":
         plain = 1 / rope["rope_theta"] ** (torch.arange(0, settings.head_dim, 2) / settings.head_dim)
         found["rope_freqs.weight"] = (plain / model.model.rotary_emb.inv_freq).numpy()
+    if case.arch == "gemma4":  # of the blocks without a window
+        half = case.keys["attention.key_length"] // 2
+        turned = half * rope["full_attention"]["partial_rotary_factor"]
+        found["rope_freqs.weight"] = np.where(np.arange(half) < turned, 1, 1e30).astype(np.float32)
     if rope.get("rope_type") == "longrope":
         for length in ("long", "short"):
             found[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
@@ -155,6 +176,21 @@ def delta_rule(names: Any, key: str, tensor: torch.Tensor, settings: Any, tiled:
     return {f"{names.get_name(key.removesuffix('.weight'))}.weight": value.contiguous().numpy()}
 
 
+def state_space(names: Any, key: str, tensor: torch.Tensor, settings: Any) -> dict[str, np.ndarray]:
+    """The tensor of Mamba2."""
+    stem, _, leaf = key.rpartition("mamba.")
+    value, name, kind = tensor, leaf.removesuffix(".weight"), ".weight"
+    if leaf in ("A_log", "D"):
+        value, kind = (-tensor.exp() if leaf == "A_log" else tensor)[:, None], ""
+    elif leaf in ("dt_bias", "conv1d.bias"):
+        name, kind = {"dt_bias": "dt_proj", "conv1d.bias": "conv1d"}[leaf], ".bias"
+    elif leaf == "conv1d.weight":
+        value = tensor.squeeze(1)
+    elif leaf == "norm.weight":
+        value = tensor.view(settings.mamba_n_groups, -1)
+    return {f"{names.get_name(f'{stem}mamba.{name}')}{kind}": value.contiguous().numpy()}
+
+
 Keys = dict[str, Any]  # int: u32, float: f32; a pair (method of the writer, value) for others
 Tensors = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
@@ -163,14 +199,15 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     """The metadata and the stored tensors of the file."""
     case, settings = (CASES | LAID_OUT)[name], model.config
     heads = settings.num_attention_heads
-    head = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    plain = settings.to_dict()  # of Gemma 4 what blocks with a window have
+    head = plain.get("head_dim") or settings.hidden_size // heads
     keys: Keys = {
         "context_length": settings.max_position_embeddings,
         "embedding_length": settings.hidden_size,
         "block_count": settings.num_hidden_layers,
         "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
-        "attention.head_count_kv": settings.num_key_value_heads,
+        "attention.head_count_kv": plain["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": float(getattr(settings, "rms_norm_eps", None) or settings.norm_eps),
         "rope.dimension_count": head,
         "vocab_size": settings.vocab_size,
@@ -182,7 +219,8 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
     tensors: Tensors = {}
     for tensor, value in converted(name, model).items():
-        matrix = value.ndim > 1 and tensor.endswith(".weight") and "conv1d" not in tensor
+        vector = not tensor.endswith(".weight") or tensor.endswith(("conv1d.weight", "_norm.weight"))
+        matrix = value.ndim > 1 and not vector
         kind = TYPES[choose(tensor) if matrix else "f32"]
         tensors[tensor] = gguf.quantize(value, kind), kind
     return keys | vocabulary(), tensors

@@ -15,8 +15,9 @@ from tests.exact import assert_found_as_exact
 from tests.hf import tiny_models
 from torch_foundry import patch, quant, unpatch
 from torch_foundry.io import LoadError, Weight
-from torch_foundry.io.assemble import EXPERTS, assemble
+from torch_foundry.io.assemble import assemble
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+from torch_foundry.nn.experts import NAMES
 
 CPU = torch.device("cpu")
 F32 = {"file": "weights", "device": CPU, "dtype": torch.float32, "progress": False}
@@ -34,7 +35,7 @@ def weights_of(model: Any, choose: Callable[[str], str]) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     for name, p in model.named_parameters():
         if name.endswith("gate_up_proj"):
-            parts = dict(zip(EXPERTS, p.chunk(2, dim=1), strict=False))
+            parts = dict(zip(NAMES, p.chunk(2, dim=1), strict=False))
             module = name.removesuffix("gate_up_proj")
             found |= {module + part: weight(t.contiguous(), choose(module + part)) for part, t in parts.items()}
         else:

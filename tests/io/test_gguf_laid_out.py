@@ -77,7 +77,7 @@ def test_what_is_packed_stays_packed(name: str, tmp_path: Path) -> None:
         for key, value in expected.state_dict().items():
             assert torch.equal(state[key], value), key
         for path, module in model.named_modules():
-            assert type(module) is not torch.nn.Linear or module.out_features == 1, path
+            assert type(module) is not torch.nn.Linear or module.out_features == 1 or "router" in path, path
             if isinstance(module, FoundryExperts):
                 assert set(module.formats) == {"mxfp4" if name == "gpt-oss" else "q4_0"}
         with torch.no_grad():

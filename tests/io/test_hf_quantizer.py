@@ -94,6 +94,16 @@ def test_experts(tmp_path: Path) -> None:
     assert_found_as_exact(logits(again), logits, expected)
 
 
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+def test_folders_that_others_have_packed(method: str, tmp_path: Path) -> None:
+    """As README says: transformers takes the quantizer that the folder names, so `load` is what to call."""
+    shared("llama").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"is quantized with \w+ but you are passing a FoundryConfig"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=FoundryConfig("q8_0"))
+
+
 def test_patterns(tmp_path: Path) -> None:
     shared("llama").save_pretrained(tmp_path)
     model = load(tmp_path, quantization_config=FoundryConfig(MIXED))

@@ -8,12 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from benchmarks.load_file import HIDDEN, INNER, write
+from tests.io import words
 from torch_foundry import quant
 
 SIZE = 140_000_000
 CASES = [("q8_0", "f16", False), ("f16", "bf16", False), ("q8_0", "f16", True)]
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CODE = """
 import json, sys
 import torch_foundry
@@ -32,15 +37,17 @@ for warm in (True, False):
 """
 
 
-@pytest.mark.tier("files")
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux counts a peak that can be reset")
+pytestmark = [
+    pytest.mark.tier("files"),
+    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux counts a peak that can be reset"),
+]
+
+
 def test_peak_of_loading(tmp_path: Path) -> None:
     files = {fmt: str(tmp_path / f"{fmt}.gguf") for fmt in ("q8_0", "f16")}
     sizes = {fmt: write(Path(path), SIZE, fmt) for fmt, path in files.items()}
     write(tmp_path / "small.gguf", 0, "q8_0")
-    job = json.dumps([files, str(tmp_path / "small.gguf"), CASES])
-    done = subprocess.run([sys.executable, "-c", CODE, job], stdout=subprocess.PIPE, text=True, check=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines()[-len(CASES) :]]
+    rows = measured(files, tmp_path / "small.gguf", CASES)
     for (fmt, _, mmap), (taken, held) in zip(CASES, rows, strict=True):
         known, size = quant.get_format(fmt), sizes[fmt]
         largest = known.row_size(HIDDEN) * known.dtype.itemsize * INNER
@@ -48,3 +55,42 @@ def test_peak_of_loading(tmp_path: Path) -> None:
         assert held >= 0.9 * size
         assert taken - (0 if mmap else held) - in_cache <= 0.05 * size + largest
         assert mmap or taken >= 0.9 * held  # the measure works
+
+
+def test_peak_of_fp8(tmp_path: Path) -> None:
+    """Which is made into blocks on the way: scales are copied, so the model is a little larger than its file."""
+    size = write_fp8(tmp_path / "model", 2048, 8192)
+    write_fp8(tmp_path / "small", 256, 256)
+    ((taken, held),) = measured(
+        {"fp8_g128": str(tmp_path / "model")}, tmp_path / "small", [("fp8_g128", "bf16", False)]
+    )
+    assert size < held <= 1.05 * size
+    assert 0.9 * held <= taken <= held + 0.05 * size + 2048 * 8192
+
+
+def measured(files: dict[str, str], small: Path, cases: list[tuple[str, str, bool]]) -> list[list[int]]:
+    """Bytes that loading took at its peak and that a model holds, for each case."""
+    job = json.dumps([files, str(small), cases])
+    done = subprocess.run([sys.executable, "-c", CODE, job], stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(cases) :]]
+
+
+def write_fp8(folder: Path, hidden: int, inner: int) -> int:
+    """A folder of two layers in squares of 128 x 128; bytes of its tensors' file."""
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 2, "vocab_size": 512}
+    config = LlamaConfig(**sizes, num_attention_heads=hidden // 128, num_key_value_heads=hidden // 128)
+    config.quantization_config = FP8
+    config.save_pretrained(folder)
+    norms = ["norm", *(f"layers.{i}.{kind}_layernorm" for i in range(2) for kind in ("input", "post_attention"))]
+    tensors = {f"model.{name}.weight": torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.zeros(512, hidden, dtype=torch.bfloat16)
+    shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"} | {"mlp.down_proj": (hidden, inner)}
+    for name, (rows, columns) in (shapes | dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, hidden))).items():
+        for i in range(2):
+            path = f"model.layers.{i}.{name}.weight"
+            tensors[path] = torch.zeros(rows, columns, dtype=torch.uint8).view(torch.float8_e4m3fn)
+            tensors[f"{path}_scale_inv"] = torch.ones(rows // 128, columns // 128)
+    save_file(tensors, folder / "model.safetensors")
+    words.small().save_pretrained(folder)
+    return (folder / "model.safetensors").stat().st_size

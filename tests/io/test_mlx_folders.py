@@ -66,7 +66,7 @@ def written(family: str, folder: Path) -> Any:
                 parts, dense = (mxfp4 if family == "gpt_oss" else affine)(path, matrix.detach())
                 found, values = found | parts, [*values, dense]
                 own |= {path: {"bits": 4, "group_size": 32, "mode": "mxfp4"}} if family == "gpt_oss" else {}
-            set_matrices(module, *values)
+            set_matrices(module, values)
             both, down = (state.pop(f"{name}.{leaf}_bias", None) for leaf in ("gate_up_proj", "down_proj"))
             for leaf in ("gate_up_proj", "down_proj"):
                 del state[f"{name}.{leaf}"]

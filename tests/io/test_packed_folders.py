@@ -80,6 +80,11 @@ def nf4(name: str, blocks: Tensor) -> Tensors:
     }
 
 
+def fp8(name: str, blocks: Tensor) -> Tensors:
+    codes = blocks[..., 4:].flatten(1).view(torch.float8_e4m3fn)
+    return {f"{name}.weight": codes, f"{name}.weight_scale_inv": halves(torch.float32, blocks, 0)}
+
+
 Writer = Callable[[str, Tensor], Tensors]
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 METHODS: dict[str, tuple[Writer, str, dict[str, Any], bool]] = {  # the last: whether embeddings are packed too
@@ -87,6 +92,7 @@ METHODS: dict[str, tuple[Writer, str, dict[str, Any], bool]] = {  # the last: wh
     "gptq": (gptq, "int4_g32", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, False),
     "awq": (awq, "int4_g32", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, False),
     "bitsandbytes": (nf4, "nf4", BNB, False),
+    "fp8": (fp8, "fp8_g32", {"quant_method": "fp8", "weight_block_size": [1, 32]}, False),
 }
 
 
@@ -239,12 +245,13 @@ def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
         assert tiny_models.tokens(again) == tiny_models.tokens(twin)
 
 
-def test_beside_the_weight_little_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["mlx", "fp8"])
+def test_beside_the_weight_little_is_held(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are put together a few at a time: no tensor of a large part of the weight is made but the weight itself."""
     from torch_foundry.io.packed import blocks
 
     monkeypatch.setattr(blocks, "_CHUNK", 1024)
-    write("mlx", "llama", tmp_path)
+    write(method, "llama", tmp_path)
     largest: list[int] = []
     cat = torch.cat
 
@@ -262,8 +269,8 @@ def test_unknown_methods_are_named(tmp_path: Path) -> None:
     write("awq", "llama", tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    config["quantization_config"]["quant_method"] = "compressed-tensors"
+    config["quantization_config"]["quant_method"] = "hqq"
     path.write_text(json.dumps(config))
-    known = r"mlx, awq, gptq, bitsandbytes, mxfp4, torch_foundry \(import torch_foundry before .*\), foundry"
-    with pytest.raises(LoadError, match=f"expected {known}, found 'compressed-tensors'"):
+    known = r"mlx, .*, fp8, fbgemm_fp8, compressed-tensors, torch_foundry \(import torch_foundry .*\), foundry"
+    with pytest.raises(LoadError, match=f"expected {known}, found 'hqq'"):
         torch_foundry.load(tmp_path, device="cpu", progress=False)

@@ -12,10 +12,10 @@ import torch
 
 import torch_foundry
 from tests.io.corpus.case import Case
-from tests.io.corpus.packed_bytes import Folder, affine, awq, bitsandbytes, gptq, own
+from tests.io.corpus.packed_bytes import Folder, affine, awq, bitsandbytes, fp8, gptq, own
 from torch_foundry import LoadError
 
-BASES: list[Callable[[], Folder]] = [affine, gptq, awq, bitsandbytes, own]
+BASES: list[Callable[[], Folder]] = [affine, gptq, awq, bitsandbytes, fp8, own]
 of_all = pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
 
 

@@ -12,8 +12,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 import torch_foundry
 from tests.hf.tiny_models import build, ids, padded
 from torch_foundry.core.graph import captures
-from torch_foundry.kvcache.base import CapturedStep, KVCache, KVLayer, KVSpec, KVView
+from torch_foundry.kvcache.base import CapturedStep, KVCache, KVLayer, KVSpec
 from torch_foundry.kvcache.formats import PLAIN
+from torch_foundry.kvcache.view import KVView
 
 pytestmark = pytest.mark.cpu_only  # on the mock every call is watched, so no step is captured
 GREEDY = {"do_sample": False}

@@ -12,11 +12,12 @@ import torch
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from torch_foundry.core.errors import Fallback, OutOfBlocks
-from torch_foundry.kvcache.base import CapturedStep, KVSpec, RecurrentSpec, StateView
+from torch_foundry.kvcache.base import CapturedStep, KVSpec, RecurrentSpec
 from torch_foundry.kvcache.block_manager import BlockManager
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.recurrent import SLOTS, RecurrentLayer
 from torch_foundry.kvcache.state_tables import StateTables
+from torch_foundry.kvcache.view import StateView
 
 SPEC = RecurrentSpec((("conv", (4, 3), None), ("recurrent", (5,), torch.float32)))
 WHERE = torch.float16, torch.device("cpu")

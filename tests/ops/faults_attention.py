@@ -30,6 +30,13 @@ FAULTS = [
     _together("query-of-another-lane", "(i & 1) * 8 + (i & 15) / 2", "(i & 1) * 8 + (i & 15)"),
     _together("last-elements-left-out", "d < D; d += 8 * LOAD", "d < D - 8 * LOAD; d += 8 * LOAD"),
     Fault(
+        "attention-keys-that-nobody-sees",
+        KERNEL,
+        "all.end = all.begin < min(all.end, mine.end) ? min(all.end, mine.end) : 0;",
+        "all.end = min(all.end, mine.end);",
+        lambda: t.test_padding_that_leaves_no_keys(8),
+    ),
+    Fault(
         "attention-mask-off-by-one",
         KERNEL,
         "range.end = min(position + 1, keys.length);",
@@ -190,9 +197,25 @@ FAULTS = [
     Fault(
         "attention-values-of-the-first-columns",
         KERNEL,
-        "seen, column + uint(c), v)",
-        "seen, column, v)",
+        "column + uint(c), aligned, v",
+        "column, aligned, v",
         lambda: t.test_accuracy(t.Case(head_dim=272, queries=3), F16),
+        SCORES,
+    ),
+    Fault(
+        "attention-unwritten-values-read",
+        KERNEL,
+        "min(max(i, first), last)",
+        "max(i, first)",
+        lambda: t.test_accuracy(t.Case(), F32),
+        SCORES,
+    ),
+    Fault(
+        "attention-padding-read",
+        KERNEL,
+        "min(max(i, first), last)",
+        "min(i, last)",
+        lambda: t.test_accuracy(t.Case(batch=3, start=(0, 41, 99)), F32),
         SCORES,
     ),
     Fault(

@@ -113,6 +113,7 @@ FAULTS = [
         "q4_0",
     ),
     _codes("second-step-twice", "raw[u][n].read(block[n][u * blocks]", "raw[u][n].read(block[n][blocks]", steps=2),
+    _codes("step-not-read-when-used", "n < OUTS && !ahead;", "n < OUTS - 1 && !ahead;", steps=0),
     _codes("odd-blocks-as-even", "if (Words) return odd ?", "if (Words) return !odd ?", file="format.h"),
     _codes("offset-forgotten", "fma(offset[g], total[m][g]", "fma(0.0f, total[m][g]", "q4_k"),
     _codes("offset-of-few-rows-forgotten", "fma(offset[n], total[m], sum", "fma(0.0f, total[m], sum", "q4_k", m=3),
@@ -203,5 +204,8 @@ FAULTS = [
         "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")
     ),
     _embedding("last-column-dropped", "k + j < args.hidden", "k + j + 1 < args.hidden", EmbeddingCase()),
-    _embedding("row-of-id-0", "known ? ulong(id) : 0ul", "known && id > 1 ? ulong(id) : 0ul", EmbeddingCase(vocab=2)),
+    _embedding("row-of-id-0", "inside ? given :", "inside && given > 1 ? given :", EmbeddingCase(vocab=2)),
+    _embedding(
+        "factor-rounded", "T(args.scale * float", "T(float(T(args.scale)) * float", EmbeddingCase(scale=33.941125)
+    ),
 ]

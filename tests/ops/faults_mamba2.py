@@ -8,6 +8,7 @@ import test_mamba2 as tests
 from kit import F32, Fault
 from test_mamba2 import Case
 
+BOUNDED = Case(lengths=(3, 10), counts=(0, 2), bounds=(0.5, 1.0))
 GROUPED = Case(lengths=(3, 10), counts=(2, 0), groups=2, per_group=2, padding=True)
 
 
@@ -34,7 +35,14 @@ FAULTS = [
     _fault("last-token-of-a-prompt", "t + 1 == tokens;", "t + 2 == tokens;"),
     _fault("norm-of-all-groups", "begin = row % groups * size;", "begin = 0 * size;"),
     _fault("square-without-the-gate", GATED, GATED.replace("fma(gated,", "fma(from[i],")),
+    _fault("bounds-for-all-tokens", "t < bounded ? min(max(free", "has_prompt ? min(max(free",
+           lambda: tests.test_accuracy(BOUNDED, F32)),
+    _fault("no-upper-bound", "min(max(free, args.least), args.most)", "max(free, args.least)",
+           lambda: tests.test_accuracy(BOUNDED, F32)),
+    _fault("no-lower-bound", "max(free, args.least)", "free", lambda: tests.test_accuracy(BOUNDED, F32)),
+    _fault("prompt-of-the-first-sequence", "prompt[group.y * args.prompt_stride]", "prompt[0]",
+           lambda: tests.test_accuracy(BOUNDED, F32)),
     _fault("one-buffer-for-all-tokens", "inputs[t % 2]", "inputs[0]", tests.test_lane_orders),
-    _fault("no-barrier", "threadgroup_barrier(mem_flags::mem_threadgroup);\n\n    const float step", "const float step",
+    _fault("no-barrier", "threadgroup_barrier(mem_flags::mem_threadgroup);\n\n    const float free", "const float free",
            tests.test_lane_orders),
 ]  # fmt: skip

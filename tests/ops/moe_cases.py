@@ -30,6 +30,7 @@ class Case(kit.Case):
     normed: bool = True
     scale: float = 1.0
     biased: bool = False
+    gated: bool = True
 
 
 def matrices(g: torch.Generator, experts: int, n: int, k: int, format: str | None, dtype: torch.dtype) -> Tensor:
@@ -98,12 +99,13 @@ def glu_inputs(c: Case, dtype: torch.dtype) -> Given:
     return {
         "x": kit.normal(g, c.tokens, c.hidden, dtype=dtype, scale=3.0 if c.normed else 1.0),
         "ids": experts_of(c, g),
-        "gate": matrices(g, c.experts, c.inner, c.hidden, c.format, dtype),
+        "gate": matrices(g, c.experts, c.inner, c.hidden, c.format, dtype) if c.gated else None,
         "up": matrices(g, c.experts, c.inner, c.hidden, c.format, dtype),
         "norm_weight": kit.normal(g, c.hidden, dtype=dtype) if c.normed else None,
         "eps": EPS,
         "format": c.format,
-        "biases": biases(c, g, dtype) if c.biased else (None, None),
+        "biases": (biases(c, g, dtype)[0] if c.gated else None, biases(c, g, dtype)[1]) if c.biased else (None, None),
+        "activation": "silu" if c.gated else "relu2",
     }
 
 
@@ -122,6 +124,7 @@ CASES = [
     (Case(format="q6_k", hidden=256, tokens=5, experts=2), F16),
     (Case(format="affine5_g32_f16", hidden=320), F16),
     (Case(format="nf4", hidden=192, inner=9), BF16),
+    (Case(format="fp8_g32", hidden=96, inner=9, tokens=2), F16),
     (Case(experts=1, k=1, tokens=3, inner=1), F32),
     (Case(tokens=3, hidden=264, inner=9, k=3, biased=True), F16),
     (Case(format="mxfp4", hidden=288, inner=33, tokens=2, biased=True), BF16),

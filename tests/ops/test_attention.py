@@ -303,6 +303,16 @@ def test_lane_orders() -> None:
         kit.in_every_lane_order(lambda given=given: ops.attention(**given))
 
 
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_padding_that_leaves_no_keys(lanes: int) -> None:
+    """Nothing is read, as all of it may be NaN: what is left is the sink."""
+    q, cache = torch.ones(1, 2, 3, 64), torch.full((1, 2, 64, 64), torch.nan)
+    rows, start = torch.tensor([[7, 3]], dtype=torch.int32), torch.tensor([20], dtype=torch.int32)
+    with kit.choice("attention", lanes=lanes):
+        y = ops.attention(q, cache, cache.clone(), 50, scale=1.0, rows=rows, kv_start=start, sinks=torch.zeros(2))
+    kit.assert_equal(y, torch.zeros(1, 3, 128))
+
+
 def test_nan_is_not_hidden() -> None:
     for queries in (1, 20):
         given = inputs(Case(queries=queries), F32)

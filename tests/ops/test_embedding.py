@@ -33,7 +33,7 @@ CASES = [
     (Case(tokens=1, vocab=1, hidden=8), F32),
     (Case(wide_ids=False), F32),
     (Case(scale=16.0), F32),
-    (Case(scale=33.941125), F16),  # sqrt(1152), which f16 and bf16 round
+    (Case(scale=33.941125), F16),  # sqrt(1152), no number of f16 or bf16
     (Case(scale=33.941125, hidden=31), BF16),
     (Case(format="f16"), F32),
     *((Case(hidden=3 * quant.FORMATS[name].block_size, format=name), F32) for name in PACKED),
@@ -97,6 +97,15 @@ def test_shapes_and_offsets() -> None:
         kit.assert_equal(ops.embedding(**{**given, "weight": weight}), expected)
 
 
+@pytest.mark.parametrize("fmt", [None, "q8_0"])
+def test_unknown_ids_as_the_first_row(fmt: str | None) -> None:
+    given = inputs(Case(format=fmt, scale=3.0), F32) | {"first_if_unknown": True}
+    given["ids"] = torch.tensor([3, -1, 11, 10, 2**40])
+    rows = ops.embedding(**given)
+    kit.assert_equal(rows, reference(**given))
+    kit.assert_equal(rows, ops.embedding(**{**given, "ids": torch.tensor([3, 0, 0, 10, 0]), "first_if_unknown": False}))
+
+
 def test_default_dtype() -> None:
     ids, table = torch.tensor([0]), torch.randn(2, 64)
     assert ops.embedding(ids, table.half()).dtype == F16
@@ -118,7 +127,7 @@ def test_empty() -> None:
 def test_opcheck() -> None:
     ids, table = torch.randint(0, 9, (2, 3)), torch.randn(9, 64)
     kit.opcheck("embedding", ids, table, None, F32, 2.0)
-    kit.opcheck("embedding", ids, quant.quantize(table, PACKED[0]), PACKED[0], F16)
+    kit.opcheck("embedding", ids, quant.quantize(table, PACKED[0]), PACKED[0], F16, 1.0, True)
 
 
 def _ids(*values: int) -> Tensor:

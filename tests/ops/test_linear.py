@@ -140,6 +140,17 @@ def test_by_codes(name: str, steps: int, outputs: int) -> None:
         test_one_hot_reads_every_weight_back(name, F32, 1)
 
 
+@pytest.mark.parametrize("name", [*kit.CODES, "q4_k", "q6_k"])
+def test_codes_read_when_they_are_used(name: str) -> None:
+    """As on Apple GPUs: the same bits as a step ahead."""
+    for m, n, count in ((1, 9, 28), (1, 9, 35), (3, 6, 9)):
+        given, results = inputs(Case(m, n, count * quant.FORMATS[name].block_size, name), F16), []
+        for steps in (0, 1):
+            with kit.choice("linear", chains=1, steps=steps, outputs=2):
+                results.append(ops.linear(**given))
+        kit.assert_equal(*results)
+
+
 @pytest.mark.parametrize("name", kit.MORE_CODES)
 def test_codes_of_every_format(name: str) -> None:
     """The same where codes are all that differs; with offsets, f32 rows are not multiplied by codes."""
@@ -184,8 +195,10 @@ def integer_weight(g: torch.Generator, n: int, k: int, name: str | None, dtype: 
     block = quant.FORMATS[name].block_size
     if blocks.has_whole_numbers(name):
         return {"weight": blocks.whole_numbers(g, n, k, name), "format": name}
-    for low, high in ((-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1), (-3, 3)):
-        weight = torch.randint(low, high + 1, (n, k), generator=g).float()
+    ranges = (-448, 448), (-127, 127), (-16, 15), (-8, 7), (-1, 1), (-128, 127), (-32, 31), (-4, 3), (-2, 1), (-3, 3)
+    for low, high in ranges:
+        most = 15 if high > 127 else high  # floats of 8 bits reach to 448, and have four digits
+        weight = torch.randint(max(low, -1 - most), most + 1, (n, k), generator=g).float()
         weight[:, ::block], weight[:, 1::block] = low, high
         packed = quant.quantize(weight, name)
         if torch.equal(quant.dequantize(packed, name), weight):

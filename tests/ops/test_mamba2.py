@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class Case(kit.Case):
     width: int = 4
     bias: bool = True  # of the convolution
     padding: bool = False
+    bounds: tuple[float, float] | None = None  # of step sizes of all but the last of each sequence's tokens
 
     @property
     def heads(self) -> int:
@@ -52,6 +54,8 @@ CASES = [
     (Case(head_dim=3, state_dim=130, width=1, lengths=(5, 10), groups=3, per_group=2), BF16),
     (Case(lengths=(9, 6), counts=(0, 4), padding=True), F32),
     (Case(head_dim=128, state_dim=256, per_group=1, lengths=(2,)), F32),
+    (Case(lengths=(3, 10), counts=(0, 2), bounds=(0.5, 1.0)), F32),
+    (Case(lengths=(9,), counts=(0,), bounds=(0.4, math.inf)), BF16),
 ]
 BENCH = [
     Case(per_group=128, head_dim=64, state_dim=128, lengths=(n,) * batch, counts=(1,) * batch)
@@ -79,6 +83,8 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "table": torch.randperm(n * SLOTS, generator=g).to(torch.int32).view(n, SLOTS),
         "count": torch.tensor(counts, dtype=torch.int32),
         "keep": (torch.arange(tokens) % 3 != 1).to(dtype) if case.padding else None,
+        "prompt": torch.tensor(case.lengths, dtype=torch.int32) - 1 if case.bounds else None,
+        "bounds": case.bounds or (0.0, math.inf),
     }  # fmt: skip
 
 
@@ -137,9 +143,8 @@ def test_padding_on_the_left_changes_nothing() -> None:
 def test_as_in_transformers(dtype: torch.dtype) -> None:
     """Its module, a prompt and then two single tokens, is no nearer to float64 than ours."""
     torch.manual_seed(1)
-    config = BambaConfig(
-        hidden_size=32, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=32, mamba_n_groups=2, num_hidden_layers=1
-    )
+    sizes = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 2}
+    config = BambaConfig(hidden_size=32, num_hidden_layers=1, time_step_limit=(1.0, 1.5), **sizes)
     module = BambaMixer(config, 0).eval()
     module.norm.weight.data.normal_()
     module.D.data.normal_()
@@ -158,22 +163,23 @@ def test_as_in_transformers(dtype: torch.dtype) -> None:
     for part in x.split(parts, 1):
         length = part.shape[1]
         runs = torch.tensor([[0, length], [length, length]], dtype=torch.int32)
-        found.append(mixed(run, module, part, conv_states, states, runs, table, count))
+        found.append(mixed(run, module, part, conv_states, states, runs, table, count, length if length > 1 else 0))
         count += length if length < SLOTS else 1
     wide, memory = module.double(), (torch.zeros(4, *each.shape[1:]).double() for each in (conv_states, states))
     runs = torch.tensor([[0, 22], [22, 22]])
-    truth = mixed(reference, wide, x.double(), *memory, runs, torch.arange(4).view(2, 2), 0)
+    truth = mixed(reference, wide, x.double(), *memory, runs, torch.arange(4).view(2, 2), 0, 20)
     kit.assert_norm(torch.cat(found, 1), truth, stock(module.to(dtype), x))
 
 
 @torch.no_grad()
 def mixed(compute: Any, module: Any, x: Tensor, conv: Tensor, states: Tensor, *slots: Any) -> Tensor:
-    runs, table, count = slots
+    runs, table, count, prompt = slots
     z, xbc, dt = module.in_proj(x.flatten(0, 1)).split([64, 192, 4], -1)
     y = compute(
         xbc, dt, z, module.conv1d.weight.squeeze(1), module.conv1d.bias, module.A_log, module.dt_bias, module.D,
         module.norm.weight, module.norm.variance_epsilon, conv, states, runs, table,
-        torch.full((2,), count, dtype=torch.int32),
+        torch.full((2,), count, dtype=torch.int32), prompt=torch.full((2,), prompt, dtype=torch.int32),
+        bounds=module.time_step_limit,
     )  # fmt: skip
     return module.out_proj(y).view(x.shape)
 
@@ -199,7 +205,8 @@ def test_empty() -> None:
 
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
-    kit.opcheck("mamba2", *inputs(Case(lengths=(2,), padding=True), F32).values())
+    *given, bounds = inputs(Case(lengths=(2,), padding=True, bounds=(0.5, 1.0)), F32).values()
+    kit.opcheck("mamba2", *given, *bounds)
 
 
 def test_bad_inputs() -> None:
@@ -224,6 +231,8 @@ def test_bad_inputs() -> None:
         ("table", given["table"][:, :1], r"table: expected at least two slots a sequence"),
         ("count", given["count"][:0], r"count: expected \[sequences=1\], got \[0\]"),
         ("keep", given["keep"].bool(), r"keep: expected dtype Float, got Bool"),
+        ("prompt", torch.zeros(2, dtype=torch.int32), r"prompt: expected \[sequences=1\], got \[2\]"),
+        ("bounds", (0.5, 0.1), r"bounds: expected two numbers from 0 up, the lower one first, got 0.5, 0.1"),
         ("eps", -1.0, r"eps: expected a finite number >= 0"),
     ]
     for name, value, message in bad:

@@ -7,7 +7,7 @@ from typing import Any
 import kit
 import pytest
 import torch
-from kit import F16, F32
+from kit import BF16, F16, F32
 from moe_cases import (
     CASES,
     Case,
@@ -31,6 +31,18 @@ from torch_foundry.testing import reference_moe as plain
 @kit.cases(*CASES)
 def test_glu(case: Case, dtype: torch.dtype) -> None:
     check_glu(glu_inputs(case, dtype))
+
+
+@kit.cases(
+    (Case(gated=False, tokens=3), F32),
+    (Case(gated=False, hidden=257, inner=9, normed=False, biased=True), F16),
+    (Case(gated=False, format="q8_0", hidden=320, inner=33, k=4, tokens=2), BF16),
+)
+def test_without_a_gate(case: Case, dtype: torch.dtype) -> None:
+    given = glu_inputs(case, dtype)
+    check_glu(given)
+    with kit.choice("moe_glu", outputs=1):
+        check_glu(given)
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "clamped_swiglu"])

@@ -31,6 +31,7 @@ class Case(kit.Case):
     shared_table: bool = False  # one for the whole batch
     twice: bool = False  # tables of queries, and of keys
     interleaved: bool = False
+    deinterleave: bool = False
 
 
 CASES = [
@@ -52,6 +53,7 @@ CASES = [
     (Case(interleaved=True), F16),
     (Case(interleaved=True, rotary=32, twice=True), F32),
     (Case(interleaved=True, rotary=6, head_dim=10), F32),
+    (Case(interleaved=True, deinterleave=True, value_dim=96), F16),
     (Case(twice=True, table=F32), BF16),
 ]
 BENCH = [Case(batch=1, tokens=1, capacity=256), Case(batch=1, tokens=128, heads=14, capacity=256, start=0)]
@@ -81,6 +83,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "start": c.start,
         "head_dim": c.head_dim,
         "interleaved": c.interleaved,
+        "deinterleave": c.deinterleave,
     }
 
 
@@ -103,11 +106,11 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
-@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+@pytest.mark.parametrize("interleaved, apart", [(False, False), (True, False), (True, True)], ids=str)
 @pytest.mark.parametrize("rotary", [64, 32, 6], ids=str)
-def test_exact_on_whole_numbers(rotary: int, interleaved: bool) -> None:
+def test_exact_on_whole_numbers(rotary: int, interleaved: bool, apart: bool) -> None:
     """cos and sin of small whole numbers: every element is exact, so a swapped half or a sign shows in each."""
-    given = inputs(Case(rotary=rotary, interleaved=interleaved, twice=True), F16)
+    given = inputs(Case(rotary=rotary, interleaved=interleaved, deinterleave=apart, twice=True), F16)
     g = kit.generator(rotary)
     for name in ("q", "k", "v", "cos", "sin"):
         given[name] = kit.integers(g, *given[name].shape, dtype=F16)
@@ -268,9 +271,9 @@ def test_empty() -> None:
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
     given = inputs(Case(), F32)
-    interleaved = given.pop("interleaved")
+    pairs = {name: given.pop(name) for name in ("interleaved", "deinterleave")}
     kit.opcheck("rope_kv", *given.values())
-    kit.opcheck("rope_kv", *{**given, "cos": None, "sin": None}.values(), interleaved=interleaved)
+    kit.opcheck("rope_kv", *{**given, "cos": None, "sin": None}.values(), **pairs)
 
 
 def refuse(message: str, **changed: Any) -> None:
@@ -290,6 +293,7 @@ def test_bad_inputs() -> None:
     for start in (-1, 2**63 - 1):
         refuse(r"start: expected", start=start)
     refuse(r"sin: expected both cos and sin", sin=None)
+    refuse(r"deinterleave: expected interleaved heads without norms", deinterleave=True)
     refuse(r"cos: expected a batch of 2 or 1", cos=given["cos"].expand(2, 3, 64).repeat(2, 1, 1))
     refuse(r"sin: expected \[2, tokens=3, rotary_dim=64\]", sin=given["sin"][..., :32])
     refuse(r"sin: expected dtype Float", cos=given["cos"], sin=given["sin"].half())
@@ -325,16 +329,18 @@ FAULTS = [
     Fault(
         "rope-halves-swapped",
         "rope_kv_dense.metal",
-        "store(out + pair.first, a);\n  store(out + second, b);",
-        "store(out + second, a);\n  store(out + pair.first, b);",
-        lambda: test_exact_on_whole_numbers(64, False),
+        "store(out + (moves ? pair.column : pair.first), a);\n"
+        "  store(out + (moves ? pair.column + args.rotary_dim / 2 : second), b);",
+        "store(out + (moves ? pair.column : second), a);\n"
+        "  store(out + (moves ? pair.column + args.rotary_dim / 2 : pair.first), b);",
+        lambda: test_exact_on_whole_numbers(64, False, False),
     ),
     Fault(
         "rope-sign-of-sin",
         "rope_kv_dense.metal",
         "x * cos_a[n] - y * sin_a[n]",
         "x * cos_a[n] + y * sin_a[n]",
-        lambda: test_exact_on_whole_numbers(64, False),
+        lambda: test_exact_on_whole_numbers(64, False, False),
     ),
     Fault(
         "rope-second-half-takes-cos-of-the-first",
@@ -356,7 +362,7 @@ FAULTS = [
         "rope_kv_dense.metal",
         "pair.first >= (is_value",
         "pair.first + 16 >= (is_value",
-        lambda: test_exact_on_whole_numbers(32, False),
+        lambda: test_exact_on_whole_numbers(32, False, False),
     ),
     Fault(
         "rope-v-of-the-next-head",
@@ -408,7 +414,14 @@ FAULTS = [
         "rope_kv_dense.metal",
         "b[n] = row[2 * n + 1]",
         "b[n] = row[2 * n]",
-        lambda: test_exact_on_whole_numbers(64, True),
+        lambda: test_exact_on_whole_numbers(64, True, False),
+    ),
+    Fault(
+        "rope-pairs-stay-side-by-side",
+        "rope_kv_dense.metal",
+        "moves ? pair.column : pair.first",
+        "pair.first",
+        lambda: test_exact_on_whole_numbers(64, True, True),
     ),
     Fault(
         "rope-pairs-of-halves",
@@ -423,7 +436,7 @@ FAULTS = [
         "rope_kv_dense.metal",
         "head < args.n_heads ? 0 : args.key_columns",
         "head < args.n_heads ? 0 : 0 * args.key_columns",
-        lambda: test_exact_on_whole_numbers(64, False),
+        lambda: test_exact_on_whole_numbers(64, False, False),
         "heads.h",
     ),
     Fault(

@@ -64,6 +64,7 @@ def packs(case: Case, dtype: torch.dtype, k: str | None, v: str | None, norms: b
         (Case(value_dim=48, rotary=0), F32, "q4_0", "q8_0"),
         (Case(table=F32, head_dim=256), BF16, "q8_0", None),
         (Case(batch=1, tokens=1, start=0), F16, None, "q4_0"),
+        (Case(interleaved=True, deinterleave=True, rotary=32), F32, None, "q8_0"),
     ],
     ids=str,
 )
@@ -258,6 +259,14 @@ def test_pages_beyond_what_32_bits_count() -> None:
 
 STORE, PACK = "rope_kv.metal", "kv_pack.h"
 FAULTS = [
+    Fault(
+        "rope-pairs-side-by-side-into-a-packed-cache",
+        "rope_kv.metal",
+        "if (pair.rotates && args.deinterleave)",
+        "if (args.deinterleave && !pair.rotates)",
+        lambda: packs(Case(interleaved=True, deinterleave=True, rotary=32), F32, None, "q8_0"),
+        "heads.h",
+    ),
     Fault(
         "store-scale-not-the-stored-one",
         STORE,

@@ -23,7 +23,7 @@ SUFFIX = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 # Of the largest magnitude in a group: half the widest gap between values.
-LARGEST_ERROR = {"nf4": 0.1520, "fp4": 0.1667, "mxfp8": 0.0626}
+LARGEST_ERROR = {"nf4": 0.1520, "fp4": 0.1667, "mxfp8": 0.0626} | {f"fp8_g{group}": 0.0358 for group in (32, 64, 128)}
 
 
 def bit_stream(raw: np.ndarray, bits: int) -> np.ndarray:
@@ -113,6 +113,17 @@ def test_eight_bit_floats() -> None:
     expected = (meant * 2.0 ** (raw[..., :1].double() - 127)).float()
     got = quant.dequantize(raw.view(255, -1), "mxfp8").view(expected.shape)
     assert_equal(got, expected)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_eight_bit_floats_with_a_scale_in_float32(group: int) -> None:
+    """Every code at many scales, with the values of torch's own type: NaN, too."""
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(-1, group).repeat(33, 1, 1)
+    scale = torch.randn(33, 256 // group, 1, generator=torch.Generator().manual_seed(0))
+    raw = torch.cat((scale.view(torch.uint8), codes), -1).view(33, -1)
+    expected = codes.view(torch.float8_e4m3fn).float() * scale
+    got = quant.dequantize(raw, f"fp8_g{group}").view(expected.shape)
+    assert torch.equal(got.nan_to_num(7e7), expected.nan_to_num(7e7)) and int(got.isnan().sum()) == 66
 
 
 @pytest.mark.parametrize("name", [name for name in weights.samples() if quant.FORMATS[name] in OTHERS])

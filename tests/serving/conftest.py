@@ -34,12 +34,15 @@ def demo() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def serve(demo: tuple[Any, Any]) -> Serve:
-    """Serves while its context lasts. engine: options of the engine; others are the server's."""
+    """Serves while its context lasts. engine: options of the engine; seeing: a model and its processor in place of the
+    demo; others are the server's."""
 
     @contextlib.contextmanager
-    def served(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Server]:
-        made = Engine(*demo, **{"requests": 8, "blocks": 200, **(engine or {})})
-        service = Service(made, ServerConfig((NAME,), **{"drain": 5.0, **options}))
+    def served(engine: dict[str, Any] | None = None, seeing: Any = None, **options: Any) -> Iterator[Server]:
+        model, processor = seeing or (None, None)
+        told = {"requests": 8, "blocks": 200, **(engine or {})}
+        made = Engine(model, processor.tokenizer, **told) if seeing else Engine(*demo, **told)
+        service = Service(made, ServerConfig((NAME,), **{"drain": 5.0, **options}), processor)
         server = Server(service, host="127.0.0.1", port=0)
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -208,8 +208,8 @@ def test_cached_tokens_are_counted(ai: openai.OpenAI) -> None:
         ("chat/completions", {"messages": [{"role": "user", "content": "x " * 2000}]}, "the prompt has "),
         (
             "chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
-            "messages[0].content[0]: expected a part of the type text, got 'image_url'",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http:"}}]}]},
+            "messages[0].content[0]: expected an image as data:",
         ),
         ("completions", {"prompt": "a", "suffix": "b"}, "suffix: "),
         ("completions", {"prompt": []}, "prompt: "),

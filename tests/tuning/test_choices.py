@@ -139,7 +139,7 @@ def test_only_split_and_chains_change_bits(name: str | None) -> None:
     """Rows in different files of a table agree because nothing but the order of sums decides."""
     given = test_linear.inputs(test_linear.Case(2, 9, 1056, name, **test_linear.FULL), F32)  # type: ignore[arg-type]
     results = []
-    for outputs, steps, simdgroups in ((1, 1, 4), (2, 4, 8), (4, 2, 16)):
+    for outputs, steps, simdgroups in ((1, 1, 4), (2, 4, 8), (4, 0, 16)):
         with kit.choice("linear", outputs=outputs, steps=steps, split=4, simdgroups=simdgroups, chains=1):
             results.append(ops.linear(**given))
     for other in results[1:]:

@@ -79,11 +79,16 @@ def others() -> Iterator[Callable[[], object]]:
         yield partial(_gated_delta, prompts, tokens)
         yield partial(_short_conv, tokens)
         yield partial(_mamba2, tokens)
+    for heads in (16, 20):
+        yield partial(_latents, heads)
     x = torch.zeros(2, 4096, dtype=F16)
     for dtype in prebuild.DTYPES:
         yield partial(ops.rms_norm, x.to(dtype), x[0].to(dtype), 1e-6)
     yield partial(ops.layer_norm, x, x[0], x[1], 1e-5)
     yield partial(ops.xielu, x, *(x[0, 0] for _ in range(4)))
+    for tokens in (1, 64):
+        yield partial(_streams, torch.zeros(4, tokens, 2048, dtype=F16))
+    yield partial(ops.sparse_glu, x, x, 1.6)
     for activation in ("gelu_tanh", "clamped_swiglu"):
         yield partial(ops.glu, x, x, activation)
     yield partial(ops.rms_norm, x, x[0], 1e-6, residual=x)
@@ -135,6 +140,15 @@ def _gated_delta(prompts: bool, tokens: int) -> None:
     )  # fmt: skip
 
 
+def _streams(x: torch.Tensor) -> None:
+    norm, router = x[0, 0], x[:, 0].contiguous()
+    coefs = x.new_zeros(16, 4)
+    ops.altup_predict(x, norm, router, coefs, 1e-6, scale=1.0)
+    ops.altup_correct(x, x[0], norm, router, coefs[:4], 1e-6, scale=1.0, own_scale=norm)
+    ops.altup_add(x, x[0], norm, 1e-6)
+    ops.altup_collapse(x[0], list(ops.altup_expand(x[0], [x[1], x[2], x[3]], 1e-5)[1:]), 1e-5)
+
+
 def _short_conv(tokens: int) -> None:
     """A layer of LFM2."""
     channels, width = 2048, 3
@@ -142,6 +156,17 @@ def _short_conv(tokens: int) -> None:
         torch.zeros(tokens, 3 * channels, dtype=F16), torch.zeros(channels, width, dtype=F16), None,
         torch.zeros(9, channels, width, dtype=F16), *_sequence(tokens),
     )  # fmt: skip
+
+
+def _latents(heads: int) -> None:
+    """A layer of DeepSeek-V2-Lite or GLM-4.7-Flash."""
+    plain, value = (128, 128) if heads == 16 else (192, 256)
+    matrix = torch.zeros(heads, plain + value, 512, dtype=F16)
+    q, latents = torch.zeros(1, heads, plain + 64, dtype=F16), _cache(1, 512, None)
+    queries = ops.head_linear(q[..., :plain], matrix[:, :plain].transpose(1, 2)).unsqueeze(2)
+    ops.head_linear(queries[:, :, 0], matrix[:, plain:])
+    ends = q[:, :, None, plain:]
+    ops.attention(ends, _cache(1, 64, None), latents, KEYS, scale=1.0, value_queries=queries)
 
 
 def _mamba2(tokens: int) -> None:

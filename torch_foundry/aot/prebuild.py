@@ -112,6 +112,12 @@ def _short_conv(device: Device, dtype: torch.dtype) -> None:
     ops.short_conv(bcx, weight, None, weight.repeat(2, 1, 1), table, table, table[:, 0])
 
 
+def _head_linear(device: Device, dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(1, 2, 64, dtype=dtype, device=device), torch.zeros(2, 64, 64, dtype=dtype, device=device)
+    ops.head_linear(x, weight)
+    ops.head_linear(x, weight.transpose(1, 2))
+
+
 def _permute_columns(device: Device, dtype: torch.dtype) -> None:
     ops.permute_columns(
         torch.zeros(1, 64, dtype=dtype, device=device), torch.arange(64, dtype=torch.int32, device=device)
@@ -148,6 +154,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             yield f"rms_norm {kind} {short}", partial(_norm, device, dtype, kind)
         yield f"glu silu {short}", partial(_glu, device, dtype)
         yield f"short_conv {short}", partial(_short_conv, device, dtype)
+        yield f"head_linear {short}", partial(_head_linear, device, dtype)
         yield f"permute_columns {short}", partial(_permute_columns, device, dtype)
         yield f"sample greedily {short}", partial(_sample, device, dtype, False, False)
         yield f"sample {short}", partial(_sample, device, dtype, True, False)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, check_outputs, load
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, check_outputs, load, write_json
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(f"-{name[0]}", f"--{name}", **options)
     parser.add_argument("-r", "--repeats", type=int, default=5, metavar="N", help="after one not counted (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, under llama-bench's names")
+    what = "write the speeds of new tokens as llmfit's community collects them"
+    parser.add_argument("--llmfit", type=Path, metavar="FILE", help=what)
     parser.set_defaults(run=run, picture=None)
 
 
@@ -45,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.repeats < 1:
         raise UserError(f"--repeats {args.repeats}: expected at least 1")
+    if args.llmfit is not None and not any(args.new):
+        raise UserError("--llmfit: expected new tokens to measure (--new)")
     model, _ = load(args)
     import torch_foundry
-    from torch_foundry.diagnostics.bench import measure
+    from torch_foundry.diagnostics.bench import llmfit, measure
     from torch_foundry.hf.packing import packed_formats
 
     if not args.stock:
@@ -74,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
         if reasons and not args.stock:
             print(f"{what}: {', '.join(reasons)}", file=sys.stderr)
     if args.json is not None:
-        args.json.write_text(json.dumps([about | each.to_json() for each in found], indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, [about | each.to_json() for each in found])
+    if args.llmfit is not None:
+        write_json(args.llmfit, llmfit(f"{about['model']} {about['weights']}", found, model.device))
     return 0
 
 

@@ -14,6 +14,7 @@ from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:
     from torch_foundry.chat.commands import Ask, Commands
+    from torch_foundry.chat.conversation import Conversation
 
 
 def add_parser(commands: Any) -> None:
@@ -113,14 +114,16 @@ def _plain(args: argparse.Namespace, settings: dict[str, Any], question: str) ->
     if not question:
         return 1 if converse(commands, sys.stdin, args.json) else 0
     try:
-        print_answer(lambda emit: commands.conversation.ask(question.strip(), emit), args.json)
+        talk = commands.conversation
+        print_answer(lambda emit: talk.ask(question.strip(), emit), talk, args.json)
     except Exception as error:  # whatever a model or its template can do
         raise UserError(first_line(error)) from error
     return 0
 
 
-def print_answer(ask: Ask, as_json: bool = False) -> None:
-    """Print an answer as it arrives; or, in the end, one line of JSON: the answer, and what it took."""
+def print_answer(ask: Ask, conversation: Conversation, as_json: bool = False) -> None:
+    """Print an answer as it arrives, and, on stderr, its calls of tools as they were understood; or, in the end, one
+    line of JSON: the answer, its calls, and what it took."""
     pieces: list[str] = []
 
     def emit(piece: str) -> None:
@@ -129,7 +132,11 @@ def print_answer(ask: Ask, as_json: bool = False) -> None:
             print(piece, end="", flush=True)
 
     figures = ask(emit)
-    print(json.dumps({"text": "".join(pieces), **figures.to_json()}) if as_json else "", flush=True)
+    calls = conversation.calls
+    told = {"calls": [{"name": call.name, "arguments": call.text} for call in calls]} if calls else {}
+    print(json.dumps({"text": "".join(pieces), **told, **figures.to_json()}) if as_json else "", flush=True)
+    for call in () if as_json else calls:
+        print(f"calls {call.name} {call.text} (/tool answers it)", file=sys.stderr)
 
 
 def converse(commands: Commands, lines: TextIO, as_json: bool = False) -> int:
@@ -151,7 +158,7 @@ def converse(commands: Commands, lines: TextIO, as_json: bool = False) -> int:
             if text := outcome.text or outcome.edit:
                 print(text, file=sys.stderr)
             if outcome.ask is not None:
-                print_answer(outcome.ask, as_json)
+                print_answer(outcome.ask, commands.conversation, as_json)
             if outcome.leave:
                 return failed
         except Exception as error:  # whatever a model or a file can do: the conversation goes on

@@ -59,7 +59,7 @@ def _picture(name: str) -> Path:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """UserError if figures or picture can't be written to where `args` say: before the work, not after it."""
-    for path in (args.json, args.picture):
+    for path in (args.json, args.picture, getattr(args, "llmfit", None)):
         if path is not None:
             try:
                 absent = not path.exists()
@@ -78,6 +78,11 @@ def write_outputs(args: argparse.Namespace, figures: Any, svg: str) -> None:
                 path.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, figures: Any) -> None:
+    """Write figures to a file that `check_outputs` has seen."""
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -99,9 +104,43 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         transformers.utils.logging.disable_progress_bar()  # a blink
     try:
         dtype = None if args.dtype is None else getattr(torch, args.dtype)
-        return load_model(path, device=device, dtype=dtype, patch=False, progress=sys.stderr.isatty())
+        return load_model(path, device=device, dtype=dtype, patch=False)
     except Exception as error:  # a LoadError, or whatever a broken directory makes transformers raise
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
+
+
+def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The same of a model that is shown images, whole, by transformers, and its processor."""
+    path = find_model(args.model) if args.model else None
+    if path is None or not path.is_dir():
+        raise UserError("--images: expected the folder of a model that is shown images")
+    _check_directory(path)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    import transformers
+
+    from torch_foundry.core import devices
+    from torch_foundry.text import adopt
+
+    device = find_device(args.device)
+    args.device = str(device)
+    transformers.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    usual = "bfloat16" if devices.of(device).half else "float32"
+    options: dict[str, Any] = {"dtype": getattr(torch, args.dtype or usual), "use_safetensors": True}
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(path)
+        tokenizer = getattr(processor, "tokenizer", None)
+        if tokenizer is None or getattr(processor, "image_processor", None) is None:
+            raise ValueError("it has no processor of images")
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = processor.chat_template
+        processor.tokenizer = adopt(tokenizer, path)
+        model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options).to(device).eval()
+    except Exception as error:
+        raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
+    return model, processor.tokenizer, processor
 
 
 def find_model(name: Path) -> Path:

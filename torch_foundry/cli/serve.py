@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, load_with_processor
 from torch_foundry.core.errors import first_line
 
 
@@ -25,6 +25,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--origin", action="append", metavar="URL", help="of web pages that may call it; several")
     parser.add_argument("--requests", type=int, default=32, metavar="N", help="answered at a time (default: 32)")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
+    shown = "images that a request may show; the model is loaded with what sees them (default: it is shown none)"
+    parser.add_argument("--images", type=int, metavar="N", dest="max_images", help=shown)
     parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")
     for name, value, what in (
         ("max-prompt", None, "tokens of a prompt"),
@@ -51,11 +53,15 @@ def run(args: argparse.Namespace) -> int:
     names = tuple(args.name or [_name(args.model)])
     told = {field.name for field in dataclasses.fields(ServerConfig)} & vars(args).keys()
     try:
-        options = {name: getattr(args, name) for name in told - {"api_keys"}}
+        options = {name: value for name in told - {"api_keys"} if (value := getattr(args, name)) is not None}
         config = ServerConfig(names, _keys(args.api_keys), origins=tuple(args.origin or ()), **options)
     except ValueError as error:
         raise UserError(str(error)) from error
-    model, tokenizer = load(args)
+    processor = None
+    if args.max_images is None:
+        model, tokenizer = load(args)
+    else:
+        model, tokenizer, processor = load_with_processor(args)
     import torch_foundry
     from torch_foundry.engine import SamplingParams
 
@@ -63,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         torch_foundry.patch(model, quantize=args.quantize)
         engine = torch_foundry.Engine(model, tokenizer, requests=args.requests, queue=args.queue, blocks=args.blocks)
         engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # warm up
-        service = Service(engine, config)
+        service = Service(engine, config, processor)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(first_line(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -134,11 +134,9 @@ def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
     tuning.apply(table)
     done = {(e.key.op, e.key.format, e.key.rows, *tuning.bucket(e.key)) for e in table.entries}
     todo = [k for k in _wanted(args) if (k.op, k.format, k.rows, *tuning.bucket(k)) not in done]
-    terminal = sys.stderr.isatty()
-    pace = {} if terminal else {"delay": 10, "mininterval": 10}  # for logs
-    with tqdm(todo, "Tuning", leave=False, **pace) as bar:
+    with tqdm(todo, "Tuning", leave=False, disable=None) as bar:
         for key in bar:
-            bar.set_postfix_str(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}", refresh=terminal)
+            bar.set_postfix_str(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}")
             table = table.with_entry(tune.tune(key, device))
             tuning.write(table)  # after each, so that a run that is interrupted goes on where it was
     print(describe(table))

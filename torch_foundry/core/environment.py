@@ -93,7 +93,11 @@ CACHE = Text(
     "where kernels compiled at run time are kept; one that can't be written, or that others may write, is replaced",
     "directory",
 )
-PROGRESS = Choice("TORCH_FOUNDRY_PROGRESS", "a line on stderr when kernels have been compiled for a second", ("1", "0"))
+PROGRESS = Choice(
+    "TORCH_FOUNDRY_PROGRESS",
+    "a line on stderr when kernels have been compiled for a second; if it isn't set, on a terminal alone",
+    ("1", "0"),
+)
 SANITIZE = Choice(
     "TORCH_FOUNDRY_SANITIZE",
     "kernels and runtime under a sanitizer (see `make asan`, `make tsan`)",

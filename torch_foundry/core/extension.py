@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -94,7 +95,8 @@ def load() -> None:
         raise ImportError("torch_foundry is not built: run `make build` in the checkout, or `pip install .`")
     support.load_library(library, BUILT)
     torch.ops.torch_foundry._cache_fallback(str(fallback_dir()))
-    torch.ops.torch_foundry._compile_notice(environment.PROGRESS.on())
+    shown = environment.PROGRESS.given() or (sys.stderr is not None and sys.stderr.isatty())
+    torch.ops.torch_foundry._compile_notice(bool(shown) and environment.PROGRESS.on())
     found = places()
     for device in devices.DEVICES.values():
         device.set_up(found)

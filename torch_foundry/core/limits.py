@@ -14,6 +14,7 @@ FEW_ROWS = _limits["few_rows"]  # rows that ops.linear and its like are made for
 TILE_ROWS = _limits["tile_rows"]  # pairs of token and expert in a tile of ops.moe_linear
 # of ops.moe_choose: experts in all, of a token, and groups of them
 MAX_EXPERTS, MAX_CHOSEN, MAX_GROUPS = _limits["max_experts"], _limits["max_chosen"], _limits["max_groups"]
+MAX_STREAMS = _limits["max_streams"]  # of ops.altup_predict
 LEAST_PAGE = _limits["least_page"]  # tokens of a page; any power of two from there
 # of ops.gated_delta: numbers of a head, of its state, and tokens that its convolution sees
 DELTA_DIM, DELTA_STATE, DELTA_TAPS = _limits["delta_dim"], _limits["delta_state"], _limits["delta_taps"]

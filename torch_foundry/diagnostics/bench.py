@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
+from torch_foundry.core import devices
+from torch_foundry.diagnostics.doctor.machine import machine
 from torch_foundry.testing.timing import synchronize
 
 BLOCK = 16  # tokens that generate() reads at a time, and how many come before those that are timed
@@ -52,6 +56,44 @@ class Speed:
             "samples_ts": rates,
             "samples_ns": [round(each * 1e9) for each in self.seconds],
         }
+
+
+def llmfit(name: str, speeds: Sequence[Speed], device: torch.device) -> dict[str, Any]:
+    """Speeds of new tokens of the model `name`, as llmfit's community collects them (its schema, version 1).
+
+    Times are those of the new tokens that are timed, without a prompt. llmfit lists the providers that it takes, and
+    this package isn't among them: the file is for comparing, as it is.
+    """
+    host, gpu = machine(), devices.of(device).describe(device)
+    own = gpu.get("gpu_memory_gib")
+    kind = "DISCRETE_GPU" if own else "UNIFIED" if gpu.get("gpu") else "CPU_ONLY"
+    memory = own or (host["memory_gib"] if kind == "UNIFIED" else None)
+    results = []
+    for each in speeds:
+        if each.new:
+            rates, depth = each.rates, f" @ d{each.depth}" if each.depth else ""
+            told = {"avgTps": statistics.mean(rates), "minTps": min(rates), "maxTps": max(rates), "avgTtftMs": None}
+            counts = {"numRuns": len(rates), "avgOutputTokens": each.new}
+            told["avgTotalMs"] = 1000 * statistics.mean(each.seconds)
+            results.append({"model": name + depth, "provider": "torch_foundry", **counts, **told})
+    return {
+        "schemaVersion": 1,
+        "submittedAtUnix": int(time.time()),
+        "tool": {"name": "torch_foundry", "version": host["torch_foundry"]},
+        "hardware": {
+            "hwClass": kind,
+            "hardwareName": gpu.get("gpu") or host["chip"],
+            "memTierGb": None if memory is None else round(memory),
+            "vramGb": memory,
+            "gpuCount": int(kind != "CPU_ONLY"),
+            "unifiedMemory": kind == "UNIFIED",
+            "cpu": host["chip"] or host["machine"],
+            "cpuCores": host["cpu_cores"],
+            "ramGb": host["memory_gib"],
+            "os": {"Darwin": "macos"}.get(platform.system(), platform.system().lower()),
+        },
+        "results": results,
+    }
 
 
 @torch.no_grad()

@@ -184,6 +184,8 @@ def _attention(key: tuning.Key, device: torch.device) -> Workload:
 def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, int]]:
     """The neighbours of a choice: one parameter changed, or the two that make a threadgroup's shape."""
     space = tuning.parameters(key.op)
+    if "steps" in space and not quant.get_format(key.format).packed:
+        space["steps"].remove(0)  # of packed codes
     free = [name for name in space if key.rows == 1 or name not in ORDER]
     for name in free:
         for value in space[name]:

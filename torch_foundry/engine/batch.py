@@ -13,10 +13,10 @@ from torch import Tensor
 
 from torch_foundry.core import devices
 from torch_foundry.engine.sequence import ScheduledSequence
-from torch_foundry.kvcache.base import KVView, Rope, StateView
 from torch_foundry.kvcache.block_manager import BlockManager
 from torch_foundry.kvcache.paged import PagedLayer
 from torch_foundry.kvcache.pooled_states import PooledStates
+from torch_foundry.kvcache.view import KVView, Rope, StateView
 
 Sizes = tuple[tuple[int, int], ...]  # of each group: rows, and tokens of a row
 
@@ -71,11 +71,21 @@ class GroupedView:
         window: int = 0,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        value_queries: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`."""
         options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-        parts = [view.attend(own, **options).flatten(0, 1) for view, own in zip(self._views, q, strict=True)]
+        parts = []
+        for group, view, own in zip(self._groups, self._views, q, strict=True):
+            if value_queries is not None:
+                shape = group.batch, group.length
+                options["value_queries"] = value_queries[0, group.tokens].unflatten(0, shape)
+            parts.append(view.attend(own, **options).flatten(0, 1))
         return (parts[0] if len(parts) == 1 else self._join(parts))[None]
+
+    def exchanged(self) -> GroupedView:
+        """See `KVStep`."""
+        return GroupedView(self._groups, [view.exchanged() for view in self._views], self._join)
 
 
 class Batch:
@@ -88,14 +98,15 @@ class Batch:
     def __init__(self, sizes: Sizes, width: int, manager: BlockManager, device: torch.device) -> None:
         rows, tokens = sum(batch for batch, _ in sizes), sum(batch * length for batch, length in sizes)
         self._manager = manager
-        each = 3 + manager.states.ring if manager.states.slots else 0
+        each = 4 + manager.states.ring if manager.states.slots else 0
         parts = tokens, 2 * rows, tokens, rows * width, rows * each  # ids, rows, positions, table, states
         self._host = array("i", bytes(4 * sum(parts)))
         self._staged = torch.frombuffer(self._host, dtype=torch.int32)
         with torch.inference_mode(False):
             self._control = torch.zeros(sum(parts), dtype=torch.int32, device=device)
         self.ids, starts, positions, table, states = self._control.split(parts)
-        self.states = states.view(rows, each) if each else None  # runs, and rows of `StateTables`, of recurrent layers
+        # of recurrent layers: runs, how many of their tokens are a prompt's, and rows of `StateTables`
+        self.states = states.view(rows, each) if each else None
         self._at = list(itertools.accumulate(parts))[:-1]  # where rows, positions, table and states begin
         self._known: list[list[int]] = [[] for _ in range(rows)]  # tables that the host's copy has
         self._places: dict[tuple[int, int], int] = {}  # tokens of sequences, by number: which of the step's
@@ -118,10 +129,10 @@ class Batch:
         for group, parts in zip(self.groups, groups, strict=True):
             for i, part in enumerate(parts, row):
                 start, count, at = part.start, len(part.ids), group.first + (i - row) * group.length
-                numbers = range(start, start + count)
+                numbers, shift = range(start, start + count), part.sequence.shift
                 host[at : at + count] = array("i", part.ids)
                 host[rows + 2 * i], host[rows + 2 * i + 1] = start, count
-                host[positions + at : positions + at + count] = array("i", numbers)
+                host[positions + at : positions + at + count] = array("i", [n + shift for n in numbers])
                 blocks = manager.table(part.id)
                 if blocks != self._known[i]:
                     self._known[i] = blocks
@@ -130,9 +141,10 @@ class Batch:
                 self._places.update(((part.id, n), at + n - start) for n in numbers)
                 if manager.states.slots:
                     if part.id not in begun:
-                        begun[part.id] = own = states + i * (3 + manager.states.ring)
-                        host[own : own + 3 + manager.states.ring] = array("i", [at, 0, *manager.states.row(part.id)])
+                        begun[part.id] = own = states + i * (4 + manager.states.ring)
+                        host[own : own + 4 + manager.states.ring] = array("i", [at, 0, 0, *manager.states.row(part.id)])
                     host[begun[part.id] + 1] += count
+                    host[begun[part.id] + 2] += min(max(part.sequence.prompt - start, 0), count)
             row += group.batch
         self._control.copy_(self._staged, non_blocking=devices.of(self._control.device).overlaps_copies)
 

@@ -16,6 +16,7 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.engine.drafting import Drafting, PagedDraftModel
 from torch_foundry.engine.forward import Forward
+from torch_foundry.engine.images import Images
 from torch_foundry.engine.next_tokens import row_of, sample, sample_ahead
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
@@ -72,18 +73,29 @@ class Engine:
         self._cancelled: list[Sequence] = []  # and not ended yet
 
     def submit(
-        self, prompt: str | Iterable[int] | Tensor, params: SamplingParams | None = None, *, salt: bytes = b""
+        self,
+        prompt: str | Iterable[int] | Tensor | Mapping[str, Any],
+        params: SamplingParams | None = None,
+        *,
+        salt: bytes = b"",
     ) -> Stream:
         """Queue a request; the `Stream` that is returned receives the answer.
 
-        prompt: a text, or token ids. salt: requests share cached prefixes only with requests of the same salt.
-        ValueError: an empty prompt, ids outside the vocabulary, or more tokens than the model or the cache can hold.
-        QueueFull: too many requests are waiting.
+        prompt: a text, token ids, or what the model's processor returns for one text with images: `input_ids` [1, L],
+            `pixel_values` and so on. Tokens up to the last image are computed together, whatever `budget` is, and
+            such a request has no draft tokens.
+        salt: requests share cached prefixes only with requests of the same salt; prompts with images, only with those
+            of the same images.
+        ValueError: an empty prompt, ids outside the vocabulary, more tokens than the model or the cache can hold, or
+            images for a model that is shown none. QueueFull: too many requests are waiting.
         """
         params, vocabulary = SamplingParams() if params is None else params, self._sampler.vocab_size
         if not isinstance(params, SamplingParams) or not isinstance(salt, bytes):
             raise ValueError(f"params, salt: expected SamplingParams and bytes, got {params!r} and {salt!r}")
-        ids = prompt_ids(prompt, self.tokenizer, vocabulary)
+        told = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
+        if "input_ids" not in told:
+            raise ValueError("prompt: expected input_ids among what a processor returns")
+        ids = prompt_ids(told["input_ids"], self.tokenizer, vocabulary)
         if len(ids) >= self.limit:
             raise ValueError(f"prompt: expected fewer than {self.limit} tokens (model and cache), got {len(ids)}")
         if params.stop and self.tokenizer is None:
@@ -91,18 +103,22 @@ class Engine:
         seed = int(torch.randint(-(2**63), 2**63 - 1, ())) if params.seed is None else params.seed
         settings = params.settings(len(ids), self.model.generation_config.eos_token_id)
         settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < vocabulary))
+        with torch.inference_mode(False), torch.no_grad():
+            images = Images.of(told, ids, self.model, self._decoder)
+        salt += b"" if images is None else images.digest
         text = None
         if self.tokenizer is not None:
             text = Detokenizer(self.tokenizer, params.stop, skip_special_tokens=params.skip_special_tokens)
         limit = min(len(ids) + params.max_tokens, self.limit)
-        sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text)
+        sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text, images=images)
         sequence.speculation, sequence.top_logprobs = SpeculationStats(), params.logprobs
         sequence.constraint, sequence.bias = params.constraint, self._bias(params.logit_bias)
         with self._exclusive():
             if len(self.scheduler.waiting) >= self.config.queue:
                 raise QueueFull(f"{self.config.queue} requests are waiting, as many as this engine takes")
             self.scheduler.add(sequence)
-            self._drafting.begin(sequence, params, possible=not settings.counts_tokens and not sequence.watched)
+            possible = not settings.counts_tokens and not sequence.watched and images is None
+            self._drafting.begin(sequence, params, possible=possible)
         return Stream(sequence, self.step, self.cancel)
 
     def _bias(self, bias: Mapping[int, float]) -> tuple[Tensor, Tensor] | None:

@@ -17,8 +17,8 @@ from torch_foundry.engine.batch import Batch, GroupedView
 from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
-from torch_foundry.kvcache.base import StateView
 from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.outputs import head_of, logits_of
@@ -52,7 +52,7 @@ class PagedStep:
         return self.inputs.ids[None]
 
     def _memory(self) -> list[Any]:
-        return [tensor for slot in self.cache.slots for tensor in slot.memory]
+        return [tensor for slot in self.cache.used for tensor in slot.memory]
 
     def is_valid(self, positions: int = 0) -> bool:
         """See `StepInputs`."""
@@ -66,11 +66,11 @@ class PagedStep:
     def states(self, graph: SegmentedGraph | None = None) -> list[GroupedView | StateView]:
         """See `StepInputs`."""
         join = torch.cat if graph is None else graph.join
-        return [self.inputs.view(slot, join) for slot in self.cache.slots]
+        return [self.inputs.view(slot, join) for slot in self.cache.used]
 
     def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
         """See `StepInputs`."""
-        if self.batch_invariant or len(self.inputs.ids) <= self.decoder.layers[0].layer.mixer.out.few:
+        if self.batch_invariant or len(self.inputs.ids) <= self.decoder.mixers[0].out.few:
             return ROW_BY_ROW
         return Gemm(Linear.gemm if graph is None else graph.product, expert_tokens=EXPERTS)
 
@@ -99,7 +99,8 @@ class Forward:
             self.plan.check()
         if not self.plan.rotary.constant:
             raise Fallback("rope depends on the length of the text")
-        cache.prepare([plan.layer.mixer.state for plan in self.plan.owners], self.plan.dtype, self.plan.device)
+        states = {index: mixer.state for index, mixer in self.plan.owners.items()}
+        cache.prepare(states, self.plan.dtype, self.plan.device)
         self.graphs = cast(GraphCache, self.plan.graphs)
         self._snapshot = self.plan.guard
         self._requests = requests
@@ -115,13 +116,29 @@ class Forward:
         """Logits [n, V] that are wanted, in the order of the parts and their tokens.
 
         Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Fallback if the model
-        has changed into one that this can't be done for.
+        has changed into one that this can't be done for. Images that can't be shown to the model end their sequence
+        alone.
         """
         self.plan.check()
         if self._snapshot is not self.plan.guard:
             self._change()
+        for part in parts:
+            if part.shows_images:
+                self._show(part)
+        parts = [part for part in parts if not part.shows_images]
+        if not parts:
+            return torch.empty(0, self.plan.vocabulary, device=self.plan.device)
         x = self._captured(parts)
         return self._logits(self._eager(parts) if x is None else x)
+
+    def _show(self, part: ScheduledSequence) -> None:
+        try:
+            part.sequence.images.read(part.id, self.model, self.plan, self.cache)
+        except Exception as fault:
+            part.num_accepted = -1
+            why = f"its images can't be shown to the model: {type(fault).__name__}: {fault}"
+            part.sequence.fault = RuntimeError(why)
+            part.sequence.fault.__cause__ = fault
 
     @torch.no_grad()
     def go_on(self, tokens: Tensor) -> Tensor | None:
@@ -138,7 +155,7 @@ class Forward:
         group.rows[:n, 0].add_(1)
         group.positions[:n].add_(1)
         if inputs.states is not None:
-            inputs.states[:n, 2].add_(1)
+            inputs.states[:n, 3].add_(1)
         return self._logits(self._last.run()[0, :n])
 
     def _drop(self) -> None:
@@ -148,8 +165,8 @@ class Forward:
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
         self._drop()
-        for plan, layer in zip(self.plan.owners, self.cache.slots, strict=True):
-            if not layer.fits(0, plan.layer.mixer.state, self.plan.dtype, self.plan.device):
+        for mixer, layer in zip(self.plan.owners.values(), self.cache.used, strict=True):
+            if not layer.fits(0, mixer.state, self.plan.dtype, self.plan.device):
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
 
@@ -177,7 +194,8 @@ class Forward:
         if fresh:
             for dropped in self.graphs.put(self, sizes, graph):
                 del self._met[dropped]
-        self._last = graph if [length for _, length in sizes] == [1] else None
+        generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
+        self._last = graph if generating and [length for _, length in sizes] == [1] else None
         return graph.inputs.inputs.wanted(hidden, parts)
 
     def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
@@ -194,7 +212,8 @@ class Forward:
     def _worth(self, sizes: Sizes, parts: Sequence[ScheduledSequence]) -> bool:
         """Whether to capture a step of these sizes, or to replay it."""
         tokens = sum(batch * length for batch, length in sizes)
-        if tokens > EXPERTS and any(plan.layer.experts is not None for plan in self.plan.layers):
+        mixed = any(plan.layer.experts is not None for plan in self.plan.layers)
+        if tokens > EXPERTS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
             return False
         longest = max(len(self.cache.manager.table(part.id)) for part in parts)
         if longest > self._width:

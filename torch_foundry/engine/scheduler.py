@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.kvcache.block_manager import BlockManager, OutOfBlocks
@@ -15,9 +15,9 @@ class Scheduler:
 
     A step has at most `budget` tokens. First each running sequence that generates gets its one; what is left goes to
     prompts in the order of arrival, in parts, so a long one delays nobody by more than a step, and last to draft
-    tokens. Sequences are admitted in the order of arrival, never past one that doesn't fit yet. When blocks run out,
-    the one admitted last gives up its own and waits at the front of the queue; it computes its tokens again later (what
-    is still in kept blocks excepted).
+    tokens. What a prompt has up to its last image is not cut: it may exceed the budget. Sequences are admitted in the
+    order of arrival, never past one that doesn't fit yet. When blocks run out, the one admitted last gives up its own
+    and waits at the front of the queue; it computes its tokens again later (what is still in kept blocks excepted).
     """
 
     def __init__(self, manager: BlockManager, *, running: int, budget: int) -> None:
@@ -48,25 +48,24 @@ class Scheduler:
         generating = [sequence for sequence in self.running if sequence.pending == 1]
         reading = [sequence for sequence in self.running if sequence.pending > 1]
         for sequence in (*generating, *reading):
-            left = self.budget - _tokens(batch.values())
+            left = self._left(batch)
             while left and sequence in self.running:
                 try:
-                    count = self.manager.step(sequence.id, min(sequence.pending, left))
-                    batch[sequence.id] = self._schedule(sequence, count)
+                    batch[sequence.id] = self._schedule(sequence, left)
                     break
                 except OutOfBlocks:
                     preempted = True
                     victim = self.running[-1]
                     self._preempt(victim)
                     batch.pop(victim.id, None)
-        left = self.budget - _tokens(batch.values())
+        left = self._left(batch)
         while self.waiting and len(self.running) < self.max_running and left and not preempted:
             admitted = self._admit(self.waiting[0], left)
             if admitted is None:
                 break
             self.waiting.popleft()
             batch[admitted.id] = admitted
-            left -= len(admitted.ids)
+            left = self._left(batch)
         for sequence in generating:
             if sequence.id in batch and (drafts := sequence.drafts[: min(left, self.manager.states.ring - 2)]):
                 left -= self._add(batch[sequence.id], drafts)
@@ -92,9 +91,17 @@ class Scheduler:
         if scheduled.drafts:
             self.manager.crop(sequence.id, sequence.computed)
 
-    def _schedule(self, sequence: Sequence, count: int) -> ScheduledSequence:
-        """The next `count` tokens; logits of the last one if no more are known. Raises OutOfBlocks."""
-        copies, start = self.manager.reserve(sequence.id, count), sequence.computed
+    def _left(self, batch: Mapping[int, ScheduledSequence]) -> int:
+        """Tokens that there is budget for beside those of `batch`; images may have exceeded it."""
+        return max(0, self.budget - sum(len(each.ids) for each in batch.values()))
+
+    def _schedule(self, sequence: Sequence, left: int) -> ScheduledSequence:
+        """The next tokens, at most `left`, but all up to the last image; logits of the last one if no more are known.
+        Raises OutOfBlocks."""
+        start, count = sequence.computed, sequence.whole
+        if start >= count:
+            count = self.manager.step(sequence.id, min(sequence.pending, left))
+        copies = self.manager.reserve(sequence.id, count)
         ids = sequence.tokens[start : start + count]
         return ScheduledSequence(sequence, start, ids, int(count == sequence.pending), copies)
 
@@ -111,13 +118,15 @@ class Scheduler:
     def _admit(self, sequence: Sequence, left: int) -> ScheduledSequence | None:
         """Begin with a sequence, if there are blocks for all of its tokens."""
         manager = self.manager
-        sequence.computed = sequence.reused = manager.add(sequence.id, sequence.tokens, salt=sequence.salt)
+        sequence.computed = sequence.reused = manager.add(
+            sequence.id, sequence.tokens, salt=sequence.salt, least=sequence.whole
+        )
         # one block more for each running one, or this one would soon be the victim of their next tokens
         if manager.needs(sequence.id, sequence.pending) + len(self.running) > manager.available and self.running:
             manager.free(sequence.id)
             return None
         try:
-            scheduled = self._schedule(sequence, manager.step(sequence.id, min(sequence.pending, left)))
+            scheduled = self._schedule(sequence, left)
         except OutOfBlocks:
             manager.free(sequence.id)
             return None
@@ -130,7 +139,3 @@ class Scheduler:
         self.manager.free(sequence.id)
         sequence.computed = 0
         sequence.preempted += 1
-
-
-def _tokens(batch: Iterable[ScheduledSequence]) -> int:
-    return sum(len(each.ids) for each in batch)

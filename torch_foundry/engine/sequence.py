@@ -24,6 +24,7 @@ class Sequence:
     speculation: Any = None  # statistics of speculation
     constraint: Any = None  # torch_foundry.engine.next_tokens.Constraint
     bias: Any = None  # ids and what is added to their logits, on the device
+    images: Any = None  # torch_foundry.engine.images.Images, if it is shown some
     top_logprobs: int | None = None  # likeliest tokens to note of each new one; None: nothing of it
     logprobs: list[Any] = field(default_factory=list)  # TokenLogprobs of each new token, if wanted
 
@@ -40,6 +41,16 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known and not in the cache: more than one only before the first new token, or once again."""
         return len(self.tokens) - self.computed
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the prompt that are taken in together or not at all: those up to the end of its last image."""
+        return 0 if self.images is None else int(self.images.end)
+
+    @property
+    def shift(self) -> int:
+        """The position of a token behind these, less its number."""
+        return 0 if self.images is None else int(self.images.shift)
 
     @property
     def watched(self) -> bool:
@@ -91,6 +102,11 @@ class ScheduledSequence:
     def id(self) -> int:
         """The sequence's."""
         return self.sequence.id
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether it is that part of a prompt that has its images."""
+        return self.start < self.sequence.whole
 
     @property
     def drafts(self) -> list[int]:

@@ -54,7 +54,7 @@ class DecodeRunner:
         self._positions = [p + 1 for p in last_positions(positions, batch)]
         self.mask = mask
         self._steps = CapturedSteps()
-        self._layers = CacheLayers(cache, 0)  # none before the first step
+        self._layers = CacheLayers(cache, ())  # none before the first step
         self._ready: DecoderModel | None = None  # once it is known to be as it was
         self._by_layers = False  # whether the model's own forward pass was used
 
@@ -70,7 +70,7 @@ class DecodeRunner:
     def reserve_hint(self, tokens: int) -> None:
         """Up to `tokens` tokens will follow the prompt: a cache that has memory for them need not move at once."""
         decoder = decoder_plan(self.model)
-        reserve_hint(self.cache, len(decoder.owners), min(tokens, EXPECTED), decoder.state.kv_cache)
+        reserve_hint(self.cache, decoder.owners, min(tokens, EXPECTED), decoder.state.kv_cache)
 
     def reuse(self, tokens: int) -> None:
         """Go on with what another generation has left, if it fits. To be called before the prompt, which `tokens`
@@ -83,7 +83,7 @@ class DecodeRunner:
         if not steps.fits(sampler, prompt.shape[1] + min(tokens, EXPECTED)) or not self._output_is_valid(steps):
             graphs.give(key, steps)
             return
-        self._layers = CacheLayers(self.cache, len(decoder.owners), decoder.state.kv_cache)
+        self._layers = CacheLayers(self.cache, decoder.owners, decoder.state.kv_cache)
         steps.begin(sampler, prompt, self.mask, self._layers)
         self._steps = steps
 
@@ -246,7 +246,7 @@ class DecodeRunner:
     def _make_room(self, decoder: DecoderModel, room: int) -> None:
         layers, used = self._layers, self._layers.used
         if not layers.belong_to(self.cache):
-            layers = CacheLayers(self.cache, len(decoder.owners), decoder.state.kv_cache)
+            layers = CacheLayers(self.cache, decoder.owners, decoder.state.kv_cache)
         same = layers.place(decoder, len(self._positions), room)
         if not same or layers is not self._layers:
             self._steps.graphs = {}  # their memory may be needed for the next ones

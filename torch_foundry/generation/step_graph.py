@@ -17,6 +17,7 @@ from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, Tail
 from torch_foundry.models.rope import Kind, Table
 from torch_foundry.models.weights import Gemm, Linear
+from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import DEQUANT_CHUNK, MAX_GEMV_ROWS, linear_gemm
 
 Sizes = tuple[tuple[int, int], ...]  # of each group of a step: rows, and tokens of a row
@@ -59,7 +60,14 @@ class SegmentedGraph:
         self._segments.append(function)
         self._open()
 
-    def product(self, linear: Linear, x: Tensor, residual: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def product(
+        self,
+        linear: Linear,
+        x: Tensor,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+        activation: str | None = None,
+    ) -> Tensor:
         """`linear.gemm` of x [1, T, K] as a call: with the same bits, to the same memory each time."""
         x = linear.ordered(x)[0]
         weight, bias, format = linear.weights["weight"], linear.parameters["bias"], linear.format
@@ -68,6 +76,8 @@ class SegmentedGraph:
 
         def multiply() -> None:
             linear_gemm(x, weight, format, bias, out=y)
+            if activation is not None:
+                y.copy_(BY_TORCH[activation](y))
             if residual is not None:
                 torch.add(residual, y[None], alpha=scale, out=result)
 
@@ -193,14 +203,14 @@ class StepGraph(Generic[I_co]):
 def step_bytes(decoder: DecoderModel, sizes: Sizes, keys: int) -> int:
     """About the bytes that a captured step keeps: results of each layer's ops, of attention of few queries to each 128
     of `keys` keys, and a CUDA graph's own memory, to unpack a matrix to."""
-    first, itemsize = decoder.layers[0], decoder.dtype.itemsize
-    spec, hidden = first.spec, decoder.config.hidden_size
-    mixers, parts = [plan.layer.mixer for plan in decoder.layers], keys // 128
+    itemsize, hidden = decoder.dtype.itemsize, decoder.config.hidden_size
+    mixers, parts = decoder.mixers, keys // 128
+    inner = max(plan.spec.inner for plan in decoder.layers)
     queries, few = max(mixer.queries for mixer in mixers), MAX_GEMV_ROWS
-    wide = (6 * hidden + max(mixer.width for mixer in mixers) + 3 * spec.inner) * itemsize
+    wide = (6 * hidden + max(mixer.width for mixer in mixers) + 3 * inner) * itemsize
     each = [batch * length * (wide + (4 * parts * queries if length <= few else 0)) for batch, length in sizes]
-    unpacked = first.layer.mixer.out.format is not None and devices.of(decoder.device).step_scratch
-    return len(decoder.layers) * sum(each) + unpacked * min(DEQUANT_CHUNK, hidden * spec.inner) * itemsize
+    unpacked = mixers[0].out.format is not None and devices.of(decoder.device).step_scratch
+    return len(decoder.layers) * sum(each) + unpacked * min(DEQUANT_CHUNK, hidden * inner) * itemsize
 
 
 def of_prompts(sizes: Sizes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -21,10 +21,12 @@ from torch_foundry.models.weights import GEMV, Gemm
 
 
 class CacheLayers:
-    """The layers of a cache, as memory at fixed addresses that captured steps write to, and how far they have."""
+    """The layers of a cache, by number, as memory at fixed addresses that captured steps write to, and how far they
+    have."""
 
-    def __init__(self, cache: DynamicCache, count: int, formats: Formats = PLAIN) -> None:
-        self.slots = captured_layers(cache, count, formats)
+    def __init__(self, cache: DynamicCache, numbers: Iterable[int], formats: Formats = PLAIN) -> None:
+        self._numbers = tuple(numbers)
+        self.slots = captured_layers(cache, self._numbers, formats)
         self.memory: list[tuple[torch.Tensor, ...]] = []  # of each layer
         self.batch = 0
         self.starts: list[int] = []  # what `Step.start` has to hold, flat, for the first token that there is room for
@@ -40,7 +42,9 @@ class CacheLayers:
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
         layers = cache.layers
-        return 0 < len(self.slots) <= len(layers) and all(map(is_, self.slots, layers))
+        if not self.slots or max(self._numbers) >= len(layers):
+            return False
+        return all(layers[number] is slot for number, slot in zip(self._numbers, self.slots, strict=True))
 
     def place(self, decoder: DecoderModel, batch: int, tokens: int) -> bool:
         """Room for `tokens` more. Returns whether no memory was exchanged.
@@ -54,8 +58,8 @@ class CacheLayers:
         memory = [slot.memory for slot in self.slots]
         same = _same(memory, self.memory)
         if not same:
-            for slot, layer in zip(self.slots, decoder.owners, strict=True):
-                if not slot.fits(batch, layer.layer.mixer.state, decoder.dtype, decoder.device):
+            for slot, mixer in zip(self.slots, decoder.owners.values(), strict=True):
+                if not slot.fits(batch, mixer.state, decoder.dtype, decoder.device):
                     raise Fallback("cache holds another shape, dtype or device")
             self.memory, self.batch = memory, batch
         elif batch != self.batch:

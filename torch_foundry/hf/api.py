@@ -26,9 +26,9 @@ from torch_foundry.hf.quantizer import attach
 from torch_foundry.hf.report import Report, build_report
 from torch_foundry.hf.wrapper import WrapperMixin
 from torch_foundry.kvcache.formats import parse
-from torch_foundry.models.decoder import LayerPlan
 from torch_foundry.models.families import FAMILIES, TESTED_VERSIONS
 from torch_foundry.models.family import class_key
+from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.outputs import decoder_of, head_of, wrapper_of
 from torch_foundry.models.spec import known_layers
 from torch_foundry.models.state import ModelState, Plan
@@ -55,7 +55,7 @@ def patch(
         does not undo it.
     sync_every: how many tokens generate() hands to the device before it waits to read them. 1 shows each token at once,
         64 is for throughput, 0 is Hugging Face's own loop. Overridden by `generate(sync_every=...)` and by an attribute
-        `sync_every` of the generation config. Default: $TORCH_FOUNDRY_SYNC_EVERY, else 1 with a streamer and 16
+        `sync_every` of the generation config. Default: $TORCH_FOUNDRY_SYNC_EVERY, else 1 with a streamer and 4
         without. Sampled tokens are the same for every value but 0, which draws torch's random numbers instead of ours.
     kv_cache: the format of keys and values in `DynamicCache`s from now on: "q8_0" (8.5 bits a number), "q4_0" (4.5),
         "f16", "bf16" or "f32", or one for each: {"k": ..., "v": ...}. Default: the model's dtype. They are packed when

@@ -98,6 +98,8 @@ def step(
         raise Fallback("mask is not one of [batch, tokens]")
     if mask is not None and length > 1 and plan.recurrent and not bool(mask[:, seen:].all()):
         raise Fallback("padding among new tokens of recurrent layers")
+    if length > 1 and plan.prompts_differ:
+        raise Fallback("several tokens, of a prompt, in which step sizes have bounds")
     if positions is not None:
         positions = plan.rotary.sections(positions, batch)
         if positions.shape[-1] != length:
@@ -109,7 +111,7 @@ def step(
     owned = graphs.of(cache)
     layers = owned.memory
     if layers is None or not layers.belong_to(cache):
-        layers = owned.memory = CacheLayers(cache, len(plan.owners), plan.state.kv_cache)
+        layers = owned.memory = CacheLayers(cache, plan.owners, plan.state.kv_cache)
         owned.clear()
     if not layers.place(plan, batch, length):
         owned.clear()

@@ -27,6 +27,7 @@ from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.models.calls import generated, generation
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.state import ModelPlan, ModelState
+from torch_foundry.models.tensor_parallel import share_random_numbers
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
 
@@ -62,6 +63,7 @@ class GeneratorMixin(CountingMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
+        share_random_numbers(self)  # type: ignore[arg-type]
         chosen, alone = chosen_by_call.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
         try:
             return super().generate(*args, **kwargs)

@@ -11,6 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from torch_foundry.core import environment
 from torch_foundry.core.errors import Fallback
+from torch_foundry.generation.loop import OVERLAPPED
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
 from torch_foundry.hf.decoder import OFF, ON
@@ -21,7 +22,7 @@ from torch_foundry.models.rope import horizon_for
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.sampling import Sampler, Settings
 
-BY_DEFAULT = 16
+BY_DEFAULT = OVERLAPPED  # the least that leaves no gap on the device
 KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "inputs_embeds", "tokenizer"})
 REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
 RECORDED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -114,7 +115,7 @@ def without_usual_positions(input_ids: torch.Tensor, config: Any, model_kwargs: 
 
 def tokens_in_flight(config: Any, chosen: int | None, streamer: Any) -> int:
     """How many tokens are handed to the device before they are read: `sync_every` of generate(), of the generation
-    config, of `patch()` or of the environment, in this order; default: 1 with a streamer, else 16.
+    config, of `patch()` or of the environment, in this order; default: 1 with a streamer, else 4.
 
     ValueError: not a whole number from 0. Fallback: 0, which asks for Hugging Face's loop.
     """

@@ -9,18 +9,22 @@ import torch
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
-from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec, Rope, SharedKeys
+from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.hf_cache import kv_layer
-from torch_foundry.models.decoder import LayerPlan
+from torch_foundry.kvcache.view import Rope, SharedKeys
+from torch_foundry.models.attention import Attention
 from torch_foundry.models.guards import recording_reason, tensor_reason
-from torch_foundry.models.layer import Attention, Mixer, forward
+from torch_foundry.models.layer import Mixer, forward
+from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.models.weights import AUTO, weight_reason
 
 Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
-USED = frozenset({"attention_mask", "past_key_values", "position_embeddings", "shared_kv_states"})
+CACHES = ("past_key_values", "layer_past")  # how layers call it
+USED = frozenset({"attention_mask", *CACHES, "position_embeddings", "shared_kv_states"})
+OWN = "per_layer_input"  # a layer's own embedding
 # what callers pass down without meaning for the result of a layer
 IGNORED = frozenset(
     {
@@ -51,15 +55,16 @@ class LayerMixin(FoundryModule):
         if not plan.state.enabled:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         try:
-            if plan.__class__ is not LayerPlan:
+            if plan.__class__ is not LayerPlan or plan.shards.changed():
                 plan = self.layer_plan()
-            slot = check(plan, self.training, hidden_states, args, kwargs)
+            given = plan.named(args, kwargs)
+            slot = check(plan, self.training, hidden_states, given)
         except Fallback as fallback:
             plan.fell_back(self._foundry_base.__name__, str(fallback))
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         try:
-            y = run(plan, hidden_states, kwargs, slot, *args)
+            y = run(plan, hidden_states, given, slot)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
@@ -68,51 +73,54 @@ class LayerMixin(FoundryModule):
         return (y, None) if plan.spec.family.pairs else y
 
     def layer_plan(self: Any) -> LayerPlan:
-        """The plan; a copy of a layer makes its own."""
+        """The plan; a copy of a layer makes its own, and one whose shards have been replaced another."""
         plan = self._foundry
-        if plan.__class__ is not LayerPlan:
+        if plan.__class__ is not LayerPlan or plan.shards.changed():
             own = self.__dict__["_foundry"] = LayerPlan(self, plan.state)
             own.fused, own.fallbacks = plan.fused, plan.fallbacks
         result: LayerPlan = self._foundry
         return result
 
 
-def check(
-    plan: LayerPlan, training: bool, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Slot | None:
+def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: dict[str, Any]) -> Slot | None:
     """The cache layer to write to; None: no cache. Raises Fallback if stock code has to run."""
     if training:
         raise Fallback("training")
-    if len(args) > plan.spec.family.per_layer_inputs:
-        raise Fallback("positional arguments")
     requests = kwargs.get("cache")  # of continuous batching
     mixer = plan.layer.mixer
-    known, config_reason = KNOWN, mixer.config_reason
+    known, config_reason = KNOWN, _no_reason if mixer is None else mixer.config_reason
     if requests is not None:
         if not isinstance(mixer, Attention):
-            raise Fallback("continuous batching of recurrent states")
+            raise Fallback(f"continuous batching of {type(mixer).__name__}")
         known, config_reason = KNOWN_OF_MANY, continuous_batching.attention_reason
+    own = kwargs.get(OWN) if plan.spec.per_layer else None
+    known = known if own is None else known | {OWN}
     for name in kwargs:
         if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
             raise Fallback(f"argument {name}")
+    if kwargs.get("output_attentions"):  # of models that record them by themselves
+        raise Fallback("output_attentions")
     mask = kwargs.get("attention_mask")
-    if torch.is_grad_enabled() and plan.needs_grad(x, mask):
+    if torch.is_grad_enabled() and plan.needs_grad(hidden_states, mask):
         raise Fallback("gradients are needed")
+    if plan.layer.streams is not None and (hidden_states.ndim != 4 or own is None):
+        raise Fallback("no streams, or no embedding of the layer's own")
+    x = plan.layer.seen(hidden_states)
     if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
         raise Fallback(reason)
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype, plan.free):
         raise Fallback(reason)
-    if any(
-        tensor is not None and (tensor.dtype, tensor.device) != (dtype, x.device) for tensor in (*args, plan.scalar)
-    ):
+    if any(tensor is not None and (tensor.dtype, tensor.device) != (dtype, x.device) for tensor in (own, plan.scalar)):
         raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")
+    if mixer is None:
+        return None
     if mixer.rope and kwargs.get("position_embeddings") is None:
         raise Fallback("no position embeddings")
     if plan.spec.family.scaled_queries and kwargs.get("position_ids") is None:
         raise Fallback("no position_ids")
     slot: CacheLayer | None = None
-    cache = kwargs.get("past_key_values")
+    cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
     if requests is not None:
         if cache is not None:
             raise Fallback("two caches")
@@ -138,7 +146,11 @@ def check(
     return slot
 
 
-def hands_on(mixer: Mixer) -> bool:
+def _no_reason(_: Any) -> None:
+    """Of a layer that no setting of attention says anything about."""
+
+
+def hands_on(mixer: Mixer | None) -> bool:
     """Whether later layers attend to its keys and values."""
     return isinstance(mixer, Attention) and mixer.spec.hands_on
 
@@ -148,6 +160,7 @@ def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:
     found = None if states is None else states.get(plan.config.layer_types[plan.spec.layer_idx])
     if found is None:
         raise Fallback("no keys of another layer")
+    assert plan.layer.mixer is not None
     spec, (k, v) = plan.layer.mixer.state, found
     assert isinstance(spec, KVSpec)
     expected = (x.shape[0], spec.heads, k.shape[2], spec.head_dim)
@@ -156,20 +169,19 @@ def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:
     return SharedKeys(k, v)
 
 
-def run(
-    plan: LayerPlan, x: torch.Tensor, given: dict[str, Any], slot: Slot | None, own: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The fused layer on x [B, L, hidden]. `slot` is the cache layer to extend; None: attend to these tokens only.
-
-    given: arguments of stock's. own: this layer's own embedding.
-    """
-    layer, x = plan.layer, x.contiguous()
+def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], slot: Slot | None) -> torch.Tensor:
+    """The fused layer on hidden_states [B, L, hidden], or streams of that. `slot` is the cache layer to extend; None:
+    attend to these tokens only. given: arguments of stock's."""
+    layer, mixer, streams = plan.layer, plan.layer.mixer, hidden_states.contiguous()
+    x = layer.seen(streams)
     rope: Rope = (None, None)
-    if layer.mixer.rope:
+    if mixer is not None and mixer.rope:
         rope = tables_of(plan.spec.family, plan.config, given["position_embeddings"], given.get("position_ids"))
-    kv: Any = slot if isinstance(slot, continuous_batching.Continuous) else layer.mixer.reserve(slot, x)
-    y = forward(layer, x, kv, rope, AUTO, given.get("attention_mask"), given=own)
-    if hands_on(layer.mixer) and given.get("shared_kv_states") is not None:
+    kv: Any = slot
+    if mixer is not None and not isinstance(slot, continuous_batching.Continuous):
+        kv = mixer.reserve(slot, x)
+    y = forward(layer, streams, kv, rope, AUTO, given.get("attention_mask"), given=given.get(OWN))
+    if hands_on(mixer) and given.get("shared_kv_states") is not None:
         seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)
     if isinstance(slot, CacheLayer):
@@ -179,7 +191,7 @@ def run(
 
 def tensors(plan: LayerPlan, x: torch.Tensor, slot: Slot | None) -> dict[str, Described]:
     """The tensors of a layer that grow with the prompt, by name."""
-    spec, mixer, (batch, queries, hidden) = plan.spec, plan.layer.mixer, x.shape
+    spec, mixer, (batch, queries, hidden) = plan.spec, plan.layer.mixer, x.shape[-3:]
     shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * spec.inner]}
     if isinstance(mixer, Attention):
         keys = slot.visible(queries) if isinstance(slot, KVLayer) else queries

@@ -14,7 +14,7 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
-from torch_foundry.models.families import SCALED_EMBEDDINGS, norm_kind
+from torch_foundry.models.families import SCALED_EMBEDDINGS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import device_reason, tensor_reason
 from torch_foundry.models.state import ModelState, Plan
@@ -27,7 +27,7 @@ def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
     cls = type(module)
     if "forward" in module.__dict__:
         return None
-    if cls is nn.Linear:
+    if is_dense_linear(cls):
         return LinearMixin
     if norm_kind(module) is not None:
         return NormMixin
@@ -139,16 +139,17 @@ class EmbeddingPlan(Plan):
         self.parameters: dict[str, Any] = module._parameters
         self.buffers: dict[str, Any] = module._buffers
         self.scaled = class_key(base_class(type(module))) in SCALED_EMBEDDINGS
-        self._read: tuple[torch.Tensor, int] | None = None  # the buffer that `_scale` was read from, and its version
+        self._read: tuple[torch.Tensor, int, torch.dtype] | None = None  # what `_scale` was made of: buffer, version
         self._scale = 1.0
 
     def scale(self) -> float:
-        """The factor on each row. Read from its buffer only when that has changed: on a GPU, reading waits for it."""
+        """The factor on each row, of the weight's dtype. Read from its buffer only when that has changed: on a GPU,
+        reading waits for it."""
         if self.scaled:
-            buffer = self.buffers["embed_scale"]
+            buffer, dtype = self.buffers["embed_scale"], self.parameters["weight"].dtype
             version = 0 if buffer.is_inference() else buffer._version
-            if self._read is None or self._read[0] is not buffer or self._read[1] != version:
-                self._read, self._scale = (buffer, version), float(buffer)
+            if self._read is None or self._read[0] is not buffer or self._read[1:] != (version, dtype):
+                self._read, self._scale = (buffer, version, dtype), float(buffer.to(dtype))
         return self._scale
 
 

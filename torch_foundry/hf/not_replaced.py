@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.tensor_parallel import sharding_of
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 PACKED = FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -40,7 +41,7 @@ def modules_not_replaced(
             not_replaced[name] = f"{kind} is not a known layer"
             return
         elif "forward" in module.__dict__ and any(True for _ in module.parameters(recurse=False)):
-            not_replaced[name] = "its forward was replaced"
+            not_replaced[name] = sharding_of(module) or "its forward was replaced"
         elif any(True for _ in module.parameters(recurse=False)):
             not_replaced[name] = f"{kind} is not a known module"
         for child, inner in module.named_children():

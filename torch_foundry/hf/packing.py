@@ -12,10 +12,11 @@ from torch import nn
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
-from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS
+from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS, is_dense_linear
 from torch_foundry.models.family import class_key
 from torch_foundry.models.outputs import embedding_read_by
 from torch_foundry.models.swap import base_class, is_swapped, restore
+from torch_foundry.models.tensor_parallel import sharding_of
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of
 
@@ -30,7 +31,8 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
         embeddings and output layer. What a pattern says of a module holds for all modules that share its weight.
 
     ValueError: an unknown format; a pattern that matches nothing, or a module whose rows are not whole blocks; a weight
-    that is shared with a module that can't be packed. ValueError: a single format for a model without `layers`.
+    that is shared with a module that can't be packed. ValueError: a single format for a model without `layers`, or one
+    that is sharded over processes.
     """
     if isinstance(formats, str):
         formats = formats.lower()  # ggml writes q4_K
@@ -40,6 +42,8 @@ def plan_formats(model: nn.Module, layers: list[nn.Module], formats: Formats) ->
     for fmt in wanted:
         if fmt not in quant.PACKABLE:
             raise ValueError(f"quantize={fmt!r}: expected one of {quant.listing(quant.PACKABLE)}")
+    if reason := sharding_of(model):
+        raise ValueError(f"cannot quantize {type(model).__name__}: {reason}")
     tied = _tied(model)
     if isinstance(formats, str):
         if not layers:
@@ -89,12 +93,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     blocks = ((name, BLOCKS.get(class_key(base_class(type(module))))) for name, module in model.named_modules())
     routers = {f"{name}.{kind.router}.{kind.matrix}" for name, kind in blocks if kind}
     routers |= {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
+    altups = ((name, module) for name, module in model.named_modules() if "correct_output_scale" in module._parameters)
+    routers |= {f"{name}.{child}" for name, module in altups for child in module._modules}
     read = {id(embedding_read_by(module)) for module in model.modules()}
     for name, module in model.named_modules():
         cls: Any = base_class(type(module))
         key = class_key(cls)
         found: Any = module
-        if cls is nn.Linear and found.out_features > 1 and name not in routers:  # a single output is a gate's: dense
+        if is_dense_linear(cls) and found.out_features > 1 and name not in routers:  # of a gate there is one: dense
             yield name, module, [found.in_features]
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None and id(found) not in read:
             yield name, module, [found.embedding_dim]
@@ -134,7 +140,7 @@ def pack_model(model: nn.Module, plan: Mapping[str, str]) -> None:
     modules = {name: model.get_submodule(name) for name in plan}
     times = Counter(id(getattr(module, "weight", None)) for module in modules.values())
     shared: dict[int, tuple[nn.Parameter, torch.Tensor]] = {}
-    for name, fmt in tqdm(plan.items(), desc="Packing weights", unit="module", delay=2):
+    for name, fmt in tqdm(plan.items(), desc="Packing weights", unit="module", delay=2, disable=None):
         module = modules.pop(name)
         dense: Any = getattr(module, "weight", None)
         _, known = shared.get(id(dense), (None, None))
@@ -161,7 +167,7 @@ def packed_tensors(model: nn.Module) -> dict[str, str]:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             found[f"{name}.weight"] = module.format
         elif isinstance(module, FoundryExperts):
-            stored = zip(("gate_proj", "up_proj", "down_proj"), module.formats, strict=True)
+            stored = zip(module.names, module.formats, strict=True)
             found |= {f"{name}.{part}": fmt for part, fmt in stored if quant.get_format(fmt).packed}
     return found
 

@@ -16,10 +16,8 @@ from torch_foundry.hf.packing import Formats, dequantize_model, packed_module, p
 from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
-from torch_foundry.nn.experts import matrices_of
+from torch_foundry.nn.experts import matrices_of, names_of
 from torch_foundry.nn.packing import take_over
-
-_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class FoundryConfig(QuantizationConfigMixin):
@@ -27,7 +25,8 @@ class FoundryConfig(QuantizationConfigMixin):
 
     formats: as in `torch_foundry.quantize`: one format, or patterns of module names. In a saved model: the format of
     each packed tensor, by name. ordered: linear layers whose columns are stored in another order (GPTQ's act-order;
-    saved models only).
+    saved models only). For a folder that others have packed (MXFP4, FP8, GPTQ ...) transformers takes its own quantizer
+    and raises a ValueError for this config: `torch_foundry.load` keeps such weights packed.
     """
 
     def __init__(self, formats: Formats = "q8_0", ordered: list[str] | None = None, **_: Any) -> None:
@@ -85,13 +84,13 @@ class FoundryQuantizer(HfQuantizer):
             if isinstance(module, nn.Linear | nn.Embedding):
                 new: nn.Module = _empty(module, formats[f"{name}.weight"], name in self.quantization_config.ordered)
             else:
-                new = _empty_experts(module, {part: formats.get(f"{name}.{part}") for part in _EXPERTS})
+                new = _empty_experts(module, {part: formats.get(f"{name}.{part}") for part in names_of(module)})
             replace(model, name, new)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether it is a matrix that is to be packed."""
         module, leaf = param_name.rpartition(".")[::2]
-        return module in self._plan and leaf in ("weight", "gate_up_proj", "down_proj")
+        return module in self._plan and leaf in ("weight", "gate_up_proj", "up_proj", "down_proj")
 
     def get_quantize_ops(self) -> Any:
         """The operation that packs a tensor after it has been read."""
@@ -179,17 +178,14 @@ def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
 
 
 def _empty_experts(module: Any, formats: Mapping[str, str | None]) -> nn.Module:
-    dtype = module.gate_up_proj.dtype
-    dense = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
     tensors, names = [], []
-    for part, matrix in zip(_EXPERTS, matrices_of(module), strict=True):
+    for part, matrix in zip(names_of(module), matrices_of(module), strict=True):
         experts, rows, columns = matrix.shape
-        name = formats[part] or dense
+        name = formats[part] or quant.DENSE_NAMES[matrix.dtype]
         known = quant.get_format(name)
         tensors.append(torch.empty(experts, rows, known.row_size(columns), dtype=known.dtype, device="meta"))
         names.append(name)
-    gate, up, down = tensors
-    new = FoundryExperts(module, gate, up, down, names)
+    new = FoundryExperts(module, tensors, names)
     new._is_hf_initialized = True  # type: ignore[assignment]
     return new
 

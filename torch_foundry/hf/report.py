@@ -14,7 +14,6 @@ from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.models.swap import base_class, is_swapped
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
-from torch_foundry.nn.experts import NAMES as EXPERT_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ def build_report(model: nn.Module) -> Report:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             packed[name] = module.format
         elif isinstance(module, FoundryExperts):
-            formats = module.weights("").formats
-            packed |= {f"{name}.{own}": fmt for own, fmt in zip(EXPERT_WEIGHTS, formats, strict=True) if fmt}
+            packed |= {f"{name}.{own}": fmt for own, fmt in zip(module.names, module.packed_as, strict=True) if fmt}
         if not is_swapped(module):
             continue
         plan = module._foundry

@@ -19,12 +19,12 @@ from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.weights import Weight
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
-from torch_foundry.nn.experts import matrices_of, set_matrices
+from torch_foundry.nn.experts import NAMES, matrices_of, names_of, set_matrices
 from torch_foundry.nn.packing import take_over
 
 _TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
 _LARGEST_TABLE = 1 << 26  # numbers; GPT-2's mask of 8192 tokens
-EXPERTS = ("gate_proj", "up_proj", "down_proj")  # [experts, N, K] each, under the name of their module
+BOTH = "gate_up_proj"  # the first two, one above the other
 
 
 def assemble(
@@ -41,7 +41,7 @@ def assemble(
 ) -> Any:
     """The causal language model of `config`, in eval mode on `device`, with `weights` by the names of its parameters.
 
-    Experts of a module with `gate_up_proj` come under EXPERTS, or under the stock names if they are dense. Packed
+    Experts come matrix by matrix, as `nn.experts.names_of` names them, or under the stock names. Packed
     linear layers, embeddings and experts stay packed; a packed weight of any other module is made dense. Dense weights,
     and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
     file: whom errors name. allow: see `AllowedFaults`.
@@ -121,12 +121,15 @@ class _Plan:
         self.split: set[str] = set()
         for name in list(shapes):
             module, _, leaf = name.rpartition(".")
-            parts = [f"{module}.{part}" for part in EXPERTS]
-            if leaf == "gate_up_proj" and name not in found:
+            alone = leaf == "up_proj" and len(shapes[name]) == 3  # there is no gate
+            if leaf == BOTH and name in found and quant.get_format(found[name].format).packed:
+                self.split.add(module)
+            if alone or (leaf == BOTH and name not in found):
                 self.split.add(module)
                 del shapes[name], shapes[f"{module}.down_proj"]
-                matrices = matrices_of(model.get_submodule(module))
-                shapes |= {part: tuple(matrix.shape) for part, matrix in zip(parts, matrices, strict=True)}
+                experts = model.get_submodule(module)
+                parts = zip(names_of(experts), matrices_of(experts), strict=True)
+                shapes |= {f"{module}.{part}": tuple(matrix.shape) for part, matrix in parts}
         for name in [name for name in found if name not in shapes]:
             source = _source(found.pop(name), name)
             if not allow("TENSOR_EXTRA", source):
@@ -154,7 +157,8 @@ def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
     from transformers.utils.logging import tqdm
 
     sizes = {name: _nbytes(weight) for name, weight in weights.items()}
-    options = {"total": sum(sizes.values()), "desc": "Loading weights", "unit": "B", "unit_scale": True, "delay": 1}
+    options: dict[str, Any] = {"total": sum(sizes.values()), "desc": "Loading weights", "unit": "B", "unit_scale": True}
+    options |= {"delay": 1, "disable": None}  # None: only on a terminal, as with all bars here
     with tqdm(**options) if progress else contextlib.nullcontext() as bar:
         for name, size in sizes.items():
             yield name
@@ -182,7 +186,7 @@ class _Installer:
         path, _, leaf = name.rpartition(".")
         parent = self.model.get_submodule(path)
         packed = quant.get_format(weight.format).packed
-        if path in self.split and leaf in EXPERTS:
+        if path in self.split and leaf in (*names_of(parent), BOTH):
             self._put_experts(parent, path, leaf, weight)
         elif leaf in parent._buffers:
             parent._buffers[leaf] = self._dense(weight, parent._buffers[leaf].dtype)
@@ -228,16 +232,19 @@ class _Installer:
         packed = quant.get_format(weight.format).packed
         tensor = weight.load(self.device) if packed else self._dense(weight)
         parts = self.experts.setdefault(path, {})
-        parts[part] = tensor, weight.format if packed else quant.DENSE_NAMES[self.dtype]
-        if len(parts) < len(EXPERTS):
+        fmt = weight.format if packed else quant.DENSE_NAMES[self.dtype]
+        both = part == BOTH
+        for name, own in zip(NAMES[:2] if both else (part,), tensor.chunk(1 + both, 1), strict=True):
+            parts[name] = own.contiguous(), fmt
+        names = names_of(stock)
+        if len(parts) < len(names):
             return
-        gate, up, down = (parts[name][0] for name in EXPERTS)
-        formats = [parts[name][1] for name in EXPERTS]
+        matrices, formats = [parts[name][0] for name in names], [parts[name][1] for name in names]
         del self.experts[path]
         if any(quant.get_format(fmt).packed for fmt in formats):
-            replace_module(self.model, path, FoundryExperts(stock, gate, up, down, formats))
+            replace_module(self.model, path, FoundryExperts(stock, matrices, formats))
         else:
-            set_matrices(stock, gate, up, down)
+            set_matrices(stock, matrices)
 
     def tie(self, target: str, source: str) -> None:
         """Let the output layer `target` have the weight of `source`, packed or not."""

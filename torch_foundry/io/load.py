@@ -79,7 +79,7 @@ def load(
         queries and keys do, and dense weights of another dtype). If somebody truncates the file, the process ends
         (SIGBUS); if somebody rewrites it, the weights change. On Metal such weights can't be changed in place. On other
         devices mmap saves the first of two copies.
-    progress: show a progress bar if there is something to wait for.
+    progress: show a progress bar on a terminal if there is something to wait for.
     check_finite: treat NaN and infinities as errors. Default: only without mmap, because it reads the whole file.
     allow: faults to accept, as "CODE" or "CODE:shell pattern of tensor names". Codes: TENSOR_EXTRA (ignored),
         TENSOR_MISSING (becomes zeros, or a norm's initial value), NONFINITE, VOCAB_MISSING (the tokenizer is None).

@@ -10,6 +10,7 @@ import transformers
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf import open_gguf
+from torch_foundry.io.gguf.blocks import layer_types
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.slots import OUTPUT
 from torch_foundry.io.weights import ModelSource
@@ -71,20 +72,25 @@ def make_config(model: GgufModel) -> Any:
         "pad_token_id": None,
         **architecture.constants,
     }
+    fields |= model.fields
     fields |= {option: option in model.options() for option in architecture.options}
-    if "expert_count" in values:
+    if values.get("expert_count"):
         fields[architecture.expert_size] = model.sizes["X"]
     if "expert_shared_feed_forward_length" in values:
-        fields["shared_expert_intermediate_size"] = model.sizes["S"]
+        fields[architecture.shared_size] = model.sizes["S"]
     if "original_max_position_embeddings" in model.rope and architecture.partial_rope:
         fields["original_max_position_embeddings"] = model.rope["original_max_position_embeddings"]
     if architecture.recurrent:
         kinds = ("full_attention", architecture.kind)
         fields["layer_types"] = [kinds[model.recurrent(index)] for index in range(model.layers)]
     if "U" in model.sizes:
-        fields["linear_value_head_dim"] = model.sizes["U"]
+        fields[architecture.value_size] = model.sizes["U"]
+    if "mamba_d_head" in fields:
+        fields["mamba_expand"] = model.sizes["Z"] // model.sizes["H"]
+    if values.get("rope.scaling.finetuned"):
+        fields["position_embedding_type"] = "rope"
     if architecture.pattern:
-        fields["layer_types"] = _layer_types(model)
+        fields["layer_types"] = layer_types(model)
     if architecture.scalar_layers:
         fields["query_pre_attn_scalar"] = _scalar(model)
     if "sliding_window" in fields:
@@ -96,23 +102,6 @@ def make_config(model: GgufModel) -> Any:
     except Exception as error:  # whatever its checks raise
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise LoadError("HP_RANGE", model.file, model.name, expected="what transformers takes", found=line) from error
-
-
-def _layer_types(model: GgufModel) -> list[str]:
-    """Which layers see a window alone: as the file lists it, or all but every n-th."""
-    key = "attention.sliding_window_pattern"
-    count, found = model.layers, model.values.get(key)
-    if not model.values["attention.sliding_window"]:
-        return ["full_attention"] * count
-    period: Any = model.architecture.pattern if found is None else found
-    if type(period) is int and period > 0:
-        local = [bool((index + 1) % period) for index in range(count)]
-    elif hasattr(period, "tolist") and len(period) == count and set(map(type, listed := period.tolist())) <= {bool}:
-        local = listed
-    else:
-        expected = f"every which layer sees all, or {count} truth values"
-        raise LoadError("HP_TYPE", model.file, f"{model.name}.{key}", expected=expected, found=repr(found)[:80])
-    return ["sliding_attention" if here else "full_attention" for here in local]
 
 
 def _scalar(model: GgufModel) -> int:

@@ -107,13 +107,16 @@ class WeightReader:
         known = quant.get_format(fmt)
         dtype = known.dtype if known.packed or dtype is None else dtype
         converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
+        if not shape:  # a number
+            self.container.check_finite = self.check_finite(infos[0].name)
+            return self.container.read(infos[0].name).to(device, dtype)
         stored = (*shape[:-1], known.row_size(shape[-1]))
         its_device = devices.of(device)
         if its_device.maps_files and self.mmap and not converted and len(infos) == 1:
             return self.container.mapped(infos[0].name, device).view(stored)
         out = torch.empty(stored, dtype=dtype, device=device)
         memory = its_device.host_view(out)
-        of_each = (*infos[0].shape[:-1], stored[-1])
+        of_each = (*infos[0].shape[:-1], known.row_size(infos[0].shape[-1]))
         scales = None
         if factors is not None:
             self.container.check_finite = self.check_finite(factors.name)

@@ -1,111 +1,16 @@
-"""What a decoder layer knows of its cache: memory for one step, and the contract of a cache layer."""
+"""The contract of a cache: what a mixer keeps of a sequence, and the layers that keep it."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_foundry import ops
-from torch_foundry.kvcache.formats import PLAIN, Formats
-
-Rope = tuple[Tensor | None, Tensor | None]  # cos, sin: of each token, or tables by position; None: no rotation
-
-
-class KVStep(Protocol):
-    """Keys and values of one step, of one layer."""
-
-    def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Any:
-        """Norm and rotate heads, store keys and values; returns the queries, for `attend`.
-
-        q, k, v: [B, L, heads * head_dim]. norms: of heads, as in `ops.rope_kv`.
-        """
-
-    def attend(
-        self,
-        q: Any,
-        mask: Tensor | None = None,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of the queries from `write` to the keys so far: [B, L, heads * head_dim].
-
-        mask: in place of causal attention; mask and sinks as in `ops.attention`.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class KVView:
-    """Where one step's keys and values lie, and which of them its queries see."""
-
-    k: Tensor  # [B, Hkv, capacity, D], or pages [P, Hkv, page, D]; packed rows if there is a format
-    v: Tensor
-    kv_len: int  # keys that are attended to; a bound where `step` or `rows` says more
-    start: int = 0  # place of the first new token
-    first: int = 0  # place of the first key that is attended to
-    positions: Tensor | None = None  # int32 [B, L]: the new tokens' rows of the rope tables; None: one row a token
-    step: Tensor | None = None  # int32 [2] on the device: replaces `start`, and says how many tokens came before k
-    rows: Tensor | None = None  # int32 [B, 2] on the device: place of the first new token, and number of new ones
-    block_table: Tensor | None = None  # int32 [B, pages]
-    padding: Tensor | None = None  # bool [B, tokens]: False for tokens that no query sees
-    formats: Formats = PLAIN  # of packed keys and values
-
-    def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Any:
-        """See `KVStep`."""
-        cos, sin = rope
-        return ops.rope_kv(
-            q, k, v, cos, sin, self.k, self.v, self.start, head_dim=head_dim, positions=self.positions, step=self.step,
-            rows=self.rows, block_table=self.block_table, k_format=self.formats[0], v_format=self.formats[1], **norms,
-        )  # fmt: skip
-
-    def attend(
-        self,
-        q: Any,
-        mask: Tensor | None = None,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `KVStep`."""
-        k, v = self.k, self.v
-        if self.first:
-            k, v = k.narrow(2, self.first, self.kv_len), v.narrow(2, self.first, self.kv_len)
-        seen = mask if self.padding is None else self.padding[:, None, None]
-        return ops.attention(
-            q, k, v, self.kv_len, scale=scale, mask=seen, causal=mask is None, window=window if mask is None else 0,
-            softcap=softcap, step=self.step, rows=self.rows, block_table=self.block_table, sinks=sinks,
-            k_format=self.formats[0], v_format=self.formats[1],
-        )  # fmt: skip
-
-    def is_dense(self, dtype: torch.dtype) -> bool:
-        """Whether keys and values lie in one piece a row, in `dtype`, as `ops.norm_qkv` writes them."""
-        return self.block_table is None and self.k.dtype == self.v.dtype == dtype
-
-
-@dataclass(frozen=True, slots=True)
-class SharedKeys:
-    """Keys and values of another layer, [B, Hkv, tokens, D], for a layer that keeps none of its own."""
-
-    k: Tensor
-    v: Tensor
-
-    def visible(self, tokens: int) -> int:
-        """How many keys a step attends to."""
-        return self.k.shape[2]
-
-    def reserve(self, *_: Any) -> KVView:
-        """The view of a step, whose queries are the last tokens."""
-        return KVView(self.k, self.v, self.k.shape[2])
+from torch_foundry.kvcache.formats import Formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +19,12 @@ class KVSpec:
 
     heads: int
     head_dim: int
+    value_dim: int | None = None  # None: as wide as keys
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Columns of keys and of values."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +46,6 @@ class RecurrentSpec:
 
 
 StateSpec = KVSpec | RecurrentSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StateView:
-    """Where one step's recurrent states lie. Its tokens are x [T, ...], those of a sequence side by side.
-
-    A mixer reads state `count` of each sequence and writes the ones behind it. State number n of sequence i is
-    `pools[name][table[i, n % slots]]`; state 0 is zeros and is not read. If a sequence has fewer tokens than slots,
-    token t leaves state count + 1 + t; else the last token leaves state count + 1.
-    The first dimensions of `runs`, `table` and `count` may have any stride. `longest` is known without the device: it
-    decides how a mixer computes, not what.
-    """
-
-    pools: Mapping[str, Tensor]  # [slots of all sequences, ...]
-    runs: Tensor  # int32 [N, 2]: the first of a sequence's tokens and their number, which may be 0
-    table: Tensor  # int32 [N, slots]
-    count: Tensor  # int32 [N]
-    longest: int  # tokens of a sequence, about: many mean a prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,10 @@ class BlockManager:
 
     # ------------------------------------------------------------------------------------------------------ sequences
 
-    def add(self, name: Hashable, tokens: Sequence[int] | None = None, *, salt: bytes = b"") -> int:
+    def add(self, name: Hashable, tokens: Sequence[int] | None = None, *, salt: bytes = b"", least: int = 0) -> int:
         """Begin a sequence. Returns how many of its first `tokens` are stored already, in blocks that were found:
-        always less than len(tokens), so that there is something to compute the next token from. None: the tokens are
-        unknown, and only `fork` shares them.
+        always less than len(tokens), so that there is something to compute the next token from, and at least `least`
+        or none. None: the tokens are unknown, and only `fork` shares them.
         """
         if name in self._owners:
             raise ValueError(f"there is a sequence {name!r} already")
@@ -109,7 +109,7 @@ class BlockManager:
                     break
                 owner.blocks.append(block)
                 owner.digests.append(digest)
-            while owner.blocks and owner.blocks[-1] not in self.states:
+            while owner.blocks and (owner.blocks[-1] not in self.states or len(owner.blocks) * self.block_size < least):
                 owner.blocks.pop()
                 owner.digests.pop()
             for block in owner.blocks:

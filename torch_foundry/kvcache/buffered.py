@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from torch_foundry.kvcache.base import CapturedStep, KVLayer, KVSpec, KVView, StateSpec
+from torch_foundry.kvcache.base import CapturedStep, KVLayer, KVSpec, StateSpec
 from torch_foundry.kvcache.buffer import GrowingBuffer
 from torch_foundry.kvcache.formats import PLAIN, Formats, packed, row_width
+from torch_foundry.kvcache.view import KVView
 
 
 def removed(tokens_to_remove: int, length: int) -> int:
@@ -96,11 +97,11 @@ class Buffered(KVLayer, DynamicLayer):
         """See `CacheLayer`."""
         if not isinstance(spec, KVSpec):
             return False
-        for buffer in (self._keys, self._values):
+        for buffer, columns in zip((self._keys, self._values), spec.widths, strict=True):
             data = buffer.data
             if data is not None:
                 shape = data.shape
-                width, kind = row_width(spec.head_dim, buffer.format, dtype)
+                width, kind = row_width(columns, buffer.format, dtype)
                 if (
                     shape[0] != batch
                     or shape[1] != spec.heads
@@ -118,10 +119,9 @@ class Buffered(KVLayer, DynamicLayer):
         if not self.is_initialized:
             self._initialize(dtype, device)
         keys, values = self._keys, self._values
-        shape = (batch, spec.heads, spec.head_dim)
         keys.dtype = values.dtype = dtype
-        keys.reserve(shape, tokens, dtype, device)
-        values.reserve(shape, tokens, dtype, device)
+        for buffer, columns in zip((keys, values), spec.widths, strict=True):
+            buffer.reserve((batch, spec.heads, columns), tokens, dtype, device)
         if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
             self._align()
             return self.reserve(batch, spec, tokens, dtype, device)

@@ -39,9 +39,9 @@ def encoded(x: torch.Tensor, name: str) -> torch.Tensor:
     return cast_saturating(x, DENSE[name]) if name in DENSE else pack_rows(x, name)
 
 
-def decoded(data: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+def decoded(data: torch.Tensor, name: str | None, dtype: torch.dtype) -> torch.Tensor:
     """What is stored as [..., D] of `dtype`."""
-    return data.to(dtype) if name in DENSE else unpack_rows(data, name, dtype)
+    return data.to(dtype) if name is None or name in DENSE else unpack_rows(data, name, dtype)
 
 
 def bytes_per_token(heads: int, head_dim: int, formats: Formats, dtype: torch.dtype) -> int:

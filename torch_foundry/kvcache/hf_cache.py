@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import CacheLayer, KVCache
@@ -47,9 +53,9 @@ def check_capturable(cache: Any) -> None:
         raise Fallback(f"cache is {type(cache).__name__}")
 
 
-def captured_layers(cache: Any, count: int, formats: Formats = PLAIN) -> list[CacheLayer]:
-    """The first `count` layers of `cache` for captured steps. Raises Fallback if one is not made for them."""
-    layers = [kv_layer(cache, index, formats) for index in range(count)]
+def captured_layers(cache: Any, numbers: Iterable[int], formats: Formats = PLAIN) -> list[CacheLayer]:
+    """These layers of `cache` for captured steps. Raises Fallback if one is not made for them."""
+    layers = [kv_layer(cache, number, formats) for number in numbers]
     for layer in layers:
         if not layer.capturable:
             raise Fallback(f"cache layer is {type(layer).__name__}")
@@ -82,12 +88,12 @@ def _replaced(cache: DynamicCache, index: int, formats: Formats) -> CacheLayer:
     return ours
 
 
-def reserve_hint(cache: DynamicCache, layers: int, tokens: int, formats: Formats = PLAIN) -> None:
-    """Reserve room in the first `layers` layers of `cache`, when they are allocated, for `tokens` more than are stored
-    then, so that the memory does not have to move for that long. Raises Fallback as `kv_layer` does.
+def reserve_hint(cache: DynamicCache, numbers: Iterable[int], tokens: int, formats: Formats = PLAIN) -> None:
+    """Reserve room in these layers of `cache`, when they are allocated, for `tokens` more than are stored then, so that
+    the memory does not have to move for that long. Raises Fallback as `kv_layer` does.
     """
-    for index in range(layers):
-        layer = kv_layer(cache, index, formats)
+    for number in numbers:
+        layer = kv_layer(cache, number, formats)
         layer.reserve_hint(tokens)
 
 
@@ -104,7 +110,9 @@ def new_cache(
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}: expected at least one token")
     cache, formats = DynamicCache(config=config), parse(kv_cache)
-    for index in range(len(cache.layers)):
+    for index, stock in enumerate(cache.layers):
+        if isinstance(stock, DummyLayer):  # which keeps nothing
+            continue
         layer = kv_layer(cache, index, formats)
         if isinstance(layer, FoundryLayer):
             layer._keys.limit = layer._values.limit = max_length

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from torch_foundry.kvcache.base import KVSpec, KVView
+from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.buffered import Buffered, removed
 from torch_foundry.kvcache.formats import PLAIN, Formats
+from torch_foundry.kvcache.view import KVView
 
 
 class FoundryLayer(Buffered):

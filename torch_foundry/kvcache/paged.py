@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, KVView, RecurrentSpec, StateSpec
+from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, RecurrentSpec, StateSpec
 from torch_foundry.kvcache.block_manager import BlockManager, Copy, OutOfBlocks
 from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
 from torch_foundry.kvcache.pool import Pool
 from torch_foundry.kvcache.pooled_states import PooledStates
 from torch_foundry.kvcache.state_tables import NoStates, StateTables
+from torch_foundry.kvcache.view import KVView
 
 
 def _stored(part: int) -> Any:
@@ -65,7 +66,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         return (
             isinstance(spec, KVSpec)
             and (not self._cache.rows or self._cache.rows == batch)
-            and all(p.fits(spec.heads, spec.head_dim, dtype, device) for p in self.pools)
+            and all(p.fits(spec.heads, n, dtype, device) for p, n in zip(self.pools, spec.widths, strict=True))
         )
 
     def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
@@ -78,9 +79,9 @@ class PagedLayer(KVLayer, DynamicLayer):
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """The pages of keys and of values: [blocks, heads, block_size, columns or bytes]."""
-        manager = self._cache.manager
-        shape = (manager.blocks, manager.block_size, spec.heads, spec.head_dim, dtype, device)
-        return self.pools[0].allocate(*shape), self.pools[1].allocate(*shape)
+        manager, (k, v), (of_keys, of_values) = self._cache.manager, self.pools, spec.widths
+        shape = manager.blocks, manager.block_size, spec.heads
+        return k.allocate(*shape, of_keys, dtype, device), v.allocate(*shape, of_values, dtype, device)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -95,14 +96,13 @@ class PagedLayer(KVLayer, DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; returns all keys and values. This is how stock attention uses the layer."""
         batch, heads, tokens, head_dim = key_states.shape
-        spec = KVSpec(heads, head_dim)
+        spec = KVSpec(heads, head_dim, value_states.shape[3])
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise RuntimeError("KV cache: there are no gradients through pages; call the model under torch.no_grad()")
         dtype, device = key_states.dtype, key_states.device
         if not self.fits(batch, spec, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
-        start = self.reserve(batch, spec, tokens, dtype, device).start
-        table = self._cache.block_table()
+        start, table = self.reserve(batch, spec, tokens, dtype, device).start, self._cache.block_table()
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
             pool.write(new, table, start)
         self.length += tokens
@@ -176,6 +176,7 @@ class PagedCache(KVCache, Cache):
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
         self.slots: list[PagedLayer | PooledStates] = [PagedLayer(formats) for _ in range(count)]
+        self.used = self.slots  # those that keep anything
         super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
         self._adopt()
 
@@ -188,16 +189,16 @@ class PagedCache(KVCache, Cache):
             if isinstance(slot, PagedLayer):
                 slot._cache = weakref.proxy(self)
 
-    def prepare(self, specs: Sequence[StateSpec], dtype: torch.dtype, device: torch.device) -> None:
-        """Have memory for what the layers of a model keep, for sequences of the manager. For recurrent layers there
-        have to be `states`."""
-        if not any(isinstance(spec, RecurrentSpec) for spec in specs):
+    def prepare(self, specs: Mapping[int, StateSpec], dtype: torch.dtype, device: torch.device) -> None:
+        """Have memory for what the layers of a model keep, by their numbers, for sequences of the manager. For
+        recurrent layers there have to be `states`."""
+        if not any(isinstance(spec, RecurrentSpec) for spec in specs.values()):
             self.manager.states = NoStates()
-        for i, spec in enumerate(specs):
+        for i, spec in specs.items():
             if isinstance(spec, RecurrentSpec):
                 self.slots[i] = PooledStates(self.manager.states.slots)
-            layer: Any = self.slots[i]
-            layer.allocate(spec, dtype, device)
+            self.slots[i].allocate(spec, dtype, device)  # type: ignore[arg-type]
+        self.used = [self.slots[i] for i in specs]
 
     def cache_layer(self, index: int) -> CacheLayer:
         """See `KVCache`."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from torch_foundry.kvcache.base import CacheLayer, RecurrentSpec, StateSpec, StateView
+from torch_foundry.kvcache.base import CacheLayer, RecurrentSpec, StateSpec
+from torch_foundry.kvcache.view import StateView
 
 
 class PooledStates(CacheLayer):
@@ -36,8 +37,9 @@ class PooledStates(CacheLayer):
         return wanted == {n: (d.shape[1:], d.dtype, d.device) for n, d in self._data.items()}
 
     def view(self, control: torch.Tensor, longest: int) -> StateView:
-        """The view of a step. control: int32 [N, 3 + slots of a sequence], as of `StateTables.row`."""
-        return StateView(self._data, control[:, :2], control[:, 3:], control[:, 2], longest)
+        """The view of a step. control: int32 [N, 4 + slots of a sequence], runs, tokens of prompts, and as of
+        `StateTables.row`."""
+        return StateView(self._data, control[:, :2], control[:, 4:], control[:, 3], longest, control[:, 2])
 
     def reserve(self, batch: int, spec: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The block manager does that, and what follows."""

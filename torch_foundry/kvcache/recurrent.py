@@ -2,8 +2,7 @@
 
 States are numbered: 0 is zeros, which nobody stores, and state n lies in slot n % slots of a sequence. A step writes
 the state behind each of its tokens, or only the last if there are as many tokens as slots, and never to the slot of the
-state that it starts from. So committing tokens is counting, and what is not committed leaves no trace: no copy is made
-and nothing is waited for.
+state that it starts from. So committing tokens is counting, without copies or waiting; what isn't leaves no trace.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from torch.nn import functional
 from transformers.cache_utils import LinearAttentionLayer
 
 from torch_foundry.core import limits
-from torch_foundry.kvcache.base import CacheLayer, CapturedStep, RecurrentSpec, StateSpec, StateView
+from torch_foundry.kvcache.base import CacheLayer, CapturedStep, RecurrentSpec, StateSpec
 from torch_foundry.kvcache.formats import PLAIN, Formats
+from torch_foundry.kvcache.view import StateView
 
 CONV, RECURRENT = "conv", "recurrent"  # the states that transformers' own code reads and writes, in its layout
 SLOTS = limits.ROWS_TOGETHER + 1  # for captured steps: the newest state, and one behind each token of a step
@@ -96,7 +96,8 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         self._each, self._captured = tokens < self._slots, False
         numbers = self._constant("numbers", device, lambda: torch.arange(self._slots + 1))
         number = self._count and 1 + (self._count - 1) % self._slots  # of the same slot
-        return self._view(batch, tokens, numbers[number : number + 1])
+        prompt = tokens > 1 or not self._count  # as stock code has it
+        return self._view(batch, tokens, numbers[number : number + 1], prompt)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -145,7 +146,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         """See `CacheLayer`."""
         return self._view(batch, length, step.start[:1])
 
-    def _view(self, batch: int, tokens: int, count: Tensor) -> StateView:
+    def _view(self, batch: int, tokens: int, count: Tensor, prompt: bool = False) -> StateView:
         device, slots = count.device, self._slots
         table = self._constant("table", device, lambda: torch.arange(slots * batch).view(slots, batch).t())
         runs = self._constant(
@@ -154,7 +155,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             lambda: torch.stack([torch.arange(batch) * tokens, torch.full((batch,), tokens)], 1),
         )
         pools = {name: data.flatten(0, 1) for name, data in self._data.items()}
-        return StateView(pools, runs, table, count.expand(batch), tokens)
+        return StateView(pools, runs, table, count.expand(batch), tokens, runs[:, 1] if prompt else None)
 
     def _constant(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         if key is None or key not in self._constants:

@@ -96,6 +96,11 @@ class StateTables:
         if (slot := self._snapshots.pop(block, None)) is not None:
             self._release(slot)
 
+    def slot(self, name: Hashable, tokens: int) -> int:
+        """Where the state behind a step of `tokens` tokens lies, for which slots are reserved."""
+        ring = self._rings[name]
+        return ring.slots[(ring.count + self._left(tokens)) % self.ring]
+
     def row(self, name: Hashable) -> list[int]:
         """What a step reads of a sequence: the number of its newest state, and its slots in turn; those that nobody
         reads or writes yet are 0."""

@@ -8,8 +8,10 @@ from typing import Any
 from torch_foundry.core import limits
 from torch_foundry.models.families import NORMS
 from torch_foundry.models.family import Family, class_key
-from torch_foundry.models.spec import check_children, check_linear, check_norm, require
+from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, require
 from torch_foundry.models.swap import base_class
+
+PACKED = ("qkv_proj", "query_key_value")  # names of one projection to queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class AttentionSpec:
     window: int  # 0: none
     softcap: float  # 0: none
     sinks: bool  # whether each head has one
+    gates: int  # that a projection of their own gives, in all: one for each head, or for each of its elements; 0: none
     out: str  # name of its last layer
     source: int | None  # the layer whose keys and values it attends to; None: its own
     hands_on: bool  # whether later layers attend to its own
@@ -47,6 +50,7 @@ def _rotates(attn: Any, family: Family, window: int) -> bool:
     thetas = getattr(attn.config, "layer_rope_theta", None)  # 0: such a layer doesn't rotate
     nowhere = rope is None or rope.get("rope_theta", 0) is None or (thetas and not thetas[attn.layer_idx])
     nowhere = nowhere or getattr(attn.config, "position_embedding_type", "rope") != "rope"
+    nowhere = nowhere or not family.decoder.rotary
     here = family.full_rotate or window > 0 or (family.window == "types" and not attn.config.sliding_window)
     return bool(getattr(attn, "use_rope", True)) and here and not nowhere
 
@@ -54,37 +58,45 @@ def _rotates(attn: Any, family: Family, window: int) -> bool:
 def read_attention(attn: Any, family: Family) -> AttentionSpec:
     """The facts of `attn`. Raises Fallback."""
     config = attn.config
-    head_dim, hidden = int(attn.head_dim), int(config.hidden_size)
-    n_heads = int(config.num_attention_heads)
-    n_kv_heads = n_heads // int(attn.num_key_value_groups)
+    head_dim, hidden = int(_named(attn, "head_dim", "head_size")), int(config.hidden_size)
+    heads, processes = int(config.num_attention_heads), getattr(attn, "processes", 1)  # which share them
+    groups = int(getattr(attn, "num_key_value_groups", heads // int(getattr(attn, "num_kv_heads", heads))))
+    require(heads % processes == 0, f"{heads} heads")
+    n_heads = heads // processes
+    n_kv_heads = n_heads // groups
     known = limits.HEAD_DIMS
     wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
     require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
-    require(n_heads == n_kv_heads * attn.num_key_value_groups, "heads are not grouped evenly")
+    require(n_heads == n_kv_heads * groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 
-    fused_qkv = "qkv_proj" in attn._modules
+    fused = next((name for name in PACKED if name in attn._modules), "")
+    require(family.grouped_rows == (fused == "query_key_value"), f"rows of {fused or 'q_proj'} are in another order")
     source = _source(attn)
     kept = set() if source is not None else {"k"} if family.v_norm and attn.v_proj is None else {"k", "v"}
-    projections = {"qkv_proj"} if fused_qkv else {"q_proj", *(f"{name}_proj" for name in kept)}
+    projections = {fused} if fused else {"q_proj", *(f"{name}_proj" for name in kept)}
     normed = family.qk_norm != "none" and getattr(attn, "use_qk_norm", True)
     qk_norms = set() if not normed else set(family.head_norms[: 1 + ("k" in kept)])
     v_norms = {"v_norm"} if family.v_norm and kept else set()
     out = next((name for name in ("dense", "out_proj") if name in attn._modules), "o_proj")
-    check_children("self_attn", attn, (projections | qk_norms | v_norms | {family.gate, out}) - {""})
+    gate = attn._modules.get(family.gate)
+    rest = {out, *inert_in(attn, family)} | ({family.gate} if gate is not None else set())
+    check_children("self_attn", attn, projections | qk_norms | v_norms | rest)
     sinks = attn._parameters.get("sinks")
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
     require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
     queries = (1 + family.output_gate) * n_heads
-    widths = {"qkv_proj": queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
+    widths = {fused: queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
     for name in projections:
         check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
     check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
-    if family.gate:
-        check_linear(family.gate, attn._modules[family.gate], hidden, n_heads * head_dim)
+    gates = 0
+    if gate is not None:
+        gates = n_heads if getattr(gate, "out_features", 0) == n_heads else n_heads * head_dim
+        check_linear(family.gate, gate, hidden, gates)
     for name in qk_norms:
-        heads = 1 if family.qk_norm == "head" else n_heads if name == family.head_norms[0] else n_kv_heads
-        check_norm(name, getattr(attn, name), family, heads * head_dim)
+        normed_heads = 1 if family.qk_norm == "head" else n_heads if name == family.head_norms[0] else n_kv_heads
+        check_norm(name, getattr(attn, name), family, normed_heads * head_dim)
     if v_norms:
         plain = NORMS.get(class_key(base_class(type(attn.v_norm)))) == family.norm_kind
         require(
@@ -98,15 +110,21 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        scale=float(attn.scaling),
+        scale=float(_named(attn, "scaling", "inv_norm_factor")),
         rope=_rotates(attn, family, window),
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
         sinks=sinks is not None,
+        gates=gates,
         out=out,
         source=source,
         hands_on=bool(getattr(attn, "store_full_length_kv", False)),
     )
+
+
+def _named(attn: Any, *names: str) -> Any:
+    """What `attn` has under one of these names."""
+    return next(getattr(attn, name) for name in names if hasattr(attn, name))
 
 
 def _source(attn: Any) -> int | None:

@@ -13,17 +13,17 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.models import gated_delta, mamba2, short_conv  # noqa: F401  (they register mixers)
+from torch_foundry.models import gated_delta, latent_attention, mamba2, short_conv  # noqa: F401  (they register mixers)
+from torch_foundry.models.altup import Streams
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.family import Head
-from torch_foundry.models.guards import CallGuard, attention_reason, device_reason, recording_reason
-from torch_foundry.models.layer import Attention, FusedLayer, forward
-from torch_foundry.models.moe import ExpertBlock
+from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
+from torch_foundry.models.layer import Mixer, forward
+from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
 from torch_foundry.models.per_layer import PerLayerEmbedding
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
-from torch_foundry.models.spec import build_spec
-from torch_foundry.models.state import ModelPlan, ModelState, Plan
+from torch_foundry.models.state import ModelPlan, ModelState
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, weight_reason
@@ -45,35 +45,6 @@ class Graphs(Protocol):
         """Let go of them, and of the tensors that they read."""
 
 
-class LayerPlan(Plan):
-    """A decoder layer for the fused path, and what it watches."""
-
-    __slots__ = ("buffers", "config", "free", "layer", "parameters", "spec", "watch")
-
-    def __init__(self, layer: torch.nn.Module, state: ModelState) -> None:
-        super().__init__(state)
-        self.spec = build_spec(layer)
-        self.layer = FusedLayer(layer, self.spec)
-        self.config = self.layer.config
-        self.watch = CallGuard(layer)
-        self.parameters = tuple(m._parameters for m in layer.modules() if m._parameters)
-        mixer, block = self.layer.mixer, self.layer.block  # sinks and routers may be of other dtypes
-        free = [mixer.parameters] if isinstance(mixer, Attention) else []
-        self.free = frozenset(map(id, [*free, *block.free] if isinstance(block, ExpertBlock) else free))
-        self.buffers: dict[str, Any] = layer._buffers
-
-    @property
-    def scalar(self) -> torch.Tensor | None:
-        """[1]: what the layer's result is multiplied by."""
-        return self.buffers["layer_scalar"] if self.spec.family.layer_scalar else None
-
-    def needs_grad(self, x: torch.Tensor, mask: torch.Tensor | None) -> bool:
-        """Whether autograd would record this call."""
-        if x.requires_grad or (mask is not None and mask.requires_grad):
-            return True
-        return any(p is not None and p.requires_grad for owner in self.parameters for p in owner.values())
-
-
 class DecoderModel(ModelPlan):
     """A decoder's parts as `check` found them, until the model changes.
 
@@ -81,8 +52,9 @@ class DecoderModel(ModelPlan):
     """
 
     __slots__ = (
-        "__weakref__", "_facts", "_module", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "config",
-        "decoder", "device", "dtype", "final", "graphs", "guard", "recurrent", "rotary", "vocabulary",
+        "__weakref__", "_facts", "_module", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "_streams",
+        "config", "decoder", "device", "dtype", "final", "graphs", "guard", "prompts_differ", "recurrent", "rotary",
+        "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState, graphs: Graphs) -> None:
@@ -99,8 +71,9 @@ class DecoderModel(ModelPlan):
         self._facts: Any = None
         self._ordered: list[LinearGroup] = []  # those whose columns are not stored as they come
         self._scale = 1.0
-        self._places: list[int] = []  # of each layer's state among those of `owners`
+        self._places: list[int | None] = []  # of each layer's state among those of `owners`; None: it reads none
         self._per_layer: PerLayerEmbedding | None = None
+        self._streams: Streams | None = None
         self._ropes: RopeTables | None = None
 
     @property
@@ -109,14 +82,21 @@ class DecoderModel(ModelPlan):
         return self._module()
 
     @property
-    def last_norm(self) -> Any:
-        """The decoder's last norm."""
-        return getattr(self.module, self.decoder.norm)
+    def parts(self) -> tuple[Any, Any, Any]:
+        """The decoder's embedding of ids, list of layers, and last norm."""
+        module, names = self.module, self.decoder
+        return getattr(module, names.embedding), getattr(module, names.layers), getattr(module, names.norm)
 
     @property
-    def owners(self) -> list[LayerPlan]:
-        """The layers that keep a state of their own: those that a cache has."""
-        return [plan for plan in self.layers if plan.layer.mixer.source is None]
+    def mixers(self) -> list[Mixer]:
+        """Of the layers that have one."""
+        return [plan.layer.mixer for plan in self.layers if plan.layer.mixer is not None]
+
+    @property
+    def owners(self) -> dict[int, Mixer]:
+        """The mixers that keep a state of their own, by the number of their layer in a cache."""
+        mixers = ((plan.spec.layer_idx, plan.layer.mixer) for plan in self.layers)
+        return {index: mixer for index, mixer in mixers if mixer is not None and mixer.source is None}
 
     def check(self) -> None:
         """Raise Fallback if no step may be captured or replayed now. Cheap if nothing has changed since."""
@@ -135,11 +115,12 @@ class DecoderModel(ModelPlan):
     def _read_facts(self) -> tuple[Any, ...]:
         """Numbers that end up in launches, and what decides which these are."""
         module = self.module
-        tables = (module.embed_tokens, module._modules.get("embed_tokens_per_layer"))
+        tables = (self.parts[0], module._modules.get("embed_tokens_per_layer"))
         scales = [scale for m in tables if m is not None and (scale := m._buffers.get("embed_scale")) is not None]
         versions = [(id(scale), 0 if scale.is_inference() else scale._version) for scale in scales]
         routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [group.same_perm for group in self._ordered]
+        routing += [facts for mixer in self.mixers if (facts := mixer.facts())]
         return self.config.num_hidden_layers, self.decoder.factor(module), versions, routing, orders
 
     def forget(self) -> None:
@@ -153,28 +134,28 @@ class DecoderModel(ModelPlan):
         module = self.module
         if module.training:
             raise Fallback("training")
-        used = list(module.layers)[: self.config.num_hidden_layers]
+        embedding, listed, norm = self.parts
+        used = list(listed)[: self.config.num_hidden_layers]
+        self.dtype, self.device = dtype_of(embedding), embedding.weight.device
         self.layers = [self._layer(layer) for layer in used]
         if not self.layers:
             raise Fallback("no layers")
         for plan in self.layers:
-            if plan.layer.experts is not None:
-                plan.layer.experts.lay_out()  # not while a step is captured
-        found = {plan.spec.layer_idx: i for i, plan in enumerate(self.owners)}
-        sources = [plan.layer.mixer.source for plan in self.layers]
-        self._places = [
-            found[plan.spec.layer_idx if source is None else source]
-            for plan, source in zip(self.layers, sources, strict=True)
-        ]
-        self.recurrent = any(isinstance(plan.layer.mixer.state, RecurrentSpec) for plan in self.layers)
+            plan.layer.prepare(self.dtype, self.device)
+        owners, mixers = self.owners, self.mixers
+        if not owners:
+            raise Fallback("no layers in which tokens see each other")
+        found = {index: place for place, index in enumerate(owners)}
+        self._places = [found.get(plan.place) for plan in self.layers]
+        self.recurrent = any(isinstance(mixer.state, RecurrentSpec) for mixer in mixers)
+        self.prompts_differ = any(mixer.prompts_differ for mixer in mixers)
         self._ordered = [
             group
             for plan in self.layers
-            for group in (*plan.layer.mixer.groups, *plan.layer.block.groups)
+            for part in (plan.layer.mixer, plan.layer.block)
+            for group in (() if part is None else part.groups)
             if any(linear.order is not None for linear in group)
         ]
-        embedding: Any = module.embed_tokens
-        norm = self.last_norm
         if not (is_swapped(embedding) or isinstance(embedding, FoundryEmbedding)):
             raise Fallback(f"the embedding is a {type(embedding).__name__}")
         if not is_swapped(norm) or norm_kind(norm) is None:
@@ -182,17 +163,18 @@ class DecoderModel(ModelPlan):
         self.final = Norm(norm)
         self.rotary = Rotary(rotaries_of(module, self.decoder.rotary), self.decoder.mrope)
         self.vocabulary = embedding.num_embeddings
-        self.dtype, self.device = dtype_of(embedding), embedding.weight.device
-        self._per_layer = PerLayerEmbedding(module) if self.layers[0].spec.per_layer else None
-        others = [] if self._per_layer is None else self._per_layer.modules
+        first = self.layers[0].spec
+        self._per_layer = PerLayerEmbedding(module, self.decoder.unknown_first) if first.per_layer else None
+        self._streams = Streams(module) if first.family.streams else None
+        others = [m for part in (self._per_layer, self._streams) if part is not None for m in part.modules]
         rest = tuple(m._parameters for m in (norm, embedding, *others))
-        for owners, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
-            if reason := weight_reason(owners, self.dtype, free):
+        for parameters, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
+            if reason := weight_reason(parameters, self.dtype, free):
                 raise Fallback(reason)
         if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
             raise Fallback("layer_scalar is not of the model's dtype")
         inside = (m for layer in used for m in layer.modules())
-        guard = ModuleGuard([module.layers, embedding, norm, *others, *inside], module)
+        guard = ModuleGuard([listed, embedding, norm, *others, *inside], module)
         if reason := guard.reason():
             raise Fallback(reason)
         if any(t.device != self.device for t in guard.tensors):
@@ -209,33 +191,36 @@ class DecoderModel(ModelPlan):
             raise Fallback("training")
         if plan.config is not None and plan.config is not self.config:
             raise Fallback("a layer has a config of its own")  # `check` looks at one
-        if reason := plan.watch.changed():
+        if reason := plan.shards.reason or plan.watch.changed():  # a graph has launches, no sums over processes
             raise Fallback(reason)
         return plan
 
     def _read_scale(self) -> float:
-        embedding = self.module.embed_tokens
-        buffer = embedding._buffers.get("embed_scale")
-        if buffer is not None:
-            return float(buffer)
-        scale = torch.tensor(self.decoder.factor(self.module))
-        if scale.to(self.dtype) != scale:  # stock code multiplies by the number in float32
-            raise Fallback("the factor on the embedding is not one of the model's dtype")
-        return float(scale)
+        """The factor on embeddings: a buffer that stock code rounds to the model's dtype, or an exact number."""
+        buffer = self.parts[0]._buffers.get("embed_scale")
+        return self.decoder.factor(self.module) if buffer is None else float(buffer.to(self.dtype))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids [B, L] to what the first layer gets, [B, L, hidden]."""
-        embedding = self.module.embed_tokens
+        embedding = self.parts[0]
         fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
         return ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
 
     def of_layers(self, states: Sequence[Any]) -> list[Any]:
-        """What each layer's mixer is given, of those of `owners`."""
-        return [states[place] for place in self._places]
+        """What each layer's mixer is given, of those of `owners`; None where there is no mixer."""
+        return [None if place is None else states[place] for place in self._places]
 
     def per_layer(self, ids: torch.Tensor, x: torch.Tensor, gemm: Gemm) -> Sequence[torch.Tensor | None]:
         """What the `PerLayerBlock` of each layer takes, of ids [B, L] and their embeddings x."""
         return [None] * len(self.layers) if self._per_layer is None else self._per_layer(ids, x, gemm)
+
+    def expand(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """Embeddings [B, L, hidden] as layers take them."""
+        return x if self._streams is None else self._streams.expand(x, gemm)
+
+    def collapse(self, x: torch.Tensor, gemm: Gemm) -> torch.Tensor:
+        """What layers give as the last norm takes it, [B, L, hidden]."""
+        return x if self._streams is None else self._streams.collapse(x, gemm)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         """The last norm."""
@@ -266,11 +251,11 @@ class DecoderModel(ModelPlan):
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):
             x = self.embed(ids)
-            inputs = self.per_layer(ids, x, gemm)
+            inputs, x = self.per_layer(ids, x, gemm), self.expand(x, gemm)
         for plan, state, given in zip(self.layers, self.of_layers(states), inputs, strict=True):
             x = forward(plan.layer, x, state, plan.layer.rope(tables), gemm, given=given, scoped=scoped)
         with under("head"):
-            x = self.norm(x)
+            x = self.norm(self.collapse(x, gemm))
             return x if tail is None else tail(x)
 
 

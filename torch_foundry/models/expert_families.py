@@ -7,7 +7,19 @@ from typing import Any
 
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_foundry.models.family import EXAONE, GATED, GLM4, GRANITE, LFM2, POST, Decoder, Experts, Family, NormRoles
+from torch_foundry.models.family import (
+    EXAONE,
+    GATED,
+    GLM4,
+    GRANITE,
+    LATENT,
+    LFM2,
+    POST,
+    Decoder,
+    Experts,
+    Family,
+    NormRoles,
+)
 
 ROUTED = Decoder(output=MoeModelOutputWithPast)
 QWEN: dict[str, Any] = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
@@ -55,6 +67,16 @@ EXPERT_FAMILIES = (
     Family("glm4_moe", qk_norm="head", experts=DEEPSEEK, decoder=ROUTED),
     Family("dots1", qk_norm="head", window="attention", experts=DEEPSEEK, decoder=ROUTED),
     Family("solar_open", experts=DEEPSEEK, decoder=ROUTED),
+    Family("deepseek_v3", mixer=LATENT, experts=DEEPSEEK, decoder=ROUTED),
+    Family("glm4_moe_lite", mixer=LATENT, experts=DEEPSEEK, decoder=ROUTED),
+    Family(
+        "deepseek_v2",
+        mixer=LATENT,
+        interleaved=True,
+        complex_tables=True,
+        experts=replace(DEEPSEEK, block="Moe", score="softmax", correction="", normalized=False, grouped=False),
+        decoder=ROUTED,
+    ),
     Family(
         "minimax_m2",
         prefix="MiniMaxM2",
@@ -139,6 +161,16 @@ EXPERT_FAMILIES = (
         **LFM2,
         experts=Experts(score="sigmoid", correction="expert_bias", scale="gate.routed_scaling_factor", least_sum=1e-6),
         decoder=Decoder(norm="embedding_norm", rotary="pos_emb", output=MoeModelOutputWithPast),
+    ),
+    Family(  # a layer is attention, a state space, an MLP or experts
+        "nemotron_h",
+        layer="Block",
+        norms=NormRoles(pre_attn="norm", pre_ffn="norm"),
+        norm_kind="olmo",
+        ffn="mixer",
+        alone=True,
+        experts=replace(DEEPSEEK, latent=("fc1_latent_proj", "fc2_latent_proj")),
+        decoder=replace(ROUTED, embedding="embeddings", norm="norm_f", rotary=""),
     ),
     Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family(

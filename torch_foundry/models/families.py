@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from torch_foundry.models.expert_families import EXPERT_FAMILIES
 from torch_foundry.models.family import (
@@ -19,6 +20,7 @@ from torch_foundry.models.family import (
     GATED,
     GLM4,
     GRANITE,
+    LATENT,
     LFM2,
     PERI,
     POST,
@@ -39,6 +41,7 @@ TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
 # What is known of a class, by its `class_key`; filled by `register`.
 FAMILIES: dict[str, Family] = {}  # decoder layers
 NORMS: dict[str, str] = {}  # norms: their kind
+LINEARS: set[str] = set()  # linear layers besides torch's that compute the same
 DECODERS: dict[str, Decoder] = {}
 HEADS: dict[str, Head] = {}
 WRAPPERS: dict[str, Wrapper] = {}  # the `..Model`s
@@ -55,6 +58,8 @@ def register(family: Family) -> None:
     FAMILIES[family.key(family.layer)] = family
     if family.norm_class:
         NORMS[family.key(family.norm_class)] = family.norm_kind
+    if family.linear_class:
+        LINEARS.add(family.key(family.linear_class))
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
     if family.head is not None:
         HEADS[family.key("ForCausalLM")] = family.head
@@ -62,7 +67,7 @@ def register(family: Family) -> None:
         EXPERTS.add(family.key(family.experts.suffix))
         if not family.experts.beside:
             BLOCKS[family.key(family.experts.block)] = family.experts
-    if family.half_tables or family.paired_tables or family.scaled_queries:
+    if family.half_tables or family.paired_tables or family.complex_tables or family.scaled_queries:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
@@ -120,6 +125,21 @@ for _family in (
     ),
     Family("gemma4", **GEMMA4, per_layer_inputs=True, experts=Experts(suffix="TextExperts", beside=True)),
     Family("gemma4_unified", **GEMMA4),  # 12B
+    Family(
+        "gemma3n",
+        layer="TextDecoderLayer",
+        norms=SANDWICH,
+        norm_kind="olmo",
+        qk_norm="head",
+        v_norm=True,
+        window="attention",
+        scaled_embedding=True,
+        per_layer_inputs=True,
+        streams=True,
+        sparse_gates=True,
+        decoder=Decoder(suffix="TextModel", unknown_first=True),
+        head=Head(softcap="final_logit_softcapping"),
+    ),
     Family("granite", **GRANITE),
     Family("olmo2", norms=POST, norm_kind="olmo", qk_norm="full"),
     Family("olmo3", norms=POST, norm_kind="olmo", qk_norm="full", window="attention"),
@@ -135,6 +155,31 @@ for _family in (
     Family("stablelm", prefix="StableLm", **LAYER_NORM, parallel="use_parallel_residual", inert=frozenset({"dropout"})),
     Family(
         "phi", **LAYER_NORM, parallel=True, inert=frozenset({"resid_dropout"}), decoder=Decoder(norm="final_layernorm")
+    ),
+    Family(
+        "gpt_neox",
+        prefix="GPTNeoX",
+        layer="Layer",
+        **LAYER_NORM,
+        parallel="use_parallel_residual",
+        grouped_rows=True,
+        inert=frozenset({"post_attention_dropout", "post_mlp_dropout"}),
+        decoder=Decoder(embedding="embed_in", norm="final_layer_norm"),
+        head=Head("gpt_neox"),
+    ),
+    Family(
+        "falcon",
+        **LAYER_NORM,
+        linear_class="Linear",
+        parallel="parallel_attn",
+        grouped_rows=True,
+        unset=("alibi", "new_decoder_architecture"),
+        inert=frozenset({"attention_dropout"}),
+        pairs=True,
+        decoder=Decoder(
+            embedding="word_embeddings", layers="h", norm="ln_f", output=BaseModelOutputWithPastAndCrossAttentions
+        ),
+        head=Head("transformer"),
     ),
     Family("cohere", **COHERE),
     Family("cohere2", **COHERE, window="attention", full_rotate=False),
@@ -162,12 +207,22 @@ for _family in (
     Family("helium", norm_kind="olmo", interleaved=True),
     Family("glm", interleaved=True),
     Family("glm4", norms=GLM4, interleaved=True),
+    Family("youtu", mixer=LATENT),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     # hybrids: most layers have something in place of attention, as a gated delta rule (`gated_delta.py`)
     Family("qwen3_5", prefix="Qwen3_5", **GATED, decoder=MROPE),
     Family("olmo_hybrid", layer="LinearAttentionDecoderLayer", norm_kind="olmo"),
     Family("olmo_hybrid", layer="AttentionDecoderLayer", norms=POST, norm_kind="olmo", qk_norm="full"),
     Family("lfm2", **LFM2, decoder=Decoder(norm="embedding_norm")),  # a short convolution (`short_conv.py`)
+    Family(  # norms behind blocks are Identities where they are switched off
+        "lfm3",
+        norms=NormRoles("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+        qk_norm="head",
+        window="attention",
+        gate="g_proj",
+        ffn="feed_forward",
+        decoder=Decoder(norm="embedding_norm"),
+    ),
     # most have Mamba2's state space (`mamba2.py`); Granite 4 is among those with experts
     Family("bamba", norms=BAMBA, ffn="feed_forward", pairs=True, decoder=Decoder(norm="final_layernorm")),
     *EXPERT_FAMILIES,
@@ -202,6 +257,11 @@ for _wrapper in (
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
 ):
     register_wrapper(_wrapper)
+
+
+def is_dense_linear(cls: type) -> bool:
+    """Whether modules of `cls` compute x W^T + b from a dense weight, and nothing else."""
+    return cls is nn.Linear or class_key(cls) in LINEARS
 
 
 def norm_kind(module: nn.Module) -> str | None:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPastAndCrossAttentions,
+    MoeModelOutputWithPast,
+)
 
 from torch_foundry.core import limits
 
@@ -67,6 +71,8 @@ BESIDE = frozenset(
         "router",
     }
 )
+# Children of a layer that has several residual streams.
+STREAMS = frozenset({"altup", "laurel"})
 # Children of a layer that takes an embedding of its own.
 PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"})
 
@@ -85,12 +91,14 @@ class MLPNames:
         return {*self.first, self.down, self.activation} - {""}
 
 
+UNGATED = MLPNames(("up_proj",), "down_proj", "act_fn", gated=False)
 MLPS = (
     MLPNames(("gate_proj", "up_proj"), "down_proj", "act_fn"),
     MLPNames(("gate_up_proj",), "down_proj", "activation_fn"),
-    MLPNames(("up_proj",), "down_proj", "act_fn", gated=False),
+    UNGATED,
     MLPNames(("c_fc",), "c_proj", "act", gated=False),
     MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
+    MLPNames(("dense_h_to_4h",), "dense_4h_to_h", "act", gated=False),
     MLPNames(("w1", "w3"), "w2", ""),
     MLPNames(("input_linear",), "output_linear", "activation"),
 )
@@ -114,6 +122,7 @@ class Experts:
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
+    latent: tuple[str, ...] = ()  # children that are Identities, or project to what experts see and back: unknown
     least: str = ""  # what weights are divided by if their sum is less
     outer: str = ""  # the same as a child of the layer, if it has one; the only block of layers without experts
     suffix: str = "Experts"  # of the class of `experts`
@@ -163,15 +172,20 @@ class SharedKeysOutput(BaseModelOutputWithPast):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Ids to the last norm: `embed_tokens`, `layers` and that norm, with positions by rotary embeddings."""
+    """Ids to the last norm: an embedding, layers and that norm, with positions by rotary embeddings."""
 
     suffix: str = "Model"  # of its class
+    embedding: str = "embed_tokens"  # name of the embedding
+    layers: str = "layers"  # name of the list of layers
     norm: str = "norm"  # name of the last norm
-    rotary: str = "rotary_emb"  # name of the rotary embedding
+    rotary: str = "rotary_emb"  # name of the rotary embedding; "": heads are not rotated
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
     mup: bool = False  # the root of config.hidden_size is another one, if config.mup_enabled
+    unknown_first: bool = False  # ids outside the table of layers' embeddings stand for its first row
     mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
-    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast] = BaseModelOutputWithPast
+    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions] = (
+        BaseModelOutputWithPast
+    )
 
     def factor(self, module: Any) -> float:
         """What the embeddings of `module` are multiplied by, besides their own scale."""
@@ -209,10 +223,12 @@ class Family(Architecture):
     layer: str = "DecoderLayer"  # suffix of the layer's class; a family with several has a row for each
     norms: NormRoles = PRE
     norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
+    linear_class: str = ""  # suffix of its linear layers' class; "": torch's
     norm_kind: str = "llama"  # rounding, as in ops.rms_norm; or "layer": LayerNorm, "layer1p": that of 1 + weight
     # "head": over head_dim, "full": over all heads at once; before RoPE; unless self_attn.use_qk_norm is False
     qk_norm: str = "none"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")  # their names
+    grouped_rows: bool = False  # rows of `query_key_value` are by heads of keys: its queries, itself, its values
     rotate_first: bool = False  # norms over head_dim come after RoPE
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
     # "attention": self_attn.sliding_window
@@ -222,17 +238,22 @@ class Family(Architecture):
     v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
     layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
     per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
+    streams: bool = False  # layers are around one of several residual streams (`altup.py`)
+    sparse_gates: bool = False  # an MLP cuts off all but so many of its gates: mlp.activation_sparsity
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
-    gate: str = ""  # another projection, to a gate of attention's result, in the same way
+    gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
+    mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
     paired_tables: bool = False  # those of a pair are neighbours in cos and sin, as in the head
+    complex_tables: bool = False  # there is one table, of cos + i sin of each pair
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     pairs: bool = False  # a layer returns attention's weights too, which are None here
     ffn: str = "mlp"  # name of the feed-forward block
+    alone: bool = False  # a layer has a mixer or a feed-forward block, both called `ffn`, behind the same norm
     # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose
     # layers lack `norms.pre_ffn` has one norm for both
     parallel: bool | str = False
@@ -256,6 +277,7 @@ class Wrapper(Architecture):
 
 
 # What dense families share with those of experts.
+LATENT = "LatentAttention"  # a mixer (`latent_attention.py`)
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
 GRANITE: dict[str, Any] = {

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
+from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer

@@ -51,21 +51,22 @@ class CallGuard:
             if name:
                 parent, _, leaf = name.rpartition(".")
                 group = layer.get_submodule(parent)._modules
-                entries.append((group, leaf, module, type(module), module.__dict__, name))
+                own = module.__dict__.get("forward")  # that of tensor parallelism, if it is understood
+                entries.append((group, leaf, module, type(module), module.__dict__, own, name))
         self._entries = tuple(entries)
 
     def changed(self) -> str | None:
         """Why a submodule may compute something else than planned (replaced, hooked ...); None if nothing changed."""
         if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
             return "global module hooks"
-        for group, leaf, module, cls, attributes, name in self._entries:
+        for group, leaf, module, cls, attributes, own, name in self._entries:
             if group.get(leaf) is not module or module.__class__ is not cls:
                 return f"{name} was replaced"
             if attributes["_forward_hooks"] and _foreign_hooks(attributes["_forward_hooks"]):
                 return f"forward hook on {name}"
             if attributes["_forward_pre_hooks"]:
                 return f"forward hook on {name}"
-            if "forward" in attributes:
+            if attributes.get("forward") is not own:
                 return f"forward of {name} was replaced"
         return None
 

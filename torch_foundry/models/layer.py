@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core.runtime import scope
-from torch_foundry.kvcache.base import CacheLayer, KVSpec, KVStep, KVView, Rope, SharedKeys, StateSpec
-from torch_foundry.models.attention_spec import AttentionSpec, read_attention
+from torch_foundry.kvcache.base import CacheLayer, StateSpec
+from torch_foundry.kvcache.view import Rope, SharedKeys
+from torch_foundry.models.altup import StreamBlock
 from torch_foundry.models.families import MIXERS
 from torch_foundry.models.family import Family, MLPNames
-from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.moe import ExpertBlock
 from torch_foundry.models.parallel_experts import ParallelExperts
 from torch_foundry.models.per_layer import PerLayerBlock
@@ -43,6 +44,8 @@ class Mixer(ABC):
     width: int
     queries = 0
     rope = False  # whether it rotates heads
+    prompts_differ = False  # whether a token of a prompt is mixed in otherwise than a single one
+    by_heads = False  # whether products of more tokens than `Gemm.expert_tokens` are torch's, which no graph captures
     source: int | None = None  # the layer whose state it reads, and doesn't write to; None: it keeps one of its own
 
     @staticmethod
@@ -56,6 +59,9 @@ class Mixer(ABC):
     @abstractmethod
     def without_cache(self, x: Tensor) -> Any:
         """Return the view of a state that lasts for this step alone."""
+
+    def prepare(self, device: torch.device) -> None:  # noqa: B027  (most have nothing to make)
+        """Make on `device` what calls read besides weights. Not while a step is captured."""
 
     def config_reason(self, config: Any) -> str | None:
         """Return why stock code has to run under this config; None if it need not."""
@@ -74,6 +80,10 @@ class Mixer(ABC):
         state says which tokens are of one sequence.
         """
 
+    def facts(self) -> Any:
+        """Return what captured steps depend on besides the addresses of its module's tensors."""
+        return None
+
     def reserve(self, layer: CacheLayer | SharedKeys | None, x: Tensor) -> Any:
         """This step's view of the state in `layer` of a cache, for x [B, L, hidden]. None: a state for this step."""
         if layer is None:
@@ -89,96 +99,6 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
         return mixer
 
     return register
-
-
-@mixes("TextAttention")
-@mixes("Attention")
-class Attention(Mixer):
-    """Softmax attention; its state is keys and values."""
-
-    __slots__ = (
-        "gate", "groups", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source", "spec",
-        "state", "width", "widths",
-    )  # fmt: skip
-    read = staticmethod(read_attention)  # type: ignore[assignment]
-    state: KVSpec
-
-    def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
-        spec = self.spec = facts
-        self.residual, self.parameters = residual, module._parameters
-        self.qkv = LinearGroup.of(module, "qkv_proj", "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
-        self.gate = LinearGroup.of(module, spec.family.gate)  # none or one
-        self.groups = (self.qkv, self.gate)
-        self.out = Linear(module._modules[spec.out])
-        self.qk_norm = [Norm(module._modules[name]) for name in spec.family.head_norms if name in module._modules]
-        projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
-        self.widths = [heads * spec.head_dim for heads in projected]
-        if "qkv_proj" not in module._modules:
-            del self.widths[len(self.qkv) :]
-        self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
-        self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
-
-    def without_cache(self, x: Tensor) -> KVView:
-        """See `Mixer`."""
-        k = x.new_empty(x.shape[0], self.state.heads, x.shape[1], self.state.head_dim)
-        return KVView(k, torch.empty_like(k), x.shape[1])
-
-    def config_reason(self, config: Any) -> str | None:
-        """See `Mixer`."""
-        return attention_reason(config)
-
-    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
-        """See `Mixer`."""
-        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
-        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
-
-    def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
-        spec = self.spec
-        q, gate = self._heads(x, state, rope, gemm)
-        sinks = self.parameters["sinks"] if spec.sinks else None
-        h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks)
-        if gate is not None:
-            h = ops.glu(gate, h.view(gate.shape), "sigmoid").flatten(-2)
-        return self.residual.add(x, self.out, h, gemm)
-
-    def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> tuple[Any, Tensor | None]:
-        """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
-        [B, L, heads, head_dim] of what they find, if the family has one."""
-        norm, head_dim, family = self.residual.pre, self.spec.head_dim, self.spec.family
-        gated = family.output_gate or self.gate
-        plain = not self.qk_norm and not gated and gemm.fuses(norm, x) and self.qkv.same_perm
-        if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
-            return self._in_one_launch(x, state, rope), None
-        q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
-        k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
-        gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if family.output_gate else None
-        if self.gate:
-            gate = self.gate.behind(norm, x, self.widths[:1], gemm)[0].unflatten(-1, (-1, head_dim))
-        options: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved}
-        if self.qk_norm:
-            q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
-            if family.qk_norm == "full":
-                q, k = q_norm(q), k_norm(k)
-            elif gemm.fused_heads or family.v_norm or family.rotate_first:
-                options |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
-                options |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
-            else:
-                q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
-        heads: Any = state.write(q, k, v, rope, **options)
-        if family.output_gate:  # gates went along as every other head, which is less work than a copy of the queries
-            heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
-        return heads, gate
-
-    def _in_one_launch(self, x: Tensor, state: KVView, rope: Rope) -> Tensor:
-        norm, matrices = self.residual.pre, Projections(self.qkv, self.widths)
-        assert norm is not None
-        x, gain = self.qkv[0].normed(x, norm)
-        cos, sin = rope
-        return ops.norm_qkv(
-            x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start, kind=norm.kind,
-            formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
-            positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
-        )  # fmt: skip
 
 
 class MLP:
@@ -206,12 +126,15 @@ class MLP:
 class GatedMLP:
     """down(activation(gate(x)) * up(x))."""
 
-    __slots__ = ("activation", "down", "gate_up", "groups", "inner", "residual")
+    __slots__ = ("activation", "cut", "down", "gate_up", "groups", "inner", "residual")
 
     def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
         self.activation, self.residual, self.inner = spec.activation, residual, mlp._modules[names.down].in_features
         self.gate_up = LinearGroup.of(mlp, *names.first)  # one or two
         self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
+        sparsity = mlp.activation_sparsity if spec.family.sparse_gates else 0.0
+        # standard deviations above their mean, below which gates are cut off, as of a normal distribution
+        self.cut = float(torch.special.ndtri(torch.tensor(sparsity, device="cpu"))) if sparsity > 0 else None
 
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """onto: what the result is added to, in place of x."""
@@ -220,6 +143,9 @@ class GatedMLP:
     def gated(self, x: Tensor, gemm: Gemm) -> Tensor:
         """What `down` is given."""
         norm = self.residual.pre
+        if self.cut is not None:
+            gate, up = self.gate_up.behind(norm, x, (self.inner, self.inner), gemm)
+            return ops.sparse_glu(gate, up, self.cut, self.activation)
         if gemm.fuses(norm, x):
             matrices = Projections(self.gate_up, (self.inner, self.inner))
             if matrices.formats[0] == matrices.formats[1] and self.gate_up.same_perm:
@@ -235,12 +161,12 @@ class GatedMLP:
 
 
 class FusedLayer:
-    """A decoder layer's mixer and feed-forward block."""
+    """A decoder layer's mixer and feed-forward block; either may be None."""
 
-    __slots__ = ("block", "config", "mixer", "per_layer", "spec")
+    __slots__ = ("block", "config", "mixer", "per_layer", "spec", "streams")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        roles, mlp, mixed = spec.norms, layer._modules[spec.ffn], layer._modules[spec.mixer]
+        roles = spec.norms
         self.spec, self.config = spec, spec.config
         last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
 
@@ -249,10 +175,16 @@ class FusedLayer:
             scaled = spec.family.layer_scalar and post == last
             return Residual(before, behind, spec.residual_scale, layer._buffers if scaled else None)
 
-        self.mixer: Mixer = spec.kind(mixed, spec.facts, residual(roles.pre_attn, roles.post_attn))
-        around = residual(roles.pre_ffn, roles.post_ffn)
-        self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP
-        if spec.mlp is None and (kind := spec.family.experts) is not None:
+        self.streams = StreamBlock(layer, spec) if spec.family.streams else None
+        self.mixer: Mixer | None = None
+        if spec.mixer:
+            around = residual(roles.pre_attn, roles.post_attn)
+            if self.streams is not None:
+                around = replace(around, buffers=self.streams.scalars)
+            self.mixer = spec.kind(layer._modules[spec.mixer], spec.facts, around)
+        self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP | None = None
+        around, mlp = residual(roles.pre_ffn, roles.post_ffn), layer._modules.get(spec.ffn)
+        if spec.experts and (kind := spec.family.experts) is not None:
             outer = GatedMLP(layer._modules[kind.outer], spec, spec.outer, around) if spec.outer else None
             self.block = ExpertBlock(mlp, kind, spec.activation, around, outer)
         elif spec.mlp is not None:
@@ -266,9 +198,22 @@ class FusedLayer:
         """The block, if it has experts."""
         return self.block if isinstance(self.block, (ExpertBlock, ParallelExperts)) else None
 
+    def seen(self, x: Tensor) -> Tensor:
+        """The part [B, L, hidden] of x that mixer and feed-forward block see."""
+        return x if self.streams is None else x[self.streams.active]
+
+    def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make what calls read besides weights. Not while a step is captured."""
+        if self.mixer is not None:
+            self.mixer.prepare(device)
+        if self.streams is not None:
+            self.streams.prepare(dtype, device)
+        if self.experts is not None:
+            self.experts.lay_out()
+
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
-        if not self.mixer.rope:
+        if self.mixer is None or not self.mixer.rope:
             return None, None
         kinds = getattr(self.config, "layer_rope_theta", None) or getattr(self.config, "layer_types", None)
         own = kinds[self.spec.layer_idx] if kinds else None
@@ -286,14 +231,29 @@ def forward(
     given: Tensor | None = None,
     scoped: bool = False,
 ) -> Tensor:
-    """The layer on x [B, L, hidden], contiguous. Writes to `state` what its mixer keeps of these tokens.
+    """The layer on x [B, L, hidden], or streams of that, contiguous. Writes to `state` what its mixer keeps of these
+    tokens.
 
     mask: as in `ops.attention`. given: what a `PerLayerBlock` takes. scoped: count launches by part.
     """
     under = scope if scoped else contextlib.nullcontext
     name = f"layers.{layer.spec.layer_idx}"
-    with under(name), under("attention"):
-        mixed = layer.mixer(x, state, rope, gemm, mask)
+    streams, all_streams, mixed = layer.streams, x, x
+    onto: dict[str, Tensor] = {}
+    if streams is not None:
+        with under(name), under("streams"):
+            all_streams = streams.predict(x)
+            x = layer.seen(all_streams)
+            onto["onto"] = streams.learned(x, gemm)
+    if layer.mixer is not None:
+        with under(name), under("attention"):
+            mixed = layer.mixer(x, state, rope, gemm, mask, **onto)
+    if layer.block is None:
+        return mixed
     with under(name), under("mlp"):
         y = layer.block(x, gemm, mixed) if layer.spec.parallel else layer.block(mixed, gemm)
-        return y if layer.per_layer is None or given is None else layer.per_layer(y, given, gemm)
+        if layer.per_layer is None or given is None:
+            return y
+        if streams is None:
+            return layer.per_layer(y, given, gemm)
+        return streams.correct(all_streams, y, layer.per_layer, given, gemm)

@@ -11,14 +11,17 @@ from torch import Tensor, nn
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
+from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
+
+UNBOUNDED = (0.0, math.inf)  # which step sizes are as they come
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Mamba2Spec:
     state_dim: int
     taps: int  # of the convolution
     eps: float
+    bounds: tuple[float, float]  # of step sizes in prompts
 
     @property
     def inner(self) -> int:
@@ -45,7 +49,7 @@ class Mamba2Spec:
 
 def read(module: Any, family: Family) -> Mamba2Spec:
     """The facts of `module`. Raises Fallback."""
-    check_children("mamba", module, {"act", "conv1d", "in_proj", "norm", "out_proj"})
+    check_children("the state space", module, {"act", "conv1d", "in_proj", "norm", "out_proj"})
     conv, norm, hidden = module.conv1d, module.norm, int(module.hidden_size)
     spec = Mamba2Spec(
         heads=int(module.num_heads),
@@ -54,6 +58,7 @@ def read(module: Any, family: Family) -> Mamba2Spec:
         state_dim=int(module.ssm_state_size),
         taps=int(module.conv_kernel_size),
         eps=float(norm.variance_epsilon),
+        bounds=(max(float(module.time_step_limit[0]), 0.0), float(module.time_step_limit[1])),
     )
     require(spec.heads % spec.groups == 0, f"{spec.heads} heads are not of {spec.groups} groups")
     check_linear("in_proj", module.in_proj, hidden, spec.inner + spec.channels + spec.heads)
@@ -62,9 +67,7 @@ def read(module: Any, family: Family) -> Mamba2Spec:
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
     known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
     require(known and norm.group_size * spec.groups == spec.inner, f"norm is a {type(norm).__name__}")
-    # stock code bounds steps in prompts, and doesn't for single tokens
-    least, most = map(float, module.time_step_limit)
-    require(least <= 0 and most == math.inf, f"time_step_limit is {module.time_step_limit}")
+    require(spec.bounds[0] <= spec.bounds[1], f"time_step_limit is {module.time_step_limit}")
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     wanted: dict[str, tuple[int, ...]] = {
         "conv1d.weight": (spec.channels, 1, spec.taps),
@@ -82,12 +85,13 @@ def read(module: Any, family: Family) -> Mamba2Spec:
 
 
 @mixes("MambaLayer")
+@mixes("Mamba2Mixer")
 @mixes("Mixer")
 class Mamba2(RecurrentMixer):
     """A causal convolution, a state space and a gated norm; its state is the convolution's last inputs, and a matrix
     for each head."""
 
-    __slots__ = ("groups", "module", "out", "residual", "spec", "state", "width")
+    __slots__ = ("groups", "module", "out", "prompts_differ", "residual", "spec", "state", "width")
     read = staticmethod(read)
     spec: Mamba2Spec
     state: RecurrentSpec
@@ -103,6 +107,7 @@ class Mamba2(RecurrentMixer):
             )
         )
         self.width = spec.channels + 4 * spec.inner + spec.heads
+        self.prompts_differ = spec.bounds != UNBOUNDED
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec, own = self.spec, self.module._parameters
@@ -114,6 +119,7 @@ class Mamba2(RecurrentMixer):
         y = ops.mamba2(
             channels, dt, z, conv["weight"].squeeze(1), conv["bias"], own["A_log"], own["dt_bias"], own["D"],
             self.module.norm._parameters["weight"], spec.eps, state.pools[CONV], state.pools[RECURRENT], state.runs,
-            state.table, state.count, keep=keep,
+            state.table, state.count, keep=keep, bounds=spec.bounds,
+            prompt=state.prompt if self.prompts_differ else None,
         )  # fmt: skip
         return self.residual.add(x, self.out, y.view(*x.shape[:2], -1), gemm)

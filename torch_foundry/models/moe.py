@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from torch_foundry import ops
 from torch_foundry.models.family import Experts
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual, reduced
 from torch_foundry.nn import FoundryExperts
-from torch_foundry.nn.experts import MANY_EACH, Weights, biases_of, lay_out, matrices_of
+from torch_foundry.nn.experts import MANY_EACH, Weights, lay_out
 
 
 class ExpertBlock:
-    """Access to a block's weights, which are looked up at each call."""
+    """Access to a block's weights, which are looked up at each call.
+
+    group: processes, each of which has a part of every expert (`tensor_parallel`); None: this one has all.
+    """
 
     __slots__ = (
-        "activation", "block", "down", "experts", "gate_up", "groups", "kind", "norm", "outer", "post", "router",
-        "scale", "shared_gate",
+        "activation", "block", "down", "experts", "gate_up", "group", "groups", "kind", "norm", "outer", "residual",
+        "router", "scale", "shared_gate", "shares",
     )  # fmt: skip
 
     def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual, outer: Any = None) -> None:
-        self.norm, self.post, self.scale = residual.pre, residual.post, residual.scale
+        self.residual, self.norm, self.scale = residual, residual.pre, residual.scale
         self.outer = outer  # an MLP with the same norm, whose result is added too
         self.groups: tuple[LinearGroup, ...] = () if outer is None else outer.groups
-        self.block, self.kind, self.activation, self.experts = block, kind, activation, block.experts
+        self.block, self.kind, self.activation = getattr(block, "whole", block), kind, activation
+        self.experts, self.group = block.experts, getattr(block.experts, "group", None)
         self.router: dict[str, Any] = kind.matrix_of(block)._parameters
         self.lay_out()
         self.down: Linear | None = None  # of an expert that all tokens go to
         self.shared_gate: Linear | None = None
         if (shared := block._modules.get(kind.shared)) is not None:
-            self.gate_up = (Linear(shared.gate_proj), Linear(shared.up_proj))
+            self.gate_up = LinearGroup.of(shared, "gate_proj", "up_proj")  # or up alone
             self.down = Linear(shared.down_proj)
+        # whether this process adds it: if all have it whole, the first does
+        split = self.down is not None and self.down.group is not None
+        self.shares = self.down is not None and (self.group is None or split or self.group.rank() == 0)
         if kind.shared_gate in block._modules:
             self.shared_gate = Linear(getattr(block, kind.shared_gate))
 
@@ -57,15 +66,15 @@ class ExpertBlock:
             onto = self.outer(x, gemm, onto)
         rows = x.view(-1, x.shape[-1])
         base = rows if onto is None else onto.view(rows.shape)
-        if self.post is None:
+        if self.residual.post is None and self.group is None:
             return self._block(rows, base, gemm).view(x.shape)
-        return self.post(self._block(rows, None, gemm), base).view(x.shape)
+        return self.residual.onto(base, self._block(rows, None, gemm)).view(x.shape)
 
     def _block(self, x: torch.Tensor, residual: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
         """residual + scale * block(norm(x)) for x [T, hidden]."""
         weights = self._weights()
         if len(x) <= gemm.expert_tokens:
-            return self._few(x, residual, weights)
+            return reduced(self._few(x, residual, weights), self.group)
         h = x if self.norm is None else self.norm(x)
         k = self.facts()["k"]
         if not isinstance(self.experts, FoundryExperts) or len(x) * k >= MANY_EACH * self.experts.num_experts:
@@ -74,8 +83,7 @@ class ExpertBlock:
             return y if residual is None else torch.add(residual, y, alpha=self.scale)
         ids, routing = self._choice(h)
         if self.down is not None:
-            gate, up = (linear.gemm(h) for linear in self.gate_up)
-            inner = ops.glu(gate, up, self.activation)
+            inner = self._inner(h, Linear.gemm)
             if self.shared_gate is None:
                 residual = self.down.gemm(inner, residual, self.scale)
             else:
@@ -84,7 +92,8 @@ class ExpertBlock:
         return weights.gemm(h, ids[:, :k], routing[:, :k], residual, self.scale)
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights) -> torch.Tensor:
-        rule, gate, norm, scale = self.facts(), self.shared_gate, self.norm, self.scale
+        rule, gate, norm = self.facts(), self.shared_gate, self.norm
+        scale = 1.0 if residual is None else self.scale  # of what is added to a residual
         k = rule["k"]
         normed: dict[str, Any] = {}
         if norm is not None:
@@ -100,17 +109,15 @@ class ExpertBlock:
             ids, routing = ops.moe_route(x, weight=router, **rule, **normed)
         else:
             ids, routing = self._choice(x if norm is None else norm(x), batch_invariant=True)
-        if self.down is not None:
-            pair = Projections(self.gate_up, (0, 0))
-            if norm is not None and pair.formats[0] == pair.formats[1]:
+        if self.shares and self.down is not None:
+            formats = {linear.format for linear in self.gate_up}
+            if norm is not None and len(self.gate_up) == 2 and len(formats) == 1:
                 inner = ops.norm_glu(
-                    x, norm.weight, norm.eps, *pair.weights,
-                    kind=norm.kind, format=pair.formats[0], activation=self.activation,
+                    x, norm.weight, norm.eps, *Projections(self.gate_up, (0, 0)).weights,
+                    kind=norm.kind, format=formats.pop(), activation=self.activation,
                 )  # fmt: skip
             else:
-                h = x if norm is None else norm(x)
-                gates, up = (linear(h, batch_invariant=True) for linear in self.gate_up)
-                inner = ops.glu(gates, up, self.activation)
+                inner = self._inner(x if norm is None else norm(x), partial(Linear.__call__, batch_invariant=True))
             if gate is None:
                 residual = self.down(inner, residual, scale, batch_invariant=True)
             else:
@@ -122,6 +129,13 @@ class ExpertBlock:
             return weights.gemv(x, *routed, **normed)
         return weights.gemm(x if norm is None else norm(x), *routed)
 
+    def _inner(self, h: torch.Tensor, product: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """What `down` is given."""
+        if len(self.gate_up) == 1:
+            return product(self.gate_up[0], h, activation=self.activation)
+        gate, up = (product(linear, h) for linear in self.gate_up)
+        return ops.glu(gate, up, self.activation)
+
     def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         router, kind = self.router["weight"], self.kind
         if kind.score != "softmax" or kind.correction or router.dtype == torch.float32:
@@ -132,8 +146,5 @@ class ExpertBlock:
         return ops.moe_choose(logits, **self.facts(), shared=shared, correction=correction)
 
     def _weights(self) -> Weights:
-        experts = self.experts
-        if isinstance(experts, FoundryExperts):
-            return experts.weights(self.activation)
         self.lay_out()
-        return Weights(*matrices_of(experts), (None, None, None), biases_of(experts), self.activation)
+        return Weights.of(self.experts, self.activation)

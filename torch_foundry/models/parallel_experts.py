@@ -16,7 +16,7 @@ from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, LinearGroup, Norm, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import activation_of_experts
-from torch_foundry.nn.experts import MANY_EACH, Weights, biases_of, matrices_of
+from torch_foundry.nn.experts import MANY_EACH, Weights, matrices_of
 
 FEW = 64  # tokens whose weights are multiplied by factors in a launch of ours; what is captured has no more
 
@@ -120,7 +120,7 @@ class ParallelExperts:
     def _routed(self, x: Tensor, gemm: Gemm) -> Tensor:
         self.router.prepare()
         ids, routing = self.router(x, gemm)
-        weights, pre = self._weights(), self.pre
+        weights, pre = Weights.of(self.experts, self.activation), self.pre
         if len(x) <= gemm.expert_tokens and weights.together:
             return weights.gemv(x, ids, routing, norm_weight=pre.weight, eps=pre.eps, kind=pre.kind)
         h, packed = pre(x), isinstance(self.experts, FoundryExperts)
@@ -128,8 +128,3 @@ class ParallelExperts:
             made: Tensor = self.experts(h, ids.long(), routing)  # dense, or worth unpacking: torch's own products
             return made
         return weights.gemm(h, ids, routing)
-
-    def _weights(self) -> Weights:
-        if isinstance(self.experts, FoundryExperts):
-            return self.experts.weights(self.activation)
-        return Weights(*matrices_of(self.experts), (None, None, None), biases_of(self.experts), self.activation)

@@ -34,16 +34,19 @@ class PerLayerBlock:
 
     def __call__(self, x: Tensor, given: Tensor, gemm: Gemm) -> Tensor:
         """x: [B, L, hidden]. given: [B, L, columns], this layer's; rows may be strided."""
-        h = ops.glu(gemm.product(self.gate, x), given, self.activation)
-        return self.residual.add(x, self.projection, h, gemm)
+        return self.residual.add(x, self.projection, self.gated(x, given, gemm), gemm)
+
+    def gated(self, x: Tensor, given: Tensor, gemm: Gemm) -> Tensor:
+        """What `projection` is given."""
+        return ops.glu(gemm.product(self.gate, x), given, self.activation)
 
 
 class PerLayerEmbedding:
     """What `PerLayerBlock`s take: (norm(project(x)) + rows of a table) / sqrt(2)."""
 
-    __slots__ = ("embedding", "half", "modules", "norm", "projection", "scale", "table")
+    __slots__ = ("embedding", "half", "modules", "norm", "projection", "scale", "unknown_first")
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, unknown_first: bool = False) -> None:
         self.modules: list[Any] = [
             model.embed_tokens_per_layer,
             model.per_layer_model_projection,
@@ -54,16 +57,19 @@ class PerLayerEmbedding:
             raise Fallback("the per-layer embedding is not a known one")
         self.projection, self.norm = Linear(self.modules[1]), Norm(self.modules[2])
         # a norm of numbers times a factor is one of the numbers themselves with another eps
-        self.norm.eps /= float(model.per_layer_model_projection_scale) ** 2
-        self.scale = float(self.embedding.embed_scale)
-        like = self.norm.weight
+        names = ("per_layer_model_projection_scale", "per_layer_projection_scale")
+        self.norm.eps /= float(next(getattr(model, name) for name in names if hasattr(model, name))) ** 2
+        like, self.unknown_first = self.norm.weight, unknown_first
+        self.scale = float(self.embedding.embed_scale.to(like.dtype))
         self.half = torch.full((1,), float(model.per_layer_input_scale), dtype=like.dtype, device=like.device)
 
     def __call__(self, ids: Tensor, x: Tensor, gemm: Gemm) -> tuple[Tensor, ...]:
         """Of ids [B, L] and what the first layer gets, x [B, L, hidden]: [B, L, columns] for each layer."""
         embedding, columns = self.embedding, len(self.norm.weight)
         fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
-        rows = ops.embedding(ids, embedding.weight, format=fmt, dtype=x.dtype, scale=self.scale)
+        rows = ops.embedding(
+            ids, embedding.weight, format=fmt, dtype=x.dtype, scale=self.scale, first_if_unknown=self.unknown_first
+        )
         shape = (*ids.shape, -1, columns)
         projected = gemm.product(self.projection, x).view(shape)
         return self.norm(projected, rows.view(shape), self.half).unbind(-2)

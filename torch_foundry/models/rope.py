@@ -18,6 +18,9 @@ Kind = str | float | None  # of layers that rotate alike: their type, or theta, 
 
 def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Table:
     """What ops rotate heads by, of what stock code's rotary embedding gives for `positions` [B, L]."""
+    if family.complex_tables:
+        both: Any = table
+        return torch.cat((both.real, both.real), -1), torch.cat((both.imag, both.imag), -1)
     cos, sin = table
     if family.half_tables:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
@@ -39,8 +42,8 @@ def horizon_for(positions: int) -> int:
 
 
 def rotaries_of(decoder: Any, name: str) -> list[Any]:
-    """The rotary embeddings of a decoder: one for each theta, or one for all layers, called `name`, or none."""
-    return list(getattr(decoder, "rotary_embs", None) or filter(None, [getattr(decoder, name)]))
+    """The rotary embeddings of a decoder: one for each theta, or one for all layers, called `name`, or none ("")."""
+    return list(getattr(decoder, "rotary_embs", None) or filter(None, [getattr(decoder, name) if name else None]))
 
 
 class Rotary:

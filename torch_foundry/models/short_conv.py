@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.kvcache.base import RecurrentSpec, Rope, StateView
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV
+from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer

@@ -10,12 +10,23 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import FAMILIES, MIXERS, norm_kind
-from torch_foundry.models.family import BESIDE, MLPS, PER_LAYER, Experts, Family, MLPNames, NormRoles, class_key
+from torch_foundry.models.families import FAMILIES, MIXERS, is_dense_linear, norm_kind
+from torch_foundry.models.family import (
+    BESIDE,
+    MLPS,
+    PER_LAYER,
+    STREAMS,
+    UNGATED,
+    Experts,
+    Family,
+    MLPNames,
+    NormRoles,
+    class_key,
+)
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryExperts, FoundryLinear
-from torch_foundry.nn.activations import activation_of, activation_of_experts
-from torch_foundry.nn.experts import matrices_of
+from torch_foundry.nn.activations import BY_TORCH, activation_of, activation_of_experts
+from torch_foundry.nn.experts import NAMES, matrices_of, names_of
 
 LEAST_SUM = 1e-12  # of a token's weights: where theirs is less, experts were chosen that all scores say are wrong
 
@@ -26,14 +37,14 @@ class LayerSpec:
 
     family: Family
     layer_idx: int
-    mixer: str  # the child in which tokens see each other
+    mixer: str  # the child in which tokens see each other; "": there is none
     kind: Any  # the class that runs it: a `Mixer`
     facts: Any  # what that class read of it
     activation: str
-    config: Any  # of the mixer; None: it has none
+    config: Any  # of the mixer, or of the feed-forward block where there is none; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
-    ffn: str  # name of the feed-forward block
-    mlp: MLPNames | None  # None: it is a block of experts
+    ffn: str  # name of the feed-forward block; "": there is none
+    mlp: MLPNames | None  # None: it is a block of experts, or there is none
     outer: MLPNames | None  # of an MLP of the layer's whose result is added to that of experts
     per_layer: bool  # whether it takes an embedding of its own
     beside: bool  # whether there are experts beside the MLP
@@ -44,7 +55,7 @@ class LayerSpec:
     @property
     def experts(self) -> bool:
         """Whether the feed-forward block is one of experts."""
-        return self.mlp is None
+        return bool(self.ffn) and self.mlp is None
 
 
 def require(condition: object, why: str) -> None:
@@ -55,7 +66,8 @@ def require(condition: object, why: str) -> None:
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether `module` computes x W^T + b from a dense or packed weight, and nothing else."""
-    return base_class(type(module)) in (nn.Linear, FoundryLinear)
+    cls = base_class(type(module))
+    return cls is FoundryLinear or is_dense_linear(cls)
 
 
 def _check_plain(layer: nn.Module) -> None:
@@ -80,6 +92,15 @@ def check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
     shapes = {tuple(parameter.shape) for parameter in module.parameters()}
     shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
     require(shapes == {(size,)}, f"{name} has no weight of {size} elements")
+
+
+def inert_in(module: nn.Module, family: Family) -> list[str]:
+    """Names of those children of `module` that do nothing outside of training. Raises Fallback if they might."""
+    names = sorted(family.inert & module._modules.keys())
+    for name in names:
+        kind = type(module._modules[name])
+        require(kind in (nn.Dropout, nn.Identity), f"{name} is a {kind.__name__}")
+    return names
 
 
 def check_linear(name: str, module: nn.Module, in_features: int, out_features: int) -> None:
@@ -120,11 +141,16 @@ def _known_activation(module: nn.Module) -> str:
 def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tuple[str, int]:
     """The name of the activation, and how wide a token's experts are together."""
     shared = block._modules.get(kind.shared)
-    check_children("mlp", block, {"experts", kind.router, *((kind.shared, kind.shared_gate) if shared else ())} - {""})
+    beside = {kind.shared, kind.shared_gate} if shared else set()
+    check_children("mlp", block, {"experts", kind.router, *beside, *kind.latent} - {""})
+    for name in kind.latent:
+        require(type(getattr(block, name)) is nn.Identity, f"{name}: experts see fewer numbers than the router")
     experts, correction, rule = block.experts, kind.correction_of(block), kind.rule(block)
     count, chosen = int(experts.num_experts), rule["k"]
     require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
+    method = getattr(getattr(block, kind.router), "topk_method", None)  # of DeepSeek V2
+    require(method in (None, "greedy"), f"routing by {method}")
     least = attrgetter(kind.least)(block) if kind.least else 0.0
     require(least <= LEAST_SUM, f"weights whose sum is less than {least} are divided by that")
     require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")
@@ -132,17 +158,19 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
         shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
         inner = shapes[0][1]
-        require(shapes == [(count, inner, hidden)] * 2 + [(count, hidden, inner)], f"experts have the shapes {shapes}")
+        expected = [(count, inner, hidden)] * (len(shapes) - 1) + [(count, hidden, inner)]
+        require(shapes == expected, f"experts have the shapes {shapes}")
         spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
         require(not spread, "experts are spread over several processes")
     activation = activation_of_experts(experts)
     if activation is None:
         raise Fallback(f"activation of {type(experts).__name__}")
-    inner = matrices_of(experts)[0].shape[1]
+    inner, gated = matrices_of(experts)[0].shape[1], names_of(experts) == NAMES
+    require(gated or activation in BY_TORCH, f"experts with {activation} and without a gate")
     width = chosen * inner
     if shared is not None:
         *found, wide = _check_mlp(kind.shared, shared, hidden)
-        require(found == [activation, MLPS[0]], f"the shared expert is one of {found}")
+        require(found == [activation, MLPS[0] if gated else UNGATED], f"the shared expert is one of {found}")
         if kind.shared_gate:
             check_linear(kind.shared_gate, getattr(block, kind.shared_gate), hidden, 1)
         parts = (shared, block._modules.get(kind.shared_gate))
@@ -154,12 +182,14 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
 
 
 def _mixer_of(layer: nn.Module, family: Family) -> tuple[str, Any]:
-    """The child in which tokens see each other, and the class that runs it; by default attention."""
+    """The child in which tokens see each other, and the class that runs it; by default attention, or none."""
+    if family.mixer:
+        return "self_attn", MIXERS[family.mixer]
     for name, child in layer._modules.items():
         for suffix, mixer in MIXERS.items():
             if class_key(base_class(type(child))) == family.key(suffix):
                 return name, mixer
-    return "self_attn", MIXERS["Attention"]
+    return ("", None) if family.alone else ("self_attn", MIXERS["Attention"])
 
 
 def build_spec(layer: Any) -> LayerSpec:
@@ -170,12 +200,13 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    kind, ffn, mixed = family.experts, family.ffn, layer._modules[child]
+    require(not child or child in layer._modules, f"{cls.__name__} has no attention that is known")
+    kind, ffn = family.experts, "" if family.alone and child else family.ffn
     outer = kind.outer if kind is not None and kind.outer in layer._modules else ""
     if outer and ffn not in layer._modules:
         ffn, outer = outer, ""
-    mlp = getattr(layer, ffn)
-    config = getattr(mixed, "config", None)
+    mlp, first = layer._modules.get(ffn), layer._modules[child or ffn]  # the one that tells its sizes
+    config = getattr(first, "config", None)
     norms, parallel = family.norms, family.parallel
     parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
     if parallel and norms.pre_ffn not in layer._modules:
@@ -183,18 +214,19 @@ def build_spec(layer: Any) -> LayerSpec:
     beside = kind is not None and kind.beside and bool(layer.enable_moe_block)
     per_layer = family.per_layer_inputs and bool(layer.hidden_size_per_layer_input)
     parts = (PER_LAYER if per_layer else frozenset()) | (BESIDE if beside else frozenset())
-    check_children(cls.__name__, layer, {child, ffn, *norms.names(), *family.inert, *parts} | ({outer} - {""}))
-    hidden, facts = int((mixed if config is None else config).hidden_size), mixer.read(mixed, family)
+    parts |= STREAMS if family.streams else frozenset()
+    inert = inert_in(layer, family)
+    check_children(cls.__name__, layer, {child, ffn, outer, *norms.names(), *inert, *parts} - {""})
+    hidden = int((first if config is None else config).hidden_size)
+    facts = mixer.read(first, family) if child else None
     for name in norms.names():
         if has_norm(layer, name):
             check_norm(name, getattr(layer, name), family, hidden)
-    for name in sorted(family.inert):
-        inert = type(getattr(layer, name))
-        require(inert in (nn.Dropout, nn.Identity), f"{name} is a {inert.__name__}")
     for name in family.unset:
         require(not getattr(config, name, None), f"config.{name} is set")
 
     routed = kind is not None and not kind.beside and class_key(type(mlp)) == family.key(kind.block)
+    activation, inner = "", 0
     names: MLPNames | None = None
     beyond: MLPNames | None = None
     if kind is not None and routed:
@@ -203,7 +235,7 @@ def build_spec(layer: Any) -> LayerSpec:
             other, beyond, wide = _check_mlp(outer, layer._modules[outer], hidden)
             require(beyond.gated and other == activation, f"{outer} is not an MLP as the experts are")
             inner += wide
-    else:
+    elif ffn:
         activation, names, inner = _check_mlp("mlp", mlp, hidden)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
@@ -211,7 +243,7 @@ def build_spec(layer: Any) -> LayerSpec:
     require(residual_scale == 1.0 or not behind, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
         family=family,
-        layer_idx=int(mixed.layer_idx),
+        layer_idx=int((first if child else layer).layer_idx),
         mixer=child,
         kind=mixer,
         facts=facts,

@@ -69,14 +69,18 @@ class Norm:
 
 
 class Linear:
-    """A dense or packed linear layer, whose columns may be stored in another order."""
+    """A dense or packed linear layer, whose columns may be stored in another order.
 
-    __slots__ = ("_bare", "_orders", "format", "parameters", "weights")
+    group: the processes whose results add up to the layer's (`tensor_parallel`); None: this one has all of it.
+    """
+
+    __slots__ = ("_bare", "_orders", "format", "group", "parameters", "weights")
 
     def __init__(self, module: nn.Module, ordered: bool = True) -> None:
         self.parameters: dict[str, Any] = module._parameters
         self.weights: dict[str, Any] = self.parameters
         self.format: str | None = None
+        self.group: Any = getattr(module, "group", None)
         if isinstance(module, FoundryLinear):
             self.weights, self.format = module._buffers, module.format
         self._orders: dict[str, Any] = self.weights if ordered else {}
@@ -140,6 +144,13 @@ class Linear:
         y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
         y = y if activation is None else BY_TORCH[activation](y)
         return y if residual is None else torch.add(residual, y, alpha=scale)
+
+
+def reduced(y: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum of y over the processes of `group`, in its memory; None: y is whole."""
+    if group is not None:
+        torch.distributed.all_reduce(y, group=group)
+    return y
 
 
 class LinearGroup(tuple[Linear, ...]):
@@ -257,6 +268,10 @@ class Residual:
 
     def add(self, x: torch.Tensor, linear: Linear, h: torch.Tensor, gemm: Gemm) -> torch.Tensor:
         """x and what the block's last layer makes of `h`."""
-        if self.post is None:
+        if self.post is None and linear.group is None:
             return gemm.product(linear, h, x, self.scale)
-        return self.post(gemm.product(linear, h), x, self.scalar)
+        return self.onto(x, reduced(gemm.product(linear, h), linear.group))
+
+    def onto(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x and the block's result y, which is whole."""
+        return torch.add(x, y, alpha=self.scale) if self.post is None else self.post(y, x, self.scalar)

@@ -14,7 +14,7 @@ from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, _PackedMatmul, linear_gemm
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
-NAMES = ("gate_proj", "up_proj", "down_proj")
+NAMES = ("gate_proj", "up_proj", "down_proj")  # of the matrices of experts with a gate
 MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
 
 
@@ -27,11 +27,18 @@ def _turned(experts: Any) -> bool:
     return "gate_up_proj_bias" in experts._parameters
 
 
-def matrices_of(experts: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Views of a module's dense or packed matrices: gate, up [E, inner, hidden] and down [E, hidden, inner]; rows of
-    packed ones are bytes."""
+def names_of(experts: Any) -> tuple[str, ...]:
+    """Of a module's matrices: NAMES, or those without a gate's."""
     if isinstance(experts, FoundryExperts):
-        return experts.gate_proj, experts.up_proj, experts.down_proj
+        return experts.names
+    return NAMES[1:] if "up_proj" in experts._parameters else NAMES
+
+
+def matrices_of(experts: Any) -> tuple[torch.Tensor, ...]:
+    """Views of a module's dense or packed matrices, as `names_of` names them: gate, if there is one, and up
+    [E, inner, hidden], and down [E, hidden, inner]; rows of packed ones are bytes."""
+    if isinstance(experts, FoundryExperts) or len(names_of(experts)) < len(NAMES):
+        return tuple(getattr(experts, name) for name in names_of(experts))
     both, down = experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
     if _turned(experts):
         both, down = both.transpose(1, 2), down.transpose(1, 2)
@@ -40,9 +47,13 @@ def matrices_of(experts: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return gate, up, down
 
 
-def set_matrices(experts: Any, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+def set_matrices(experts: Any, matrices: Sequence[torch.Tensor]) -> None:
     """Give a stock module its dense matrices, as `matrices_of` returns them."""
     turned = _turned(experts)
+    if len(matrices) < len(NAMES):
+        experts._parameters.update({n: nn.Parameter(m) for n, m in zip(NAMES[1:], matrices, strict=True)})
+        return
+    gate, up, down = matrices
     both = torch.stack([gate, up], dim=2).flatten(1, 2) if turned else torch.cat([gate, up], dim=1)
     for name, dense in (("gate_up_proj", both), ("down_proj", down)):
         experts._parameters[name] = nn.Parameter(dense.transpose(1, 2) if turned else dense)
@@ -68,20 +79,28 @@ def lay_out(experts: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Experts' matrices as kernels take them: gate, up [E, inner, ..], down [E, hidden, ..]; formats: None for dense
-    ones."""
+    """Experts' matrices as kernels take them: gate, up [E, inner, ..], down [E, hidden, ..]; formats: of these, None
+    for dense ones. gate: None if there is none; its format is that of up."""
 
-    gate: torch.Tensor
+    gate: torch.Tensor | None
     up: torch.Tensor
     down: torch.Tensor
     formats: tuple[str | None, ...]
     biases: Biases
     activation: str
 
+    @classmethod
+    def of(cls, experts: Any, activation: str) -> Weights:
+        """Those of a module, packed or not."""
+        *gate, up, down = matrices_of(experts)
+        packed = experts.packed_as if isinstance(experts, FoundryExperts) else (None,) * 3
+        formats = packed[0], *packed[-2:]
+        return cls(gate[0] if gate else None, up, down, formats, biases_of(experts), activation)
+
     @property
     def together(self) -> bool:
         """Whether gate and up can share a launch per token: the better way for up to MAX_GEMV_ROWS tokens."""
-        return self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype
+        return self.gate is None or (self.formats[0] == self.formats[1] and self.gate.dtype == self.up.dtype)
 
     def gemv(
         self,
@@ -108,19 +127,24 @@ class Weights:
         scale: float = 1.0,
     ) -> torch.Tensor:
         """The same for many tokens: an expert's weights are read once for some 32 of them."""
-        experts = self.gate.shape[0]
+        experts = self.up.shape[0]
         order, tiles = ops.moe_group(ids, experts)
 
-        def product(x: torch.Tensor, weight: torch.Tensor, index: int) -> torch.Tensor:
-            return ops.moe_linear(x, order, tiles, weight, format=self.formats[index], bias=self.biases[index])
+        def product(x: torch.Tensor, weight: torch.Tensor, index: int, activation: str | None = None) -> torch.Tensor:
+            how: dict[str, Any] = {"format": self.formats[index], "bias": self.biases[index], "activation": activation}
+            return ops.moe_linear(x, order, tiles, weight, **how)
 
-        inner = ops.glu(product(x, self.gate, 0), product(x, self.up, 1), self.activation)
+        if self.gate is None:
+            inner = product(x, self.up, 1, self.activation)
+        else:
+            inner = ops.glu(product(x, self.gate, 0), product(x, self.up, 1), self.activation)
         y = product(inner, self.down, 2)
         return ops.moe_combine(y, ids, weights, experts, residual=residual, scale=scale)
 
 
 class FoundryExperts(nn.Module):
-    """Experts whose weights stay packed, in the place of a stock module with `gate_up_proj` and `down_proj`.
+    """Experts whose weights stay packed, in the place of a stock module with `gate_up_proj` and `down_proj`, or with
+    `up_proj` in place of the former, if there is no gate.
 
     gate_proj, up_proj: buffers [experts, intermediate, bytes of a row], down_proj: [experts, hidden, bytes of a row];
     uint8, so `.to(dtype)` leaves them alone, or [experts, N, K] of a floating dtype where a weight isn't packed. Biases
@@ -132,19 +156,18 @@ class FoundryExperts(nn.Module):
     up_proj: torch.Tensor
     down_proj: torch.Tensor
 
-    def __init__(
-        self, experts: nn.Module, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, formats: Sequence[str]
-    ) -> None:
-        """gate, up, down: as they are stored, in `formats` (of `quant.FORMATS`), one each.
+    def __init__(self, experts: nn.Module, matrices: Sequence[torch.Tensor], formats: Sequence[str]) -> None:
+        """matrices: gate, if there is one, up and down as they are stored, in `formats` (of `quant.FORMATS`), one each.
 
         experts: the stock module, which may be on the meta device. It gives its weights up and is kept for
         `to_experts`. ValueError if a shape is not the one that `experts` has.
         """
         super().__init__()
         stock: Any = experts
+        self.names = names_of(stock)
         self.num_experts, self.intermediate_dim, self.hidden_dim = matrices_of(stock)[0].shape
         self.act_fn: nn.Module | None = getattr(stock, "act_fn", None)
-        for name, tensor, fmt in zip(NAMES, (gate, up, down), formats, strict=True):
+        for name, tensor, fmt in zip(self.names, matrices, formats, strict=True):
             known = quant.get_format(fmt)
             rows, columns = self._shape(name)
             expected = (self.num_experts, rows, known.row_size(columns))
@@ -152,7 +175,7 @@ class FoundryExperts(nn.Module):
                 found = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ValueError(f"{name}: expected {known.dtype} {list(expected)} for {fmt}, got {found}")
             self.register_buffer(name, tensor)
-        self._packed_as = tuple(fmt if quant.get_format(fmt).packed else None for fmt in formats)
+        self.packed_as = tuple(fmt if quant.get_format(fmt).packed else None for fmt in formats)
         for name, parameter in stock._parameters.items():
             if name.endswith("_bias"):
                 self.register_parameter(name, parameter)
@@ -172,25 +195,24 @@ class FoundryExperts(nn.Module):
             packed = quant.quantize(dense.reshape(-1, columns).contiguous(), own)
             tensors.append(packed.view(count, rows, -1))
             formats.append(own)
-        gate, up, last = tensors
-        return cls(experts, gate, up, last, formats)
+        return cls(experts, tensors, formats)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of gate, up and down."""
+        """Of its matrices."""
         return tuple(fmt or quant.DENSE_NAMES[self._buffers[name].dtype] for name, fmt in self._stored())  # type: ignore[union-attr]
 
     def to_experts(self, dtype: torch.dtype) -> nn.Module:
         """The stock module that this one was made from, with the dequantised weights."""
-        gate, up, down = (self.dequantized(name, dtype) for name in NAMES)
+        matrices = [self.dequantized(name, dtype) for name in self.names]
         stock: nn.Module = self.__dict__["_dense"]
         stock._parameters.update(self._parameters)
-        set_matrices(stock, gate, up, down)
+        set_matrices(stock, matrices)
         stock.train(self.training)
         return stock
 
     def dequantized(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """One of NAMES as the packed weight says it is: [experts, N, K]."""
+        """One of `names` as the packed weight says it is: [experts, N, K]."""
         weight: torch.Tensor = getattr(self, name)
         rows, columns = self._shape(name)
         return quant.dequantize(weight.flatten(0, 1), self._format(name), columns, dtype).view(-1, rows, columns)
@@ -213,39 +235,33 @@ class FoundryExperts(nn.Module):
             or top_k_index.numel() >= MANY_EACH * self.num_experts
         ):
             return self._one_by_one(x, top_k_index, top_k_weights)
-        weights, x = self.weights(known), x.contiguous()
+        weights, x = Weights.of(self, known), x.contiguous()
         routed = top_k_index.to(torch.int32), top_k_weights.float()
         few = len(x) <= MAX_GEMV_ROWS and weights.together
         return weights.gemv(x, *routed) if few else weights.gemm(x, *routed)
-
-    def weights(self, activation: str) -> Weights:
-        """For kernels."""
-        formats = tuple(fmt for _, fmt in self._stored())
-        return Weights(self.gate_proj, self.up_proj, self.down_proj, formats, biases_of(self), activation)
 
     def _one_by_one(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Each expert's tokens through torch's own matrix product. Waits for the device, to learn which tokens those
         are."""
         result = torch.zeros_like(x)
-        *biases, last = biases_of(self)
+        by_name = dict(zip(NAMES, biases_of(self), strict=True))
         for expert in torch.unique(index).tolist():
             if 0 <= expert < self.num_experts:
                 token, place = torch.where(index == expert)
                 h = x[token]
-                gate, up = (
-                    _plus(self._product(name, expert, h), bias, expert)
-                    for name, bias in zip(NAMES[:2], biases, strict=True)
-                )
-                y = _plus(self._product("down_proj", expert, self._gated(gate, up)), last, expert)
+                inner = [_plus(self._product(name, expert, h), by_name[name], expert) for name in self.names[:-1]]
+                y = _plus(self._product("down_proj", expert, self._activated(*inner)), by_name["down_proj"], expert)
                 y = y * weights[token, place, None]
                 result = result.index_add(0, token, y.to(result.dtype))
         return result
 
-    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if self.act_fn is not None:
-            inner: torch.Tensor = self.act_fn(gate) * up
+    def _activated(self, first: torch.Tensor, *up: torch.Tensor) -> torch.Tensor:
+        """Of gate and up, or of up alone."""
+        if self.act_fn is None:
+            inner: torch.Tensor = self.__dict__["_dense"]._apply_gate(torch.stack([first, *up], dim=-1).flatten(-2))
         else:
-            inner = self.__dict__["_dense"]._apply_gate(torch.stack([gate, up], dim=-1).flatten(-2))
+            inner = self.act_fn(first)
+            inner = inner * up[0] if up else inner
         return inner
 
     def _product(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
@@ -258,10 +274,10 @@ class FoundryExperts(nn.Module):
                               None if weight.is_floating_point() else fmt, None)  # fmt: skip
 
     def _stored(self) -> list[tuple[str, str | None]]:
-        return list(zip(NAMES, self._packed_as, strict=True))
+        return list(zip(self.names, self.packed_as, strict=True))
 
     def _format(self, name: str) -> str:
-        return self.formats[NAMES.index(name)]
+        return self.formats[self.names.index(name)]
 
     def _shape(self, name: str) -> tuple[int, int]:
         inner, hidden = self.intermediate_dim, self.hidden_dim

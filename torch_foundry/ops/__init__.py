@@ -6,9 +6,21 @@ RuntimeError with the argument's name and what was expected. `torch_foundry.test
 the same in plain torch.
 """
 
+from torch_foundry.ops.altup import altup_add, altup_collapse, altup_correct, altup_expand, altup_predict
 from torch_foundry.ops.gated_delta import gated_delta
+from torch_foundry.ops.head_linear import head_linear
 from torch_foundry.ops.mamba2 import mamba2
-from torch_foundry.ops.modules import attention, embedding, glu, layer_norm, linear, rms_norm, rope_kv, xielu
+from torch_foundry.ops.modules import (
+    attention,
+    embedding,
+    glu,
+    layer_norm,
+    linear,
+    rms_norm,
+    rope_kv,
+    sparse_glu,
+    xielu,
+)
 from torch_foundry.ops.moe import moe_choose, moe_combine, moe_down, moe_glu, moe_group, moe_linear, moe_route
 from torch_foundry.ops.norm_linear import norm_glu, norm_linear, norm_qkv
 from torch_foundry.ops.permute import permute_columns, permute_columns_and_norm
@@ -16,10 +28,16 @@ from torch_foundry.ops.sampling import sample, sample_count_prompt
 from torch_foundry.ops.short_conv import short_conv
 
 __all__ = [
+    "altup_add",
+    "altup_collapse",
+    "altup_correct",
+    "altup_expand",
+    "altup_predict",
     "attention",
     "embedding",
     "gated_delta",
     "glu",
+    "head_linear",
     "layer_norm",
     "linear",
     "mamba2",
@@ -40,5 +58,6 @@ __all__ = [
     "sample",
     "sample_count_prompt",
     "short_conv",
+    "sparse_glu",
     "xielu",
 ]

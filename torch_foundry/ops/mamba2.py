@@ -1,6 +1,8 @@
-"""Mamba2's selective state space of hybrid models (Bamba, Granite 4)."""
+"""Mamba2's selective state space of hybrid models (Bamba, Granite 4, Nemotron-H)."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -29,6 +31,8 @@ def mamba2(
     count: Tensor,
     *,
     keep: Tensor | None = None,
+    prompt: Tensor | None = None,
+    bounds: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """A mixer's work between its projections (Mamba2, "Transformers are SSMs", arXiv:2405.21060), in two launches:
     causal convolution with silu and the recurrence, token after token; then RMSNorm of its outputs times `silu(z)`,
@@ -47,11 +51,13 @@ def mamba2(
         state `count`, or has zeros if that is 0, and writes the ones behind it, as in `gated_delta`. First dimensions
         may be strided.
     keep: [T], 0 for padding, whose inputs of the recurrence are zeros, and 1 for all else; None: nothing is padding.
+    prompt: int32 [N], how many of a sequence's tokens, from the first on, are of a prompt; None: none are. bounds: what
+        the step sizes of those are at least, and at most.
     Returns [T, H * P], contiguous; undefined for tokens that are in no run.
     """
     return _ops.mamba2.default(
         x, dt, z, conv_weight, conv_bias, a_log, dt_bias, d, norm_weight, eps, conv_states, states, runs, table, count,
-        keep,
+        keep, prompt, bounds[0], bounds[1],
     )  # fmt: skip
 
 

@@ -91,18 +91,24 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def embedding(
-    ids: Tensor, weight: Tensor, *, format: str | None = None, dtype: torch.dtype | None = None, scale: float = 1.0
+    ids: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    scale: float = 1.0,
+    first_if_unknown: bool = False,
 ) -> Tensor:
-    """Rows of a table by id: `scale * dtype(weight[ids])`, where scale, too, is first rounded to dtype.
+    """Rows of a table by id: `scale * dtype(weight[ids])`.
 
     ids: int64 or int32 [...], may be strided. weight: as in `linear`. dtype: of the result; default: weight's, or
         torch's default dtype for packed weights.
     An id outside the table raises IndexError when ids lie in host memory; on a device, where that would need a sync,
-    its row is NaN. Returns [..., K].
+    its row is NaN; with first_if_unknown it stands for the first row. Returns [..., K].
     """
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-    return _ops.embedding.default(ids, weight, format, dtype, scale)
+    return _ops.embedding.default(ids, weight, format, dtype, scale, first_if_unknown)
 
 
 @_fake("embedding")
@@ -126,6 +132,20 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
 
 @_fake("glu")
+def _(gate: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+def sparse_glu(gate: Tensor, up: Tensor, deviations: float, activation: str = "gelu_tanh") -> Tensor:
+    """Gated product of the largest gates: `act(max(gate - cutoff, 0)) * up`, where a row's cutoff lies so many standard
+    deviations above the mean of its gates.
+
+    gate, up, activation: as in `glu`, but for "clamped_swiglu". Returns [..., n], contiguous.
+    """
+    return _ops.sparse_glu.default(gate, up, deviations, activation)
+
+
+@_fake("sparse_glu")
 def _(gate: Tensor) -> Tensor:
     return gate.new_empty(gate.shape)
 
@@ -171,6 +191,7 @@ def rope_kv(
     v_norm: bool = False,
     interleaved: bool = False,
     rotate_first: bool = False,
+    deinterleave: bool = False,
 ) -> Tensor:
     """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
 
@@ -179,7 +200,8 @@ def rope_kv(
     cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
         with i + R/2), the others pass. Or [B or 1, L, 2, R]: those of queries, and those of keys. None: nothing
         rotates. Products and sums are float32, rounded once.
-    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2 of cos and sin.
+    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2 of cos and sin. deinterleave: the results go
+        to dimensions i and i + R/2.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
     positions: int32 [B, L]: then cos and sin are tables [P, R] or [P, 2, R], and these are the tokens' rows.
     step: int32 [2] on the device, for graphs: its first element takes the place of start.
@@ -193,7 +215,7 @@ def rope_kv(
     """
     return _ops.rope_kv.default(
         q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
-        rows, block_table, k_format, v_format, v_norm, interleaved, rotate_first,
+        rows, block_table, k_format, v_format, v_norm, interleaved, rotate_first, deinterleave,
     )  # fmt: skip
 
 
@@ -223,6 +245,7 @@ def attention(
     sinks: Tensor | None = None,
     k_format: str | None = None,
     v_format: str | None = None,
+    value_queries: Tensor | None = None,
 ) -> Tensor:
     """Attention of the newest L tokens over a cache of kv_len tokens; softmax in float32, no score matrix in memory.
 
@@ -231,6 +254,8 @@ def attention(
         three dtypes; or, with the name of k_format or v_format (q8_0, q4_0), packed rows (`quant.kv`), uint8.
     block_table: int32 [B, pages]: then caches are pools of pages, [pages, Hkv, tokens of a page, D or Dv], and key i
         is row i % tokens of page block_table[b, i // tokens], a power of two of at least 16. Same bits as contiguous.
+    value_queries: [B, Hq, L, Dv], strided as q, or None: their products with the values are added to q·k. So values are
+        keys too, as the latents of multi-head latent attention are. Always by the kernel for few queries.
     scale multiplies q·k; then, if softcap > 0, score = softcap * tanh(score / softcap).
     causal: query i sees keys up to position kv_len - L + i and, if window > 0, of these the last `window`. Without
         causal every key is seen and window is ignored.
@@ -249,7 +274,7 @@ def attention(
     """
     return _ops.attention.default(
         q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start, step, rows, block_table, sinks,
-        k_format, v_format,
+        k_format, v_format, value_queries,
     )  # fmt: skip
 
 

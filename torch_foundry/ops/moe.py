@@ -96,7 +96,7 @@ def _chosen(x: Tensor, tokens: int, k: int, shared: Tensor | None) -> tuple[Tens
 def moe_glu(
     x: Tensor,
     ids: Tensor,
-    gate: Tensor,
+    gate: Tensor | None,
     up: Tensor,
     *,
     norm_weight: Tensor | None = None,
@@ -106,7 +106,8 @@ def moe_glu(
     activation: str = "silu",
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
-    """`glu(h gate^T, h up^T, activation)` with the matrices of each token's experts, in one launch.
+    """`glu(h gate^T, h up^T, activation)` with the matrices of each token's experts, in one launch; without a gate,
+    `activation(h up^T)`.
 
     x: [T, H], contiguous. h is x, or rms_norm(x) with norm_weight, as in `norm_glu`. gate, up: [E, I, H], dense of any
     dtype or packed rows of `format`; experts and rows may be strided. biases: of gate and of up, [E, I] in the dtype
@@ -116,8 +117,8 @@ def moe_glu(
 
 
 @_fake("moe_glu")
-def _(x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-    return x.new_empty((*ids.shape, gate.shape[1]))
+def _(x: Tensor, ids: Tensor, up: Tensor) -> Tensor:
+    return x.new_empty((*ids.shape, up.shape[1]))
 
 
 def moe_down(
@@ -162,14 +163,21 @@ def _(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 
 def moe_linear(
-    x: Tensor, order: Tensor, tiles: Tensor, weight: Tensor, *, format: str | None = None, bias: Tensor | None = None
+    x: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
-    """`x[pair // (pairs / R)] W^T + b` with W and b of the pair's expert, for pairs as `moe_group` gives them.
+    """`activation(x[pair // (pairs / R)] W^T + b)`: W and b of the pair's expert, pairs as `moe_group` gives them.
 
     x: [R, K]: a row for each token, or for each pair. weight: [E, N, K], bias: [E, N], as in `moe_glu`. Returns
     [pairs, N], in the order of ids; what no expert was asked for isn't written.
     """
-    return _ops.moe_linear.default(x, order, tiles, weight, format, bias)
+    return _ops.moe_linear.default(x, order, tiles, weight, format, bias, activation)
 
 
 @_fake("moe_linear")

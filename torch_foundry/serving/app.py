@@ -20,6 +20,7 @@ from torch_foundry import __version__
 from torch_foundry.serving import chat_completions, completions, messages, responses
 from torch_foundry.serving.errors import ApiError
 from torch_foundry.serving.gate import Gate
+from torch_foundry.serving.page import HEADERS, page
 from torch_foundry.serving.protocol import exchange_of, now
 from torch_foundry.serving.service import Service
 
@@ -43,7 +44,8 @@ def application(service: Service) -> ASGIApp:
         service.thread.close(now=True)
         await asyncio.to_thread(service.thread.join, service.config.body_timeout)
 
-    app = FastAPI(title="torch_foundry", version=__version__, lifespan=lifespan)
+    told: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # their scripts are a CDN's
+    app = FastAPI(title="torch_foundry", version=__version__, lifespan=lifespan, **told)
     app.state.service = service
     for router in PROTOCOLS:
         app.include_router(router)
@@ -59,6 +61,10 @@ def application(service: Service) -> ASGIApp:
     async def metrics() -> Response:
         """Counters and gauges, as Prometheus reads them."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page(app.openapi()), media_type="text/html; charset=utf-8", headers=HEADERS)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

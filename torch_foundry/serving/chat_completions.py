@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from torch_foundry.engine import TokenLogprobs
 from torch_foundry.serving.completions import LEAST, CompletionOptions, finish_reason, usage_of
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.images import parts_of
 from torch_foundry.serving.parsing import Piece
 from torch_foundry.serving.protocol import (
     Body,
@@ -33,7 +34,8 @@ router = APIRouter()
 
 
 class Message(Body):
-    """A message of a conversation. Content is a text, or parts of the type "text"."""
+    """A message of a conversation. Content is a text, or parts of the type "text"; a user's may be of the type
+    "image_url" too, with a data URL."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
@@ -149,7 +151,8 @@ class ChatBody(ToolOptions):
 
 def _message(message: Message, field: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    found: dict[str, Any] = {"role": role, "content": texts_of(message.content, f"{field}.content")}
+    read = parts_of if role == "user" else texts_of
+    found: dict[str, Any] = {"role": role, "content": read(message.content, f"{field}.content")}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             found[name] = value

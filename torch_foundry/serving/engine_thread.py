@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,13 @@ class Update:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how it is answered, and whom to tell.
+    """A prompt, as `Engine.submit` takes it, how it is answered, and whom to tell.
 
     tell is called by the engine's thread, must return at once, and raises if nobody is there any more: the request is
     cancelled then. The last update has a finish reason.
     """
 
-    prompt: Sequence[int]
+    prompt: Sequence[int] | Mapping[str, Any]
     params: SamplingParams
     tell: Callable[[Update], Any]
     salt: bytes = b""

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch_foundry.engine import SamplingParams
 from torch_foundry.serving.engine_thread import Update
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.images import joined, part_of
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.parsing import Block, Blocks
 from torch_foundry.serving.protocol import (
@@ -34,7 +35,7 @@ Unused = Any  # accepted, as it changes no answer: prefixes are cached in any ca
 
 
 class Message(Body):
-    """A turn: a text, or blocks (text, thinking, tool_use, tool_result)."""
+    """A turn: a text, or blocks (text, image, thinking, tool_use, tool_result)."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
@@ -167,7 +168,8 @@ def _turns(message: Message, field: str) -> Messages:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: Messages = []
-    said: dict[str, Any] = {"role": message.role, "content": ""}
+    said: dict[str, Any] = {"role": message.role}
+    parts = []
     for i, block in enumerate(message.content):
         where, kind = f"{field}[{i}]", block.get("type")
         if kind == "tool_use" and message.role == "assistant":
@@ -178,11 +180,12 @@ def _turns(message: Message, field: str) -> Messages:
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         elif kind == "thinking" and message.role == "assistant":
             said["reasoning_content"] = said.get("reasoning_content", "") + str(block.get("thinking", ""))
-        elif kind == "text" and isinstance(block.get("text"), str):
-            said["content"] += block["text"]
+        elif (kind == "text" and isinstance(block.get("text"), str)) or (kind == "image" and message.role == "user"):
+            parts.append(part_of(block, where))
         else:
-            known = "text, thinking, tool_use" if message.role == "assistant" else "text, tool_result"
+            known = "text, thinking, tool_use" if message.role == "assistant" else "text, image, tool_result"
             raise ApiError(400, f"{where}: expected a block of the type {known}, got {kind!r:.60}", where)
+    said["content"] = joined(parts)
     return results + ([said] if said["content"] or len(said) > 2 or not results else [])
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch_foundry.serving.completions import Unused
 from torch_foundry.serving.engine_thread import Update
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.images import parts_of
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.parsing import Block, Blocks
 from torch_foundry.serving.protocol import (
@@ -119,7 +120,8 @@ class ResponsesBody(SamplingBody):
 def _add(found: Messages, item: dict[str, Any], field: str) -> None:
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
-        text = texts_of(item.get("content"), f"{field}.content", TEXTS)
+        read = parts_of if item["role"] == "user" else texts_of
+        text = read(item.get("content"), f"{field}.content", TEXTS)
         if item["role"] == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
             found[-1]["content"] = text
             return

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -18,6 +18,7 @@ from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
+from torch_foundry.serving.images import pixels, shown_in
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
 from torch_foundry.serving.tool_calls import NO_TOOLS, ToolUse, call_grammar
@@ -31,6 +32,7 @@ class ServerConfig:
     max_body: bytes of a request. max_prompt, max_tokens: tokens of a prompt, and of each answer; None: what the model
         and its cache have room for. max_choices: answers to one prompt (n).
     concurrent, per_key: requests at a time, in all and of one key; more are refused with 429.
+    max_images: that a request may show, of at most `max_pixels` pixels each.
     timeout: seconds for an answer; body_timeout: for the body of a request to come, and for a client to take a part of
         the answer. drain: what running answers get when the server is stopped.
     origins: of web pages that may call the server (CORS).
@@ -42,6 +44,8 @@ class ServerConfig:
     max_prompt: int | None = None
     max_tokens: int | None = None
     max_choices: int = 8
+    max_images: int = 4
+    max_pixels: int = 4 << 20
     concurrent: int = 256
     per_key: int | None = None
     timeout: float = 600.0
@@ -68,20 +72,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt; of a conversation, its text and the tools that it speaks of."""
+    """Tokens of a prompt; of a conversation, its text and the tools that it speaks of.
+
+    inputs: with images, what the model's processor has made of all of it.
+    """
 
     ids: list[int]
     text: str = ""
     use: ToolUse = NO_TOOLS
+    inputs: Any = None
 
 
 class Service:
-    """A model that answers. Its methods are for the event loop's thread."""
+    """A model that answers. Its methods are for the event loop's thread.
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    processor: of a model that is shown images, with the engine's tokenizer; None: it is shown none.
+    """
+
+    def __init__(self, engine: Engine, config: ServerConfig, processor: Any = None) -> None:
         if engine.tokenizer is None:
             raise ValueError("engine: a server needs one with a tokenizer")
         self.engine, self.config, self.tokenizer = engine, config, engine.tokenizer
+        self.processor = processor
         self.metrics = Metrics(engine)
         self.thread = EngineThread(engine)
         eos = engine.model.generation_config.eos_token_id
@@ -107,16 +119,38 @@ class Service:
             )
 
     async def chat(self, messages: list[dict[str, Any]], use: ToolUse, variables: dict[str, Any]) -> Prompt:
-        """The prompt of a conversation, by the tokenizer's chat template. variables: what else the template reads."""
+        """The prompt of a conversation, by the tokenizer's chat template. variables: what else the template reads.
+
+        ApiError: it can't be made, or shows images that this server doesn't take.
+        """
         if not self.tokenizer.chat_template:
             raise ApiError(400, "messages: this model has no chat template; /v1/completions takes texts", "messages")
+        shown = list(shown_in(messages))
+        if shown and self.processor is None:
+            raise ApiError(400, f"{shown[0]['field']}: this server's model is shown no images", shown[0]["field"])
+        if len(shown) > self.config.max_images:
+            raise ApiError(
+                400, f"messages: expected at most {self.config.max_images} images, got {len(shown)}", "messages"
+            )
 
         def render() -> Prompt:
+            images = [pixels(part, self.config.max_pixels) for part in shown]
             told = {"tools": list(use.tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
-            text = self.tokenizer.apply_chat_template(messages, **told)
-            return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"], text, use)
+            text = self.tokenizer.apply_chat_template(
+                messages if self.processor is None else in_parts(messages), **told
+            )
+            return self._shown(text, images, use) if images else replace(self._plain(text), text=text, use=use)
 
         return await self._encoded(render, "messages: the chat template failed")
+
+    def _shown(self, text: str, images: list[Any], use: ToolUse) -> Prompt:
+        """The prompt of a conversation with images."""
+        try:
+            inputs = self.processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt")
+        except Exception as fault:  # of sizes and shapes that it doesn't take
+            why = f"{type(fault).__name__}: {fault!s:.200}"
+            raise ApiError(400, f"messages: the model's processor can't read the images: {why}", "messages") from fault
+        return Prompt(inputs["input_ids"][0].tolist(), text, use, dict(inputs))
 
     async def text(self, prompt: str) -> Prompt:
         """The prompt that is a text."""
@@ -135,7 +169,7 @@ class Service:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenize, work)
         except BaseException as fault:
-            if not is_fault(fault):
+            if not is_fault(fault) or isinstance(fault, ApiError):
                 raise
             raise ApiError(
                 400, f"{failed}: {type(fault).__name__}: {fault!s:.200}", failed.partition(":")[0]
@@ -188,8 +222,8 @@ class Service:
         parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.use.tools) for prompt, _ in pairs]
         for number, (prompt, params) in enumerate(pairs):
             if prompt.text and own_template(self.tokenizer) is not None:
-                params = dataclasses.replace(params, skip_special_tokens=False)
-            exchange.requests.append(Request(prompt.ids, params, tell(number), exchange.salt))
+                params = replace(params, skip_special_tokens=False)
+            exchange.requests.append(Request(prompt.inputs or prompt.ids, params, tell(number), exchange.salt))
             try:
                 self.thread.submit(exchange.requests[-1])
             except RuntimeError as error:
@@ -219,7 +253,7 @@ class Service:
             call = next((i for i, piece in enumerate(pieces) if piece.kind == "tool_call"), None)
             if call is not None and pairs[number][0].use.single:  # the answer ends with it
                 self.thread.cancel(exchange.requests[number])
-                pieces, update = pieces[: call + 1], dataclasses.replace(update, finish_reason="stop", stop="")
+                pieces, update = pieces[: call + 1], replace(update, finish_reason="stop", stop="")
             thought[number] += "".join(piece.text for piece in pieces if piece.kind == "reasoning")
             if update.finish_reason:
                 exchange.usage.reasoning += await self._count(thought[number])
@@ -231,3 +265,14 @@ class Service:
         """Nobody waits for its answers any more."""
         for request in exchange.requests:
             self.thread.cancel(request)
+
+
+def in_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as the templates of models with images read them: texts are lists of parts, too."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
+        shown = [{"type": "image"} if part["type"] == "image" else part for part in parts]
+        found.append({**message, "content": shown})
+    return found

@@ -102,7 +102,7 @@ def linear(given: Given, device: Device = "cpu") -> None:
 
 
 def embedding(given: Given, device: Device = "cpu") -> None:
-    """ops.embedding: both roundings are those of torch, so every bit is."""
+    """ops.embedding: it rounds where torch does, so every bit is torch's."""
     assert_equal(ops.embedding(**on(given, device)).cpu(), plain.embedding(**given))
 
 
@@ -177,6 +177,9 @@ def finite(given: Given) -> Given:
 def attention_bound(given: Given, truth: Tensor, dtype: torch.dtype) -> Tensor:
     """A score's rounding errors shift its weight by as much, relatively; then K sums of weight times value. Subnormal
     numbers may be taken for zeros, as GPUs do."""
+    if (more := given.get("value_queries")) is not None:  # keys of more columns
+        keys = torch.cat((given["k_cache"], given["v_cache"]), -1)
+        given = {**given, "q": torch.cat((given["q"], more), -1), "k_cache": keys, "value_queries": None}
     sizes = {**given, "q": given["q"].abs(), "k_cache": given["k_cache"].abs(), "v_cache": given["v_cache"].abs()}
     group = sizes["q"].shape[1] // sizes["k_cache"].shape[1]
     k = sizes["k_cache"][:, :, : given["kv_len"]].repeat_interleave(group, 1)

@@ -83,13 +83,24 @@ def linear(
     return y if residual is None else residual + y
 
 
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.einsum("thk,hnk->thn", x, weight)
+
+
 def embedding(
-    ids: Tensor, weight: Tensor, *, format: str | None = None, dtype: torch.dtype | None = None, scale: float = 1.0
+    ids: Tensor,
+    weight: Tensor,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    scale: float = 1.0,
+    first_if_unknown: bool = False,
 ) -> Tensor:
+    ids = ids.where((ids >= 0) & (ids < len(weight)), 0) if first_if_unknown else ids
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
     y = F.embedding(ids, _matrix(weight, format, dtype))
-    return y if scale == 1.0 else y * torch.tensor(scale, dtype=dtype)
+    return y * scale
 
 
 # -------------------------------------------------------------------------------------------------------- gated product
@@ -100,6 +111,11 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
     return activate(gate, activation) * up
+
+
+def sparse_glu(gate: Tensor, up: Tensor, deviations: float, activation: str = "gelu_tanh") -> Tensor:
+    cutoff = gate.mean(-1, keepdim=True) + deviations * gate.std(-1, keepdim=True, correction=0)
+    return activate(F.relu(gate - cutoff), activation) * up
 
 
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
@@ -121,13 +137,15 @@ def permute_columns_and_norm(x: Tensor, order: Tensor, norm_weight: Tensor) -> t
 # ------------------------------------------------------------------------------------------------------- rope and cache
 
 
-def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool, deinterleave: bool = False) -> Tensor:
     if cos is None or sin is None:
         return x
     r, y = cos.shape[-1], x.clone()
-    first, second = (slice(0, r, 2), slice(1, r, 2)) if interleaved else (slice(r // 2), slice(r // 2, r))
+    halves = slice(r // 2), slice(r // 2, r)
+    first, second = (slice(0, r, 2), slice(1, r, 2)) if interleaved else halves
     (cos_a, cos_b), (sin_a, sin_b) = (table.unsqueeze(1).chunk(2, -1) for table in (cos, sin))
     a, b = x[..., first], x[..., second]
+    first, second = halves if deinterleave else (first, second)
     y[..., first], y[..., second] = a * cos_a - b * sin_a, b * cos_b + a * sin_b
     return y
 
@@ -156,6 +174,7 @@ def rope_kv(
     v_norm: bool = False,
     interleaved: bool = False,
     rotate_first: bool = False,
+    deinterleave: bool = False,
 ) -> Tensor:
     b, length, _ = q.shape
     heads = k_cache.shape[1]
@@ -171,10 +190,10 @@ def rope_kv(
         own_cos, own_sin = (t if t is None or t.ndim == 3 else t[:, :, which] for t in (cos, sin))
         x = x.reshape(b, length, -1, head_dim).transpose(1, 2)
         if rotate_first:
-            x = _rotate(x, own_cos, own_sin, interleaved)
+            x = _rotate(x, own_cos, own_sin, interleaved, deinterleave)
         if gain is not None:
             x = rms_norm(x, gain, eps, kind=kind)
-        return x if rotate_first else _rotate(x, own_cos, own_sin, interleaved)
+        return x if rotate_first else _rotate(x, own_cos, own_sin, interleaved, deinterleave)
 
     new_q, new_k = head(q, q_norm, 0), head(k, k_norm, 1)
     new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
@@ -244,12 +263,16 @@ def attention(
     sinks: Tensor | None = None,
     k_format: str | None = None,
     v_format: str | None = None,
+    value_queries: Tensor | None = None,
 ) -> Tensor:
     heads, length = q.shape[1:3]
     group = heads // k_cache.shape[1]
     k = stored(k_cache, k_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
     v = stored(v_cache, v_format, block_table, q.dtype)[:, :, :kv_len].repeat_interleave(group, 1)
-    scores = q @ k.transpose(2, 3) * scale
+    scores = q @ k.transpose(2, 3)
+    if value_queries is not None:
+        scores = scores + value_queries @ v.transpose(2, 3)
+    scores = scores * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if rows is None:

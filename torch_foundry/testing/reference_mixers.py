@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,13 +68,16 @@ def short_conv(
 def mamba2(
     x: Tensor, dt: Tensor, z: Tensor, conv_weight: Tensor, conv_bias: Tensor | None, a_log: Tensor, dt_bias: Tensor,
     d: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
-    count: Tensor, *, keep: Tensor | None = None,
+    count: Tensor, *, keep: Tensor | None = None, prompt: Tensor | None = None,
+    bounds: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:  # fmt: skip
     dtype, wide = x.dtype, states.dtype  # float32, or float64
     heads, head_dim, state_dim = states.shape[1:]
     inner, slots = heads * head_dim, table.shape[1]
     groups = (x.shape[1] - inner) // (2 * state_dim)
     step = F.softplus(dt.to(wide) + dt_bias.to(wide))
+    for (first, _), length in zip(runs.tolist(), [0] * len(runs) if prompt is None else prompt.tolist(), strict=True):
+        step[first : first + length].clamp_(*bounds)
     decay = (-a_log.to(wide).exp() * step).exp()
     y = torch.zeros(len(x), inner, dtype=dtype)
     for (first, length), row, number in zip(runs.tolist(), table.long(), count.tolist(), strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_foundry.testing.reference import _matrix as matrix
 from torch_foundry.testing.reference import _wide as wide
-from torch_foundry.testing.reference import glu, linear, rms_norm
+from torch_foundry.testing.reference import activate, glu, linear, rms_norm
 
 
 def moe_choose(
@@ -84,7 +84,7 @@ def _of_pairs(x: Tensor, ids: Tensor, weight: Tensor, format: str | None, bias: 
 def moe_glu(
     x: Tensor,
     ids: Tensor,
-    gate: Tensor,
+    gate: Tensor | None,
     up: Tensor,
     *,
     norm_weight: Tensor | None = None,
@@ -96,7 +96,10 @@ def moe_glu(
 ) -> Tensor:
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, kind=kind)
     rows = h[:, None].expand(-1, ids.shape[1], -1)
-    return glu(_of_pairs(rows, ids, gate, format, biases[0]), _of_pairs(rows, ids, up, format, biases[1]), activation)
+    of_up = _of_pairs(rows, ids, up, format, biases[1])
+    if gate is None:  # ids of no expert give zeros, as all activations of zero are
+        return activate(of_up, activation)
+    return glu(_of_pairs(rows, ids, gate, format, biases[0]), of_up, activation)
 
 
 def moe_down(

@@ -15,6 +15,7 @@ from . import (
     folders,
     models,
     packed_blocks,
+    packed_floats,
     packed_folders,
     packed_words,
     parts,
@@ -36,6 +37,7 @@ TABLES: dict[str, Table] = {
     "folders of shards": folders.I,
     "packed words": packed_words.P,
     "packed blocks": packed_blocks.P,
+    "packed floats": packed_floats.P,
     "folders of models": packed_folders.P,
     "tokenizers of folders": words.P,
 }

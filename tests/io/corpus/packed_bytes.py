@@ -28,7 +28,7 @@ NF4 = (
 )  # fmt: skip
 STATE = ".weight.quant_state.bitsandbytes__nf4"
 Tensor = tuple[str, list[int], bytes]  # dtype, shape, bytes
-_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1, "I8": 1}
+_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 
 
 @cache
@@ -183,6 +183,48 @@ def floats(mode: str) -> Folder:
         return {f"{name}.weight": weight, f"{name}.scales": filled("U8", [n, k // group], scale)}
 
     return model({"bits": bits, "group_size": group, "mode": mode}, matrix)
+
+
+def finite_fp8(shape: list[int]) -> Tensor:
+    """Floats of 8 bits, none of them NaN."""
+    dtype, _, data = filled("F8_E4M3", shape)
+    return dtype, shape, bytes(b & 0xF7 for b in data)
+
+
+def fp8(square: int = 128) -> Folder:
+    """As DeepSeek's and Qwen's: a scale for a square of weights, and a factor for activations that nobody needs."""
+
+    def matrix(name: str, n: int, k: int) -> dict[str, Tensor]:
+        grid = [-(-n // square), -(-k // square)]
+        scales = filled("F32", grid, f32(0.01))
+        return {f"{name}.weight": finite_fp8([n, k]), f"{name}.weight_scale_inv": scales,
+                f"{name}.input_scale": filled("F32", [], f32(1))}  # fmt: skip
+
+    return model({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [square, square]}, matrix)
+
+
+def fp8_rows() -> Folder:
+    """As compressed-tensors': a scale for a row."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "block_structure": None}
+    return model(
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}},
+        lambda name, n, k: {f"{name}.weight": finite_fp8([n, k]),
+                            f"{name}.weight_scale": filled("BF16", [n, 1], b"\x80\x3c")},
+    )  # fmt: skip
+
+
+def fp8_experts() -> Folder:
+    """Two experts, each of their matrices in one tensor."""
+    made = fp8()
+    made.config.update(model_type="mixtral", num_local_experts=2, num_experts_per_tok=1)
+    for name in ("gate", "up", "down"):
+        made.without(*(n for n in list(made.tensors) if n.startswith(f"{LAYER}mlp.{name}_proj.")))
+    for name, n, k in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
+        path = f"{LAYER}mlp.experts.{name}_proj"
+        made.put(path, finite_fp8([2, n, k]))
+        made.put(f"{path}_scale_inv", filled("F32", [2, -(-n // 128), -(-k // 128)], f32(0.01)))
+    return made.put(f"{LAYER}mlp.gate.weight", filled("F16", [2, HIDDEN], f16(1)))
 
 
 def gptq(bits: int = 4, group: int = 32) -> Folder:

@@ -20,6 +20,8 @@ from tests.io.corpus.packed_bytes import (
     f32,
     filled,
     floats,
+    fp8,
+    fp8_rows,
     gptq,
     own,
     safetensors,
@@ -31,23 +33,25 @@ from .integers import EDGES
 BASE = LAYER + "self_attn.k_proj"  # 64 outputs, 128 inputs
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 4, 8, 16, 32, 64, 128, 4.0, "4", "nf4", "mxfp4", "gemm", "", [], [4], {},
-    {"bits": 8}, float("nan"), float("inf"), -64, *EDGES[-8:],
+    {"bits": 8}, [64, 64], [32, 32], float("nan"), float("inf"), -64, *EDGES[-8:],
 )  # fmt: skip
 KEYS = (
     "bits", "group_size", "mode", "quant_method", "desc_act", "checkpoint_format", "version", "dynamic", "load_in_4bit",
     "load_in_8bit", "bnb_4bit_quant_type", "formats", "w_bit", "q_group_size", BASE, "lm_head",
+    "weight_block_size", "activation_scheme", "format", "config_groups",
 )  # fmt: skip
 LEAVES = (
     "weight", "scales", "biases", "qweight", "qzeros", "g_idx", "order", "weight.absmax", "weight.quant_map", "evil",
     "weight.nested_absmax", "weight.nested_quant_map", "weight.quant_state.bitsandbytes__nf4",
-    "weight.quant_state.bitsandbytes__fp4",
+    "weight.quant_state.bitsandbytes__fp4", "weight_scale_inv", "weight_scale",
 )  # fmt: skip
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1}
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
 SOUND: tuple[Callable[[], Folder], ...] = (
     affine, lambda: affine(3, 32), lambda: affine(8, 64), lambda: floats("mxfp4"), lambda: floats("mxfp8"),
     lambda: floats("nvfp4"), gptq, lambda: gptq(8, 64), lambda: gptq(3, 64), lambda: gptq(2, 128), awq, bitsandbytes,
     lambda: bitsandbytes(False), own, lambda: own("affine4_g64_f16", 64, 36, f16(0.01, -0.1)),
     lambda: own("int4_g64", 64, 36, f16(0.01, 0)), lambda: own("nf4", 64, 36, f32(0.01)),
+    fp8, lambda: fp8(32), fp8_rows,
 )  # fmt: skip
 Change = Callable[[random.Random, Folder], None]
 STRATEGIES: dict[str, Change] = {}

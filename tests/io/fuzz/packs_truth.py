@@ -13,8 +13,10 @@ AWQ = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble that holds each output
 
 
 def values(container: Any, weight: Weight, settings: dict[str, Any]) -> torch.Tensor | None:
-    """float64 [outputs, inputs] of a matrix of mlx's affine groups, GPTQ or AWQ; None of others."""
+    """float64 [outputs, inputs] of a matrix of mlx's affine groups, GPTQ, AWQ or FP8; None of others."""
     base, method = weight.source.rpartition(".")[0], settings.get("quant_method", "mlx")
+    if len(weight.shape) == 2 and weight.format.startswith("fp8"):
+        return _eight_bits(container, weight, settings.get("weight_block_size") if "fp8" in method else None)
     affine = method == "mlx" and weight.format.startswith("affine")
     if len(weight.shape) != 2 or not (affine or method in ("awq", "gptq")):
         return None
@@ -40,6 +42,16 @@ def values(container: Any, weight: Weight, settings: dict[str, Any]) -> torch.Te
         if f"{base}.g_idx" in container.tensors:
             index = read("g_idx")
     return torch.from_numpy(((codes - zeros[index]) * scales[index]).T.copy())
+
+
+def _eight_bits(container: Any, weight: Weight, square: list[int] | None) -> torch.Tensor:
+    codes = container.read(weight.source).double()
+    name = next(f"{weight.source}{s}" for s in ("_scale_inv", "_scale") if f"{weight.source}{s}" in container.tensors)
+    stored = container.read(name)
+    scales = 2.0 ** (stored.double() - 127) if stored.dtype == torch.uint8 else stored.double()
+    scales = scales.view(-1, scales.shape[1] if scales.ndim > 1 else 1)
+    rows, columns = square or (codes.shape[0] // scales.shape[0], codes.shape[1] // scales.shape[1])
+    return codes * scales[torch.arange(codes.shape[0]) // rows][:, torch.arange(codes.shape[1]) // columns]
 
 
 def _unpacked(data: np.ndarray, bits: int) -> np.ndarray:

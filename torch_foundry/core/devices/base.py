@@ -54,6 +54,7 @@ class Device:
     float64 = True
     step_scratch = False  # a captured step has memory of its own to unpack matrices to
     graph_budget = 1 << 30  # bytes that captured steps may keep
+    prompt_keys = 0  # from so many on torch's attention of a prompt is faster than ours; 0: it never is
     prompt_tokens = 128  # of an engine's step, from which on the device takes longer than Python does
 
     def builds(self) -> bool:

@@ -22,6 +22,7 @@ class Cuda(Device):
     libraries = ("c10_cuda",)
     overlaps_copies = step_scratch = True
     graph_budget = 4 << 30
+    prompt_keys = 256
     prompt_tokens = 1024
 
     def builds(self) -> bool:

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_foundry.diagnostics.compare.result import LIMIT, PROMPT, TOKEN, Drift, Path, Stage, error, stages_of
+from torch_foundry.diagnostics.compare.result import (
+    LIMIT,
+    PROMPT,
+    TOKEN,
+    Drift,
+    Path,
+    Stage,
+    error,
+    hidden_of,
+    stages_of,
+)
 
 __all__ = ["LIMIT", "Drift", "Path", "Stage", "compare"]
 
@@ -89,9 +99,9 @@ def _layer_by_layer(
     drifts: list[float] = []
 
     def keep_stock(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-        outputs.append((name, output))
+        outputs.append((name, output.clone()))  # some models write to it
         with fused(True):
-            alone.append(error(module.forward(*args, **kwargs), output))
+            alone.append(error(hidden_of(module.forward(*args, **kwargs)), output))
 
     def measure(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         drifts.append(error(output, outputs[len(drifts)][1]))
@@ -120,7 +130,7 @@ def _hooked(modules: dict[str, nn.Module], hook: Callable[..., None]) -> Iterato
     """Call hook(name, module, args, kwargs, output) after each forward of `modules`."""
 
     def named(name: str) -> Callable[..., None]:
-        return lambda *call: hook(name, *call)
+        return lambda *call: hook(name, *call[:-1], hidden_of(call[-1]))
 
     handles = [m.register_forward_hook(named(n), with_kwargs=True) for n, m in modules.items()]
     try:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -132,6 +133,12 @@ def stages_of(names: Sequence[str], drifts: Sequence[float], alone: Sequence[flo
         Stage(name, drifts[i], drifts[i] / drifts[i - 1] if i and drifts[i - 1] else None, alone[i], name in layers)
         for i, name in enumerate(names)
     ]
+
+
+def hidden_of(output: Any) -> torch.Tensor:
+    """The hidden states among what a layer returns: some return attention's weights too."""
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
 
 
 def error(ours: torch.Tensor, stock: torch.Tensor) -> float:

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.diagnostics.compare.kernels import wrong_kernels
-from torch_foundry.diagnostics.compare.result import LIMIT, REPLAY, STEP, Path, Stage, error, stages_of
+from torch_foundry.diagnostics.compare.result import LIMIT, REPLAY, STEP, Path, Stage, error, hidden_of, stages_of
 from torch_foundry.generation.step_state import CacheLayers, StepState
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
@@ -66,7 +66,7 @@ def compare_steps(
     with fused(False):
         prompt = text.read()
         caches = [copy.deepcopy(prompt) for _ in range(3)]
-        layers = [CacheLayers(cache, len(plan.owners), plan.state.kv_cache) for cache in caches]
+        layers = [CacheLayers(cache, plan.owners, plan.state.kv_cache) for cache in caches]
         seen, stock = _stock(model, text, caches[0], plan)
     with fused(True):
         by_kernels = _Kernels(model, plan, layers[1], text)
@@ -120,14 +120,16 @@ class _Text:
 def _stock(model: Any, text: _Text, cache: DynamicCache, plan: DecoderModel) -> tuple[Seen, list[torch.Tensor]]:
     """What passed through the stages in the first step, and the logits of all steps."""
     seen: Seen = []
-    stages = [plan.module.embed_tokens, *plan.module.layers[: len(plan.layers)], plan.last_norm, model.lm_head]
-    handles = [m.register_forward_hook(lambda _, args, out: seen.append((args[0], out))) for m in stages]
+    embedding, layers, norm = plan.parts
+    stages = [embedding, *layers[: len(plan.layers)], norm, model.lm_head]
+    handles = [m.register_forward_hook(lambda _, args, out: seen.append((args[0], hidden_of(out)))) for m in stages]
     try:
         logits = [model(**text.arguments(0, cache)).logits]
     finally:
         for handle in handles:
             handle.remove()
     seen[0] = (seen[0][0], seen[1][0])  # what the first layer gets: some models scale it on the way there
+    seen[-2] = (seen[-3][1], seen[-2][1])  # what the last layer gives, which may be several streams
     for step in range(1, STEPS):
         text.choose(logits[-1])
         logits.append(model(**text.arguments(step, cache)).logits)
@@ -155,7 +157,8 @@ class _Kernels:
                     drifts.append(error(x, seen[i][1]))
             self.logits.append(self._finished(x))
             self.layers.count(1)
-        modules = [self.plan.module.embed_tokens, *self.plan.module.layers, self.plan.last_norm, self.model.lm_head]
+        embedding, listed, norm = self.plan.parts
+        modules = [embedding, *listed, norm, self.model.lm_head]
         found = [names.get(id(m), type(m).__name__) for m in modules[: len(self.plan.layers) + 1] + modules[-2:]]
         limit = LIMIT.get(self.plan.dtype, LIMIT[torch.float32])
         if self.plan.state.kv_cache != PLAIN:  # a rounding may decide between two codes of a packed key
@@ -191,7 +194,7 @@ class _Kernels:
         def embed(ids: torch.Tensor) -> torch.Tensor:
             x = self.plan.embed(ids)
             inputs[:] = self.plan.per_layer(ids, x, GEMV)
-            return x
+            return self.plan.expand(x, GEMV)
 
         layers = [
             lambda x, i=i, layer=plan.layer, kv=kv: forward(
@@ -199,7 +202,7 @@ class _Kernels:
             )
             for i, (plan, kv) in enumerate(zip(self.plan.layers, self.plan.of_layers(views), strict=True))
         ]
-        return [embed, *layers, self.plan.norm, self.model.lm_head]
+        return [embed, *layers, lambda x: self.plan.norm(self.plan.collapse(x, GEMV)), self.model.lm_head]
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         head = head_of(self.model)

@@ -57,7 +57,7 @@ def perplexity(
     for each in models:
         each.eval()
     try:
-        for window in tqdm(windows, desc="Perplexity", unit="window", delay=2):
+        for window in tqdm(windows, desc="Perplexity", unit="window", delay=2, disable=None):
             rows = max(1, LOGITS // vocabulary)
             for start, scores in zip(
                 range(0, len(window) - 1, rows),

@@ -6,16 +6,16 @@ one (Mixtral's files say "llama") is a variant of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
+from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.keys import (
-    COMMON,
     CONV_KEYS,
+    CONV_MOE_KEYS,
     DELTA_KEYS,
     EPSILON,
     EXPERTS,
+    GEMMA4_KEYS,
     LOCAL_EXPERTS,
     MROPE,
     PATTERN,
@@ -25,6 +25,7 @@ from torch_foundry.io.gguf.keys import (
     SECTIONS,
     SHARED,
     SOFTCAPS,
+    STATE_KEYS,
     SWA_BASE,
     WINDOW,
     Key,
@@ -34,18 +35,22 @@ from torch_foundry.io.gguf.slots import (
     DELTA,
     FULL_NORMS,
     GATED_QKVO,
+    GEMMA4,
+    GEMMA4_OUTER,
     GLM4_NORMS,
     GPT_OSS_MOE,
+    GRANITE_MLP,
     GRANITE_MOE,
+    GRANITE_SHARED,
     HEAD_NORMS,
     JOINED_MLP,
     LATE_NORMS,
     LFM2,
+    LFM2_MOE,
     LFM2_NORM,
     MLP,
     MLP_BIAS,
     MOE,
-    NORM,
     NORMS_OF_ROTATED_HEADS,
     POST_NORMS,
     PRE_NORMS,
@@ -55,59 +60,10 @@ from torch_foundry.io.gguf.slots import (
     SANDWICH,
     SHARED_EXPERT,
     SHORT_CONV,
+    STATE_SPACE,
     TILED_DELTA,
     Slot,
 )
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One architecture, or a variant of it.
-
-    config: class of transformers. layer: tensors of each block. options: groups of tensors that a file has in every
-    block or in none, by the field of the config that says which. interleaved: rotary pairs lie side by side in the rows
-    of a head (transformers has them half a head apart). norm_offset: what the file's norms have been raised by. tied:
-    the output layer is always the embedding. pattern: every which layer sees beyond the sliding window. constants:
-    fields of the config that follow from the architecture. scalar_layers: number of layers of the one size whose scores
-    are scaled by hidden size / heads instead of by the head size. recurrent: tensors of blocks without attention, in
-    place of its own; kind: their type in the config. norm: the last norm. leading: the feed-forward block of the first
-    blocks, as many as leading_dense_block_count says, in place of experts. expert_size: field of the config that has
-    the feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants:
-    key that is above 0 -> what it is then.
-    """
-
-    config: str
-    layer: tuple[Slot, ...]
-    own_keys: tuple[Key, ...] = ()
-    options: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
-    interleaved: bool = False
-    norm_offset: float = 0.0
-    tied: bool = False
-    pattern: int = 0
-    partial_rope: bool = False
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    scalar_layers: int = 0
-    recurrent: tuple[Slot, ...] = ()
-    kind: str = "linear_attention"
-    norm: Slot = NORM
-    leading: tuple[Slot, ...] = ()
-    rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    expert_size: str = "moe_intermediate_size"
-    variants: Mapping[str, Architecture] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """All hyperparameters; its own take the place of common ones."""
-        return tuple({key.name: key for key in (*COMMON, *self.own_keys)}.values())
-
-    def slots(self, recurrent: bool, leading: bool = False) -> tuple[Slot, ...]:
-        """The tensors of a block with attention, or of one with a recurrent state; or of one of the leading ones."""
-        if leading:
-            return (*(slot for slot in self.layer if not slot.parameter.startswith("mlp.")), *self.leading)
-        if not recurrent:
-            return self.layer
-        return (*self.recurrent, *(slot for slot in self.layer if not slot.parameter.startswith("self_attn.")))
-
 
 BIASES = {"attention_bias": QKVO_BIAS, "mlp_bias": MLP_BIAS}
 MIXTRAL = Architecture(
@@ -170,6 +126,30 @@ QWEN35MOE = replace(
     rope={"default": MROPE, "yarn": MROPE},
 )
 
+GRANITE_HYBRID = replace(
+    GRANITE,
+    config="GraniteMoeHybridConfig",
+    layer=(*PRE_NORMS, *QKVO, *GRANITE_MLP),
+    own_keys=(
+        *(*GRANITE.own_keys, *STATE_KEYS),
+        Key("feed_forward_length", "shared_intermediate_size", int, 1, 1 << 24, REQUIRED),
+    ),
+    options={},
+    constants={"num_local_experts": 0},
+    recurrent=STATE_SPACE,
+    value_size="mamba_d_head",
+    unused=frozenset({"mamba_chunk_size", "position_embedding_type", "intermediate_size", "num_experts_per_tok"}),
+)
+GRANITE_HYBRID_MOE = replace(
+    GRANITE_HYBRID,
+    layer=(*PRE_NORMS, *QKVO, *GRANITE_MOE, *GRANITE_SHARED),
+    own_keys=(*GRANITE.own_keys, *STATE_KEYS, *LOCAL_EXPERTS, replace(SHARED, default=REQUIRED)),
+    constants={},
+    expert_size="intermediate_size",
+    shared_size="shared_intermediate_size",
+    unused=frozenset({"mamba_chunk_size", "position_embedding_type"}),
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
     "mistral": replace(MISTRAL, variants={"expert_count": MIXTRAL}),
@@ -219,6 +199,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pattern=6,
         scalar_layers=62,
     ),
+    "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, two_kinds=True),
     "granite": GRANITE,
     "mistral3": replace(
         MISTRAL,
@@ -286,6 +267,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         kind="conv",
         norm=LFM2_NORM,
     ),
+    "lfm2moe": Architecture(
+        "Lfm2MoeConfig",
+        LFM2_MOE,
+        CONV_MOE_KEYS,
+        recurrent=SHORT_CONV,
+        kind="conv",
+        norm=LFM2_NORM,
+        leading=LFM2[-3:],
+    ),
+    "granitehybrid": replace(GRANITE_HYBRID, variants={"expert_count": GRANITE_HYBRID_MOE}),
     "qwen3next": HYBRID,
     "qwen35": replace(
         HYBRID,

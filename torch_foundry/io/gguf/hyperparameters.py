@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io.gguf.architectures import ARCHITECTURES, Architecture
+from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.architectures import ARCHITECTURES
 from torch_foundry.io.gguf.keys import NEUTRAL, REQUIRED, Key
 
-_KINDS = {int: "an integer", float: "a floating-point number", bool: "a truth value", str: "a string"}
+_KINDS = {
+    int: "an integer",
+    float: "a floating-point number",
+    bool: "a truth value",
+    str: "a string",
+    object: "numbers",
+}
 
 
 def find_architecture(metadata: Mapping[str, Any], file: str | os.PathLike[str]) -> tuple[str, Architecture]:

@@ -81,16 +81,48 @@ DELTA_KEYS = (
     Key("full_attention_interval", "", int, 1, 1 << 12, 4),
     Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
 )
+BY_BLOCK = Key("attention.head_count_kv", "", object, 1, 1 << 14)  # 0: such a block has no attention
+STATE_KEYS = (  # of Mamba2
+    Key("ssm.conv_kernel", "mamba_d_conv", int, 1, 1 << 7, REQUIRED),
+    Key("ssm.state_size", "mamba_d_state", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.group_count", "mamba_n_groups", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.time_step_rank", "mamba_n_heads", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    Key("rope.scaling.finetuned", "", bool, 0, 1, False),  # whether heads are rotated
+    BY_BLOCK,
+)
 CONV_KEYS = (
-    Key("attention.head_count_kv", "", object, 1, 1 << 14),  # of each block; 0: it has no attention
+    BY_BLOCK,
     Key("attention.layer_norm_rms_epsilon", "norm_eps", float, EPSILON, 0.1, REQUIRED),
     Key("shortconv.l_cache", "conv_L_cache", int, 1, 1 << 7, REQUIRED),
+)
+CONV_MOE_KEYS = (
+    *CONV_KEYS,
+    *(EXPERTS[0], EXPERTS[1], replace(EXPERTS[2], default=REQUIRED)),
+    Key("expert_weights_scale", "routed_scaling_factor", float, EPSILON, 1e6, 1.0),
+    Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True),
+    Key("expert_gating_func", "", int, 2, 2, 2),  # sigmoid
+    Key("leading_dense_block_count", "num_dense_layers", int, 0, 1 << 12, 0),
 )
 SECTIONS = Key("rope.dimension_sections", "", object, 0, 0)
 MROPE = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}  # whose positions are all the same for text
 SOFTCAPS = (
     Key("attn_logit_softcapping", "attn_logit_softcapping", float, EPSILON, 1e6, 50.0),
     Key("final_logit_softcapping", "final_logit_softcapping", float, EPSILON, 1e6, 30.0),
+)
+GEMMA4_KEYS = (
+    *(replace(SOFTCAPS[1], default=None), replace(WINDOW, low=1, default=REQUIRED), PATTERN),
+    replace(SWA_BASE, default=1e4),
+    Key("attention.head_count_kv", "", object, 1, 1 << 14, REQUIRED),  # of each block, as the next may be
+    Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),
+    *(Key(f"attention.key_length{suffix}", "", int, 2, 1 << 14, REQUIRED) for suffix in ("", "_swa")),
+    Key("attention.value_length_swa", "", int, 1, 1 << 14),
+    Key("attention.shared_kv_layers", "num_kv_shared_layers", int, 0, 1 << 12, 0),
+    Key("embedding_length_per_layer_input", "hidden_size_per_layer_input", int, 0, 1 << 16, 0),
+    Key("rope.dimension_count_swa", "", int, 2, 1 << 14),
+    replace(EXPERTS[0], low=0, default=None),
+    replace(EXPERTS[1], field="top_k_experts", default=None),
+    EXPERTS[2],
 )
 
 # What files may say about models of any architecture, with the values that change nothing. Where an architecture has

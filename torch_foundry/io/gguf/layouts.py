@@ -46,6 +46,7 @@ def _by_key_head(sizes: Sizes) -> Tensor:
 
 
 LAYOUTS = {
+    "joined": Layout(None),
     "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),
     "key heads": Layout(_by_key_head),
     "decay": Layout(None, negated=True),

@@ -11,9 +11,10 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
+from torch_foundry.io.gguf.blocks import of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
-from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
-from torch_foundry.io.gguf.rope import RopeError, rope_parameters
+from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
+from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot
 from torch_foundry.io.weights import Weight, WeightReader
 
@@ -36,15 +37,17 @@ class GgufModel:
         self.tensors = container.tensors
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
-            raise self._fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
+            raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
+        self.blocks, self.fields = two_kinds(self) if self.architecture.two_kinds else ([{}] * self.layers, {})
         self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes()
         found = self._found()
+        self._own = {name for _, names, _ in found for name in names}
         source = WeightReader(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
-        self.weights = {slot.parameter: self._weight(source, names, slot) for slot, names in found}
+        self.weights = {slot.parameter: self._weight(source, slot, names, sizes) for slot, names, sizes in found}
         self.rope = self._rope()
 
-    def _fail(self, code: str, key: str, expected: str, found: object) -> LoadError:
+    def fail(self, code: str, key: str, expected: str, found: object) -> LoadError:
         field = key if key in self.tensors or key.endswith((".weight", ".bias")) else f"{self.name}.{key}"
         return LoadError(code, self.file, field, expected=expected, found=str(found))
 
@@ -56,29 +59,29 @@ class GgufModel:
         head = values["attention.key_length"]
         if head is None:
             if hidden % heads:
-                raise self._fail("SHAPE", "attention.head_count", f"a divisor of {hidden}", heads)
+                raise self.fail("SHAPE", "attention.head_count", f"a divisor of {hidden}", heads)
             head = hidden // heads
         queries = self.tensors.get("blk.0.attn_q.weight")
         if QKVO[0] in self.architecture.layer and queries is not None and queries.shape != (heads * head, hidden):
-            raise self._fail("SHAPE", queries.name, str([heads * head, hidden]), list(queries.shape))
+            raise self.fail("SHAPE", queries.name, str([heads * head, hidden]), list(queries.shape))
         if heads % kv_heads:
-            raise self._fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
+            raise self.fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
         if (value := values["attention.value_length"]) not in (None, head):
-            raise self._fail("HP_RANGE", "attention.value_length", f"{head}, as keys have", value)
+            raise self.fail("HP_RANGE", "attention.value_length", f"{head}, as keys have", value)
         rotated = values["rope.dimension_count"] or head
         allowed = range(2, head + 1, 2) if self.architecture.partial_rope else (head,)
         if rotated not in allowed or head % 2:
-            raise self._fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
+            raise self.fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
         sizes = {"H": hidden, "A": heads, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
         sizes["F"] = values["feed_forward_length"]
         if experts := values.get("expert_count"):
             used = values["expert_used_count"]
             if used > experts:
-                raise self._fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
+                raise self.fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
             groups, chosen = (values.get(f"expert_group_{name}") or 1 for name in ("count", "used_count"))
             if experts % groups or chosen > groups:
                 expected = f"a divisor of {experts}, with as many groups chosen at most"
-                raise self._fail("HP_RANGE", "expert_group_count", expected, f"{groups}, {chosen} chosen")
+                raise self.fail("HP_RANGE", "expert_group_count", expected, f"{groups}, {chosen} chosen")
             inner = values.get("expert_feed_forward_length")
             all_alone = self.architecture.expert_size == "intermediate_size"
             sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
@@ -89,26 +92,31 @@ class GgufModel:
         elif self.architecture.recurrent:
             sizes |= self._delta_sizes()
         sizes["V"] = self._vocabulary(hidden)
+        if self.architecture.two_kinds:
+            inputs = values["embedding_length_per_layer_input"]
+            sizes |= {"R": self.fields["global_head_dim"], "P": inputs, "J": inputs * self.layers}
+            sizes["Y"] = self.fields.get("vocab_size_per_layer_input", 0)
         return sizes
 
     def _heads_of_blocks(self) -> list[int]:
         """How many heads keys have in each block; 0: it has no attention."""
-        name, count = "attention.head_count_kv", self.values["block_count"]
-        found = self.values["attention.head_count"] if self.values[name] is None else self.values[name]
-        listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else [found] * count
-        if set(map(type, listed)) != {int} or min(listed) < 0 or len(set(listed) - {0}) > 1:
-            raise self._fail("HP_RANGE", name, f"one number, or 0 in some of {count} blocks", str(found)[:80])
+        name = "attention.head_count_kv"
+        if self.values[name] is None:
+            return [self.values["attention.head_count"]] * self.values["block_count"]
+        listed = of_each_block(self, name)
+        if len(set(listed) - {0}) > 1:
+            raise self.fail("HP_RANGE", name, "one number, or 0 in some blocks", str(listed)[:80])
         return listed
 
     def _delta_sizes(self) -> dict[str, int]:
         values = self.values
         keys, key, heads = (values[f"ssm.{name}"] for name in ("group_count", "state_size", "time_step_rank"))
         if heads % keys:
-            raise self._fail("HP_RANGE", "ssm.time_step_rank", f"a multiple of {keys}", heads)
+            raise self.fail("HP_RANGE", "ssm.time_step_rank", f"a multiple of {keys}", heads)
         if (inner := values["ssm.inner_size"]) % heads:
-            raise self._fail("HP_RANGE", "ssm.inner_size", f"a multiple of {heads}", inner)
+            raise self.fail("HP_RANGE", "ssm.inner_size", f"a multiple of {heads}", inner)
         sizes = {"G": keys, "N": key, "B": heads, "U": inner // heads, "Z": inner}
-        return sizes | {"C": 2 * keys * key + inner, "T": values["ssm.conv_kernel"]}
+        return sizes | {"M": inner // keys, "C": 2 * keys * key + inner, "T": values["ssm.conv_kernel"]}
 
     def recurrent(self, index: int) -> bool:
         """Whether block `index` has a recurrent state, in place of attention."""
@@ -120,50 +128,57 @@ class GgufModel:
         """Rows of the embedding, which is what tells."""
         info = self._tensor(EMBEDDING.tensor)
         if len(info.shape) != 2 or info.shape[1] != hidden:
-            raise self._fail("SHAPE", info.name, f"[vocabulary, {hidden}]", list(info.shape))
+            raise self.fail("SHAPE", info.name, f"[vocabulary, {hidden}]", list(info.shape))
         if (said := self.values["vocab_size"]) not in (None, info.shape[0]):
-            raise self._fail("VOCAB_SIZE", "vocab_size", f"{info.shape[0]}, the rows of {info.name}", said)
+            raise self.fail("VOCAB_SIZE", "vocab_size", f"{info.shape[0]}, the rows of {info.name}", said)
         return info.shape[0]
 
     def _tensor(self, name: str) -> TensorInfo:
         if name not in self.tensors:
-            raise self._fail("TENSOR_MISSING", name, "a tensor", "none")
+            raise self.fail("TENSOR_MISSING", name, "a tensor", "none")
         return self.tensors[name]
 
-    def _slots(self) -> Iterator[tuple[list[str], Slot]]:
-        """The tensors that there have to be, for each parameter."""
-        yield EMBEDDING.tensors, EMBEDDING
-        yield self.architecture.norm.tensors, self.architecture.norm
-        if OUTPUT.tensor in self.tensors and not self.architecture.tied:
-            yield OUTPUT.tensors, OUTPUT
+    def _slots(self) -> Iterator[tuple[list[str], Slot, Sizes]]:
+        """The tensors that there have to be, for each parameter, and what letters stand for in its block."""
+        outer = (EMBEDDING, self.architecture.norm, *self.architecture.outer)
+        output = (OUTPUT,) if OUTPUT.tensor in self.tensors and not self.architecture.tied else ()
+        for slot in (*outer, *output):
+            if not slot.needs or self.sizes[slot.needs]:
+                yield slot.tensors, slot, self.sizes
         options = [slot for option in self.options() for slot in self.architecture.options[option]]
         for index in range(self.layers):
             leading = index < (self.values.get("leading_dense_block_count") or 0)
+            sizes = self.sizes | self.blocks[index]
             for slot in (*self.architecture.slots(self.recurrent(index), leading), *options):
+                if slot.needs and not sizes.get(slot.needs):
+                    continue
                 parameter = MODEL_LAYER.format(index) + slot.parameter
-                yield [BLOCK.format(index) + name for name in slot.tensors], replace(slot, parameter=parameter)
+                yield [BLOCK.format(index) + name for name in slot.tensors], replace(slot, parameter=parameter), sizes
 
     def options(self) -> list[str]:
         """The groups of tensors that this file has beyond those that all have."""
         first = BLOCK.format(0)
         return [name for name, group in self.architecture.options.items() if first + group[0].tensor in self.tensors]
 
-    def _found(self) -> list[tuple[Slot, list[str]]]:
+    def _found(self) -> list[tuple[Slot, list[str], Sizes]]:
         """The tensors that make the model, several where each expert has its own. Before anything else: what is needed
         must be there, and nothing more."""
         found = []
         self.absent: list[str] = []  # parameters without a tensor, where that is allowed
-        for wanted, slot in self._slots():
+        for wanted, slot, sizes in self._slots():
             names = self._experts(wanted[0]) if len(wanted) == 1 else wanted
             missing = [each for each in names if each not in self.tensors]
             if not missing:
-                found.append((slot, names))
+                found.append((slot, names, sizes))
             elif missing == wanted and self.allow("TENSOR_MISSING", missing[0]):
                 self.absent.append(slot.parameter)
             else:
-                raise self._fail("TENSOR_MISSING", missing[0], "a tensor", "none")
-        known = ROPE_TENSORS.union(*(names for _, names in found))
-        known |= {side for _, (name, *_) in found for side in _sides(name) if self._has_sides(name)}
+                raise self.fail("TENSOR_MISSING", missing[0], "a tensor", "none")
+        known = ROPE_TENSORS.union(*(names for _, names, _ in found))
+        known |= {side for _, (name, *_), _ in found for side in _sides(name) if self._has_sides(name)}
+        for index, sizes in enumerate(self.blocks):  # what blocks have that use the keys of others: nothing reads it
+            unused = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight") if sizes.get("K") == 0 else ()
+            known |= {BLOCK.format(index) + name for name in unused}
         beyond = range(self.layers, self.values["block_count"])  # that predict further tokens
         ignored = tuple(BLOCK.format(index) for index in beyond)
         for name in self.tensors:
@@ -183,42 +198,44 @@ class GgufModel:
         return self.tensors[name].format == "nvfp4" and name != EMBEDDING.tensor
 
     def _factors(self, name: str) -> TensorInfo | None:
-        """The factors of a tensor's blocks."""
-        if not self._has_sides(name):
+        """The factors of a tensor's blocks. A parameter of that name, as of Gemma 4's experts, has them in it."""
+        if not self._has_sides(name) or _sides(name)[0] in self._own:
             return None
         count = self.sizes["E"] if "_exps." in name else 1
         for side in _sides(name):
             if (info := self.tensors.get(side)) is not None:
                 if info.shape != (count,):
-                    raise self._fail("SHAPE", side, f"[{count}]", list(info.shape))
+                    raise self.fail("SHAPE", side, f"[{count}]", list(info.shape))
                 if info.format != "f32":
-                    raise self._fail("TENSOR_TYPE", side, "f32", info.format)
+                    raise self.fail("TENSOR_TYPE", side, "f32", info.format)
         return self.tensors.get(_sides(name)[0])
-
-    def _shape(self, slot: Slot) -> tuple[int, ...]:
-        return tuple(self._size(part.split("+")) for part in slot.shape.split())
 
     def _size(self, letters: Iterable[str]) -> int:
         return sum(self.sizes[letter] for letter in letters)
 
-    def _weight(self, source: WeightReader, names: list[str], slot: Slot) -> Weight:
-        shape, infos = self._shape(slot), [self.tensors[name] for name in names]
+    def _weight(self, source: WeightReader, slot: Slot, names: list[str], sizes: Sizes) -> Weight:
+        shape = tuple(sum(sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        infos = [self.tensors[name] for name in names]
         if slot.layout:
             return self._laid_out(source, infos, slot, shape)
-        stored = shape if len(names) == 1 else shape[1:]
+        stored = self._stored(slot, sizes) if slot.stored else shape[len(names) > 1 :]
         for info in infos:
             self._check(info, stored, len(shape) > 1 and not slot.single)
             if info.format != infos[0].format:
-                raise self._fail("TENSOR_TYPE", info.name, f"{infos[0].format}, as the first expert has", info.format)
+                raise self.fail("TENSOR_TYPE", info.name, f"{infos[0].format}, as the first expert has", info.format)
         head = self.sizes["D"] if slot.heads and self.architecture.interleaved else 0
         offset = self.architecture.norm_offset if slot.offset else 0.0
         return source.weight(infos, shape, head, offset, self._factors(names[0]))
+
+    def _stored(self, slot: Slot, sizes: Sizes) -> tuple[int, ...]:
+        """The shape in the file, of one that is not the parameter's."""
+        return tuple(sizes[letter] for letter in slot.stored.split())
 
     def _laid_out(self, source: WeightReader, infos: list[TensorInfo], slot: Slot, shape: tuple[int, ...]) -> Weight:
         """A parameter that no tensor is as it lies there."""
         layout, parts = LAYOUTS[slot.layout], []
         for index, info in enumerate(infos):
-            dims = [dim.split("+") for dim in slot.shape.split()]
+            dims = [dim.split("+") for dim in (slot.stored or slot.shape).split()]
             stored = tuple(self._size(dim[index : index + 1] if len(dim) == len(infos) > 1 else dim) for dim in dims)
             self._check(info, stored, not slot.single)
             parts.append(source.weight(info, stored, factors=self._factors(info.name)))
@@ -230,7 +247,7 @@ class GgufModel:
             assert weight.load_as is not None
             loaded = weight.load_as(device, dtype or torch.float32)
             if not bool(loaded.isfinite().all()):
-                raise self._fail("NONFINITE", infos[0].name, "numbers below 0", "others")
+                raise self.fail("NONFINITE", infos[0].name, "numbers below 0", "others")
             return loaded
 
         return replace(weight, load=load, load_as=load)
@@ -239,10 +256,14 @@ class GgufModel:
         """Refuse a tensor of another shape or type than its parameter can have."""
         known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
         if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
-            raise self._fail("SHAPE", info.name, str(list(stored)), list(info.shape))
+            raise self.fail("SHAPE", info.name, str(list(stored)), list(info.shape))
         if info.format not in (known if matrix else quant.DENSE):
             expected = "one of " + quant.listing(known if matrix else quant.DENSE)
-            raise self._fail("TENSOR_TYPE", info.name, expected, info.format)
+            raise self.fail("TENSOR_TYPE", info.name, expected, info.format)
+
+    def rows(self, name: str) -> int:
+        """Of a tensor; 0: there is none."""
+        return self.tensors[name].shape[0] if name in self.tensors and self.tensors[name].shape else 0
 
     def _rope(self) -> dict[str, Any]:
         """`rope_parameters`, from keys and from tensors that are no parameters."""
@@ -250,15 +271,16 @@ class GgufModel:
         for name in sorted(ROPE_TENSORS & self.tensors.keys()):
             info, half = self.tensors[name], self.sizes["R"] // 2
             if info.shape != (half,):
-                raise self._fail("SHAPE", name, f"[{half}]", list(info.shape))
+                raise self.fail("SHAPE", name, f"[{half}]", list(info.shape))
             if info.format != "f32":
-                raise self._fail("TENSOR_TYPE", name, "f32", info.format)
+                raise self.fail("TENSOR_TYPE", name, "f32", info.format)
             factors[name] = self.container.read(name)
         try:
-            return rope_parameters(self.values, factors, self.sizes["R"])
+            kind = proportional if self.architecture.two_kinds else rope_parameters
+            return kind(self.values, factors, self.sizes["R"])
         except RopeError as error:
             code = "TENSOR_MISSING" if error.key not in self.tensors and error.key.endswith("weight") else "HP_RANGE"
-            raise self._fail(code, error.key, error.expected, error.found) from None
+            raise self.fail(code, error.key, error.expected, error.found) from None
 
 
 def _sides(name: str) -> tuple[str, str]:

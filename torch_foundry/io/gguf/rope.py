@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from torch_foundry.io.gguf.architectures import Architecture
+from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.blocks import head_dim, said_of_two_kinds
 from torch_foundry.io.gguf.hyperparameters import shortest
 
 LLAMA3_CONTEXT = 8192  # that all models of this kind were trained with at first; files don't say
+STILL = 1e30  # what frequencies are divided by where nothing turns
 CLOSE = 1e-4  # relative; frequencies computed in float32 by others
 FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -61,6 +63,21 @@ def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, torch.Tenso
     if kind not in ("none", "longrope"):  # longrope without factors is no longer than others
         raise RopeError("rope.scaling.type", "'none', 'linear', 'yarn' or 'longrope'", repr(kind)[:80])
     return found
+
+
+def proportional(values: Mapping[str, Any], factors: Mapping[str, torch.Tensor], dims: int) -> dict[str, Any]:
+    """Those of Gemma 4's layers without a window: pairs behind the first are divided by so much that none turns."""
+    for name in ("rope.scaling.type", *factors):
+        if name != "rope_freqs.weight" and values.get(name) != "none":
+            raise RopeError(name, "none", "one")
+    share = 1.0
+    if (given := factors.get("rope_freqs.weight")) is not None:
+        turned = int((given == 1).sum())
+        if not turned or not bool((given[:turned] == 1).all() and (given[turned:] > STILL / 2).all()):
+            raise RopeError("rope_freqs.weight", f"ones, and {STILL:g} behind them", "others")
+        share = turned / len(given)
+    base = values["rope.freq_base"] or 1e6
+    return {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": share}
 
 
 def _original(values: Mapping[str, Any]) -> int:
@@ -127,7 +144,7 @@ def _round(value: float) -> float:
 def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """(keys without the architecture's name, tensors). ValueError for a kind of scaling that files can't say."""
     config = model.config
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = head_dim(config)
     found = dict(config.rope_parameters)
     values: dict[str, Any] = {}
     factors: dict[str, torch.Tensor] = {}
@@ -136,6 +153,7 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
         if found["sliding_attention"].get("rope_type", "default") != "default":
             raise ValueError("rope_parameters: GGUF can't say a scaling of the layers with a sliding window")
         found = dict(found["full_attention"])
+    head = said_of_two_kinds(config)["attention.key_length"] if architecture.two_kinds else head
     dims = int(head * found.get("partial_rotary_factor", 1.0)) if architecture.partial_rope else head
     base = float(found["rope_theta"])
     values |= {"rope.freq_base": base, "rope.dimension_count": dims}
@@ -153,6 +171,9 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
             values["rope.scaling.attn_factor"] = attention / (0.1 * math.log(max(found["factor"], 1.0)) + 1.0)
         values["attention.temperature_scale"] = found.get("llama_4_scaling_beta")
         values["rope.scaling.yarn_log_multiplier"] = found.get("mscale_all_dim")
+    elif kind == "proportional" and architecture.two_kinds and found.get("factor", 1.0) == 1.0:
+        turned = int(dims * found.get("partial_rotary_factor", 1.0) // 2)
+        factors["rope_freqs.weight"] = torch.tensor([1.0] * turned + [STILL] * (dims // 2 - turned))
     elif kind == "llama3":
         values["rope.scaling.original_context_length"] = original
         factors["rope_freqs.weight"] = llama3_factors(found, base, dims)

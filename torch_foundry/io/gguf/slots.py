@@ -15,9 +15,12 @@ class Slot:
     H: hidden size, Q, K: all query, all key heads, A: query heads, D: a head, F: feed-forward, V: vocabulary, E:
     experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads, N: a key head,
     B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T: tokens that a
-    convolution sees; "A+B": one after the other. A dimension of 1 may be left out.
+    convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values that are
+    not keys; "A+B": one after the other. A dimension of 1 may be left out.
     tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
-    another order. layout: in `LAYOUTS`, of parameters that no file has as they are.
+    another order. layout: in `LAYOUTS`, of parameters that no file has as they are. stored: the shape in the file, if
+    it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be
+    there, or else the tensor is not.
     """
 
     tensor: str
@@ -25,6 +28,8 @@ class Slot:
     shape: str
     heads: bool = False
     layout: str = ""
+    stored: str = ""
+    needs: str = ""
 
     @property
     def tensors(self) -> list[str]:
@@ -125,6 +130,16 @@ TILED_DELTA = (
     replace(STEP, layout="tiled heads"),
     DELTA_NORM,
 )
+STATE_SPACE = (  # Mamba2's
+    Slot("ssm_in.weight", "mamba.in_proj.weight", "Z+C+B H"),
+    Slot("ssm_conv1d.weight", "mamba.conv1d.weight", "C 1 T"),
+    Slot("ssm_conv1d.bias", "mamba.conv1d.bias", "C"),
+    Slot("ssm_dt.bias", "mamba.dt_bias", "B"),
+    Slot("ssm_a", "mamba.A_log", "B", layout="decay", stored="B 1"),
+    Slot("ssm_d", "mamba.D", "B", stored="B 1"),
+    Slot("ssm_norm.weight", "mamba.norm.weight", "Z", stored="G M"),
+    Slot("ssm_out.weight", "mamba.out_proj.weight", "H Z"),
+)
 GATED_QKVO = (Slot("attn_q.weight", "self_attn.q_proj.weight", "Q+Q H"), *QKVO[1:])
 LATE_NORMS = (
     Slot("attn_norm.weight", "input_layernorm.weight", "H"),
@@ -144,6 +159,11 @@ LFM2 = (
     Slot("ffn_gate.weight", "feed_forward.w1.weight", "F H"),
     Slot("ffn_up.weight", "feed_forward.w3.weight", "F H"),
     Slot("ffn_down.weight", "feed_forward.w2.weight", "H F"),
+)
+LFM2_MOE = (
+    *LFM2[:-3],
+    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MOE),
+    Slot("exp_probs_b.bias", "feed_forward.expert_bias", "E"),
 )
 SHORT_CONV = (
     Slot("shortconv.conv.weight", "conv.conv.weight", "H 1 T"),
@@ -170,6 +190,14 @@ GRANITE_MOE = tuple(
     replace(slot, parameter=slot.parameter.replace("mlp.gate", "mlp.router").replace("mlp.", "block_sparse_moe."))
     for slot in MOE
 )
+GRANITE_MLP = (
+    Slot("ffn_gate.weight+ffn_up.weight", "shared_mlp.input_linear.weight", "F+F H", layout="joined"),
+    Slot("ffn_down.weight", "shared_mlp.output_linear.weight", "H F"),
+)
+GRANITE_SHARED = (
+    Slot("ffn_gate_shexp.weight+ffn_up_shexp.weight", "shared_mlp.input_linear.weight", "S+S H", layout="joined"),
+    Slot("ffn_down_shexp.weight", "shared_mlp.output_linear.weight", "H S"),
+)
 GPT_OSS_MOE = (
     Slot("ffn_gate_inp.weight", "mlp.router.weight", "E H"),
     Slot("ffn_gate_inp.bias", "mlp.router.bias", "E"),
@@ -177,4 +205,26 @@ GPT_OSS_MOE = (
     Slot("ffn_gate_exps.bias+ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias", "E X+X", layout="turns"),
     Slot("ffn_down_exps.bias", "mlp.experts.down_proj_bias", "E H"),
     Slot("attn_sinks.weight", "self_attn.sinks", "A"),
+)
+GEMMA4 = (
+    *SANDWICH,
+    *(replace(QKVO[0], heads=False), HEAD_NORMS[0], QKVO[3], *MLP),
+    *(replace(QKVO[1], needs="K"), replace(HEAD_NORMS[1], needs="K"), replace(QKVO[2], shape="W H", needs="W")),
+    Slot("layer_output_scale.weight", "layer_scalar", "1"),
+    Slot("inp_gate.weight", "per_layer_input_gate.weight", "P H", needs="P"),
+    Slot("proj.weight", "per_layer_projection.weight", "H P", needs="P"),
+    Slot("post_norm.weight", "post_per_layer_input_norm.weight", "H", needs="P"),
+    Slot("ffn_gate_inp.weight", "router.proj.weight", "E H", needs="E"),
+    Slot("ffn_gate_inp.scale", "router.scale", "H", needs="E"),
+    Slot("ffn_gate_up_exps.weight", "experts.gate_up_proj", "E X+X H", needs="E"),
+    Slot("ffn_down_exps.weight", "experts.down_proj", "E H X", needs="E"),
+    Slot("ffn_down_exps.scale", "router.per_expert_scale", "E", needs="E"),
+    Slot("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight", "H", needs="E"),
+    Slot("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", "H", needs="E"),
+    Slot("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", "H", needs="E"),
+)
+GEMMA4_OUTER = (
+    Slot("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", "Y J", needs="P"),
+    Slot("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", "J H", needs="P"),
+    Slot("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", "P", needs="P"),
 )

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from torch_foundry import quant
-from torch_foundry.io.gguf.architectures import Architecture
+from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.blocks import head_dim
 from torch_foundry.io.gguf.layouts import LAYOUTS, take_apart
 from torch_foundry.io.gguf.slots import EMBEDDING, Slot
 from torch_foundry.io.weights import side_by_side
@@ -19,6 +20,7 @@ from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of
 
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
+BOTH = "gate_up_proj"
 
 
 class Tensor:
@@ -42,8 +44,9 @@ def find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
     except AttributeError:  # a layer without experts among others
         return None
     if isinstance(module, FoundryExperts) and not leaf.endswith("bias"):
-        fmt = module.formats[EXPERTS.index(leaf)]
-        tensor = getattr(module, leaf)
+        part = EXPERTS[0] if leaf == BOTH else leaf
+        fmt = module.formats[EXPERTS.index(part)]
+        tensor = getattr(module, part)
         return tensor, fmt, quant.get_format(fmt).columns(tensor.shape[-1])
     if isinstance(module, FoundryLinear | FoundryEmbedding) and leaf == "weight":
         columns = module.in_features if isinstance(module, FoundryLinear) else module.embedding_dim
@@ -78,9 +81,15 @@ def tensors_of(model: Any, slot: Slot, architecture: Architecture) -> dict[str, 
         hint = "unpatch(model, dequantize=True) makes weights dense"
         raise ValueError(f"{slot.parameter}: GGUF has no {fmt}; {hint}")
     if slot.layout:
-        return _laid_out(model, slot, tensor, fmt)
-    shape = _without_ones((*tensor.shape[:-1], columns), slot)
-    vector = len(shape) == 1 or slot.single
+        return _laid_out(model, slot, tensor, fmt, architecture)
+    experts: Any = model.get_submodule(slot.parameter.rpartition(".")[0])
+    if isinstance(experts, FoundryExperts) and slot.parameter.endswith(BOTH):
+        if experts.formats[1] != fmt:
+            raise ValueError(f"{slot.parameter}: GGUF has one tensor for gate and up, which are of two formats")
+        both = experts.gate_proj, experts.up_proj
+        return {slot.tensor: Tensor((len(tensor), 2 * tensor.shape[1], columns), fmt, lambda: torch.cat(both, 1))}
+    shape = _shape((*tensor.shape[:-1], columns), slot, model.config, architecture)
+    vector = len(slot.shape.split()) == 1 or len(shape) == 1 or slot.single
     offset = architecture.norm_offset if slot.offset else 0.0
     head = head_dim(model.config) if slot.heads and architecture.interleaved else 0
 
@@ -100,9 +109,12 @@ def tensors_of(model: Any, slot: Slot, architecture: Architecture) -> dict[str, 
     return tensors
 
 
-def _without_ones(dims: tuple[int, ...], slot: Slot) -> tuple[int, ...]:
-    """The shape in the file, without dimensions that are 1 in all models."""
-    return tuple(size for size, letter in zip(dims, slot.shape.split(), strict=True) if letter != "1")
+def _shape(dims: tuple[int, ...], slot: Slot, config: Any, architecture: Architecture) -> tuple[int, ...]:
+    """The shape in the file, without dimensions that are 1 in all models but where that is usual."""
+    if slot.stored:
+        sizes = {"1": 1, **state_sizes(config, architecture)}
+        return tuple(sizes[letter] for letter in slot.stored.split())
+    return tuple(size for size, letter in zip(dims, slot.shape.split(), strict=True) if letter != "1") or (1,)
 
 
 def _order(model: Any, parameter: str) -> torch.Tensor | None:
@@ -111,11 +123,13 @@ def _order(model: Any, parameter: str) -> torch.Tensor | None:
     return order
 
 
-def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str) -> dict[str, Tensor]:
+def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architecture: Architecture) -> dict[str, Tensor]:
     """The tensors of the file that hold a parameter which none of them is as it lies there."""
-    layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), _delta_sizes(model.config)
+    layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), state_sizes(model.config, architecture)
     sizes["X"] = tensor.shape[-1] // 2
     parts = slot.shape.split()[layout.axis].split("+") if len(slot.tensors) > 1 else []
+    if len(set(parts)) == 1:
+        sizes[parts[0]] = tensor.shape[layout.axis] // len(parts)
     lengths = [sizes[letter] for letter in parts] or [tensor.shape[layout.axis]]
     order, whole = _order(model, slot.parameter), tensor.detach()
     if order is not None:
@@ -135,18 +149,21 @@ def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str) -> dict[st
         raise ValueError(f"{slot.parameter}: {error}") from None
     found = {}
     for index, (name, stored) in enumerate(zip(slot.tensors, shapes, strict=True)):
-        shape = _without_ones((*stored[:-1], known.columns(stored[-1])), slot)
+        shape = _shape((*stored[:-1], known.columns(stored[-1])), slot, model.config, architecture)
         found[name] = Tensor(shape, "f32" if slot.single else fmt, partial(read, index))
     return found
 
 
-def _delta_sizes(config: Any) -> dict[str, int]:
-    """Of a gated delta rule, by the letters of slots' shapes; none for other models."""
-    if not hasattr(config, "linear_num_key_heads"):
+def state_sizes(config: Any, architecture: Architecture) -> dict[str, int]:
+    """Of a recurrent state, by the letters of slots' shapes; none for other models."""
+    fields = {key.name: key.field for key in architecture.keys}
+    if "ssm.inner_size" not in fields:
         return {}
-    keys, key, heads = config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads
-    values = heads * config.linear_value_head_dim
-    return {"G": keys, "N": key, "B": heads, "U": values // heads, "Z": values, "C": 2 * keys * key + values}
+    names = ("ssm.group_count", "ssm.state_size", "ssm.time_step_rank")
+    keys, key, heads = (getattr(config, fields[name]) for name in names)
+    value = getattr(config, architecture.value_size)
+    sizes = {"G": keys, "N": key, "B": heads, "U": value, "Z": heads * value, "M": heads * value // keys}
+    return sizes | {"C": 2 * keys * key + heads * value}
 
 
 def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,8 +173,3 @@ def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:
     if not bool((factors == factors[:, :1]).all()):
         raise ValueError(f"{parameter}: GGUF has one factor for the NVFP4 blocks of a matrix, and this one has several")
     return factors[:, 0].clone(memory_format=torch.contiguous_format)
-
-
-def head_dim(config: Any) -> int:
-    """Of attention."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -15,11 +15,13 @@ from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.files import replacing
-from torch_foundry.io.gguf.architectures import ARCHITECTURES, Architecture
+from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.architectures import ARCHITECTURES
+from torch_foundry.io.gguf.blocks import head_dim, said_of_two_kinds
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, Slot
-from torch_foundry.io.gguf.stored import Tensor, find, head_dim, tensors_of
+from torch_foundry.io.gguf.stored import Tensor, find, state_sizes, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
 
@@ -93,7 +95,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     can't hold.
     """
     config = model.config
-    name, architecture = _architecture(type(config).__name__)
+    name, architecture = _architecture(config)
     tensors: dict[str, Tensor] = {}
     for slot in _slots(model, architecture):
         tensors |= tensors_of(model, slot, architecture)
@@ -104,42 +106,47 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if any(quant.get_format(tensor.format).packed for tensor in tensors.values()):
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in values.items() if value is not None}
-    _check(config, metadata, tensors, architecture.rope)
+    _check(config, metadata, tensors, architecture)
     return metadata, tensors
 
 
-def _architecture(config: str) -> tuple[str, Architecture]:
-    known: dict[str, tuple[str, Architecture]] = {}
+def _architecture(config: Any) -> tuple[str, Architecture]:
+    wanted, known = type(config).__name__, dict[str, list[tuple[str, Architecture]]]()
     for name, architecture in ARCHITECTURES.items():
         for each in (architecture, *architecture.variants.values()):
-            known.setdefault(each.config, (name, each))
-    if config not in known:
+            known.setdefault(each.config, []).append((name, each))
+    if wanted not in known:
         families = ", ".join(each.removesuffix("Config") for each in known)
-        raise ValueError(f"model: expected one of {families}, got {config.removesuffix('Config')}")
-    return known[config]
+        raise ValueError(f"model: expected one of {families}, got {wanted.removesuffix('Config')}")
+    return next((each for each in known[wanted] if each[1].fits(config)), known[wanted][0])
 
 
 def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     """Every tensor of the file and the parameter that it is, both by their full names."""
-    tied = model.config.tie_word_embeddings
-    yield from (EMBEDDING, architecture.norm) if tied else (EMBEDDING, architecture.norm, OUTPUT)
+    output = () if model.config.tie_word_embeddings else (OUTPUT,)
+    for slot in (EMBEDDING, architecture.norm, *architecture.outer, *output):
+        if not slot.needs or find(model, slot.parameter) is not None:
+            yield slot
     options: list[Slot] = []
     for group in architecture.options.values():
         if find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
             options += group
+    dense = next((key.field for key in architecture.keys if key.name == "leading_dense_block_count"), "")
     for index in range(model.config.num_hidden_layers):
         recurrent = bool(architecture.recurrent) and model.config.layer_types[index] != "full_attention"
-        leading = index < (getattr(model.config, "first_k_dense_replace", 0) if architecture.leading else 0)
+        leading = index < getattr(model.config, dense, 0)
         for slot in (*architecture.slots(recurrent, leading), *options):
             tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
-            yield replace(slot, tensor=tensor, parameter=MODEL_LAYER.format(index) + slot.parameter)
+            parameter = MODEL_LAYER.format(index) + slot.parameter
+            if not slot.needs or find(model, parameter) is not None:
+                yield replace(slot, tensor=tensor, parameter=parameter)
 
 
 def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """By key without the architecture's name; None: left out."""
-    head, heads = head_dim(config), config.num_attention_heads
+    head, heads, names = head_dim(config), config.num_attention_heads, {key.name for key in architecture.keys}
     values: dict[str, Any] = {
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
+        "attention.head_count_kv": config.to_dict().get("num_key_value_heads") or heads,
         "vocab_size": config.vocab_size,
     }
     for key in architecture.keys:
@@ -147,32 +154,32 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
             values[key.name] = key.kind(value)
     if head * heads != config.hidden_size or architecture.pattern:
         values |= {"attention.key_length": head, "attention.value_length": head}
-    if "shortconv.l_cache" in values:
-        values["attention.head_count_kv"] = [
-            0 if kind == architecture.kind else config.num_key_value_heads for kind in config.layer_types
-        ]
-    elif architecture.recurrent:
-        values["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+    if "ssm.inner_size" in names:
+        values["ssm.inner_size"] = state_sizes(config, architecture)["Z"]
+    if "full_attention_interval" in names:
         if "full_attention" in config.layer_types:
             values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
         else:
             values["full_attention_interval"] = config.num_hidden_layers + 1
+    elif architecture.recurrent:
+        kv_heads = config.num_key_value_heads
+        values["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layer_types]
+    if "rope.scaling.finetuned" in names:
+        values["rope.scaling.finetuned"] = config.position_embedding_type == "rope"
     if (mrope := architecture.rope.get("default")) is not None:
         values["rope.dimension_sections"] = [*config.rope_parameters.get("mrope_section", mrope["mrope_section"]), 0]
     if "expert_count" in values:
-        last = next(name for name in reversed(list(tensors)) if name.endswith("ffn_gate_exps.weight"))
-        values["expert_feed_forward_length"] = tensors[last].shape[1]
+        last = next(name for name in reversed(list(tensors)) if name.endswith("ffn_down_exps.weight"))
+        values["expert_feed_forward_length"] = tensors[last].shape[2]
         values |= {key.name: key.default for key in architecture.keys if key.name == "expert_gating_func"}
-        if (shared := tensors.get("blk.0.ffn_gate_shexp.weight")) is not None:
+        if (shared := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
             values["expert_shared_feed_forward_length"] = shared.shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
-    return values
+    return values | (said_of_two_kinds(config) if architecture.two_kinds else {})
 
 
-def _check(
-    config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], defaults: Mapping[str, Mapping[str, Any]]
-) -> None:
+def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], architecture: Architecture) -> None:
     """Whether the file will describe this model: our own reading of it is compared with the config."""
     infos = {n: TensorInfo(n, t.shape, t.format, Path(), 0, t.nbytes) for n, t in tensors.items()}
     container: Any = _Written(metadata, infos, tensors)
@@ -182,9 +189,12 @@ def _check(
         raise ValueError(f"a GGUF file can't say this: {error}") from None
     settings = config.to_dict()
     if (rope := settings.get("rope_parameters")) is not None:
-        settings["rope_parameters"] = {**defaults.get(rope.get("rope_type", "default"), {}), **rope}
+        settings["rope_parameters"] = {**architecture.rope.get(rope.get("rope_type", "default"), {}), **rope}
+    ignored = IGNORED | architecture.unused
     for key, value in settings.items():
-        if key not in IGNORED and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
+        if (key, value) == ("use_bidirectional_attention", "vision"):  # of pictures, which a file has no model for
+            continue
+        if key not in ignored and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
             raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
 
 
@@ -213,5 +223,5 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, float | int) and isinstance(b, float | int):
-        return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+        return a == b or abs(a - b) <= 1e-6 * max(abs(a), abs(b))
     return a == b or (not a and not b)

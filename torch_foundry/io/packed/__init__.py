@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.hf import registration
-from torch_foundry.io.packed import bitsandbytes, foundry, gptq_awq, mlx, mxfp4
+from torch_foundry.io.packed import bitsandbytes, foundry, fp8, gptq_awq, mlx, mxfp4
 from torch_foundry.io.packed.blocks import Parts, Settings
 from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.weights import Weight, WeightReader
@@ -20,6 +20,9 @@ METHODS: dict[str, Reader] = {
     "gptq": gptq_awq.gptq,
     "bitsandbytes": bitsandbytes.weights,
     "mxfp4": mxfp4.weights,
+    "fp8": fp8.weights,
+    "fbgemm_fp8": fp8.weights,
+    "compressed-tensors": fp8.compressed,
     **dict.fromkeys(registration.METHODS, foundry.weights),
 }
 

@@ -1,0 +1,111 @@
+"""Blocks that are not all alike: which of them see a window alone, and Gemma 4's, whose heads have two sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PATTERN = "attention.sliding_window_pattern"
+_MOST = 1 << 24  # of such numbers
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+
+
+def layer_types(model: Any) -> list[str]:
+    """Which layers of a GgufModel see a window alone: as the file lists it, or all but every n-th."""
+    count, found = model.layers, model.values.get(PATTERN)
+    if not model.values["attention.sliding_window"]:
+        return [_FULL] * count
+    period: Any = model.architecture.pattern if found is None else found
+    if type(period) is int and period > 0:
+        local = [bool((index + 1) % period) for index in range(count)]
+    elif hasattr(period, "tolist") and len(period) == count and set(map(type, listed := period.tolist())) <= {bool}:
+        local = listed
+    else:
+        raise model.fail("HP_TYPE", PATTERN, f"every which layer sees all, or {count} truth values", repr(found)[:80])
+    return [_WINDOW if here else _FULL for here in local]
+
+
+def of_each_block(model: Any, name: str) -> list[int]:
+    """A number for each block, of which a file may have one for all."""
+    found, count = model.values[name], model.values["block_count"]
+    listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else [found] * count
+    if set(map(type, listed)) != {int} or min(listed) < 0 or max(listed) > _MOST:
+        raise model.fail("HP_RANGE", name, f"a number, or one for each of {count} blocks", str(found)[:80])
+    return listed
+
+
+def two_kinds(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The letters of slots' shapes that differ from block to block, and what the config says of it.
+
+    In `model.values` remains what blocks with a window have. LoadError HP_RANGE, HP_TYPE.
+    """
+    values, count, types = model.values, model.layers, layer_types(model)
+    if types[-1] != _FULL or _WINDOW not in types:
+        raise model.fail("HP_RANGE", PATTERN, "blocks with a window, and a last one without", ", ".join(types)[:80])
+    for name in ("expert_used_count", "expert_feed_forward_length"):
+        if values["expert_count"] and values[name] is None:
+            raise model.fail("HP_MISSING", name, "an integer", "none")
+    heads, shared = values["attention.head_count"], values["attention.shared_kv_layers"]
+    if shared and set(types[: max(0, count - shared)]) != set(types):
+        expected = "as many as leave a block of each kind whose keys are shared"
+        raise model.fail("HP_RANGE", "attention.shared_kv_layers", expected, shared)
+    sizes, keys = {}, of_each_block(model, "attention.head_count_kv")
+    for kind, suffix in ((_WINDOW, "_swa"), (_FULL, "")):
+        size = values[f"attention.key_length{suffix}"]
+        for name in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
+            if values[name] not in (None, size):
+                raise model.fail("HP_RANGE", name, f"{size}, as keys have", values[name])
+        own = {keys[index] for index in range(count) if types[index] == kind}
+        if size % 2 or len(own) > 1 or not min(own) or heads % min(own):
+            expected = f"an even size of heads, and a divisor of {heads}"
+            raise model.fail("HP_RANGE", "attention.head_count_kv", expected, f"{size}, {sorted(own)}"[:80])
+        sizes[kind] = size, own.pop()
+    inner = of_each_block(model, "feed_forward_length")
+    wide = shared > 0 and inner[-1] == 2 * inner[0]
+    if not inner[0] or inner != [inner[0] * (1 + (wide and index >= count - shared)) for index in range(count)]:
+        expected = "one number, or twice that where keys are shared"
+        raise model.fail("HP_RANGE", "feed_forward_length", expected, str(inner)[:80])
+    same = f"blk.{types.index(_FULL)}.attn_v.weight" not in model.tensors
+    if not same and sizes[_FULL][1] != sizes[_WINDOW][1]:
+        expected = f"{sizes[_WINDOW][1]}, as blocks with a window have, or values that are keys"
+        raise model.fail("HP_RANGE", "attention.head_count_kv", expected, sizes[_FULL][1])
+    blocks = []
+    for index, kind in enumerate(types):
+        size, own_heads = sizes[kind]
+        rows = 0 if index >= count - shared else own_heads * size
+        of_values = 0 if same and kind == _FULL else rows
+        blocks.append({"D": size, "Q": heads * size, "K": rows, "W": of_values, "F": inner[index]})
+    values |= {"attention.head_count_kv": sizes[_WINDOW][1], "feed_forward_length": inner[0]}
+    values |= {"attention.key_length": sizes[_WINDOW][0], "attention.value_length": None, "rope.dimension_count": None}
+    fields = {
+        "layer_types": types,
+        "intermediate_size": inner[0],
+        "global_head_dim": sizes[_FULL][0],
+        "attention_k_eq_v": same,
+        "num_global_key_value_heads": sizes[_FULL][1] if sizes[_FULL][1] != sizes[_WINDOW][1] else None,
+        "use_double_wide_mlp": wide,
+        "enable_moe_block": bool(values["expert_count"]),
+    }
+    if rows := model.rows("per_layer_token_embd.weight"):
+        fields["vocab_size_per_layer_input"] = rows
+    return blocks, fields
+
+
+def head_dim(config: Any) -> int:
+    """Of attention; of blocks with a window, if others have other heads."""
+    return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
+
+
+def said_of_two_kinds(config: Any) -> dict[str, Any]:
+    """The inverse: hyperparameters by their keys."""
+    layers = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    full = layers[config.layer_types.index(_FULL)].head_dim
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    inner = config.intermediate_size
+    wide = config.use_double_wide_mlp and first < config.num_hidden_layers
+    return {
+        "attention.head_count_kv": [layer.num_key_value_heads for layer in layers],
+        "feed_forward_length": [inner * (1 + (index >= first)) for index in range(len(layers))] if wide else inner,
+        **{f"attention.{name}_length": full for name in ("key", "value")},
+        **{f"attention.{name}_length_swa": head_dim(config) for name in ("key", "value")},
+        "rope.dimension_count_swa": head_dim(config),
+    }

@@ -1,0 +1,210 @@
+"""Multi-head latent attention of DeepSeek V2, V3 and their kin.
+
+A token's keys and values of all heads are products of one latent vector c with matrices U and W of each head, which
+are kv_b_proj's; besides, all heads share a part of the key that rotates. The cache holds c and that part alone. Few
+tokens attend to latents as they are: q . U c = (U^T q) . c, and a weighted sum of W c is W times that of c. A
+prompt takes less work with keys and values of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry.core import limits
+from torch_foundry.kvcache.base import KVSpec
+from torch_foundry.kvcache.view import KVStep, KVView, Rope
+from torch_foundry.models.family import Family
+from torch_foundry.models.guards import attention_reason, mask_reason
+from torch_foundry.models.layer import Mixer, mixes
+from torch_foundry.models.spec import check_children, check_linear, check_norm, require
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Facts about one layer's attention. A head's query has `plain_dim` elements that don't rotate, then `rope_dim`."""
+
+    n_heads: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    rank: int  # of a latent
+    scale: float  # of q·k
+    interleaved: bool  # as in ops.rope_kv
+    deinterleave: bool
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head's query, and of its key."""
+        return self.plain_dim + self.rope_dim
+
+
+def read(module: Any, family: Family) -> LatentSpec:
+    """The facts of `module`. Raises Fallback."""
+    config, hidden = module.config, int(module.config.hidden_size)
+    deinterleave = bool(getattr(config, "rope_interleave", False))
+    spec = LatentSpec(
+        n_heads=int(module.num_heads),
+        plain_dim=int(module.qk_nope_head_dim),
+        rope_dim=int(module.qk_rope_head_dim),
+        value_dim=int(module.v_head_dim),
+        rank=int(module.kv_lora_rank),
+        scale=float(module.scaling),
+        interleaved=family.interleaved or deinterleave,
+        deinterleave=deinterleave,
+    )
+    known = limits.HEAD_DIMS
+    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
+    for name in ("rope_dim", "rank", "query_dim", "value_dim"):
+        require(getattr(spec, name) in known, f"{name} {getattr(spec, name)} is not {wanted}")
+    require(spec.plain_dim % spec.rope_dim == 0, f"of {spec.query_dim} elements of a head {spec.rope_dim} rotate")
+    require(module.is_causal is True, "attention is not causal")
+
+    heads, low = spec.n_heads, "q_a_proj" in module._modules
+    first = {"q_a_proj", "q_a_layernorm", "q_b_proj"} if low else {"q_proj"}
+    check_children("self_attn", module, first | {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"})
+    if low:
+        rank = module.q_a_proj.out_features
+        check_linear("q_a_proj", module.q_a_proj, hidden, rank)
+        check_norm("q_a_layernorm", module.q_a_layernorm, family, rank)
+        check_linear("q_b_proj", module.q_b_proj, rank, heads * spec.query_dim)
+    else:
+        check_linear("q_proj", module.q_proj, hidden, heads * spec.query_dim)
+    check_linear("kv_a_proj_with_mqa", module.kv_a_proj_with_mqa, hidden, spec.rank + spec.rope_dim)
+    check_norm("kv_a_layernorm", module.kv_a_layernorm, family, spec.rank)
+    check_linear("kv_b_proj", module.kv_b_proj, spec.rank, heads * (spec.plain_dim + spec.value_dim))
+    require(module.kv_b_proj.bias is None, "kv_b_proj has a bias")
+    check_linear("o_proj", module.o_proj, heads * spec.value_dim, hidden)
+    return spec
+
+
+@mixes("LatentAttention")
+class LatentAttention(Mixer):
+    """Its state is what stock code caches: latents in place of keys, the shared rotated parts in place of values."""
+
+    __slots__ = (
+        "_dense", "_dense_of", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries", "residual",
+        "spec", "state", "width",
+    )  # fmt: skip
+    read = staticmethod(read)
+    rope = by_heads = True
+    state: KVSpec
+
+    def __init__(self, module: Any, facts: LatentSpec, residual: Residual) -> None:
+        spec = self.spec = facts
+        self.residual = residual
+        self.q = LinearGroup.of(module, "q_proj", "q_a_proj")  # one of them
+        self.q_b = LinearGroup.of(module, "q_b_proj")  # none or one
+        self.q_norm = Norm(module.q_a_layernorm) if self.q_b else None
+        self.kv, self.kv_norm = LinearGroup.of(module, "kv_a_proj_with_mqa"), Norm(module.kv_a_layernorm)
+        self.kv_b, self.out = Linear(module.kv_b_proj), Linear(module.o_proj)
+        self.groups = (self.q, self.kv, *([self.q_b] if self.q_b else []))
+        self.state = KVSpec(1, spec.rank, spec.rope_dim)
+        self.queries = spec.n_heads * spec.rank
+        self.width = spec.n_heads * (2 * spec.query_dim + 2 * spec.rank + spec.value_dim)
+        self._dense: Tensor | None = None
+        self._dense_of: Any = None
+
+    def without_cache(self, x: Tensor) -> KVView:
+        """See `Mixer`."""
+        latents, rotated = (x.new_empty(x.shape[0], 1, x.shape[1], columns) for columns in self.state.widths)
+        return KVView(latents, rotated, x.shape[1])
+
+    def config_reason(self, config: Any) -> str | None:
+        """See `Mixer`."""
+        return attention_reason(config)
+
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`."""
+        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
+        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
+
+    def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
+        spec, (batch, length, _) = self.spec, x.shape
+        q, kv = self._projected(x, gemm)
+        latents = self.kv_norm(kv[..., : spec.rank])
+        state = state.exchanged()  # what rotates is keys to ops, and latents, of which sums are wanted, are values
+        how: dict[str, Any] = {"interleaved": spec.interleaved, "deinterleave": spec.deinterleave}
+        heads: Any = state.write(q, kv[..., spec.rank :], latents, rope, head_dim=spec.rope_dim, **how)
+        # parts of queries as wide as what rotates went along, which is less work than to copy their ends
+        every = spec.query_dim // spec.rope_dim
+        ends = slice(every - 1, None, every)
+        rotated: Any = [own[:, ends] for own in heads] if isinstance(heads, list) else heads[:, ends]
+        plain = q.unflatten(-1, (spec.n_heads, spec.query_dim))[..., : spec.plain_dim]
+        few = batch * length <= gemm.expert_tokens
+        if not few and isinstance(state, KVView) and state.is_dense(x.dtype):
+            h = self._of_prompt(state, plain, rotated, mask)
+        else:
+            product = ops.head_linear if few else _head_gemm
+            keys, values = self._matrices(x.dtype)
+            of_latents = product(plain.flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (batch, length))
+            h = state.attend(rotated, mask, scale=spec.scale, value_queries=of_latents)
+            h = product(h.view(-1, spec.n_heads, spec.rank), values).reshape(batch, length, -1)
+        return self.residual.add(x, self.out, h, gemm)
+
+    def _projected(self, x: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor]:
+        """Queries of all heads, before they rotate; and a latent before its norm, with the part of the key."""
+        spec, norm = self.spec, self.residual.pre
+        if norm is not None and not gemm.fuses(norm, x):
+            x, norm = norm(x), None
+        width = spec.n_heads * spec.query_dim
+        (kv,) = self.kv.behind(norm, x, [spec.rank + spec.rope_dim], gemm)
+        if not self.q_b:
+            (q,) = self.q.behind(norm, x, [width], gemm)
+        else:
+            assert self.q_norm is not None
+            (low,) = self.q.behind(norm, x, [self.q_norm.weight.shape[0]], gemm)
+            (q,) = self.q_b.behind(self.q_norm, low, [width], gemm)
+        return q, kv
+
+    def _of_prompt(self, state: KVView, plain: Tensor, rotated: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention by keys and values of each head, made from all latents that are seen."""
+        spec = self.spec
+        ends, latents = (part.narrow(2, state.first, state.kv_len) for part in (state.k, state.v))
+        made = self.kv_b.gemm(latents[:, 0]).unflatten(-1, (spec.n_heads, -1)).transpose(1, 2)
+        keys = torch.cat((made[..., : spec.plain_dim], ends.expand(-1, spec.n_heads, -1, -1)), -1)
+        queries = torch.cat((plain.transpose(1, 2), rotated), -1)
+        seen = KVView(keys, made[..., spec.plain_dim :], state.kv_len, padding=state.padding)
+        return seen.attend(queries, mask, scale=spec.scale)
+
+    def facts(self) -> list[tuple[int, int]]:
+        """Of what the matrices were unpacked; empty if they are dense."""
+        linear = self.kv_b
+        of = [] if linear.format is None else [t for t in (linear.weights["weight"], linear.order) if t is not None]
+        return [(id(t), 0 if t.is_inference() else t._version) for t in of]
+
+    def prepare(self, device: torch.device) -> None:
+        """See `Mixer`: unpacked matrices."""
+        self._matrices(self.kv_norm.weight.dtype)
+
+    def _matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of each head: what makes the plain part of its keys of latents, [heads, plain_dim, rank], and its values,
+        [heads, value_dim, rank]. Those of a packed layer are unpacked once."""
+        linear, spec = self.kv_b, self.spec
+        dense: Tensor | None = linear.weights["weight"]
+        if linear.format is not None:
+            of = dtype, self.facts()
+            if self._dense is None or self._dense_of != of:
+                self._dense, self._dense_of = _unpacked(linear, dtype), of
+            dense = self._dense
+        assert dense is not None
+        heads = dense.view(spec.n_heads, -1, spec.rank)
+        return heads[:, : spec.plain_dim], heads[:, spec.plain_dim :]
+
+
+def _head_gemm(x: Tensor, weight: Tensor) -> Tensor:
+    """`ops.head_linear` by torch, for many tokens."""
+    return torch.einsum("thk,hnk->thn", x, weight)
+
+
+def _unpacked(linear: Linear, dtype: torch.dtype) -> Tensor:
+    weight, order = linear.weights["weight"], linear.order
+    with torch.inference_mode(False), torch.no_grad():
+        rows = torch.arange(len(weight), dtype=torch.int32, device=weight.device)
+        dense = ops.embedding(rows, weight, format=linear.format, dtype=dtype)
+        return dense if order is None else dense[:, order.long().argsort()].contiguous()

@@ -1,0 +1,165 @@
+"""Decoder layers whose weights transformers' tensor parallelism has split over processes, as one of these has them.
+
+Stock code keeps split weights as DTensors and gives their modules a forward of its own, which cuts or reduces. A fused
+layer is made from a view instead: copies of those modules with this process's shards as plain tensors, so whatever
+reads a layer finds one with fewer heads and columns. The model stays as it is, for stock code and for saving.
+
+All that a fused layer has to know beyond is in two attributes of such copies: `processes`, and the `group` of a linear
+layer, or of experts, whose result is this process's part of a sum. What each process has whole and would add to that
+sum (a bias, a shared expert) is added by the first alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.attention_spec import PACKED, AttentionSpec
+from torch_foundry.models.spec import LayerSpec, build_spec, is_linear, require
+
+INSTALLED = "transformers.distributed.tensor_parallel"  # the module of the forwards that stock code puts in place
+
+# where a tensor of a view is from: a module's parameters, its name there, the parameter, and its memory here
+Origin = tuple[dict[str, Any], str, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """What a view of a layer was made from. reason: that the layer is split, in words; None: it is not."""
+
+    reason: str | None = None
+    origins: tuple[Origin, ...] = ()
+
+    def changed(self) -> bool:
+        """Whether the layer has other tensors by now."""
+        return any(
+            owner.get(name) is not known or _memory(known) is not own for owner, name, known, own in self.origins
+        )
+
+
+def local_layer(layer: nn.Module) -> tuple[nn.Module, LayerSpec, Shards]:
+    """`layer` as this process has it: itself, if nothing of it is split. Raises Fallback for a layer, or for a way of
+    splitting it, that is not understood."""
+    if not _is_split(layer):
+        return layer, build_spec(layer), Shards()
+    reason, origins = sharding_of(layer), list[Origin]()
+    try:
+        view = _view("", layer, origins)
+        spec = build_spec(view)
+        _check(view, spec)
+    except Fallback as fallback:
+        raise Fallback(f"{reason or 'it has forwards for tensor parallelism'}: {fallback}") from None
+    return view, spec, Shards(reason, tuple(origins))
+
+
+def sharding_of(module: nn.Module) -> str | None:
+    """That parameters of `module` are split over processes, in words; None: they are not."""
+    counts = [parameter.device_mesh.size() for parameter in _parameters(module) if _is_dtensor(parameter)]
+    return f"weights are sharded over {max(counts)} processes" if counts else None
+
+
+def share_random_numbers(model: nn.Module) -> None:
+    """Let torch's default generators go on, in all processes that share `model`, as they would in the first: processes
+    that drew other tokens would add up parts of different texts. Does nothing if nothing is split."""
+    mesh: Any = next((parameter.device_mesh for parameter in _parameters(model) if _is_dtensor(parameter)), None)
+    if mesh is None:
+        return
+    for generator in (torch.random, torch.get_device_module(mesh.device_type)):
+        if hasattr(generator, "get_rng_state"):  # that of the CPU is the first
+            state = generator.get_rng_state().to(mesh.device_type)
+            torch.distributed.broadcast(state, group=mesh.get_group(), group_src=0)
+            generator.set_rng_state(state.cpu())
+
+
+def _parameters(module: nn.Module) -> Iterator[Any]:
+    yield from module.parameters()
+
+
+def _is_dtensor(parameter: Any) -> bool:
+    return hasattr(parameter, "device_mesh")
+
+
+def _memory(parameter: Any) -> Any:
+    return parameter._local_tensor if _is_dtensor(parameter) else None
+
+
+def _is_split(module: nn.Module) -> bool:
+    installed = any(_is_installed(m.__dict__.get("forward")) for m in module.modules())
+    return installed or any(map(_is_dtensor, module.parameters()))
+
+
+def _is_installed(forward: Any) -> bool:
+    return getattr(forward, "__module__", None) == INSTALLED
+
+
+def _view(name: str, module: nn.Module, origins: list[Origin]) -> nn.Module:
+    """A copy of `module`, called `name`, and of what is split inside, with plain tensors."""
+    own: nn.Module = object.__new__(type(module))
+    own.__dict__.update(module.__dict__)
+    if _is_installed(own.__dict__.get("forward")):
+        del own.__dict__["forward"]
+    children = {
+        child: inner if inner is None or not _is_split(inner) else _view(f"{name}.{child}".strip("."), inner, origins)
+        for child, inner in module._modules.items()
+    }
+    local = {parameter: _local(value) for parameter, value in module._parameters.items()}
+    own.__dict__.update({"_parameters": local, "_modules": children, "whole": module})
+    origins += [(module._parameters, key, value, _memory(value)) for key, value in module._parameters.items()]
+    meshes = [parameter.device_mesh for parameter in _parameters(module) if _is_dtensor(parameter)]
+    if meshes:
+        require(all(mesh.ndim == 1 and mesh == meshes[0] for mesh in meshes), "in several dimensions")
+        own.__dict__["processes"] = meshes[0].size()
+        _fit(name, own, module._parameters, meshes[0])
+    return own
+
+
+def _local(parameter: Any) -> Any:
+    memory = _memory(parameter)
+    return parameter if memory is None else nn.Parameter(memory.detach(), requires_grad=False)
+
+
+def _fit(name: str, own: Any, parameters: dict[str, Any], mesh: Any) -> None:
+    """Give a copy the sizes of its shards. Raises Fallback for parameters that are split in another way."""
+    from torch.distributed.tensor import Replicate, Shard  # a torch may be built without it
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    found = {key: value.placements[0] for key, value in parameters.items() if _is_dtensor(value)}
+    by_columns, by_rows = {"weight": Shard(0), "bias": Shard(0)}, {"weight": Shard(1), "bias": Replicate()}
+    of_experts = {"gate_up_proj": _StridedShard(1, split_factor=2), "down_proj": Shard(2)}
+
+    def is_split(ways: dict[str, Any]) -> bool:
+        return all(ways.get(key) == way for key, way in found.items())
+
+    if is_linear(own) and found:
+        require(is_split(by_columns) or is_split(by_rows), f"{name} is {found}")
+        own.out_features, own.in_features = own.weight.shape
+        if is_split(by_rows):
+            own.group = mesh.get_group()
+            if mesh.get_local_rank():
+                own._parameters["bias"] = None
+    elif "gate_up_proj" in found:
+        require(found == of_experts, f"{name} is {found}")
+        own.group = mesh.get_group()
+    else:  # one sink a head
+        require(is_split({"sinks": Shard(0)}), f"{name} is {found}")
+
+
+def _check(view: Any, spec: LayerSpec) -> None:
+    """Raise Fallback if shards of a weight are not weights of fewer heads or columns, or are added up elsewhere."""
+    mixer, ffn = view._modules[spec.mixer], view._modules[spec.ffn]
+    split = [name for name, module in view.named_modules() if hasattr(module, "processes")]
+    require(spec.mixer not in split or isinstance(spec.facts, AttentionSpec), f"{spec.mixer} is not attention")
+    if spec.mixer in split and not spec.family.grouped_rows:  # those are a head's, one behind the other
+        fused = next((name for name in PACKED if name in mixer._modules), None)
+        require(fused is None, f"{fused} holds several matrices")
+    for name, names in ((spec.ffn, spec.mlp), (spec.family.experts and spec.family.experts.outer, spec.outer)):
+        if names is not None and name in split:
+            require(not names.gated or len(names.first) == 2, f"{names.first[0]} holds several matrices")
+    require(not spec.beside or "experts" not in split, "experts beside an MLP")
+    if spec.experts and not hasattr(ffn.experts, "group"):
+        require(spec.ffn not in split, "the shared expert is split, and the experts are not")
