@@ -1,10 +1,12 @@
 """Builds the extension `torch_foundry/_C` and what the host executor needs beside it (`torch_foundry/_built`)."""
 
+import contextlib
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,11 +51,25 @@ if problem := mac_problem():
 LINK_FLAGS = {"Linux": ["-ldl", "-Wl,--strip-debug"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
 
 
+@contextlib.contextmanager
+def plain_compiler() -> Iterator[None]:
+    """CXX without ccache or sccache: torch takes it for one word, and puts those it finds before it by itself."""
+    given = environment.CXX.given() or ""
+    if given.startswith(("ccache ", "sccache ")):
+        os.environ["CXX"] = given.split(maxsplit=1)[1]
+    try:
+        yield
+    finally:
+        if given:
+            os.environ["CXX"] = given
+
+
 class Build(BuildExtension):
     """Extension, then the host tree, then the kernels that most models use: for Metal, or the host's side by side."""
 
     def run(self) -> None:
-        super().run()
+        with plain_compiler():
+            super().run()
         package = ROOT / "torch_foundry" if self.inplace else Path(self.build_lib).resolve() / "torch_foundry"
         sources.build_tree(ROOT, package / "_built")
         support.record_torch(package / "_built", torch.__version__)

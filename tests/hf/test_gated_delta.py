@@ -18,9 +18,21 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import torch_foundry
 from tests.engine.test_drafting import steps_of_a_second
 from tests.exact import InFloat64, doubled
-from tests.hf.tiny_models import COMMON, DELTA, HYBRIDS, PROMPT, build, classes, fused_all, ids, padded, shared, tokens
+from tests.hf.tiny_models import (
+    COMMON,
+    DELTA,
+    HYBRIDS,
+    PROMPT,
+    build,
+    classes,
+    fused_all,
+    ids,
+    launches_of_a_step,
+    padded,
+    shared,
+    tokens,
+)
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.runtime import reset_counters, scope_counters
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch
 from torch_foundry.kvcache.recurrent import SLOTS, RecurrentLayer
@@ -52,11 +64,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("family", STATEFUL)
 def test_a_step_is_few_launches(family: str) -> None:
     model = patched(family)
-    cache = DynamicCache(config=model.config)
-    model(PROMPT, past_key_values=cache)
-    reset_counters()
-    model(PROMPT[:, :1], past_key_values=cache)  # it is captured: run by parts
-    counts = {name: found.launches for name, found in scope_counters().items()}
+    counts = launches_of_a_step(model)
     parts = [f"layers.{layer}.{part}" for part in ("attention", "mlp") for layer in (0, 1)]
     assert tuple(counts[part] for part in parts) == LAUNCHES[family], str(counts)
 

@@ -9,12 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
-from tests.hf.tiny_models import KIN, PROMPT, assert_equal, build, config, ids, padded, random_model, shared
-from torch_foundry.core.runtime import scope_counters
+from tests.hf.tiny_models import (
+    KIN,
+    PROMPT,
+    assert_equal,
+    build,
+    config,
+    ids,
+    launches_of_a_step,
+    padded,
+    random_model,
+    shared,
+)
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import report
 from torch_foundry.nn import FoundryLinear
@@ -109,11 +119,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("family", LAUNCHES)
 def test_a_step_is_few_launches(family: str) -> None:
     _, model = pair(family)
-    cache = DynamicCache(config=model.config)
-    model(PROMPT, past_key_values=cache)
-    torch_foundry.reset_counters()
-    model(PROMPT[:, :1], past_key_values=cache)  # it is captured: run by parts
-    counts = {name: found.launches for name, found in scope_counters().items()}
+    counts = launches_of_a_step(model)
     parts = (counts.get(f"layers.1.{part}") for part in ("attention", "mlp", "streams"))
     assert tuple(filter(None, parts)) == LAUNCHES[family], str(counts)
 

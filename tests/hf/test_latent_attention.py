@@ -14,9 +14,8 @@ from transformers import DynamicCache
 import torch_foundry
 from tests.engine.test_drafting import steps_of_a_second
 from tests.hf.test_families import MODES, patched_model, stock_tokens
-from tests.hf.tiny_models import PROMPT, assert_equal, build, fused_all, ids, shared, tokens
+from tests.hf.tiny_models import PROMPT, assert_equal, build, fused_all, ids, launches_of_a_step, shared, tokens
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.runtime import reset_counters, scope_counters
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch
 from torch_foundry.models.spec import build_spec
@@ -50,11 +49,7 @@ LAUNCHES = {"deepseek_v2": (8, 2), "deepseek_v3": (9, 2)}
 @pytest.mark.parametrize("family", LAUNCHES)
 def test_a_step_is_few_launches(family: str) -> None:
     model = patched_model(family)
-    cache = DynamicCache(config=model.config)
-    model(PROMPT, past_key_values=cache)
-    reset_counters()
-    model(PROMPT[:, :1], past_key_values=cache)  # it is captured: run by parts
-    counts = {name: found.launches for name, found in scope_counters().items()}
+    counts = launches_of_a_step(model)
     assert tuple(counts[f"layers.0.{part}"] for part in ("attention", "mlp")) == LAUNCHES[family], str(counts)
 
 

@@ -15,9 +15,8 @@ import torch_foundry
 from tests.engine.test_drafting import steps_of_a_second
 from tests.exact import InFloat64, doubled
 from tests.hf.test_families import MODES, patched_model, stock_tokens
-from tests.hf.tiny_models import KIN, PROMPT, build, config, ids, random_model, shared, tokens
+from tests.hf.tiny_models import KIN, PROMPT, build, config, ids, launches_of_a_step, random_model, shared, tokens
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.runtime import reset_counters, scope_counters
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.spec import build_spec
@@ -57,11 +56,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_few_launches(family: str) -> None:
     model = patched_model(family)
-    cache = DynamicCache(config=model.config)
-    model(PROMPT, past_key_values=cache)
-    reset_counters()
-    model(PROMPT[:, :1], past_key_values=cache)  # it is captured: run by parts
-    counts = {name: found.launches for name, found in scope_counters().items()}
+    counts = launches_of_a_step(model)
     assert [n for name, n in counts.items() if name.count(".") == 2] == LAUNCHES[family], str(counts)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
+from torch_foundry.core.runtime import reset_counters, scope_counters
 from torch_foundry.hf.api import report
 
 DEVICE = torch.device(os.environ.get("TORCH_FOUNDRY_TEST_DEVICE", "cpu"))  # of models and of what they are given
@@ -370,6 +371,16 @@ def tokens(model: Any, **options: Any) -> list[list[int]]:
     """Twelve tokens after PROMPT, greedily."""
     inputs = {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT)}
     return model.generate(**inputs, max_new_tokens=12, **{"do_sample": False, **options}).tolist()
+
+
+@torch.no_grad()
+def launches_of_a_step(model: Any) -> dict[str, int]:
+    """Launches of a decode step behind PROMPT, by scope. It is captured, so run by parts."""
+    cache = DynamicCache(config=model.config)
+    model(PROMPT, past_key_values=cache)
+    reset_counters()
+    model(PROMPT[:, :1], past_key_values=cache)
+    return {name: found.launches for name, found in scope_counters().items()}
 
 
 def fused_all(model: Any) -> bool:

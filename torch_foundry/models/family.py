@@ -276,8 +276,9 @@ class Wrapper(Architecture):
     softcap: str | None = None  # as in `Head`
 
 
-# What dense families share with those of experts.
 LATENT = "LatentAttention"  # a mixer (`latent_attention.py`)
+
+# What dense families share with those of experts.
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
 GRANITE: dict[str, Any] = {

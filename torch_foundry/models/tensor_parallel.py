@@ -66,6 +66,8 @@ def sharding_of(module: nn.Module) -> str | None:
 def share_random_numbers(model: nn.Module) -> None:
     """Let torch's default generators go on, in all processes that share `model`, as they would in the first: processes
     that drew other tokens would add up parts of different texts. Does nothing if nothing is split."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
     mesh: Any = next((parameter.device_mesh for parameter in _parameters(model) if _is_dtensor(parameter)), None)
     if mesh is None:
         return

@@ -113,8 +113,8 @@ SOFTCAPS = (
 GEMMA4_KEYS = (
     *(replace(SOFTCAPS[1], default=None), replace(WINDOW, low=1, default=REQUIRED), PATTERN),
     replace(SWA_BASE, default=1e4),
-    Key("attention.head_count_kv", "", object, 1, 1 << 14, REQUIRED),  # of each block, as the next may be
-    Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),
+    replace(BY_BLOCK, default=REQUIRED),
+    Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),  # of each block, it may be
     *(Key(f"attention.key_length{suffix}", "", int, 2, 1 << 14, REQUIRED) for suffix in ("", "_swa")),
     Key("attention.value_length_swa", "", int, 1, 1 << 14),
     Key("attention.shared_kv_layers", "num_kv_shared_layers", int, 0, 1 << 12, 0),

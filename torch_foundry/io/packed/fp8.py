@@ -19,7 +19,7 @@ from torch_foundry.io.weights import Weight
 _SUFFIXES = ("_scale_inv", "_scale")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
 _LEAST, _WIDEST = 32, 128  # weights of our blocks
-_LARGEST = 448.0
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _MOST = 1 << 20  # rows or columns of a square
 Square = tuple[int, int]
 
