@@ -247,6 +247,11 @@ GRANITE_HYBRID_KEYS = {
     **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 2], "attention.scale": 0.1},
     **{"residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
 }
+NEMOTRON_H_KEYS = {
+    **{"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 8},
+    **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]},
+    **{"rope.dimension_count": 16, "rope.freq_base": 1e4},  # which nothing uses
+}
 TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 # whose parameters are not tensors of the file as they lie
 LAID_OUT = {
@@ -301,6 +306,29 @@ LAID_OUT = {
         {
             **{**GRANITE_HYBRID_KEYS, "expert_count": 4, "expert_used_count": 2, "rope.scaling.finetuned": True},
             "expert_shared_feed_forward_length": 64,
+        },
+    ),
+    "nemotron_h": Case(
+        "nemotron_h",
+        "NemotronHConfig",
+        {
+            **{**tiny_models.NEMOTRON_H, "time_step_min": 0.001},
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        },
+        NEMOTRON_H_KEYS,
+    ),
+    "nemotron_h_moe": Case(
+        "nemotron_h_moe",
+        "NemotronHConfig",
+        {
+            **{**tiny_models.NEMOTRON_H, "time_step_min": 0.001, "moe_shared_expert_intermediate_size": 64},
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+        },
+        {
+            **{**NEMOTRON_H_KEYS, "feed_forward_length": [0, 32, 0, 0], "expert_count": 8, "expert_used_count": 3},
+            **{"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "expert_shared_count": 2},
+            **{"expert_weights_norm": True, "expert_weights_scale": 1.5, "expert_group_count": 4},
+            "expert_group_used_count": 2,
         },
     ),
     "qwen3next": Case("qwen3next", "Qwen3NextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),

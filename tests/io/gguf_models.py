@@ -18,7 +18,9 @@ from tests.io.gguf_cases import CASES, LAID_OUT
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
 
 
-INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "smollm3")
+INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "smollm3", "nemotron_h", "nemotron_h_moe")
+STATE_SPACE = ("A_log", "D", "dt_bias", "conv1d.bias", "conv1d.weight", "norm.weight")  # of Nemotron-H's mixers
+EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
 
 
@@ -69,9 +71,11 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     for key, tensor in state.items():
         if key == "lm_head.weight" and settings.tie_word_embeddings:
             continue
+        if case.arch.startswith("nemotron_h"):
+            key = key.replace("model.", "backbone.", 1)
         if case.arch == "gpt-oss" and ".experts." in key:
             parts = gpt_oss_experts(key, tensor)
-        elif ".mamba." in key:
+        elif ".mamba." in key or key.rpartition("mixer.")[2] in STATE_SPACE:
             found |= state_space(names, key, tensor, settings)
             continue
         elif "shared_mlp." in key:
@@ -97,6 +101,8 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             part = part.replace("expert_bias", "expert_bias.bias")
             part = part.replace("_moe.router.weight", "_moe.router.layer.weight")
             part = part.replace("block_sparse_moe.experts", "mlp.experts")
+            if ".mixer.experts." in part:
+                part = part.replace("backbone", "model").replace("mixer", "mlp")
             full = part if part.endswith((".weight", ".bias")) else part + ".weight"
             stem, _, kind = full.rpartition(".")
             if case.arch in INTERLEAVED and stem.endswith(("q_proj", "k_proj")):
@@ -115,7 +121,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             target = names.get_name(stem)
             assert target is not None, stem
             found[f"{target}.{kind}"] = value.numpy()
-    rope = settings.rope_parameters
+    rope = getattr(settings, "rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         plain = 1 / rope["rope_theta"] ** (torch.arange(0, settings.head_dim, 2) / settings.head_dim)
         found["rope_freqs.weight"] = (plain / model.model.rotary_emb.inv_freq).numpy()
@@ -178,7 +184,8 @@ def delta_rule(names: Any, key: str, tensor: torch.Tensor, settings: Any, tiled:
 
 def state_space(names: Any, key: str, tensor: torch.Tensor, settings: Any) -> dict[str, np.ndarray]:
     """The tensor of Mamba2."""
-    stem, _, leaf = key.rpartition("mamba.")
+    mixer = "mixer" if ".mixer." in key else "mamba"
+    stem, _, leaf = key.rpartition(f"{mixer}.")
     value, name, kind = tensor, leaf.removesuffix(".weight"), ".weight"
     if leaf in ("A_log", "D"):
         value, kind = (-tensor.exp() if leaf == "A_log" else tensor)[:, None], ""
@@ -187,8 +194,8 @@ def state_space(names: Any, key: str, tensor: torch.Tensor, settings: Any) -> di
     elif leaf == "conv1d.weight":
         value = tensor.squeeze(1)
     elif leaf == "norm.weight":
-        value = tensor.view(settings.mamba_n_groups, -1)
-    return {f"{names.get_name(f'{stem}mamba.{name}')}{kind}": value.contiguous().numpy()}
+        value = tensor.view(getattr(settings, "mamba_n_groups", 0) or settings.n_groups, -1)
+    return {f"{names.get_name(f'{stem}{mixer}.{name}')}{kind}": value.contiguous().numpy()}
 
 
 Keys = dict[str, Any]  # int: u32, float: f32; a pair (method of the writer, value) for others
@@ -208,7 +215,9 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
         "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
         "attention.head_count_kv": plain["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(getattr(settings, "rms_norm_eps", None) or settings.norm_eps),
+        "attention.layer_norm_rms_epsilon": next(
+            float(found) for name in EPSILON if (found := getattr(settings, name, None))
+        ),
         "rope.dimension_count": head,
         "vocab_size": settings.vocab_size,
     }

@@ -66,13 +66,14 @@ def make_config(model: GgufModel) -> Any:
         "head_dim": model.sizes["D"],
         "vocab_size": model.sizes["V"],
         "tie_word_embeddings": architecture.tied or OUTPUT.tensor not in model.tensors,
-        "rope_parameters": _rope_parameters(model),
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
         **architecture.constants,
     }
     fields |= model.fields
+    if architecture.rotated:
+        fields["rope_parameters"] = _rope_parameters(model)
     fields |= {option: option in model.options() for option in architecture.options}
     if values.get("expert_count"):
         fields[architecture.expert_size] = model.sizes["X"]

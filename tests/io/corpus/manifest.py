@@ -13,6 +13,7 @@ from . import (
     container_head,
     container_tensors,
     folders,
+    mixers,
     models,
     packed_blocks,
     packed_floats,
@@ -20,7 +21,6 @@ from . import (
     packed_words,
     parts,
     tensors_file,
-    variants,
     words,
 )  # fmt: skip
 from .case import Case, Table
@@ -31,7 +31,7 @@ TABLES: dict[str, Table] = {
     "GGUF tensors": container_tensors.T,
     "GGUF data": container_tensors.D,
     "GGUF parts": parts.G,
-    "GGUF architectures": variants.A,
+    "GGUF architectures": mixers.A,
     "GGUF vocabularies": models.V,
     "safetensors": tensors_file.S,
     "folders of shards": folders.I,

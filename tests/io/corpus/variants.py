@@ -74,13 +74,13 @@ def mixture() -> Model:
     return file
 
 
-def state_space() -> Model:
+def state_space(architecture: str = "granitehybrid") -> Model:
     """Granite 4's: a block with a state space of two groups and four heads of 16, and an MLP."""
-    file = model("granitehybrid").without(*(f"blk.0.attn_{name}.weight" for name in ("q", "k", "v", "output")))
-    file.put("granitehybrid.attention.head_count_kv", numbers(U32, [0]))
+    file = model(architecture).without(*(f"blk.0.attn_{name}.weight" for name in ("q", "k", "v", "output")))
+    file.put(f"{architecture}.attention.head_count_kv", numbers(U32, [0]))
     sizes = {"conv_kernel": 4, "state_size": 8, "group_count": 2, "time_step_rank": 4, "inner_size": 64}
     for name, size in sizes.items():
-        file.put(f"granitehybrid.ssm.{name}", scalar(U32, size))
+        file.put(f"{architecture}.ssm.{name}", scalar(U32, size))
     shapes = {
         "in.weight": [HIDDEN, 164], "conv1d.weight": [4, 96], "conv1d.bias": [96], "dt.bias": [4], "d": [1, 4],
         "norm.weight": [32, 2], "out.weight": [64, HIDDEN],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_foundry.io.gguf.keys import COMMON, Key
-from torch_foundry.io.gguf.slots import NORM, Slot
+from torch_foundry.io.gguf.slots import EMBEDDING, NORM, Slot
 
 FEED_FORWARD = ("mlp.", "feed_forward.")  # what parameters of such blocks begin with
 
@@ -27,7 +27,8 @@ class Architecture:
     the feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants:
     key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the size of a value
     head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model. outer: tensors
-    beside those of blocks. two_kinds: blocks with a window have heads of another size than those without.
+    beside those of blocks. two_kinds: blocks with a window have heads of another size than those without. alone: types
+    in the config of blocks that are a state space, attention or a feed-forward block alone. rotated: whether heads are.
     """
 
     config: str
@@ -43,12 +44,15 @@ class Architecture:
     scalar_layers: int = 0
     recurrent: tuple[Slot, ...] = ()
     kind: str = "linear_attention"
+    embedding: Slot = EMBEDDING
     norm: Slot = NORM
     leading: tuple[Slot, ...] = ()
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     outer: tuple[Slot, ...] = ()
     two_kinds: bool = False
+    alone: tuple[str, ...] = ()
+    rotated: bool = True
     value_size: str = "linear_value_head_dim"
     shared_size: str = "shared_expert_intermediate_size"
     unused: frozenset[str] = frozenset()
@@ -60,7 +64,9 @@ class Architecture:
         return tuple({key.name: key for key in (*COMMON, *self.own_keys)}.values())
 
     def fits(self, config: Any) -> bool:
-        """Whether `config`, of that class, has its constants."""
+        """Whether `config`, of that class, has its constants and no other types of blocks."""
+        if self.alone and not set(config.layer_types) <= set(self.alone):
+            return False
         return all(getattr(config, name, value) == value for name, value in self.constants.items())
 
     def slots(self, recurrent: bool, leading: bool = False) -> tuple[Slot, ...]:

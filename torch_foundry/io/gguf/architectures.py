@@ -9,20 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.hybrids import HYBRIDS
 from torch_foundry.io.gguf.keys import (
-    CONV_KEYS,
-    CONV_MOE_KEYS,
-    DELTA_KEYS,
     EPSILON,
     EXPERTS,
     GEMMA4_KEYS,
     LOCAL_EXPERTS,
-    MROPE,
     PATTERN,
     REQUIRED,
     ROUTED_EXPERTS,
     SCALED_QUERIES,
-    SECTIONS,
     SHARED,
     SOFTCAPS,
     STATE_KEYS,
@@ -32,9 +28,7 @@ from torch_foundry.io.gguf.keys import (
 )
 from torch_foundry.io.gguf.slots import (
     DEEPSEEK_MOE,
-    DELTA,
     FULL_NORMS,
-    GATED_QKVO,
     GEMMA4,
     GEMMA4_OUTER,
     GLM4_NORMS,
@@ -45,9 +39,6 @@ from torch_foundry.io.gguf.slots import (
     HEAD_NORMS,
     JOINED_MLP,
     LATE_NORMS,
-    LFM2,
-    LFM2_MOE,
-    LFM2_NORM,
     MLP,
     MLP_BIAS,
     MOE,
@@ -59,9 +50,7 @@ from torch_foundry.io.gguf.slots import (
     QKVO_BIAS,
     SANDWICH,
     SHARED_EXPERT,
-    SHORT_CONV,
     STATE_SPACE,
-    TILED_DELTA,
     Slot,
 )
 
@@ -106,26 +95,6 @@ GRANITE = Architecture(
     options=BIASES,
     interleaved=True,
 )
-HYBRID = Architecture(
-    "Qwen3NextConfig",
-    (*LATE_NORMS, *GATED_QKVO, *HEAD_NORMS, *MOE, *SHARED_EXPERT),
-    (*DELTA_KEYS, *EXPERTS, SHARED),
-    norm_offset=1.0,
-    partial_rope=True,
-    recurrent=DELTA,
-)
-QWEN35MOE = replace(
-    HYBRID,
-    config="Qwen3_5MoeTextConfig",
-    own_keys=(
-        *DELTA_KEYS,
-        *(*EXPERTS[:2], replace(EXPERTS[2], default=REQUIRED), replace(SHARED, default=REQUIRED)),
-        *(SECTIONS, Key("feed_forward_length", "intermediate_size", int, 1, 1 << 24)),
-    ),
-    recurrent=TILED_DELTA,
-    rope={"default": MROPE, "yarn": MROPE},
-)
-
 GRANITE_HYBRID = replace(
     GRANITE,
     config="GraniteMoeHybridConfig",
@@ -258,33 +227,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_size="intermediate_size",
         rope={"yarn": {"truncate": False}},
     ),
-    "lfm2": Architecture(
-        "Lfm2Config",
-        LFM2,
-        CONV_KEYS,
-        constants={"block_auto_adjust_ff_dim": False},
-        recurrent=SHORT_CONV,
-        kind="conv",
-        norm=LFM2_NORM,
-    ),
-    "lfm2moe": Architecture(
-        "Lfm2MoeConfig",
-        LFM2_MOE,
-        CONV_MOE_KEYS,
-        recurrent=SHORT_CONV,
-        kind="conv",
-        norm=LFM2_NORM,
-        leading=LFM2[-3:],
-    ),
     "granitehybrid": replace(GRANITE_HYBRID, variants={"expert_count": GRANITE_HYBRID_MOE}),
-    "qwen3next": HYBRID,
-    "qwen35": replace(
-        HYBRID,
-        config="Qwen3_5TextConfig",
-        layer=(*LATE_NORMS, *GATED_QKVO, *HEAD_NORMS, *MLP),
-        own_keys=(*DELTA_KEYS, SECTIONS),
-        recurrent=TILED_DELTA,
-        rope=QWEN35MOE.rope,
-    ),
-    "qwen35moe": QWEN35MOE,
+    **HYBRIDS,
 }

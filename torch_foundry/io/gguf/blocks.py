@@ -1,4 +1,5 @@
-"""Blocks that are not all alike: which of them see a window alone, and Gemma 4's, whose heads have two sizes."""
+"""Blocks that are not all alike: which of them see a window alone, Gemma 4's, whose heads have two sizes, and those
+of Nemotron-H, which are a mixer or a feed-forward block."""
 
 from __future__ import annotations
 
@@ -88,6 +89,37 @@ def two_kinds(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     if rows := model.rows("per_layer_token_embd.weight"):
         fields["vocab_size_per_layer_input"] = rows
     return blocks, fields
+
+
+def alone(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The same of blocks of which each is one thing: the letters of all others are 0.
+
+    In `model.values` remains the feed-forward length of blocks that have one. LoadError HP_RANGE.
+    """
+    keys, inner = (of_each_block(model, name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    keys, inner = keys[: model.layers], inner[: model.layers]
+    state, attention, feed_forward = model.architecture.alone
+    if any(map(min, zip(keys, inner, strict=True))) or len(set(inner) - {0}) > 1:
+        expected = "one number, and 0 in blocks with attention or a state space"
+        raise model.fail("HP_RANGE", "feed_forward_length", expected, str(inner)[:80])
+    none = {"A": 0, "Z": 0, "F": 0, "E": 0}
+    types, blocks = [], []
+    for heads, width in zip(keys, inner, strict=True):
+        kind, letters = (attention, "A") if heads else (feed_forward, "FE") if width else (state, "Z")
+        types.append(kind)
+        blocks.append({letter: size for letter, size in none.items() if letter not in letters})
+    size = model.values["feed_forward_length"] = max(inner) or 1
+    return blocks, {"layers_block_type": types, "intermediate_size": size}
+
+
+def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
+    """The inverse: hyperparameters by their keys."""
+    _, attention, feed_forward = architecture.alone
+    width = getattr(config, architecture.expert_size if feed_forward == "moe" else "intermediate_size")
+    return {
+        "attention.head_count_kv": [config.num_key_value_heads * (kind == attention) for kind in config.layer_types],
+        "feed_forward_length": [width * (kind == feed_forward) for kind in config.layer_types],
+    }
 
 
 def head_dim(config: Any) -> int:

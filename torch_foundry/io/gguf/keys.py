@@ -91,6 +91,21 @@ STATE_KEYS = (  # of Mamba2
     Key("rope.scaling.finetuned", "", bool, 0, 1, False),  # whether heads are rotated
     BY_BLOCK,
 )
+NEMOTRON_H_KEYS = (
+    Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
+    Key("ssm.conv_kernel", "conv_kernel", int, 1, 1 << 7, REQUIRED),
+    Key("ssm.state_size", "ssm_state_size", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.group_count", "n_groups", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.time_step_rank", "mamba_num_heads", int, 1, 1 << 14, REQUIRED),
+    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    BY_BLOCK,
+    Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),  # 0: such a block has none
+)
+NEMOTRON_H_MOE_KEYS = (
+    *NEMOTRON_H_KEYS,
+    *(key for key in ROUTED_EXPERTS if key.name != "leading_dense_block_count"),
+    replace(SHARED, field="moe_shared_expert_intermediate_size", default=REQUIRED),
+)
 CONV_KEYS = (
     BY_BLOCK,
     Key("attention.layer_norm_rms_epsilon", "norm_eps", float, EPSILON, 0.1, REQUIRED),
@@ -149,6 +164,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
+    "moe_latent_size": (0,),
     "moe_every_n_layers": (0, 1),
     "nextn_predict_layers": (0,),
     "pooling_type": (0,),

@@ -11,7 +11,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
-from torch_foundry.io.gguf.blocks import of_each_block, two_kinds
+from torch_foundry.io.gguf.blocks import alone, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
@@ -38,7 +38,10 @@ class GgufModel:
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
             raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
-        self.blocks, self.fields = two_kinds(self) if self.architecture.two_kinds else ([{}] * self.layers, {})
+        self.blocks: list[dict[str, int]] = [{}] * self.layers
+        self.fields: dict[str, Any] = {}  # of the config, besides those of keys
+        if self.architecture.two_kinds or self.architecture.alone:
+            self.blocks, self.fields = (two_kinds if self.architecture.two_kinds else alone)(self)
         self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes()
         found = self._found()
@@ -68,7 +71,7 @@ class GgufModel:
             raise self.fail("HP_RANGE", "attention.head_count_kv", f"a divisor of {heads}", kv_heads)
         if (value := values["attention.value_length"]) not in (None, head):
             raise self.fail("HP_RANGE", "attention.value_length", f"{head}, as keys have", value)
-        rotated = values["rope.dimension_count"] or head
+        rotated = (values["rope.dimension_count"] if self.architecture.rotated else None) or head
         allowed = range(2, head + 1, 2) if self.architecture.partial_rope else (head,)
         if rotated not in allowed or head % 2:
             raise self.fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
@@ -89,7 +92,7 @@ class GgufModel:
             sizes["S"] = values.get("expert_shared_feed_forward_length") or shared or sizes["F"]
         if "shortconv.l_cache" in values:
             sizes["T"] = values["shortconv.l_cache"]
-        elif self.architecture.recurrent:
+        elif "ssm.inner_size" in values:
             sizes |= self._delta_sizes()
         sizes["V"] = self._vocabulary(hidden)
         if self.architecture.two_kinds:
@@ -126,7 +129,7 @@ class GgufModel:
 
     def _vocabulary(self, hidden: int) -> int:
         """Rows of the embedding, which is what tells."""
-        info = self._tensor(EMBEDDING.tensor)
+        info = self._tensor(self.architecture.embedding.tensor)
         if len(info.shape) != 2 or info.shape[1] != hidden:
             raise self.fail("SHAPE", info.name, f"[vocabulary, {hidden}]", list(info.shape))
         if (said := self.values["vocab_size"]) not in (None, info.shape[0]):
@@ -140,7 +143,7 @@ class GgufModel:
 
     def _slots(self) -> Iterator[tuple[list[str], Slot, Sizes]]:
         """The tensors that there have to be, for each parameter, and what letters stand for in its block."""
-        outer = (EMBEDDING, self.architecture.norm, *self.architecture.outer)
+        outer = (self.architecture.embedding, self.architecture.norm, *self.architecture.outer)
         output = (OUTPUT,) if OUTPUT.tensor in self.tensors and not self.architecture.tied else ()
         for slot in (*outer, *output):
             if not slot.needs or self.sizes[slot.needs]:

@@ -140,6 +140,25 @@ STATE_SPACE = (  # Mamba2's
     Slot("ssm_norm.weight", "mamba.norm.weight", "Z", stored="G M"),
     Slot("ssm_out.weight", "mamba.out_proj.weight", "H Z"),
 )
+NEMOTRON_H = (  # a block has one of these, behind a norm
+    Slot("attn_norm.weight", "norm.weight", "H"),
+    *(replace(slot, parameter=slot.parameter.replace("self_attn", "mixer"), needs="A") for slot in QKVO),
+    *(replace(slot, parameter=slot.parameter.replace("mamba", "mixer"), needs="Z") for slot in STATE_SPACE),
+)
+NEMOTRON_H_MLP = (
+    Slot("ffn_up.weight", "mixer.up_proj.weight", "F H", needs="F"),
+    Slot("ffn_down.weight", "mixer.down_proj.weight", "H F", needs="F"),
+)
+NEMOTRON_H_MOE = (
+    Slot("ffn_gate_inp.weight", "mixer.gate.weight", "E H", needs="E"),
+    Slot("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", "E", needs="E"),
+    Slot("ffn_up_exps.weight", "mixer.experts.up_proj", "E X H", needs="E"),
+    Slot("ffn_down_exps.weight", "mixer.experts.down_proj", "E H X", needs="E"),
+    Slot("ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight", "S H", needs="E"),
+    Slot("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight", "H S", needs="E"),
+)
+NEMOTRON_H_EMBEDDING = replace(EMBEDDING, parameter="model.embeddings.weight")
+NEMOTRON_H_NORM = replace(NORM, parameter="model.norm_f.weight")
 GATED_QKVO = (Slot("attn_q.weight", "self_attn.q_proj.weight", "Q+Q H"), *QKVO[1:])
 LATE_NORMS = (
     Slot("attn_norm.weight", "input_layernorm.weight", "H"),

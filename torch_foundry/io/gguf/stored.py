@@ -17,7 +17,7 @@ from torch_foundry.io.gguf.layouts import LAYOUTS, take_apart
 from torch_foundry.io.gguf.slots import EMBEDDING, Slot
 from torch_foundry.io.weights import side_by_side
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
-from torch_foundry.nn.experts import matrices_of
+from torch_foundry.nn.experts import matrices_of, names_of
 
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
 BOTH = "gate_up_proj"
@@ -45,7 +45,7 @@ def find(model: Any, parameter: str) -> tuple[torch.Tensor, str, int] | None:
         return None
     if isinstance(module, FoundryExperts) and not leaf.endswith("bias"):
         part = EXPERTS[0] if leaf == BOTH else leaf
-        fmt = module.formats[EXPERTS.index(part)]
+        fmt = module.formats[names_of(module).index(part)]
         tensor = getattr(module, part)
         return tensor, fmt, quant.get_format(fmt).columns(tensor.shape[-1])
     if isinstance(module, FoundryLinear | FoundryEmbedding) and leaf == "weight":

@@ -17,10 +17,10 @@ from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import head_dim, said_of_two_kinds
+from torch_foundry.io.gguf.blocks import head_dim, said_of_alone, said_of_two_kinds
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, Slot
+from torch_foundry.io.gguf.slots import BLOCK, MODEL_LAYER, OUTPUT, Slot
 from torch_foundry.io.gguf.stored import Tensor, find, state_sizes, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
@@ -99,7 +99,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for slot in _slots(model, architecture):
         tensors |= tensors_of(model, slot, architecture)
-    rotary, factors = rope_metadata(model, architecture)
+    rotary, factors = rope_metadata(model, architecture) if architecture.rotated else ({}, {})
     tensors |= {tensor: Tensor(t.shape, "f32", lambda t=t: t) for tensor, t in factors.items()}  # type: ignore[misc]
     values = _hyperparameters(config, architecture, tensors) | rotary
     metadata: dict[str, Any] = {"general.architecture": name, "general.type": "model"}
@@ -124,7 +124,7 @@ def _architecture(config: Any) -> tuple[str, Architecture]:
 def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     """Every tensor of the file and the parameter that it is, both by their full names."""
     output = () if model.config.tie_word_embeddings else (OUTPUT,)
-    for slot in (EMBEDDING, architecture.norm, *architecture.outer, *output):
+    for slot in (architecture.embedding, architecture.norm, *architecture.outer, *output):
         if not slot.needs or find(model, slot.parameter) is not None:
             yield slot
     options: list[Slot] = []
@@ -176,6 +176,8 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
             values["expert_shared_feed_forward_length"] = shared.shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if architecture.alone:
+        values |= said_of_alone(config, architecture)
     return values | (said_of_two_kinds(config) if architecture.two_kinds else {})
 
 

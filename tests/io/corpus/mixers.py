@@ -1,0 +1,69 @@
+"""GGUF files of models whose blocks are a mixer or a feed-forward block alone, and what may be wrong with these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .gguf_bytes import F32, I32, U32, numbers, scalar, string
+from .model_bytes import HIDDEN, INNER, Model, changed
+from .variants import A, state_space
+
+
+def alone(architecture: str = "nemotron_h") -> Model:
+    """Nemotron-H's: a state space, an MLP, attention."""
+    file, attention = state_space(architecture), ("q", "k", "v", "output")
+    file.put(f"{architecture}.block_count", scalar(U32, 3)).without(
+        *(f"blk.0.{name}.weight" for name in ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"))
+    )
+    for index in (1, 2):
+        file.tensor(f"blk.{index}.attn_norm.weight", [HIDDEN])
+    file.tensor("blk.1.ffn_up.weight", [HIDDEN, INNER]).tensor("blk.1.ffn_down.weight", [INNER, HIDDEN])
+    for name, rows in zip(attention, (HIDDEN, 32, 32, HIDDEN), strict=True):
+        file.tensor(f"blk.2.attn_{name}.weight", [HIDDEN, rows])
+    return lengths(file, 0, INNER, 0).put(f"{architecture}.attention.head_count_kv", numbers(I32, [0, 0, 2]))
+
+
+def lengths(file: Model, *each: int) -> Model:
+    architecture = "nemotron_h_moe" if "nemotron_h_moe.block_count" in file.keys else "nemotron_h"
+    return file.put(f"{architecture}.feed_forward_length", numbers(I32, list(each)))
+
+
+def experts() -> Model:
+    """The same with four experts in place of the MLP, one of them chosen."""
+    file = lengths(alone("nemotron_h_moe"), 0, 32, 0).without("blk.1.ffn_up.weight", "blk.1.ffn_down.weight")
+    sizes = {"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+    for name, size in {**sizes, "expert_shared_feed_forward_length": 48}.items():
+        file.put(f"nemotron_h_moe.{name}", scalar(U32, size))
+    shapes = {
+        "ffn_gate_inp.weight": [HIDDEN, 4], "exp_probs_b.bias": [4], "ffn_up_exps.weight": [HIDDEN, 32, 4],
+        "ffn_down_exps.weight": [32, HIDDEN, 4], "ffn_up_shexp.weight": [HIDDEN, 48],
+        "ffn_down_shexp.weight": [48, HIDDEN],
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        file.tensor(f"blk.1.{name}", shape)
+    return file
+
+
+def changed_alone(change: Callable[[Model], object]) -> Callable[[], bytes]:
+    return changed(change, alone)
+
+
+A.accept("A420", "blocks of one thing each", lambda: alone().bytes())
+A.accept("A421", "experts alone", lambda: experts().bytes())
+A.reject("A422", "attention and an MLP", "HP_RANGE", changed_alone(lambda m: lengths(m, 0, 96, 96)), "feed_forward")
+A.reject("A423", "MLPs of two sizes", "HP_RANGE", changed_alone(lambda m: lengths(m, 64, 96, 0)), "feed_forward")
+A.reject("A424", "MLPs of two blocks", "HP_RANGE", changed_alone(lambda m: lengths(m, 0, 96)), "feed_forward")
+A.reject("A425", "MLPs by name", "HP_RANGE", changed_alone(
+    lambda m: m.put("nemotron_h.feed_forward_length", string("wide"))), "feed_forward")  # fmt: skip
+A.reject("A426", "a state space where there is an MLP", "TENSOR_MISSING", changed_alone(
+    lambda m: lengths(m, 0, 0, 0)), "blk.1.ssm_in")  # fmt: skip
+A.reject("A427", "attention in a block that is an MLP", "TENSOR_EXTRA", changed_alone(
+    lambda m: m.tensor("blk.1.attn_k.weight", [HIDDEN, 32])), "blk.1.attn_k")  # fmt: skip
+A.reject("A428", "experts behind a projection", "HP_RANGE", changed(
+    lambda m: m.put("nemotron_h_moe.moe_latent_size", scalar(U32, 16)), experts), "moe_latent_size")  # fmt: skip
+A.reject("A429", "experts without a correction", "TENSOR_MISSING", changed(
+    lambda m: m.without("blk.1.exp_probs_b.bias"), experts), "exp_probs_b")  # fmt: skip
+A.reject("A430", "no size of the shared expert", "HP_MISSING", changed(
+    lambda m: m.without("nemotron_h_moe.expert_shared_feed_forward_length"), experts), "shared_feed")  # fmt: skip
+A.reject("A431", "a fraction of an MLP", "HP_RANGE", changed_alone(
+    lambda m: m.put("nemotron_h.feed_forward_length", numbers(F32, [0.0, 96.0, 0.0]))), "feed_forward")  # fmt: skip
