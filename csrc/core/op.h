@@ -15,6 +15,10 @@
 // symbolic.
 //   FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation) -> Tensor", "glu", glu)
 #define FOUNDRY_OP(schema, name, fn)                                                                                   \
+  FOUNDRY_DIFFERENTIABLE_OP(schema, name, fn, torch::autograd::autogradNotImplementedFallback())
+
+// The same for an op with a backward; `autograd` is called in its place wherever autograd might record.
+#define FOUNDRY_DIFFERENTIABLE_OP(schema, name, fn, autograd)                                                          \
   TORCH_LIBRARY_FRAGMENT(torch_foundry, m) { m.def(schema); }                                                          \
   TORCH_LIBRARY_IMPL(torch_foundry, CompositeExplicitAutograd, m) { m.impl(name, &fn); }                               \
-  TORCH_LIBRARY_IMPL(torch_foundry, Autograd, m) { m.impl(name, torch::autograd::autogradNotImplementedFallback()); }
+  TORCH_LIBRARY_IMPL(torch_foundry, Autograd, m) { m.impl(name, autograd); }

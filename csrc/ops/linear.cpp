@@ -6,6 +6,7 @@
 #include "ops/gemv.h"
 #include "ops/layout.h"
 #include "ops/limits.h"
+#include "ops/linear_backward.h"
 #include "ops/options.h"
 #include "quant/format.h"
 
@@ -90,8 +91,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
 
 } // namespace
 
-FOUNDRY_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, Tensor? residual=None, "
-           "float scale=1.0, str? activation=None, bool batch_invariant=False) -> Tensor",
-           "linear", linear)
+FOUNDRY_DIFFERENTIABLE_OP("linear(Tensor x, Tensor weight, str? format=None, Tensor? bias=None, "
+                          "Tensor? residual=None, float scale=1.0, str? activation=None, "
+                          "bool batch_invariant=False) -> Tensor",
+                          "linear", linear, &linear_autograd)
 
 } // namespace foundry

@@ -27,6 +27,7 @@ calls = [call for _, call in prebuild.calls()]
 def linear(dtype, name, rows):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.linear(torch.zeros(rows, 256, dtype=dtype), weight, format=name)
+    if rows > 16: ops.linear_backward_input(torch.zeros(rows, 32, dtype=dtype), weight, format=name)
 def embedding(dtype, name):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)

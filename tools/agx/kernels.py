@@ -64,6 +64,9 @@ def others() -> Iterator[Callable[[], object]]:
     yield partial(prebuild._experts, "cpu", F16, "mxfp4", (64, 4096))
     for name in ("q4_k", "q6_k"):
         yield partial(prebuild._linear, "cpu", F16, 32, name, SHAPE)
+    for packed in (None, "q8_0", "q4_0", "q4_k"):
+        weight = prebuild._weight("cpu", F16, packed, SHAPE)
+        yield partial(ops.linear_backward_input, torch.zeros(512, SHAPE[0], dtype=F16), weight, format=packed)
     for head_dim, group, length in product((64, 128, 256, 512), (1, 4, 8), (1, 4)):
         yield partial(_attention, head_dim, group, length)
     for head_dim in (256, 512):

@@ -1,9 +1,9 @@
 """The fused ops: typed functions over `torch.ops.torch_foundry`, and fake implementations for torch.compile.
 
 All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end. The device of the
-tensors decides which executor runs. There is no backward: differentiating through an op raises. Wrong arguments raise
-RuntimeError with the argument's name and what was expected. `torch_foundry.testing.reference` and `reference_moe` are
-the same in plain torch.
+tensors decides which executor runs. Only `linear` has a backward: differentiating through another op raises. Wrong
+arguments raise RuntimeError with the argument's name and what was expected. `torch_foundry.testing.reference` and
+`reference_moe` are the same in plain torch.
 """
 
 from torch_foundry.ops.altup import altup_add, altup_collapse, altup_correct, altup_expand, altup_predict
@@ -16,6 +16,7 @@ from torch_foundry.ops.modules import (
     glu,
     layer_norm,
     linear,
+    linear_backward_input,
     rms_norm,
     rope_kv,
     sparse_glu,
@@ -40,6 +41,7 @@ __all__ = [
     "head_linear",
     "layer_norm",
     "linear",
+    "linear_backward_input",
     "mamba2",
     "moe_choose",
     "moe_combine",

@@ -79,6 +79,7 @@ def linear(
     activation: None, or one of a single number, as in `glu`. out_features: use only the first rows of weight.
     Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
     with another order of summation, unless they are to be `batch_invariant`. Returns [..., N], contiguous.
+    Without an activation it has a backward: for x (`linear_backward_input`), bias, residual and a dense weight.
     """
     if out_features is not None:
         weight = weight[:out_features]
@@ -88,6 +89,21 @@ def linear(
 @_fake("linear")
 def _(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def linear_backward_input(grad: Tensor, weight: Tensor, *, format: str | None = None) -> Tensor:
+    """The gradient of `linear` with respect to x: `grad W`, where the weight stays as it is stored.
+
+    grad: [..., N], rows may be strided, up to three levels. weight: as in `linear`.
+    Sums over N are float32, in an order that doesn't depend on the number of rows. Returns [..., K], contiguous.
+    """
+    return _ops.linear_backward_input.default(grad, weight, format)
+
+
+@_fake("linear_backward_input")
+def _(grad: Tensor, weight: Tensor, format: str | None) -> Tensor:
+    columns = weight.shape[1] if format is None else get_format(format).columns(weight.shape[1])
+    return grad.new_empty((*grad.shape[:-1], columns))
 
 
 def embedding(

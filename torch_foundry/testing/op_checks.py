@@ -101,6 +101,16 @@ def linear(given: Given, device: Device = "cpu") -> None:
     assert_bound(got, truth, linear_bound(given, truth))
 
 
+def linear_backward_input(given: Given, device: Device = "cpu") -> None:
+    """ops.linear_backward_input: one rounding to dtype; about sqrt(n) of f32 in the sum."""
+    truth = plain.linear_backward_input(**double(given))
+    got = ops.linear_backward_input(**on(given, device)).cpu()
+    assert_norm(got, truth, plain.linear_backward_input(**given))
+    terms = given["grad"].double().abs() @ dense_of(given).abs()
+    accumulated = 4 * given["grad"].shape[-1] ** 0.5 * terms * U32
+    assert_bound(got, truth, 1.01 * (UNIT[got.dtype] * truth.abs() + accumulated))
+
+
 def embedding(given: Given, device: Device = "cpu") -> None:
     """ops.embedding: it rounds where torch does, so every bit is torch's."""
     assert_equal(ops.embedding(**on(given, device)).cpu(), plain.embedding(**given))

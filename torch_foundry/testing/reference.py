@@ -83,6 +83,10 @@ def linear(
     return y if residual is None else residual + y
 
 
+def linear_backward_input(grad: Tensor, weight: Tensor, *, format: str | None = None) -> Tensor:
+    return grad @ _matrix(weight, format, grad.dtype)
+
+
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("thk,hnk->thn", x, weight)
 
