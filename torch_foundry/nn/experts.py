@@ -11,7 +11,7 @@ from torch import nn
 
 from torch_foundry import ops, quant
 from torch_foundry.nn.activations import activation_of_experts
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, _PackedMatmul, linear_gemm
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, packed_linear
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
 NAMES = ("gate_proj", "up_proj", "down_proj")  # of the matrices of experts with a gate
@@ -265,13 +265,10 @@ class FoundryExperts(nn.Module):
         return inner
 
     def _product(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
-        weight, fmt = getattr(self, name)[expert], self._format(name)
-        grad = torch.is_grad_enabled() and x.requires_grad
-        if grad or x.dtype not in KERNEL_DTYPES or torch.compiler.is_compiling():
-            y: torch.Tensor = _PackedMatmul.apply(x, weight, None, fmt, self._shape(name)[1])
-            return y
-        return linear_gemm(x, weight.to(x.dtype) if weight.is_floating_point() else weight,
-                              None if weight.is_floating_point() else fmt, None)  # fmt: skip
+        weight, fmt = getattr(self, name)[expert], dict(self._stored())[name]
+        if fmt is None:
+            return nn.functional.linear(x, weight.to(x.dtype))
+        return packed_linear(x, weight, fmt)
 
     def _stored(self) -> list[tuple[str, str | None]]:
         return list(zip(self.names, self.packed_as, strict=True))

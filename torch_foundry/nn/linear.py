@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,19 +34,45 @@ def linear_gemm(
     """
     if fmt is None:
         return _product(x, weight, bias, out)
-    rows = max(1, DEQUANT_CHUNK // x.shape[-1])
-    parts = []
+    if out is None and weight.shape[0] > _rows_at_a_time(x.shape[-1]):
+        rows = x.flatten(0, -2)
+        y = linear_gemm(rows, weight, fmt, bias, x.new_empty(len(rows), weight.shape[0]))
+        return y.view(*x.shape[:-1], -1)
+    for start, end, dense in _unpacked(weight, fmt, x):
+        own = None if bias is None else bias[start:end]
+        y = _product(x, dense, own, None if out is None else out[:, start:end])
+        del dense  # before the next part is unpacked
+    return y if out is None else out
+
+
+def linear_gemm_backward(grad: torch.Tensor, weight: torch.Tensor, fmt: str) -> torch.Tensor:
+    """grad W by torch's own matrix product, for grad [..., N] of many rows: x's gradient [..., K].
+
+    A packed weight is unpacked to grad's dtype as in `linear_gemm`; products with its parts are added up in that dtype.
+    """
+    result: torch.Tensor | None = None
+    rows = grad.flatten(0, -2)
+    for start, end, dense in _unpacked(weight, fmt, grad):
+        part = rows[:, start:end]
+        result = part @ dense if result is None else result.addmm_(part, dense)
+        del dense
+    assert result is not None, "a weight has rows"
+    return result.view(*grad.shape[:-1], -1)
+
+
+def _unpacked(weight: torch.Tensor, fmt: str, like: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Rows of a packed weight, DEQUANT_CHUNK weights at a time, on its device and in the dtype of `like`: the first
+    one's number, that behind the last, and the dense rows."""
+    rows = _rows_at_a_time(quant.get_format(fmt).columns(weight.shape[1]))
+    # under a dispatch mode it may be a fake tensor, which must not be kept
+    many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids
     for start in range(0, weight.shape[0], rows):
         end = min(start + rows, weight.shape[0])
-        # under a dispatch mode it may be a fake tensor, which must not be kept
-        many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids
-        ids = many(start, end, x.device)
-        dense = ops.embedding(ids, weight, format=fmt, dtype=x.dtype)
-        own = None if bias is None else bias[start:end]
-        parts.append(_product(x, dense, own, None if out is None else out[:, start:end]))
-    if out is not None:
-        return out
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        yield start, end, ops.embedding(many(start, end, like.device), weight, format=fmt, dtype=like.dtype)
+
+
+def _rows_at_a_time(columns: int) -> int:
+    return max(1, DEQUANT_CHUNK // columns)
 
 
 def _product(
@@ -63,26 +90,57 @@ def _ids(start: int, end: int, device: torch.device) -> torch.Tensor:
         return torch.arange(start, end, dtype=torch.int32, device=device)
 
 
-class _PackedMatmul(torch.autograd.Function):
-    """x W^T + b, differentiable with respect to x and b; W is unpacked again in backward instead of being kept."""
+def packed_linear(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + b for x [..., K] and a packed weight; differentiable with respect to x and b.
+
+    By kernels for few rows, by `linear_gemm` for many, and so in backward: W is never unpacked as a whole, but for
+    dtypes that kernels don't take and under torch.compile.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        y: torch.Tensor = _PackedLinear.apply(x, weight, bias, fmt)
+        return y
+    return _forward(x, weight, fmt, bias)
+
+
+def _forward(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.Tensor | None) -> torch.Tensor:
+    if not _by_kernels(x) or (bias is not None and bias.dtype != x.dtype):
+        return functional.linear(x, quant.dequantize(weight, fmt, x.shape[-1], x.dtype), bias)
+    if _many_rows(x):
+        return linear_gemm(x.contiguous(), weight, fmt, bias)
+    return ops.linear(x.contiguous(), weight, format=fmt, bias=bias)
+
+
+def _by_kernels(x: torch.Tensor) -> bool:
+    return x.dtype in KERNEL_DTYPES and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def _many_rows(x: torch.Tensor) -> bool:
+    return x.numel() > MAX_GEMV_ROWS * x.shape[-1]
+
+
+class _PackedLinear(torch.autograd.Function):
+    """`packed_linear` where autograd records: it keeps the packed weight alone."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fmt: str, in_features: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fmt: str) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        ctx.format, ctx.in_features = fmt, in_features
-        return functional.linear(x, quant.dequantize(weight, fmt, in_features, x.dtype), bias)
+        ctx.format = fmt
+        return _forward(x, weight, fmt, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         grad_x = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ quant.dequantize(weight, ctx.format, ctx.in_features, grad.dtype)
+            if not _by_kernels(grad):
+                grad_x = grad @ quant.dequantize(weight, ctx.format, dtype=grad.dtype)
+            elif _many_rows(grad):
+                grad_x = linear_gemm_backward(grad, weight, ctx.format)
+            else:
+                grad_x = ops.linear_backward_input(grad.contiguous(), weight, format=ctx.format)
         if ctx.needs_input_grad[2]:
             grad_bias = grad.flatten(0, -2).sum(0)
-        return grad_x, None, grad_bias, None, None
+        return grad_x, None, grad_bias, None
 
 
 class FoundryLinear(nn.Linear):
@@ -135,23 +193,17 @@ class FoundryLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """x W^T + b."""
-        bias, order = self.bias, self.order
-        needs_grad = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
-        if needs_grad:
-            input = input if order is None else input.index_select(-1, order)
-            return _PackedMatmul.apply(input, self.weight, bias, self.format, self.in_features)
-        if (
-            input.dtype in KERNEL_DTYPES
-            and input.numel()
-            and (bias is None or bias.dtype == input.dtype)
-            and not torch.compiler.is_compiling()
-        ):
-            input = input.contiguous() if order is None else ops.permute_columns(input.contiguous(), order)
-            if input.numel() > MAX_GEMV_ROWS * self.in_features:
-                return linear_gemm(input, self.weight, self.format, bias)
-            return ops.linear(input, self.weight, format=self.format, bias=bias)
-        weight = self.dequantized(input.dtype)
-        return functional.linear(input, weight, bias)
+        bias: torch.Tensor | None = self.bias
+        order = self.order
+        if torch._C._is_any_autocast_enabled() and input.dtype in KERNEL_DTYPES:  # as stock layers do
+            device = input.device.type
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                input = input.to(torch.get_autocast_dtype(device))
+                bias = None if bias is None else bias.to(input.dtype)
+        if order is not None:
+            kernel = _by_kernels(input) and not (torch.is_grad_enabled() and input.requires_grad)
+            input = ops.permute_columns(input.contiguous(), order) if kernel else input.index_select(-1, order)
+        return packed_linear(input, self.weight, self.format, bias)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
