@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-hf test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -45,6 +45,12 @@ $(TESTS): $(VENV)/.built $(VENV)/.dev
 test-ray: $(VENV)/.built $(VENV)/.dev  ## replicas on a local Ray cluster (minutes)
 	$(BIN)/pip install -q -r requirements-ray.txt
 	$(PY) -m pytest tests/serving/test_ray.py $(PYTEST_ARGS)
+
+# The tests that all models of transformers share, from its source distribution, which pip fetches (10 MB); or those of
+# the models' own folders, with those of generate(), from a checkout: HF_TESTS=/path. UPDATE=1 writes docs/hf_tests.md.
+test-hf: $(VENV)/.built $(VENV)/.dev  ## transformers' own tests on patched models (FAMILIES=, HF_TESTS=, UPDATE=1)
+	$(BIN)/pip install -q -r requirements-hf.txt
+	$(PY) -m tools.hf_suite $(if $(UPDATE),--update) $(if $(FAMILIES),--families $(FAMILIES))
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minutes)

@@ -73,7 +73,7 @@ LATENT = {  # multi-head latent attention; YaRN with a scale of its own
 LATENT_MOE = {**GROUPED_MOE, **LATENT, "mlp_layer_types": ["dense", "sparse"]}  # the first layer has no experts
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
 MIXED = ["sliding_attention", "full_attention"]
-GPT_OSS = {
+GPT_OSS: dict[str, Any] = {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
     "sliding_window": 12,
@@ -303,21 +303,31 @@ HYBRIDS = {
 ALL_FAMILIES = FAMILIES | HYBRIDS
 
 
+def case(family: str) -> Case:
+    """What a family's models are made of."""
+    return (ALL_FAMILIES | KIN)[family]
+
+
+def settings(family: str, layers: int | None = None, **sizes: int) -> Any:
+    """The config of a family's models. sizes: in place of those of COMMON."""
+    layers = layers or case(family).layers
+    options = {**COMMON, **case(family).options, "num_hidden_layers": layers, **sizes}
+    for per_layer in ("layer_types", "no_rope_layers", "activation_sparsity_pattern"):
+        if per_layer in options:
+            options[per_layer] = (options[per_layer] * layers)[:layers]
+    return config(case(family).config, **options)
+
+
 def build(
     family: str, dtype: torch.dtype = torch.float32, layers: int | None = None, seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
     """A new model, the same for the same arguments, in eval mode. sizes: in place of those of COMMON."""
-    case = (ALL_FAMILIES | KIN)[family]
-    layers = layers or case.layers
-    options = {**COMMON, **case.options, "num_hidden_layers": layers, **sizes}
-    for per_layer in ("layer_types", "no_rope_layers", "activation_sparsity_pattern"):
-        if per_layer in options:
-            options[per_layer] = (options[per_layer] * layers)[:layers]
-    settings = config(case.config, **options)
+    of = case(family)
+    made_of = settings(family, layers, **sizes)
     torch.manual_seed(seed)
-    cls = getattr(transformers, case.model)
+    cls = getattr(transformers, of.model)
     make = getattr(cls, "from_config", None) or cls._from_config
-    model = make(settings, attn_implementation=case.attention).eval()
+    model = make(made_of, attn_implementation=of.attention).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

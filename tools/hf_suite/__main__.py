@@ -1,0 +1,169 @@
+"""Runs transformers' own tests on stock and on patched models: a test that passes on the first alone is a defect.
+
+    python -m tools.hf_suite [--families llama qwen3_moe] [--update]
+
+Without more, the tests are those that all models share, from transformers' source distribution, on a tiny model of each
+family. HF_TESTS=/path names a checkout of transformers, near the installed version: then the tests are those of the
+families' own folders, with those of `generate()`, which no distribution has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import transformers
+
+from tests.hf import tiny_models
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build/hf_suite"
+RECORD = Path(__file__).parent / "outcomes.json"
+DOCUMENT = ROOT / "docs/hf_tests.md"
+WRAPPERS = ("qwen2_vl",)  # of whose folders the tests are run from a checkout as well
+ENCODERS = ("bert",)
+GROUP = 8  # families that one process tests
+# What stays out: compilers, exporters and kernels that are not ours, what needs several devices, accelerate or files of
+# others; which of torch's attention kernels runs, float16 beside bfloat16 (`eager_matches_sdpa`); that tests of a model
+# which can generate have those of `generate()`
+LEFT_OUT = ("compil", "_export", "flash", "flex", "deepspeed", "offload", "multi_gpu", "pipeline", "mixin_inheritance",
+            "sdpa_kernels", "fp16_pad", "training_overfit")  # fmt: skip
+Outcome = dict[str, list[str]]  # of each test: passed, failed or skipped, and the last line of the error
+
+
+def families(checkout: Path | None) -> list[str]:
+    """What there are tests for: our tiny models, or folders of `checkout`."""
+    ours = [*tiny_models.ALL_FAMILIES, *tiny_models.KIN]
+    if checkout is None:
+        return ours
+    folders = {family.partition("-")[0] for family in ours} | {*WRAPPERS, *ENCODERS}
+    return sorted(folder for folder in folders if _test_file(checkout, folder).exists())
+
+
+def _test_file(checkout: Path, folder: str) -> Path:
+    return checkout / f"tests/models/{folder}/test_modeling_{folder}.py"
+
+
+def source_distribution() -> Path:
+    """The folder of transformers' source distribution, of the installed version; pip fetches it if need be."""
+    name = f"transformers-{transformers.__version__}"
+    if not (BUILD / name / "tests/test_modeling_common.py").exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        what = ["--no-deps", "--no-binary", "transformers", "--no-build-isolation", "--dest", str(BUILD)]
+        fetch = [sys.executable, "-m", "pip", "download", "-q", *what, f"transformers=={transformers.__version__}"]
+        if subprocess.run(fetch).returncode:
+            raise SystemExit(f"pip can't fetch the source distribution of {name}; HF_TESTS=/path names a checkout")
+        with tarfile.open(BUILD / f"{name}.tar.gz") as archive:
+            archive.extractall(BUILD, filter="data")
+    return BUILD / name
+
+
+def run(names: list[str], checkout: Path | None, patched: bool) -> dict[str, Outcome]:
+    """The outcomes of some families' tests, by family and test. RuntimeError: pytest can't run them."""
+    folder = BUILD / ("checkout" if checkout else "common")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{names[0]}-{'patched' if patched else 'stock'}.json"
+    path.unlink(missing_ok=True)
+    set_ = {"HF_SUITE_OUTCOMES": str(path), "HF_SUITE_FAMILIES": " ".join(names), "HF_SUITE_PATCH": "1" * patched}
+    if checkout is None:
+        set_["HF_SUITE_SDIST"] = str(source_distribution())
+    common = Path(__file__).parent / "common_tests.py"
+    tests = [str(_test_file(checkout, name)) for name in names] if checkout else [str(common)]
+    options = ["-q", "-W", "ignore", "-p", "tools.hf_suite.plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-k", " and ".join(f"not {part}" for part in LEFT_OUT), *tests],
+        cwd=checkout or ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **set_},
+        capture_output=True,
+        text=True,
+    )
+    path.with_suffix(".log").write_text(done.stdout + done.stderr)
+    outcomes: Outcome = json.loads(path.read_text()) if path.exists() else {}
+    of: dict[str, Outcome] = {name: {} for name in names}
+    for test, outcome in outcomes.items():
+        file, _, function = test.partition("::")
+        family = Path(file).parent.name if checkout else function.partition("::")[0].removeprefix("Test_")
+        of[family][function] = outcome
+    if empty := [name for name, found in of.items() if not found]:
+        raise RuntimeError(f"no test ran of {', '.join(empty)}; {path.with_suffix('.log')} says why")
+    return of
+
+
+def defects(stock: Outcome, patched: Outcome) -> dict[str, str]:
+    """Tests that pass on stock models alone, with what the patched one came to.
+
+    A test's parts stop at the first error of the test itself, so parts that patched models don't have are no defects.
+    """
+    return {
+        name: " ".join(patched[name])
+        for name, outcome in stock.items()
+        if outcome[0] == "passed" and name in patched and patched[name][0] != "passed"
+    }
+
+
+def document(record: dict[str, dict[str, int]]) -> str:
+    """docs/hf_tests.md."""
+    total = Counter[str]()
+    for row in record.values():
+        total.update(row)
+    lines = [
+        "# transformers' tests on patched models",
+        "",
+        "`make test-hf` runs the tests that all models of transformers share (`ModelTesterMixin`) on a tiny model of",
+        "each family, stock and patched: what passes on the first has to pass on the second. Written by",
+        "`make test-hf UPDATE=1`. How it is done, and the tests of the models' own folders:",
+        "[testing.md](testing.md#transformers-own-tests).",
+        "",
+        f"{len(record)} families; {total['stock']} tests and parts of tests pass on stock models, "
+        f"{total['patched']} on patched ones.",
+        "",
+        "| family | pass on stock | on patched | skipped | fail on both |",
+        "|---|---|---|---|---|",
+    ]
+    for family, row in sorted(record.items()):
+        lines.append(f"| `{family}` | {row['stock']} | {row['patched']} | {row['skipped']} | {row['failed']} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run, print defects, and return how many families have any."""
+    checkout = Path(os.environ["HF_TESTS"]).resolve() if os.environ.get("HF_TESTS") else None
+    if checkout and not (checkout / "tests/test_modeling_common.py").exists():
+        raise SystemExit(
+            f"HF_TESTS={checkout}: expected a checkout of transformers, with tests/test_modeling_common.py"
+        )
+    parser = argparse.ArgumentParser(prog="python -m tools.hf_suite", description=__doc__.partition("\n")[0])
+    known = families(checkout)
+    parser.add_argument("--families", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--update", action="store_true", help="write the counts to docs/hf_tests.md")
+    given = parser.parse_args(args)
+    if unknown := set(given.families or ()) - set(known):
+        parser.error(f"no tests of {', '.join(sorted(unknown))}; there are those of {', '.join(known)}")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    bad = 0
+    chosen = given.families or known
+    for group in (chosen[i : i + GROUP] for i in range(0, len(chosen), GROUP)):
+        stock, patched = (run(group, checkout, mode) for mode in (False, True))
+        for family in group:
+            of_stock, of_patched = (Counter(kind for kind, _ in of[family].values()) for of in (stock, patched))
+            print(f"{family}: {of_stock['passed']} pass on stock, {of_patched['passed']} on patched models", flush=True)
+            worse = defects(stock[family], patched[family])
+            for name, why in worse.items():
+                print(f"  {name}: {why}", flush=True)
+            bad += bool(worse)
+            counts = {"stock": of_stock["passed"], "patched": of_patched["passed"]}
+            record[family] = {**counts, "skipped": of_stock["skipped"], "failed": of_stock["failed"]}
+        if given.update and checkout is None:
+            RECORD.write_text(json.dumps(dict(sorted(record.items())), indent=1) + "\n")
+            DOCUMENT.write_text(document(record))
+    return bad
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
