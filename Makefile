@@ -62,12 +62,15 @@ test-gpu:  ## tests on an NVIDIA GPU, with compute-sanitizer (PARTS=)
 	PYTHON=$(PYTHON) tests/cuda/run_gpu.sh $(PARTS)
 
 # The rules that the shaders obey, the linters, types and formats. clang adds the address-space check where it is found.
-lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders
+lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders, workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h' '*.mm' | grep -v '^tests/')
 	$(PY) -m torch_foundry.msl --lint -I shaders $$(git ls-files 'shaders/*.metal')
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/mac.yml
+	$(BIN)/zizmor -q --offline .github
 
 # The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them. libstdc++ is loaded
 # beside the sanitizer, which otherwise doesn't find its exception handling before torch brings it.
