@@ -252,6 +252,20 @@ NEMOTRON_H_KEYS = {
     **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]},
     **{"rope.dimension_count": 16, "rope.freq_base": 1e4},  # which nothing uses
 }
+LATENT = {
+    **{**tiny_models.LATENT_MOE, "kv_lora_rank": 64, "q_lora_rank": 32, "v_head_dim": 32},
+    "rope_parameters": {**tiny_models.LATENT["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
+}
+LATENT.pop("mlp_layer_types")
+LATENT_KEYS = {
+    **{"attention.head_count_kv": 1, "attention.kv_lora_rank": 64, "attention.q_lora_rank": 32},
+    **{"attention.key_length": 96, "attention.value_length": 64, "rope.dimension_count": 32},
+    **{"attention.key_length_mla": 96, "attention.value_length_mla": 32, "leading_dense_block_count": 1},
+    **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+    **{"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+    **{"rope.scaling.yarn_log_multiplier": 0.07, "expert_count": 8, "expert_used_count": 3},
+    **{"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+}
 TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 # whose parameters are not tensors of the file as they lie
 LAID_OUT = {
@@ -306,6 +320,32 @@ LAID_OUT = {
         {
             **{**GRANITE_HYBRID_KEYS, "expert_count": 4, "expert_used_count": 2, "rope.scaling.finetuned": True},
             "expert_shared_feed_forward_length": 64,
+        },
+    ),
+    "deepseek2": Case(
+        "deepseek2",
+        "DeepseekV3Config",
+        {**LATENT, "first_k_dense_replace": 1},
+        {
+            **{**LATENT_KEYS, "expert_weights_norm": True, "expert_gating_func": 2},
+            **{"expert_group_count": 4, "expert_group_used_count": 2},
+        },
+    ),
+    # of before keys and values were made by two tensors; queries have no latent
+    "deepseek2-lite": Case(
+        "deepseek2",
+        "DeepseekV2Config",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "first_k_dense_replace": 1,
+            "n_group": None,
+            "topk_group": None,
+        },
+        {
+            **{key: value for key, value in LATENT_KEYS.items() if "mla" not in key and "q_lora" not in key},
+            **{"attention.head_count_kv": 4, "attention.key_length": 96, "attention.value_length": 32},
         },
     ),
     "nemotron_h": Case(

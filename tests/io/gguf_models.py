@@ -24,12 +24,15 @@ EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
 
 
+NOTHING = ("sliding_window", "q_lora_rank", "n_group", "topk_group")  # settings that may say so
+
+
 def make(name: str, seed: int = 0) -> Any:
     """The model of a case, with logits far enough apart that rounding doesn't choose tokens."""
     import transformers
 
     case = (CASES | LAID_OUT)[name]
-    options = {key: value for key, value in case.options.items() if value is not None or key == "sliding_window"}
+    options = {key: value for key, value in case.options.items() if value is not None or key in NOTHING}
     if case.options.get("head_dim", 0) is None:
         options["head_dim"] = COMMON["hidden_size"] // COMMON["num_attention_heads"]
     model = transformers.AutoModelForCausalLM.from_config(
@@ -83,6 +86,13 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             halves = tensor.chunk(2) if "input" in key else [tensor]
             for part, value in zip(("gate", "up") if "input" in key else ("down",), halves, strict=True):
                 found[f"blk.{layer}.ffn_{part}{kind}.weight"] = value.numpy()
+            continue
+        elif key.endswith("kv_b_proj.weight") and "attention.key_length_mla" in case.keys:
+            heads = tensor.unflatten(0, (settings.num_attention_heads, -1))
+            keys, values = heads.split((settings.qk_nope_head_dim, settings.v_head_dim), 1)
+            layer = key.split(".")[2]
+            found[f"blk.{layer}.attn_k_b.weight"] = keys.transpose(1, 2).contiguous().numpy()
+            found[f"blk.{layer}.attn_v_b.weight"] = values.contiguous().numpy()
             continue
         elif ".linear_attn." in key:
             found |= delta_rule(names, key, tensor, settings, tiled=case.arch != "qwen3next")

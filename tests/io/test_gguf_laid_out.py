@@ -46,13 +46,16 @@ def test_the_parameters_are_those_that_the_file_was_made_from(name: str, tmp_pat
     assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
     save_gguf(model, tmp_path / "again.gguf")
     read = {t.name: t.data.reshape(t.data.shape) for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+    if name == "deepseek2-lite":  # a dense matrix of keys and values is written as two
+        assert {key.split(".")[2] for key in read.keys() ^ tensors.keys()} == {"attn_kv_b", "attn_k_b", "attn_v_b"}
+        return
     assert read.keys() == tensors.keys()
     for key, (value, _) in tensors.items():
         np.testing.assert_allclose(read[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
 
 
 def packing(tensor: str) -> str:
-    if "ffn_gate_inp" in tensor:  # which routes
+    if "ffn_gate_inp" in tensor or "_k_b." in tensor or "_v_b." in tensor:  # which routes, or is turned
         return "f32"
     return "q4_0" if "_exps" in tensor else "q8_0"
 
@@ -77,7 +80,11 @@ def test_what_is_packed_stays_packed(name: str, tmp_path: Path) -> None:
         for key, value in expected.state_dict().items():
             assert torch.equal(state[key], value), key
         for path, module in model.named_modules():
-            assert type(module) is not torch.nn.Linear or module.out_features == 1 or "router" in path, path
+            assert (
+                type(module) is not torch.nn.Linear
+                or module.out_features == 1
+                or path.endswith(("router", "kv_b_proj"))
+            ), path
             if isinstance(module, FoundryExperts):
                 assert set(module.formats) == {"mxfp4" if name == "gpt-oss" else "q4_0"}
         with torch.no_grad():
@@ -89,6 +96,17 @@ def test_what_is_packed_stays_packed(name: str, tmp_path: Path) -> None:
         assert tensor.tensor_type == kind
         if data.dtype == np.uint8:
             assert tensor.data.tobytes() == data.tobytes(), tensor.name
+
+
+def test_keys_that_are_turned_become_dense(tmp_path: Path) -> None:
+    """Their blocks lie along what is rows of the matrix that latents are multiplied by."""
+    model = make("deepseek2")
+    keys, tensors = contents("deepseek2", model, lambda key: "q8_0" if "_k_b" in key or "_v_b" in key else "f32")
+    write_file(tmp_path / "model.gguf", "deepseek2", keys, tensors)
+    heads = [gguf.dequantize(*tensors[f"blk.1.attn_{part}_b.weight"]) for part in "kv"]
+    expected = np.concatenate((heads[0].swapaxes(1, 2), heads[1]), 1).reshape(-1, 64)
+    found = load(tmp_path / "model.gguf", dtype=torch.float32).model.layers[1].self_attn.kv_b_proj.weight
+    assert torch.equal(found, torch.from_numpy(expected))
 
 
 def test_two_types_in_one_parameter(tmp_path: Path) -> None:

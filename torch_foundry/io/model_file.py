@@ -11,6 +11,7 @@ import transformers
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf import open_gguf
 from torch_foundry.io.gguf.blocks import layer_types
+from torch_foundry.io.gguf.hyperparameters import shortest
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.slots import OUTPUT
 from torch_foundry.io.weights import ModelSource
@@ -115,6 +116,8 @@ def _scalar(model: GgufModel) -> int:
 def _rope_parameters(model: GgufModel) -> dict[str, Any]:
     found, values = dict(model.rope), model.values
     found |= model.architecture.rope.get(found["rope_type"], {})
+    if model.architecture.latent and "mscale_all_dim" in found:  # files say what is the same for both, and a tenth
+        found["mscale"] = found["mscale_all_dim"] = shortest(found["mscale_all_dim"] * 10)
     if (sections := values.get("rope.dimension_sections")) is not None:
         found["mrope_section"] = _sections(model, sections)
     if model.architecture.partial_rope:

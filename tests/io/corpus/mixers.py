@@ -1,11 +1,12 @@
-"""GGUF files of models whose blocks are a mixer or a feed-forward block alone, and what may be wrong with these."""
+"""GGUF files of models whose blocks are a mixer or a feed-forward block alone, or have latent attention."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from .gguf_bytes import F32, I32, U32, numbers, scalar, string
-from .model_bytes import HIDDEN, INNER, Model, changed
+from .model_bytes import HIDDEN, INNER, Model, changed, model
 from .variants import A, state_space
 
 
@@ -44,6 +45,37 @@ def experts() -> Model:
     return file
 
 
+def latent() -> Model:
+    """DeepSeek V2's kind without experts: two heads of 24, of which 8 are rotated; latents of 32."""
+    file, names = model("deepseek2"), ("q", "k", "v", "output")
+    file.without(*(f"blk.0.attn_{name}.weight" for name in names))
+    sizes = {"head_count": 2, "head_count_kv": 1, "kv_lora_rank": 32, "key_length": 40, "value_length": 32}
+    for name, size in {**sizes, "key_length_mla": 24, "value_length_mla": 16}.items():
+        file.put(f"deepseek2.attention.{name}", scalar(U32, size))
+    sizes = {"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+    for name, size in {**sizes, "leading_dense_block_count": 1, "rope.dimension_count": 8}.items():
+        file.put(f"deepseek2.{name}", scalar(U32, size))
+    shapes = {
+        "q.weight": [HIDDEN, 48], "kv_a_mqa.weight": [HIDDEN, 40], "kv_a_norm.weight": [32],
+        "k_b.weight": [16, 32, 2], "v_b.weight": [32, 16, 2], "output.weight": [32, HIDDEN],
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        file.tensor(f"blk.0.attn_{name}", shape)
+    return file
+
+
+def joined() -> Model:
+    """As files were before: keys and values of all heads are made by one tensor."""
+    file = latent().without(*(f"deepseek2.attention.{name}_length_mla" for name in ("key", "value")))
+    for name, size in {"key_length": 24, "value_length": 16, "head_count_kv": 2}.items():
+        file.put(f"deepseek2.attention.{name}", scalar(U32, size))
+    return file.without("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight").tensor("blk.0.attn_kv_b.weight", [32, 64])
+
+
+def latents(name: str, value: int) -> Callable[[], bytes]:
+    return changed(lambda m: m.put(f"deepseek2.{name}", scalar(U32, value)), latent)
+
+
 def changed_alone(change: Callable[[Model], object]) -> Callable[[], bytes]:
     return changed(change, alone)
 
@@ -67,3 +99,26 @@ A.reject("A430", "no size of the shared expert", "HP_MISSING", changed(
     lambda m: m.without("nemotron_h_moe.expert_shared_feed_forward_length"), experts), "shared_feed")  # fmt: skip
 A.reject("A431", "a fraction of an MLP", "HP_RANGE", changed_alone(
     lambda m: m.put("nemotron_h.feed_forward_length", numbers(F32, [0.0, 96.0, 0.0]))), "feed_forward")  # fmt: skip
+A.accept("A440", "latents", lambda: latent().bytes())
+A.accept("A441", "latents whose keys and values are made by one tensor", lambda: joined().bytes())
+A.reject("A442", "keys that are no latents", "HP_RANGE", latents("attention.key_length", 41), "key_length")
+A.reject("A443", "values that are no latents", "HP_RANGE", latents("attention.value_length", 16), "value_length")
+A.reject("A444", "no size of values", "HP_MISSING", changed(
+    lambda m: m.without("deepseek2.attention.value_length_mla"), latent), "value_length_mla")  # fmt: skip
+A.reject("A445", "keys that are rotated whole", "HP_RANGE", latents("attention.key_length_mla", 8), "dimension_count")
+A.reject("A446", "YaRN without its factor on scores", "HP_MISSING", changed(
+    lambda m: m.put("deepseek2.rope.scaling.type", string("yarn")), latent), "yarn_log_multiplier")  # fmt: skip
+A.reject("A447", "keys that aren't turned", "SHAPE", changed(
+    lambda m: m.tensor("blk.0.attn_k_b.weight", [32, 16, 2]), latent), "attn_k_b")  # fmt: skip
+A.reject("A448", "values of another head", "SHAPE", changed(
+    lambda m: m.tensor("blk.0.attn_v_b.weight", [32, 16, 3]), latent), "attn_v_b")  # fmt: skip
+A.reject("A449", "keys and values twice", "TENSOR_EXTRA", changed(
+    lambda m: m.tensor("blk.0.attn_kv_b.weight", [32, 64]), latent), "_b.weight")  # fmt: skip
+A.reject("A450", "queries of a latent that there is none of", "TENSOR_MISSING",
+         latents("attention.q_lora_rank", 16), "attn_q_a")  # fmt: skip
+A.reject("A451", "an odd number of rotated elements", "HP_RANGE", latents("rope.dimension_count", 7), "length")
+A.reject("A452", "an unknown choice of experts", "HP_RANGE", latents("expert_gating_func", 3), "gating_func")
+A.reject("A453", "latents of no size", "HP_RANGE", latents("attention.kv_lora_rank", 0), "kv_lora_rank")
+A.reject("A454", "keys that are NaN", "NONFINITE", changed(lambda m: m.tensor(
+    "blk.0.attn_k_b.weight", [16, 32, 2], data=struct.pack("<1024f", *[0.0] * 1023, float("nan"))), latent),
+    "attn_k_b")  # fmt: skip

@@ -14,6 +14,7 @@ from torch_foundry.io.gguf.keys import (
     EPSILON,
     EXPERTS,
     GEMMA4_KEYS,
+    LATENT_KEYS,
     LOCAL_EXPERTS,
     PATTERN,
     REQUIRED,
@@ -21,6 +22,7 @@ from torch_foundry.io.gguf.keys import (
     SCALED_QUERIES,
     SHARED,
     SOFTCAPS,
+    SOFTMAX_EXPERTS,
     STATE_KEYS,
     SWA_BASE,
     WINDOW,
@@ -39,6 +41,7 @@ from torch_foundry.io.gguf.slots import (
     HEAD_NORMS,
     JOINED_MLP,
     LATE_NORMS,
+    LATENT,
     MLP,
     MLP_BIAS,
     MOE,
@@ -117,6 +120,23 @@ GRANITE_HYBRID_MOE = replace(
     expert_size="intermediate_size",
     shared_size="shared_intermediate_size",
     unused=frozenset({"mamba_chunk_size", "position_embedding_type"}),
+)
+
+DEEPSEEK2 = Architecture(
+    "DeepseekV2Config",
+    (*LATENT, *(slot for slot in DEEPSEEK_MOE if not slot.tensor.endswith("bias"))),
+    (*LATENT_KEYS, *SOFTMAX_EXPERTS),
+    leading=MLP,
+    latent=True,
+    unused=frozenset({"n_group", "norm_topk_prob", "topk_group"}),  # None of greedy routing
+)
+DEEPSEEK3 = replace(
+    DEEPSEEK2,
+    config="DeepseekV3Config",
+    layer=(*LATENT, *DEEPSEEK_MOE),
+    own_keys=(*LATENT_KEYS, *ROUTED_EXPERTS),
+    constants={"rope_interleave": True},
+    unused=frozenset(),
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -205,6 +225,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         options={"attention_bias": QKVO_BIAS},
         expert_size="intermediate_size",
     ),
+    # only DeepSeek V3's kind (GLM-4.7-Flash, too) chooses by sigmoids, and has weights that add up to 1
+    "deepseek2": replace(DEEPSEEK2, variants={"expert_gating_func=2": DEEPSEEK3, "expert_weights_norm": DEEPSEEK3}),
     "olmo2": replace(OLMO2, variants={"attention.sliding_window": OLMO3}),
     "smollm3": Architecture("SmolLM3Config", (*PRE_NORMS, *QKVO, *MLP), options=BIASES, interleaved=True),
     "olmoe": Architecture(

@@ -1,11 +1,12 @@
-"""Blocks that are not all alike: which of them see a window alone, Gemma 4's, whose heads have two sizes, and those
-of Nemotron-H, which are a mixer or a feed-forward block."""
+"""Blocks with sizes of their own: which of them see a window alone, Gemma 4's, whose heads have two sizes,
+Nemotron-H's, which are a mixer or a feed-forward block, and those with multi-head latent attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PATTERN = "attention.sliding_window_pattern"
+RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
 _MOST = 1 << 24  # of such numbers
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
@@ -110,6 +111,47 @@ def alone(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         blocks.append({letter: size for letter, size in none.items() if letter not in letters})
     size = model.values["feed_forward_length"] = max(inner) or 1
     return blocks, {"layers_block_type": types, "intermediate_size": size}
+
+
+def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The same of multi-head latent attention, of which all blocks are alike.
+
+    Files say the sizes of heads, or, since keys and values are made by two tensors, those of latents, and of heads by
+    keys of their own. In `model.values` remains the size of what is rotated. LoadError HP_RANGE, HP_MISSING.
+    """
+    values = model.values
+    rank, heads, rotated = (values[name] for name in (RANK, "attention.head_count", "rope.dimension_count"))
+    key, value = values["attention.key_length"], values["attention.value_length"]
+    if values[f"{KEY}_mla"] is not None:
+        for name, found, expected in (("key", key, rank + rotated), ("value", value, rank)):
+            if found != expected:
+                raise model.fail("HP_RANGE", f"attention.{name}_length", f"{expected}, the size of latents", found)
+        key, value = values[f"{KEY}_mla"], values["attention.value_length_mla"]
+        if value is None:
+            raise model.fail("HP_MISSING", "attention.value_length_mla", "an integer", "none")
+    if key <= rotated:
+        raise model.fail("HP_RANGE", "rope.dimension_count", f"less than a key's {key}", rotated)
+    if values["rope.scaling.type"] == "yarn" and values[YARN] is None:
+        raise model.fail("HP_MISSING", YARN, "a floating-point number", "none")
+    queries, hidden, rows = values["attention.q_lora_rank"], values["embedding_length"], heads * (key - rotated + value)
+    joined = "blk.0.attn_kv_b.weight" in model.tensors
+    letters = {"L": rank, "I": queries or 0, "J": 0 if queries else hidden, "Q": heads * key, "O": heads * value}
+    letters |= {"N": key - rotated, "U": value, "B": 0 if joined else rows, "W": rows if joined else 0}
+    values |= {KEY: rotated, "attention.value_length": None}
+    fields = {"num_key_value_heads": heads, "qk_nope_head_dim": key - rotated, "v_head_dim": value}
+    if model.architecture.config == "DeepseekV2Config":
+        fields["topk_method"] = "group_limited_greedy" if values["expert_group_count"] > 1 else "greedy"
+    return [letters] * model.layers, fields
+
+
+def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
+    """The inverse: hyperparameters by their keys. joined: keys and values are made by one tensor."""
+    rank, rotated, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
+    key = config.qk_nope_head_dim + rotated
+    if joined:
+        return {"attention.head_count_kv": config.num_attention_heads, KEY: key, "attention.value_length": value}
+    said = {"attention.head_count_kv": 1, KEY: rank + rotated, "attention.value_length": rank}
+    return said | {f"{KEY}_mla": key, "attention.value_length_mla": value}
 
 
 def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:

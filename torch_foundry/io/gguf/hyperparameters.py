@@ -36,8 +36,9 @@ def find_architecture(metadata: Mapping[str, Any], file: str | os.PathLike[str])
     if kind != "model":
         raise LoadError("NOT_MODEL", file, "general.type", expected="'model'", found=_shown(kind))
     for variant, other in found.variants.items():
-        value = _single(metadata.get(f"{name}.{variant}"))
-        if isinstance(value, int | float) and value > 0:
+        key, _, wanted = variant.partition("=")
+        value = _single(metadata.get(f"{name}.{key}"))
+        if isinstance(value, int | float) and (value == int(wanted) if wanted else value > 0):
             return name, other
     return name, found
 

@@ -70,6 +70,15 @@ ROUTED_EXPERTS = (  # of DeepSeek's kind: chosen by sigmoids, beside experts tha
     Key("leading_dense_block_count", "first_k_dense_replace", int, 0, 1 << 12, 0),
     Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
 )
+SOFTMAX_EXPERTS = (*ROUTED_EXPERTS, Key("expert_gating_func", "", int, 1, 1, 1))  # of DeepSeek V2
+LATENT_KEYS = (
+    Key("attention.kv_lora_rank", "kv_lora_rank", int, 1, 1 << 14, REQUIRED),
+    Key("attention.q_lora_rank", "q_lora_rank", int, 1, 1 << 14),
+    *(Key(f"attention.{name}_length", "", int, 1, 1 << 15, REQUIRED) for name in ("key", "value")),
+    *(Key(f"attention.{name}_length_mla", "", int, 1, 1 << 14) for name in ("key", "value")),
+    Key("rope.dimension_count", "qk_rope_head_dim", int, 2, 1 << 14, REQUIRED),
+    Key("rope.scaling.yarn_log_multiplier", "", float, EPSILON, 1e6),
+)
 LOCAL_EXPERTS = (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:])
 SHARED = Key("expert_shared_feed_forward_length", "", int, 1, 1 << 24)
 DELTA_KEYS = (

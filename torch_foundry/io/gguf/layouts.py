@@ -19,12 +19,15 @@ CPU = torch.device("cpu")
 class Layout:
     """order: where each element of `axis` of the parameter lies in the file, whose tensors come one after the other.
 
-    negated: the file has -exp(parameter).
+    negated: the file has -exp(parameter). join, split: what makes the parameter of the file's dense tensors, and these
+    of it.
     """
 
     order: Callable[[Sizes], Tensor] | None
     axis: int = 0
     negated: bool = False
+    join: Callable[[Sequence[Tensor]], Tensor] | None = None
+    split: Callable[[Tensor, Sizes], list[Tensor]] | None = None
 
 
 def _tiled(sizes: Sizes, width: int) -> Tensor:
@@ -45,7 +48,19 @@ def _by_key_head(sizes: Sizes) -> Tensor:
     return torch.cat([letter.view(sizes["G"], -1) for letter in letters], 1).reshape(-1)
 
 
+def _keys_and_values(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of each head's keys, then of its values; in files heads of keys are turned, and values lie behind them."""
+    keys, values = parts
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+
+
+def _apart(rows: Tensor, sizes: Sizes) -> list[Tensor]:
+    keys, values = rows.unflatten(0, (sizes["A"], -1)).split((sizes["N"], sizes["U"]), 1)
+    return [keys.transpose(1, 2), values]
+
+
 LAYOUTS = {
+    "keys and values": Layout(None, join=_keys_and_values, split=_apart),
     "joined": Layout(None),
     "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),
     "key heads": Layout(_by_key_head),
@@ -67,6 +82,8 @@ def put_together(layout: Layout, parts: Sequence[Weight], shape: tuple[int, ...]
     first = parts[0]
     same = all(part.format == first.format for part in parts)
     known = quant.get_format(first.format if same else "bf16")
+    if layout.join and known.packed:
+        known = quant.get_format("bf16")
     if order is not None and layout.axis == 1 and known.packed:
         blocks = order_of_blocks(order, known.block_size)
         if blocks is None:
@@ -74,7 +91,8 @@ def put_together(layout: Layout, parts: Sequence[Weight], shape: tuple[int, ...]
         order = blocks
 
     def load(device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        whole = torch.cat([_read(part, None if known.packed else dtype or known.dtype) for part in parts], layout.axis)
+        read = [_read(part, None if known.packed else dtype or known.dtype) for part in parts]
+        whole = layout.join(read) if layout.join else torch.cat(read, layout.axis)
         if order is not None:
             units = whole.unflatten(layout.axis, (len(order), -1))
             whole = units.index_select(layout.axis, order).flatten(layout.axis, layout.axis + 1)
@@ -90,7 +108,9 @@ def _read(part: Weight, dtype: torch.dtype | None) -> Tensor:
     if part.load_as is not None and dtype is not None:
         return part.load_as(CPU, dtype)
     stored = part.load(CPU)
-    return stored if dtype is None else quant.dequantize(stored, part.format, part.shape[-1], dtype)
+    if dtype is None:
+        return stored
+    return quant.dequantize(stored.flatten(0, -2), part.format, part.shape[-1], dtype).view(part.shape)
 
 
 def order_of_blocks(order: Tensor, size: int) -> Tensor | None:
@@ -106,6 +126,8 @@ def take_apart(layout: Layout, tensor: Tensor, lengths: Sequence[int], block_siz
 
     ValueError: blocks would not stay whole.
     """
+    if layout.split:
+        return layout.split(tensor, sizes)
     order = layout.order(sizes) if layout.order else None
     if order is not None:
         if layout.axis == 1:

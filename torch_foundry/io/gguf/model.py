@@ -11,7 +11,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
-from torch_foundry.io.gguf.blocks import alone, of_each_block, two_kinds
+from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
@@ -40,8 +40,11 @@ class GgufModel:
             raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
         self.blocks: list[dict[str, int]] = [{}] * self.layers
         self.fields: dict[str, Any] = {}  # of the config, besides those of keys
-        if self.architecture.two_kinds or self.architecture.alone:
-            self.blocks, self.fields = (two_kinds if self.architecture.two_kinds else alone)(self)
+        for kind, read in ((self.architecture.two_kinds, two_kinds), (self.architecture.latent, latent)):
+            if kind:
+                self.blocks, self.fields = read(self)
+        if self.architecture.alone:
+            self.blocks, self.fields = alone(self)
         self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes()
         found = self._found()
@@ -213,14 +216,11 @@ class GgufModel:
                     raise self.fail("TENSOR_TYPE", side, "f32", info.format)
         return self.tensors.get(_sides(name)[0])
 
-    def _size(self, letters: Iterable[str]) -> int:
-        return sum(self.sizes[letter] for letter in letters)
-
     def _weight(self, source: WeightReader, slot: Slot, names: list[str], sizes: Sizes) -> Weight:
         shape = tuple(sum(sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
         infos = [self.tensors[name] for name in names]
         if slot.layout:
-            return self._laid_out(source, infos, slot, shape)
+            return self._laid_out(source, infos, slot, shape, sizes)
         stored = self._stored(slot, sizes) if slot.stored else shape[len(names) > 1 :]
         for info in infos:
             self._check(info, stored, len(shape) > 1 and not slot.single)
@@ -234,12 +234,15 @@ class GgufModel:
         """The shape in the file, of one that is not the parameter's."""
         return tuple(sizes[letter] for letter in slot.stored.split())
 
-    def _laid_out(self, source: WeightReader, infos: list[TensorInfo], slot: Slot, shape: tuple[int, ...]) -> Weight:
+    def _laid_out(
+        self, source: WeightReader, infos: list[TensorInfo], slot: Slot, shape: tuple[int, ...], sizes: Sizes
+    ) -> Weight:
         """A parameter that no tensor is as it lies there."""
         layout, parts = LAYOUTS[slot.layout], []
         for index, info in enumerate(infos):
             dims = [dim.split("+") for dim in (slot.stored or slot.shape).split()]
-            stored = tuple(self._size(dim[index : index + 1] if len(dim) == len(infos) > 1 else dim) for dim in dims)
+            own = [dim[index : index + 1] if len(dim) == len(infos) > 1 else dim for dim in dims]
+            stored = tuple(sum(sizes[letter] for letter in dim) for dim in own)
             self._check(info, stored, not slot.single)
             parts.append(source.weight(info, stored, factors=self._factors(info.name)))
         weight = put_together(layout, parts, shape, self.sizes)

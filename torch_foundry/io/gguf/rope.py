@@ -170,7 +170,8 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
         if (attention := found.get("attention_factor")) is not None:
             values["rope.scaling.attn_factor"] = attention / (0.1 * math.log(max(found["factor"], 1.0)) + 1.0)
         values["attention.temperature_scale"] = found.get("llama_4_scaling_beta")
-        values["rope.scaling.yarn_log_multiplier"] = found.get("mscale_all_dim")
+        multiplier = found.get("mscale_all_dim")
+        values["rope.scaling.yarn_log_multiplier"] = multiplier and multiplier * (0.1 if architecture.latent else 1)
     elif kind == "proportional" and architecture.two_kinds and found.get("factor", 1.0) == 1.0:
         turned = int(dims * found.get("partial_rotary_factor", 1.0) // 2)
         factors["rope_freqs.weight"] = torch.tensor([1.0] * turned + [STILL] * (dims // 2 - turned))

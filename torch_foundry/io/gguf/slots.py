@@ -16,7 +16,9 @@ class Slot:
     experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads, N: a key head,
     B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T: tokens that a
     convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values that are
-    not keys; "A+B": one after the other. A dimension of 1 may be left out.
+    not keys; of latent attention L: the latent, I: that of queries, J: the hidden size if there is none, O: all value
+    heads, N: what is not rotated of a key head, U: a value head, W: these two of all heads, B: if they lie in two
+    tensors; "A+B": one after the other. A dimension of 1 may be left out.
     tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
     another order. layout: in `LAYOUTS`, of parameters that no file has as they are. stored: the shape in the file, if
     it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be
@@ -159,6 +161,25 @@ NEMOTRON_H_MOE = (
 )
 NEMOTRON_H_EMBEDDING = replace(EMBEDDING, parameter="model.embeddings.weight")
 NEMOTRON_H_NORM = replace(NORM, parameter="model.norm_f.weight")
+LATENT = (
+    *PRE_NORMS,
+    Slot("attn_q.weight", "self_attn.q_proj.weight", "Q J", needs="J"),
+    Slot("attn_q_a.weight", "self_attn.q_a_proj.weight", "I H", needs="I"),
+    Slot("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", "I", needs="I"),
+    Slot("attn_q_b.weight", "self_attn.q_b_proj.weight", "Q I", needs="I"),
+    Slot("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", "L+R H"),
+    Slot("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "L"),
+    Slot("attn_kv_b.weight", "self_attn.kv_b_proj.weight", "W L", needs="W"),
+    Slot(
+        "attn_k_b.weight+attn_v_b.weight",
+        "self_attn.kv_b_proj.weight",
+        "B L",
+        layout="keys and values",
+        stored="A+A L+U N+L",
+        needs="B",
+    ),
+    Slot("attn_output.weight", "self_attn.o_proj.weight", "H O"),
+)
 GATED_QKVO = (Slot("attn_q.weight", "self_attn.q_proj.weight", "Q+Q H"), *QKVO[1:])
 LATE_NORMS = (
     Slot("attn_norm.weight", "input_layernorm.weight", "H"),

@@ -126,6 +126,9 @@ def _order(model: Any, parameter: str) -> torch.Tensor | None:
 def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architecture: Architecture) -> dict[str, Tensor]:
     """The tensors of the file that hold a parameter which none of them is as it lies there."""
     layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), state_sizes(model.config, architecture)
+    if architecture.latent:
+        settings = model.config
+        sizes |= {"A": settings.num_attention_heads, "N": settings.qk_nope_head_dim, "U": settings.v_head_dim}
     sizes["X"] = tensor.shape[-1] // 2
     parts = slot.shape.split()[layout.axis].split("+") if len(slot.tensors) > 1 else []
     if len(set(parts)) == 1:
@@ -149,7 +152,9 @@ def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architectu
         raise ValueError(f"{slot.parameter}: {error}") from None
     found = {}
     for index, (name, stored) in enumerate(zip(slot.tensors, shapes, strict=True)):
-        shape = _shape((*stored[:-1], known.columns(stored[-1])), slot, model.config, architecture)
+        shape = tuple(stored)
+        if not layout.split:
+            shape = _shape((*stored[:-1], known.columns(stored[-1])), slot, model.config, architecture)
         found[name] = Tensor(shape, "f32" if slot.single else fmt, partial(read, index))
     return found
 

@@ -17,7 +17,7 @@ from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import head_dim, said_of_alone, said_of_two_kinds
+from torch_foundry.io.gguf.blocks import head_dim, said_of_alone, said_of_latent, said_of_two_kinds
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, MODEL_LAYER, OUTPUT, Slot
@@ -138,7 +138,11 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
         for slot in (*architecture.slots(recurrent, leading), *options):
             tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
             parameter = MODEL_LAYER.format(index) + slot.parameter
-            if not slot.needs or find(model, parameter) is not None:
+            found = find(model, parameter) if slot.needs else None
+            # a matrix that makes keys and values lies in one tensor if it is packed, else in two
+            if found and architecture.latent and slot.needs in "BW":
+                found = found if quant.get_format(found[1]).packed == (slot.needs == "W") else None
+            if not slot.needs or found is not None:
                 yield replace(slot, tensor=tensor, parameter=parameter)
 
 
@@ -176,6 +180,8 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
             values["expert_shared_feed_forward_length"] = shared.shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if architecture.latent:
+        values |= said_of_latent(config, "blk.0.attn_kv_b.weight" in tensors)
     if architecture.alone:
         values |= said_of_alone(config, architecture)
     return values | (said_of_two_kinds(config) if architecture.two_kinds else {})
