@@ -46,6 +46,19 @@ TITLES = (
     ("Not known", "Linear layers, embeddings and norms of a known kind are replaced, one by one."),
     ("Not made", "The configuration's defaults make no model:"),
 )
+# What was tried and waits for a block that there is none of. Folders leave the list when `patch` knows them.
+MISSING = {
+    "falcon_h1": "a layer has attention and a state space side by side, which need caches of two kinds in a layer",
+    "laguna": "attention's gates pass softplus, and layers have numbers of heads of their own",
+    "nanochat": "norms have no weights, and one lies behind the embedding; heads rotate the other way",
+    "phimoe": "experts are chosen one after the other, each weighed by a softmax over those close to it",
+}
+MISSING_PARTS = {
+    "`deepseek_v2` with `group_limited_greedy`": "groups are compared by their best expert, in `moe_choose` by two",
+    "`gemma3n` with images or sound": "ids of the towers' own vocabularies have embeddings of their own",
+    "`mistral4`, a text model in wrappers": "queries grow with their position, also where latents are their keys",
+    "`nemotron_h` with `moe_latent_size`": "experts see a projection of what their router sees",
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,8 @@ def document() -> Iterator[str]:
         118,
     )
     for kind, (title, what) in enumerate(TITLES):
+        if kind == UNKNOWN:
+            yield from _missing(by_kind[UNKNOWN])
         if not (folders := by_kind[kind]):
             continue
         yield from ("", f"## {title} ({len(folders)})", what, "")
@@ -111,6 +126,13 @@ def document() -> Iterator[str]:
             yield from ("| folder | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in folders.items()))
         else:
             yield from textwrap.wrap(", ".join(f"`{name}`" for name in folders), 118, break_on_hyphens=False)
+
+
+def _missing(unknown: dict[str, str]) -> Iterator[str]:
+    """The table of what waits for a block."""
+    reasons = {f"`{folder}`": why for folder, why in MISSING.items() if folder in unknown} | MISSING_PARTS
+    yield from ("", "## Which blocks are missing", "What keeps out some that are asked for:", "")
+    yield from ("| what | why |", "|---|---|", *(f"| {what} | {why} |" for what, why in sorted(reasons.items())))
 
 
 def main() -> None:

@@ -41,3 +41,8 @@ def test_the_list_is_what_patch_does() -> None:
     kinds = {folder: outcome.kind for folder, outcome in families.outcomes().items()}
     listed = {folder: kind for kind in range(len(families.TITLES)) for folder in part(kind)}
     assert kinds == listed, "run python -m tools.families"
+
+
+def test_folders_that_wait_for_a_block_are_unknown() -> None:
+    assert set(families.MISSING) <= part(families.UNKNOWN)
+    assert all(f"| {what} | {why} |" in LISTED for what, why in families.MISSING_PARTS.items())
