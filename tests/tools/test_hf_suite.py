@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from tests.hf.tiny_models import ALL_FAMILIES, KIN, settings
 from tools.hf_suite import __main__ as suite
 from tools.hf_suite import plugin
+from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.models.swap import is_swapped
 
 
@@ -47,6 +49,12 @@ def test_names_that_a_version_lacks_skip_the_test(tmp_path: Path) -> None:
             utils.no_such_name()  # type: ignore[attr-defined]
     finally:
         del utils.no_such_name  # type: ignore[attr-defined]
+
+
+def test_layers_with_recurrent_states_are_those_that_tests_know() -> None:
+    assert plugin.stock_type(RecurrentLayer()) is LinearAttentionLayer
+    assert plugin.stock_type(LinearAttentionLayer()) is LinearAttentionLayer
+    assert plugin.stock_type(DynamicLayer()) is DynamicLayer
 
 
 def test_the_document_is_what_was_counted() -> None:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel, set_seed
+from transformers.cache_utils import LinearAttentionLayer
 
 import torch_foundry
 from torch_foundry.kvcache.recurrent import RecurrentLayer
@@ -146,10 +147,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests that compare caches ask for the very class of layers with recurrent states: ours is one derived from it."""
+    """Tests of caches ask for the very class of a layer with recurrent states: ours is one derived from it."""
     generation = sys.modules.get("tests.generation.test_utils")
-    if os.environ.get("HF_SUITE_PATCH") and hasattr(generation, "LinearAttentionLayer"):
-        vars(generation)["LinearAttentionLayer"] = RecurrentLayer
+    if generation and os.environ.get("HF_SUITE_PATCH"):
+        vars(generation)["type"] = stock_type
+
+
+def stock_type(layer: Any) -> type:
+    """The class of a cache's layer, that of transformers for ours with recurrent states."""
+    return LinearAttentionLayer if isinstance(layer, RecurrentLayer) else type(layer)
 
 
 @pytest.hookimpl(tryfirst=True)
