@@ -11,8 +11,10 @@ import torch
 
 import torch_foundry
 from tests.hf import ripple
+from tests.hf.ripple import WIDTH
 from tests.hf.tiny_models import ids
 from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine.memory import memory_of
 
 LENGTHS = (3, 11, 45, 100, 16, 33)
 PROMPTS = [ids(1, n, seed=n)[0].tolist() for n in LENGTHS]
@@ -178,3 +180,29 @@ def test_a_step_that_fails_is_repeated(model: Any, expected: list[list[int]], mo
         engine.run()
     engine.run()
     assert [stream.tokens for stream in streams] == expected
+
+
+def test_a_budget_in_bytes(model: Any, expected: list[list[int]]) -> None:
+    """Of blocks of the two layers with attention, and states of the other two."""
+    config = model.config
+    block = 16 * 2 * 2 * config.num_key_value_heads * config.head_dim * 4
+    state = 2 * config.hidden_size * (WIDTH + 1) * 4
+    for options, blocks, snapshots in (
+        ({"snapshot_every": 64}, 50, 12),
+        ({"snapshot_every": 1000}, 52, 1),
+        ({"blocks": 20}, 20, (52 * block + state - 20 * block) // state),
+        ({"snapshots": 5}, 51, 5),
+    ):
+        engine = build(model, **{"blocks": None, "cache_bytes": 52 * block + state, **options})
+        assert (engine.cache.manager.blocks, engine.snapshots) == (blocks, snapshots), str(options)
+        pages, states = memory_of(engine.cache)
+        assert pages == blocks * block and states == (4 * 5 + snapshots) * state
+        assert pages + snapshots * state <= 52 * block + state
+    assert run(engine) == expected
+    for options in ({"cache_bytes": block + state - 1}, {"cache_bytes": 9 * block, "blocks": 9}):
+        with pytest.raises(ValueError, match=f"one of each: .* 16 tokens takes {block}, .* states {state}"):
+            build(model, **{"blocks": None, **options})
+    with pytest.raises(ValueError, match="two of them at most"):
+        build(model, cache_bytes=10**6, snapshots=3)
+    with pytest.raises(ValueError, match="snapshot_every: expected a whole number from 16 on, got 8"):
+        build(model, snapshot_every=8)

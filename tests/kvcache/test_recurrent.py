@@ -222,14 +222,15 @@ def test_layers_that_record_or_have_several_states_stay_stock_ones() -> None:
 
 
 def test_a_prefix_is_found_as_far_as_it_has_a_state() -> None:
-    manager = BlockManager(16, 4, states=StateTables(2, 3, 4))
+    manager = BlockManager(16, 4, states=StateTables(2, 3, 4, every=8))
     text = list(range(30))
     assert manager.add("a", text) == 0
     for tokens in (8, 4, 2, 1, 1):  # 14 and 15 tokens are no block's end
         assert manager.step("a", tokens) == tokens
         manager.reserve("a", tokens)
         manager.commit("a", text[manager.length("a") :][:tokens])
-    assert manager.add("b", text[:15]) == 12 and manager.add("c", text[:12]) == 8
+    assert manager.add("b", text[:15]) == 8 and manager.add("d", text[:17]) == 16, "12 tokens are near to 16"
+    assert manager.add("c", text[:12]) == 8
     manager.free("b")
     assert manager.step("c", 9) == 8 and manager.step("c", 3) == 3 and manager.step("c", 1) == 1
     manager.check()
@@ -238,7 +239,7 @@ def test_a_prefix_is_found_as_far_as_it_has_a_state() -> None:
 def test_random_sequences() -> None:
     """Against a model of it: a state is the list of the tokens before it."""
     random.seed(0)
-    tables = StateTables(3, 4, 3)
+    tables = StateTables(3, 4, 3, every=8)
     manager = BlockManager(24, 4, states=tables)
     slots: list[tuple[int, ...]] = [()] * tables.slots
     texts: dict[int, list[int]] = {}
@@ -291,7 +292,7 @@ def test_random_sequences() -> None:
 def test_more_sequences_than_there_are_slots() -> None:
     tables = StateTables(1, 2, 0)
     for name in "ab":
-        tables.add(name, None)
+        tables.add(name, ())
         tables.reserve(name, 1) if name == "a" else None
         tables.commit(name, 1) if name == "a" else None
     tables.reserve("a", 1)

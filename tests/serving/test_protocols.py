@@ -260,5 +260,7 @@ def test_health_metrics_and_the_page(raw: httpx.Client) -> None:
     text = raw.get("/metrics").text
     assert 'torch_foundry_responses_total{path="/v1/chat/completions",status="200"}' in text
     assert "torch_foundry_running 0.0" in text and "torch_foundry_first_token_seconds_count" in text
+    assert "torch_foundry_cache_bytes " in text and "torch_foundry_state_bytes 0.0" in text
+    assert "torch_foundry_snapshots 0.0" in text
     fields = raw.get("/openapi.json").json()["components"]["schemas"]["ChatBody"]
     assert "min_p" in fields["properties"] and fields["additionalProperties"] is False

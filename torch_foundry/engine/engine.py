@@ -17,6 +17,7 @@ from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.engine.drafting import Drafting, PagedDraftModel
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.images import Images
+from torch_foundry.engine.memory import divided
 from torch_foundry.engine.next_tokens import row_of, sample, sample_ahead
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
@@ -24,6 +25,7 @@ from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.sampling import Sampler
 from torch_foundry.sampling.sampler import error_text
 
@@ -49,15 +51,18 @@ class Engine:
         own = self.config
         config = model.config.get_text_config()
         longest = int(config.max_position_embeddings)
-        blocks = own.cache_blocks(longest)
-        self.limit = min(longest, blocks * own.block_size)  # tokens of a text
-        kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables()}
-        self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
-        self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         try:
+            plan = decoder_plan(model)
+            with torch.no_grad():
+                plan.check()
+            blocks, self.snapshots = divided(own, [mixer.state for mixer in plan.owners.values()], plan.dtype, longest)
+            kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
+            self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
             self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
+        self.limit = min(longest, blocks * own.block_size)  # tokens of a text
+        self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         self._decoder = self._forward.plan
         device, vocabulary = self._decoder.device, model.lm_head.out_features
         self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine.next_tokens import Constraint
-from torch_foundry.kvcache.state_tables import StateTables
+from torch_foundry.kvcache.state_tables import EVERY, StateTables
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Settings
 
@@ -138,7 +138,10 @@ class EngineConfig:
     ahead: while all requests generate and none has draft tokens, this many steps are handed to the device before their
         tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
         A model with recurrent layers keeps that many states of each request, and one more.
-    snapshots: of a model with recurrent layers: states at the ends of cached prefixes, from which later prompts go on.
+    snapshots: of a model with recurrent layers: states at the ends of cached prefixes, from which later prompts go on;
+        default: 32. snapshot_every: tokens between two of a prompt, at most; a step reads no more of one.
+    cache_bytes: memory of blocks and snapshots together, in place of their numbers, or of one of them; the states of
+        running requests come on top.
     """
 
     requests: int = 32
@@ -152,20 +155,29 @@ class EngineConfig:
     assistant_model: Any = None
     assistant_tokenizer: Any = None
     ahead: int = 4
-    snapshots: int = 32
+    snapshots: int | None = None
+    snapshot_every: int = EVERY
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests", "budget", "queue", "ahead"):
             check_whole(name, getattr(self, name), 1)
-        check_whole("snapshots", self.snapshots, 0)
+        check_whole("block_size", self.block_size, 1)
+        check_whole("snapshot_every", self.snapshot_every, self.block_size)
+        for name, least in (("snapshots", 0), ("cache_bytes", 1)):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, least)
+        if None not in (self.cache_bytes, self.blocks, self.snapshots):
+            raise ValueError("cache_bytes, blocks, snapshots: expected two of them at most, got all")
         check_lookup(self.prompt_lookup_num_tokens)
         if self.prompt_lookup_num_tokens and self.assistant_model is not None:
             raise ValueError("prompt_lookup_num_tokens, assistant_model: expected one of them, got both")
 
-    def state_tables(self) -> StateTables:
-        """Slots for the recurrent states of all requests."""
+    def state_tables(self, snapshots: int) -> StateTables:
+        """Slots for the recurrent states of all requests, and snapshots."""
         drafts = self.prompt_lookup_num_tokens or self.assistant_model is not None
-        return StateTables(self.requests, 1 + max(self.ahead, LONGEST_STEP if drafts else 1), self.snapshots)
+        ring = 1 + max(self.ahead, LONGEST_STEP if drafts else 1)
+        return StateTables(self.requests, ring, snapshots, every=self.snapshot_every)
 
     def cache_blocks(self, max_tokens: int) -> int:
         """Blocks of the cache, for texts of up to `max_tokens` tokens."""

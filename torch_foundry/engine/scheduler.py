@@ -86,7 +86,7 @@ class Scheduler:
     def commit(self, scheduled: ScheduledSequence, ids: list[int]) -> None:
         """The tokens `ids` are in the cache; the room of rejected draft tokens is given back."""
         sequence = scheduled.sequence
-        self.manager.commit(sequence.id, ids)
+        self.manager.commit(sequence.id, ids, turn=sequence.prompt)
         sequence.computed += len(ids)
         if scheduled.drafts:
             self.manager.crop(sequence.id, sequence.computed)

@@ -116,16 +116,14 @@ class BlockManager:
                 self._take(block)
             owner.length = len(owner.blocks) * self.block_size
             owner.tokens = list(tokens[: owner.length])
-        self.states.add(name, owner.blocks[-1] if owner.blocks else None)
+        self.states.add(name, owner.blocks)
         self._owners[name] = owner
         return owner.length
 
     def step(self, name: Hashable, tokens: int) -> int:
         """How many of the next `tokens` of a sequence to compute in one step, so that the last block that they fill
-        gets a snapshot of its state."""
-        length = self._owner(name).length
-        border = (length + tokens) // self.block_size * self.block_size
-        return border - length if self.states.slots and tokens > 1 and border > length else tokens
+        gets a snapshot of its state, and such blocks are no farther from each other than they may be."""
+        return self.states.step(self._owner(name).length, tokens, self.block_size)
 
     def fork(self, name: Hashable, new: Hashable) -> None:
         """Begin the sequence `new` with all that `name` has stored, in the same blocks."""
@@ -166,8 +164,9 @@ class BlockManager:
             owner.blocks.append(self._new())
         return copies
 
-    def commit(self, name: Hashable, tokens: int | Sequence[int]) -> None:
-        """Count tokens that were written where `reserve` said: their ids, or how many of a sequence of unknown ones."""
+    def commit(self, name: Hashable, tokens: int | Sequence[int], *, turn: int = 0) -> None:
+        """Count tokens that were written where `reserve` said: their ids, or how many of a sequence of unknown ones.
+        turn: tokens up to the end of a turn, of which the last full block's snapshot stays."""
         owner = self._owner(name)
         count = tokens if isinstance(tokens, int) else len(tokens)
         if owner.length + count > len(owner.blocks) * self.block_size:
@@ -188,7 +187,8 @@ class BlockManager:
                 self._found[digest] = block
                 self._digest[block] = digest
         if (behind := owner.length % self.block_size) < count and owner.digests[-1] in self._found:  # a block is full
-            self.states.snapshot(name, self._found[owner.digests[-1]], behind)
+            border, last = owner.length - behind, turn // self.block_size * self.block_size
+            self.states.snapshot(name, self._found[owner.digests[-1]], border, behind, stays=border == last)
 
     def crop(self, name: Hashable, length: int) -> int:
         """Forget all but the first `length` tokens of a sequence, and the room behind them. Returns how many are left:
@@ -199,7 +199,7 @@ class BlockManager:
         if not self.states.crop(name, owner.length - length):
             length = 0
             self.states.free(name)
-            self.states.add(name, None)
+            self.states.add(name, ())
         owner.length = length
         if owner.tokens is not None:
             del owner.tokens[length:]

@@ -7,29 +7,43 @@ state, and a sequence that starts from it, cost no copy.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from torch_foundry.core.errors import OutOfBlocks
 
+EVERY = 256  # tokens between snapshots, at most
 
-@dataclass
+
+@dataclass(eq=False)
 class _Ring:
     slots: list[int]
     count: int = 0  # number of the newest state
     written: int = 0  # number of the newest state that was written, or may be now
     back: int = 0  # tokens that can be taken back: each one left a state that is there yet
+    used: int = 0  # when its prefix was used last; outlives the sequence
+    stays: int = 0  # tokens before the newest snapshot that stays
+    passing: tuple[int, int] | None = None  # block and tokens of a newer one, which the next one may replace
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: int
+    tokens: int  # up to the end of its block
+    user: _Ring  # of the sequence that was the last to make it or to begin behind it
 
 
 class StateTables:
     """Slots of running sequences, and of the snapshots that blocks of a prefix have.
 
-    slots: in all, of which each of up to `sequences` sequences takes `ring`; what is left is for snapshots, of which
-    the one that was used longest ago makes room for a new one. Not thread-safe.
+    slots: in all, of which each of up to `sequences` sequences takes `ring`; what is left is for snapshots. every:
+    tokens between two of a sequence, at most; of those nearer to each other only the newest is kept, and those of
+    turns' ends. When there is no room, those of the prefix that was used longest ago make it, its end before its
+    beginning. Not thread-safe.
     """
 
-    def __init__(self, sequences: int, ring: int, snapshots: int) -> None:
-        self.ring, self.slots = ring, sequences * ring + snapshots
+    def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY) -> None:
+        self.ring, self.slots, self.every = ring, sequences * ring + snapshots, every
         self.reset()
 
     def reset(self) -> None:
@@ -37,17 +51,27 @@ class StateTables:
         self._free = list(range(self.slots - 1, -1, -1))
         self._references = [0] * self.slots
         self._rings: dict[Hashable, _Ring] = {}
-        self._snapshots: dict[int, int] = {}  # a slot for each block, in the order in which they are given up
+        self._snapshots: dict[int, _Entry] = {}  # by block
+        self._clock = 0
+
+    @property
+    def snapshots(self) -> int:
+        """How many there are."""
+        return len(self._snapshots)
 
     def __contains__(self, block: int) -> bool:
         """Whether there is a snapshot behind the block."""
         return block in self._snapshots
 
-    def add(self, name: Hashable, block: int | None) -> None:
-        """Begin a sequence behind `block`, which has a snapshot, or with nothing."""
+    def add(self, name: Hashable, blocks: Sequence[int]) -> None:
+        """Begin a sequence behind the last of `blocks`, which has a snapshot, or with nothing."""
         ring = self._rings[name] = _Ring([-1] * self.ring)
-        if block is not None:
-            slot = self._snapshots[block] = self._snapshots.pop(block)  # the newest now
+        self._use(ring)
+        for block in blocks:
+            if (entry := self._snapshots.get(block)) is not None:
+                entry.user = ring
+                ring.stays, slot = entry.tokens, entry.slot
+        if blocks:
             self._references[slot] += 1
             ring.count, ring.written, ring.slots[1 % self.ring] = 1, 1, slot
 
@@ -61,6 +85,15 @@ class StateTables:
                 ring.slots[number % self.ring] = self._new()
                 if slot >= 0:
                     self._release(slot)
+
+    def step(self, length: int, tokens: int, block: int) -> int:
+        """How many of the `tokens` behind the first `length` of a sequence to compute in one step: up to the end of a
+        block, for a snapshot, and no more than may be between two."""
+        if tokens == 1:
+            return 1
+        tokens = min(tokens, max(self.every, block))
+        border = (length + tokens) // block * block
+        return border - length if border > length else tokens
 
     def commit(self, name: Hashable, tokens: int) -> None:
         """Count the tokens of a step, but for those behind a wrong draft."""
@@ -78,23 +111,37 @@ class StateTables:
 
     def free(self, name: Hashable) -> None:
         """End a sequence."""
-        for slot in self._rings.pop(name).slots:
+        ring = self._rings.pop(name)
+        self._use(ring)
+        for slot in ring.slots:
             if slot >= 0:
                 self._release(slot)
 
-    def snapshot(self, name: Hashable, block: int, behind: int) -> None:
-        """Keep the state that a sequence had at the end of its `block`, before the last `behind` tokens, if it is there
-        yet."""
+    def snapshot(self, name: Hashable, block: int, tokens: int, behind: int, *, stays: bool = False) -> None:
+        """Keep the state that a sequence had at the end of its `block`, behind its first `tokens` and before its last
+        `behind` tokens, if it is there yet. stays: even if there is another one nearby."""
         ring = self._rings[name]
         slot = ring.slots[(ring.count - behind) % self.ring]
-        if block not in self._snapshots and behind <= ring.back:
+        self._use(ring)
+        if behind > ring.back:
+            return
+        if (entry := self._snapshots.get(block)) is None:
             self._references[slot] += 1
-            self._snapshots[block] = slot
+            entry = self._snapshots[block] = _Entry(slot, tokens, ring)
+        mine, entry.user = entry.user is ring, ring
+        if (passed := ring.passing) is not None and passed[0] != block:
+            if tokens - ring.stays > self.every:
+                ring.stays = passed[1]
+            elif (old := self._snapshots.get(passed[0])) is not None and old.user is ring and old.tokens == passed[1]:
+                self.forget(passed[0])
+        ring.passing = None if stays or not mine else (block, tokens)
+        if ring.passing is None:
+            ring.stays = tokens
 
     def forget(self, block: int) -> None:
         """Give up the snapshot behind a block, if there is one."""
-        if (slot := self._snapshots.pop(block, None)) is not None:
-            self._release(slot)
+        if (entry := self._snapshots.pop(block, None)) is not None:
+            self._release(entry.slot)
 
     def slot(self, name: Hashable, tokens: int) -> int:
         """Where the state behind a step of `tokens` tokens lies, for which slots are reserved."""
@@ -116,15 +163,21 @@ class StateTables:
             if slot >= 0:
                 self._references[slot] += 1
 
+    def _use(self, ring: _Ring) -> None:
+        self._clock += 1
+        ring.used = self._clock
+
     def _left(self, tokens: int) -> int:
         """States that a step of so many tokens leaves."""
         return tokens if tokens < self.ring else 1
 
     def _new(self) -> int:
-        while not self._free:
-            if not self._snapshots:
+        if not self._free:  # a snapshot whose slot a sequence has as well would leave no room
+            idle = [(entry.user.used, -entry.tokens, block) for block, entry in self._snapshots.items()
+                    if self._references[entry.slot] == 1]  # fmt: skip
+            if not idle:
                 raise OutOfBlocks(f"all of {self.slots} recurrent states are in use")
-            self.forget(next(iter(self._snapshots)))
+            self.forget(min(idle)[2])
         slot = self._free.pop()
         self._references[slot] = 1
         return slot
@@ -137,7 +190,8 @@ class StateTables:
     def check(self) -> None:
         """Every slot is accounted for; AssertionError says what isn't. For tests."""
         seen = [0] * self.slots
-        for slot in (*(s for ring in self._rings.values() for s in ring.slots if s >= 0), *self._snapshots.values()):
+        kept = (entry.slot for entry in self._snapshots.values())
+        for slot in (*(s for ring in self._rings.values() for s in ring.slots if s >= 0), *kept):
             seen[slot] += 1
         assert seen == self._references, "references are not those of the tables"
         assert sorted(self._free) == [slot for slot in range(self.slots) if not seen[slot]], "a slot is lost"
@@ -149,18 +203,23 @@ class NoStates(StateTables):
     def __init__(self) -> None:
         self.ring, self.slots = 2**31, 0
 
+    snapshots = 0
+
     def reset(self) -> None:
         """Nothing is to be done, here and in what follows."""
 
     def __contains__(self, block: int) -> bool:
         return True
 
-    def add(self, name: Hashable, block: int | None) -> None: ...
+    def add(self, name: Hashable, blocks: Sequence[int]) -> None: ...
     def fork(self, name: Hashable, new: Hashable) -> None: ...
     def reserve(self, name: Hashable, tokens: int) -> None: ...
     def commit(self, name: Hashable, tokens: int) -> None: ...
+    def step(self, length: int, tokens: int, block: int) -> int:
+        return tokens
+
     def free(self, name: Hashable) -> None: ...
-    def snapshot(self, name: Hashable, block: int, behind: int) -> None: ...
+    def snapshot(self, name: Hashable, block: int, tokens: int, behind: int, *, stays: bool = False) -> None: ...
     def forget(self, block: int) -> None: ...
 
     def crop(self, name: Hashable, tokens: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from torch_foundry.engine import Engine
+from torch_foundry.engine.memory import memory_of
 from torch_foundry.serving.engine_thread import Request
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -58,6 +59,9 @@ class Metrics:
             ("waiting", "Requests that wait for a place", lambda: len(engine.scheduler.waiting)),
             ("cache_blocks", "Blocks of the KV cache", lambda: engine.cache.manager.blocks),
             ("cache_blocks_used", "Blocks that running requests have", lambda: engine.cache.manager.used),
+            ("cache_bytes", "Memory of the KV cache's blocks", lambda: memory_of(engine.cache)[0]),
+            ("state_bytes", "Memory of recurrent states, with snapshots", lambda: memory_of(engine.cache)[1]),
+            ("snapshots", "Snapshots of recurrent states", lambda: engine.cache.manager.states.snapshots),
         ):
             Gauge(f"torch_foundry_{name}", what, registry=registry).set_function(value)
 

@@ -1,0 +1,67 @@
+"""What an engine's blocks and snapshots take, and how many of each a budget in bytes has room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_foundry.kvcache.base import KVSpec, StateSpec
+from torch_foundry.kvcache.formats import parse, row_width
+from torch_foundry.kvcache.paged import PagedCache, PagedLayer
+
+if TYPE_CHECKING:
+    from torch_foundry.engine.request import EngineConfig
+
+SNAPSHOTS = 32  # if nobody says how many, or how many bytes
+
+
+def memory_of(cache: PagedCache) -> tuple[int, int]:
+    """Bytes of blocks, and of recurrent states: those of running requests, and snapshots."""
+    both = [0, 0]
+    for slot in cache.slots:
+        both[not isinstance(slot, PagedLayer)] += sum(tensor.nbytes for tensor in slot.memory)
+    return both[0], both[1]
+
+
+def block_bytes(specs: Iterable[StateSpec], block_size: int, kv_cache: Any, dtype: torch.dtype) -> int:
+    """Of a block, in all layers."""
+    rows = [
+        (spec.heads, row_width(columns, name, dtype))
+        for spec in specs
+        if isinstance(spec, KVSpec)
+        for columns, name in zip(spec.widths, parse(kv_cache), strict=True)
+    ]
+    return block_size * sum(heads * width * kind.itemsize for heads, (width, kind) in rows)
+
+
+def snapshot_bytes(specs: Iterable[StateSpec], dtype: torch.dtype) -> int:
+    """Of a snapshot, in all layers."""
+    return sum(spec.nbytes(dtype) for spec in specs if not isinstance(spec, KVSpec))
+
+
+def divided(config: EngineConfig, specs: Iterable[StateSpec], dtype: torch.dtype, longest: int) -> tuple[int, int]:
+    """Blocks and snapshots of an engine for texts of up to `longest` tokens.
+
+    Of `cache_bytes`, as many blocks as there is room for beside a snapshot for each `snapshot_every` of their tokens;
+    if one number is given, the other gets what is left. ValueError: there is no room for a block and a snapshot.
+    """
+    specs, every = list(specs), config.snapshot_every
+    snapshot = snapshot_bytes(specs, dtype)
+    blocks, snapshots = config.blocks, config.snapshots if snapshot else 0
+    if config.cache_bytes is None:
+        return config.cache_blocks(longest), SNAPSHOTS if snapshots is None else snapshots
+    room, block = config.cache_bytes, block_bytes(specs, config.block_size, config.kv_cache, dtype)
+    if snapshots is None and blocks is not None:
+        snapshots = (room - blocks * block) // snapshot
+    elif snapshots is None:
+        tokens = room / (block / config.block_size + snapshot / every)
+        snapshots = max(math.floor(tokens / every), 1)
+    if blocks is None:
+        blocks = (room - snapshots * snapshot) // block if block else math.ceil(longest / config.block_size)
+    if blocks < 1 or snapshots < bool(snapshot):
+        needed = f"a block of {config.block_size} tokens takes {block}, a snapshot of recurrent states {snapshot}"
+        raise ValueError(f"cache_bytes={room}: no room for one of each: {needed}")
+    return blocks, snapshots
