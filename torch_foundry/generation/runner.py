@@ -17,6 +17,7 @@ from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
+from torch_foundry.kvcache.snapshots import Snapshots
 from torch_foundry.models.decoder import DecoderModel, Tail, decoder_plan, output_of
 from torch_foundry.models.outputs import head_of, is_plain, logits_of, path_to_decoder
 from torch_foundry.models.rope import last_positions
@@ -194,6 +195,8 @@ class DecodeRunner:
         layers = self._layers
         if layers.text > layers.counted:
             layers.count(layers.text - layers.counted)
+            if (snapshots := Snapshots.of(self.cache)) is not None:
+                snapshots.passed(self.cache)
 
     def step_by_layers(self) -> None:
         """One step by the model's own forward pass, part of text and cache at once, as all before it are by now."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +14,9 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.io import LoadError, open_safetensors
 from torch_foundry.io.files import replacing
 from torch_foundry.io.safetensors import write_tensors
-
-FORMAT = "torch_foundry.io.session/1"
+from torch_foundry.io.session_file import FORMAT, about, fingerprint, heads_of
+from torch_foundry.kvcache.snapshots import MOST, Snapshots, reaches
+from torch_foundry.kvcache.state_tables import EVERY
 
 
 class Session:
@@ -28,8 +27,8 @@ class Session:
 
     Before each turn the new prompt is compared with the tokens that are in the cache: their longest common prefix
     stays, the rest is cropped, and only what is new is read. So a template that leaves something out of earlier turns,
-    or messages that were edited, cost time and nothing else. With sliding windows the cache can go back as far as the
-    newest turn began; what needs more is read again from the start.
+    or messages that were edited, cost time and nothing else. Recurrent states and sliding windows go back to the newest
+    snapshot before: there is one in each `snapshot_every` tokens and at the end of each turn, `snapshots` at most.
 
     messages: of the chat, as `apply_chat_template` takes them; may be edited between turns. tokens: in the cache, or
     chosen last. reused: how many tokens of the newest prompt were not read again.
@@ -42,8 +41,14 @@ class Session:
         *,
         system: str | None = None,
         template: dict[str, Any] | None = None,
+        snapshot_every: int = EVERY,
+        snapshots: int = MOST,
         **options: Any,
     ) -> None:
+        for name, value in (("snapshot_every", snapshot_every), ("snapshots", snapshots)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: expected a whole number from 1 on, got {value!r}")
+        self._snapshots = snapshot_every, snapshots
         self.model, self.tokenizer, self.options, self.template = model, tokenizer, options, template or {}
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.reused = 0
@@ -52,6 +57,7 @@ class Session:
     def reset(self) -> None:
         """Forget what was read; `messages` stay."""
         self.cache: Any = DynamicCache(config=self.model.config)
+        vars(self.cache)["snapshots"] = Snapshots(*self._snapshots)
         self.tokens: list[int] = []
         self._mask: list[int] = []
 
@@ -110,7 +116,8 @@ class Session:
             raise ValueError(f"attention_mask: expected [1, {len(text)}], got [1, {len(mask)}]")
         settings = {"tokenizer": self.tokenizer, **self.options, **options}
         settings |= {"return_dict_in_generate": False, "use_cache": True}
-        if max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1:
+        more_rows = max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1
+        if more_rows:
             self.reset()  # generate() does not repeat the rows of a cache that it is given
         given = None if attention_mask is None else attention_mask.to(self.model.device)
         if given is None:  # without one, generate() guesses from padding tokens
@@ -125,6 +132,8 @@ class Session:
             self.reset()  # the turn has the cache: if Ctrl-C ends it, the session has an empty one
             self.reused = reused
         try:
+            if all(mask) and not more_rows:
+                self._read(cache, input_ids, reused)
             ids: torch.Tensor = self.model.generate(input_ids, attention_mask=given, past_key_values=cache, **settings)
         except Exception:
             self._keep(cache, text, mask)
@@ -132,6 +141,22 @@ class Session:
         new = ids.shape[1] - len(text)
         self._keep(cache, ids[0].tolist(), [*mask, *[1] * new])
         return ids
+
+    @torch.no_grad()
+    def _read(self, cache: Any, ids: torch.Tensor, start: int) -> None:
+        """Read all but the last token, in parts that end with a snapshot, if `cache` has layers that need it."""
+        end, every = ids.shape[1] - 1, self._snapshots[0]
+        if not any(cache.is_linear) and not any(cache.is_sliding):
+            return
+        if start and not cache.snapshots.take(cache, start):
+            return
+        for border in (*range((start // every + 1) * every, end, every), end):
+            if border > start:
+                told = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+                self.model(input_ids=ids[:, start:border], **told)
+                if not cache.snapshots.take(cache, border):
+                    return
+                start = border
 
     @uninterruptible()
     def _keep(self, cache: Any, tokens: list[int], mask: list[int]) -> None:
@@ -159,14 +184,16 @@ class Session:
             self._trim()
 
     def _crop(self, surplus: int, keep: int) -> None:
-        """Drop the newest `surplus` tokens, so that `keep` are left; all, if a sliding window would miss some then."""
+        """Drop the newest `surplus` tokens, so that `keep` are left, or those before a snapshot, if need be all."""
         windows = [w for w in self.cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
-        if keep and all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows):
+        reached = all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows)
+        if keep and reached and all(reaches(layer, surplus) for layer in self.cache.layers):
+            self.cache.snapshots.forget(keep)
             try:
                 self.cache.crop(-surplus)
-            except RuntimeError:  # recurrent states can't go back
+            except RuntimeError:  # stock recurrent states can't go back
                 self.reset()
-        else:
+        elif not self.cache.snapshots.back(self.cache, keep):
             self.reset()
 
     # --------------------------------------------------------------------------------------------------- save, restore
@@ -181,9 +208,9 @@ class Session:
             if layer.is_initialized:
                 tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
             seen.append(layer.get_seq_length() if layer.is_initialized else 0)
-        about = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
+        told = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
         with replacing(path) as file:
-            write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(about)})
+            write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(told)})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], model: Any, tokenizer: Any = None, **options: Any) -> Session:
@@ -193,12 +220,12 @@ class Session:
         """
         session = cls(model, tokenizer, **options)
         with open_safetensors(path) as file:
-            about = _about(file.path, file.metadata)
-            if about["model"] != fingerprint(model):
+            said = about(file.path, file.metadata)
+            if said["model"] != fingerprint(model):
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             read = {name: file.read(name) for name in file.tensors}
-        session.messages = about["messages"]
-        layers, seen = session.cache.layers, about["seen"]
+        session.messages = said["messages"]
+        layers, seen = session.cache.layers, said["seen"]
         if len(seen) != len(layers) or len(set(seen)) > 1:
             expected = f"the same number for each of {len(layers)} layers"
             raise LoadError("SESSION", path, "seen", expected=expected, found=str(seen)[:60])
@@ -215,7 +242,7 @@ class Session:
     def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
         layer: Any = self.cache.layers[index]
         stored = min(seen, keys.shape[-2]) if keys.dim() == 4 and layer.is_sliding else seen
-        known = _heads(self.model.config.get_text_config())
+        known = heads_of(self.model.config.get_text_config())
         expected = [tuple((1, heads, stored, size) for heads, size in pair) for pair in known]
         fits = (tuple(keys.shape), tuple(values.shape)) in expected
         if not fits or not keys.is_floating_point() or keys.dtype != values.dtype:
@@ -237,57 +264,3 @@ class Session:
 def _stored(layer: Any) -> tuple[int, int]:
     """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
     return layer.stored if hasattr(layer, "stored") else (layer.keys.shape[0], layer.keys.shape[2])
-
-
-def _heads(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Heads and their sizes, of keys and of values, that a layer may have."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    key, value = (getattr(config, name, None) or size for name in ("qk_head_dim", "v_head_dim"))
-    found = [((heads, key), (heads, value))]
-    if (wide := getattr(config, "global_head_dim", None)) is not None:  # of the layers without a window
-        few = getattr(config, "num_global_key_value_heads", None) or heads
-        found.append(((few, wide), (few, wide)))
-    return found
-
-
-def _is_message(message: Any) -> bool:
-    """As `apply_chat_template` takes them: a role, and text or a list of parts."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return isinstance(content, str | list | None) and all(isinstance(part, dict) for part in parts)
-
-
-def _about(path: Path, metadata: Any) -> dict[str, Any]:
-    if metadata.get("format") != FORMAT:
-        found = repr(metadata.get("format"))
-        raise LoadError("SESSION", path, "__metadata__", expected=f"format {FORMAT!r}", found=found)
-    try:
-        about: dict[str, Any] = json.loads(metadata["session"])
-        lists = [about["messages"], about["seen"]]
-        good = all(isinstance(each, list) for each in lists)
-        good = good and all(isinstance(seen, int) and seen >= 0 for seen in about["seen"]) and "model" in about
-        good = good and all(map(_is_message, about["messages"]))
-    except (KeyError, TypeError, ValueError, RecursionError):
-        good = False
-    if not good:
-        raise LoadError("SESSION", path, "__metadata__", expected="a session's description", found="something else")
-    return about
-
-
-def fingerprint(model: Any) -> str:
-    """SHA-256 of the shapes of a model, of its config's numbers and of a sample of each weight.
-
-    Keys and values are worth something for the same weights only. Reads 64 elements of each from the device.
-    """
-    config = model.config.get_text_config().to_dict()
-    numbers = {name: value for name, value in config.items() if isinstance(value, (int, float, list, dict))}
-    digest = hashlib.sha256(json.dumps(numbers, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 64)][:64].cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(sample.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

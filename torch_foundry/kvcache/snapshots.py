@@ -1,0 +1,103 @@
+"""What a growing cache can be taken back to where cropping doesn't reach: copies of what its layers had, by tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.kvcache.recurrent import RecurrentLayer
+from torch_foundry.kvcache.state_tables import EVERY
+
+MOST = 32  # of a cache
+Stored = dict[int, dict[str, torch.Tensor]]  # by layer: of a recurrent one its state, of a sliding one its window
+
+
+class Snapshots:
+    """Of one `DynamicCache`, whose attribute `snapshots` it is: recurrent states, and sliding windows.
+
+    every: tokens between two that are taken while a text grows. most: of more, one is given up whose neighbours are the
+    nearest to each other, so that later ones are denser. Only for caches all of whose layers are ours.
+    """
+
+    def __init__(self, every: int = EVERY, most: int = MOST) -> None:
+        self.every, self.most = every, most
+        self.stored: dict[int, Stored] = {}  # by the number of tokens, rising
+
+    @classmethod
+    def of(cls, cache: Any) -> Snapshots | None:
+        """Those of `cache`, if it has any."""
+        found = vars(cache).get("snapshots")
+        return found if isinstance(found, cls) else None
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory."""
+        return sum(t.nbytes for stored in self.stored.values() for layer in stored.values() for t in layer.values())
+
+    def take(self, cache: Any, tokens: int) -> bool:
+        """Copy what `cache` has behind its first `tokens`, which are all. False: cropping is enough, or there are
+        layers of another kind."""
+        own = {i: layer for i, layer in enumerate(cache.layers) if not isinstance(layer, FoundryLayer)}
+        if not own or not all(isinstance(layer, FoundrySlidingLayer | RecurrentLayer) for layer in own.values()):
+            return False
+        if tokens not in self.stored:
+            self.stored[tokens] = {i: _copied(layer) for i, layer in own.items()}
+            if len(self.stored) > self.most:
+                at = [0, *self.stored]
+                del self.stored[min(zip(at, at[1:], at[2:], strict=False), key=lambda three: three[2] - three[0])[1]]
+        return True
+
+    def passed(self, cache: Any) -> None:
+        """A text has grown; nothing but newer tokens is being written to `cache` now."""
+        tokens = int(cache.get_seq_length())
+        if tokens - max(self.stored, default=0) >= self.every:
+            self.take(cache, tokens)
+
+    def forget(self, tokens: int) -> None:
+        """Give up those behind more than `tokens`, which another text follows from now on."""
+        self.stored = {at: stored for at, stored in self.stored.items() if at <= tokens}
+
+    def back(self, cache: Any, tokens: int) -> int:
+        """Take `cache` back to the newest one behind at most `tokens`; returns behind how many: 0, and nothing has
+        changed but that those of the text that is left are given up, if there is none."""
+        self.forget(tokens)
+        at = max(self.stored, default=0)
+        if at:
+            for i, layer in enumerate(cache.layers):
+                if isinstance(layer, FoundryLayer):
+                    layer.crop(at - layer.get_seq_length())
+                else:
+                    put(layer, self.stored[at][i], at)
+        return at
+
+
+def reaches(layer: Any, tokens: int) -> bool:
+    """Whether cropping takes the last `tokens` of a recurrent layer of ours back."""
+    return not isinstance(layer, RecurrentLayer) or tokens <= layer._back
+
+
+def _copied(layer: Any) -> dict[str, torch.Tensor]:
+    if isinstance(layer, RecurrentLayer):
+        return {name: layer._newest(name).clone() for name in layer._data}
+    window = layer.sliding_window - 1
+    return {"keys": layer._keys.last(window).clone(), "values": layer._values.last(window).clone()}
+
+
+def put(layer: Any, stored: dict[str, torch.Tensor], tokens: int) -> None:
+    """Let `layer` have `stored` behind its first `tokens`. It has to be allocated, but for a recurrent one."""
+    if isinstance(layer, RecurrentLayer):
+        if not layer._data:
+            layer._count = 1
+            for name, state in stored.items():
+                layer._add(name, state.shape, state.dtype, state.device)
+        layer._state()
+        for name, state in stored.items():
+            layer._newest(name).copy_(state)
+        return
+    for buffer, name in ((layer._keys, "keys"), (layer._values, "values")):
+        buffer.set(None)
+        buffer.use_buffer(stored[name].clone())
+        buffer.length = stored[name].shape[2]
+    layer.cumulative_length = tokens
