@@ -14,7 +14,8 @@ from ..syntax.vocabulary import INTEGERS, SCALARS, VECTOR_TYPES
 from .editor import Editor
 from .threadgroup import function_bodies
 
-_DIVISIONS = frozenset({"/", "%", "/=", "%="})
+_DIVISIONS = frozenset({"/", "%"})
+_ASSIGNED = frozenset({"/=", "%="})
 _PREFIXES = frozenset({"+", "-", "!", "~", "*", "&", "++", "--"})
 _WORDS = frozenset({"return", "case", "else", "and", "or", "not"})  # before an expression, unlike other names
 _SIGNS = frozenset({"unsigned", "signed"})
@@ -50,7 +51,9 @@ class _Guard:
     def token(self, i: int) -> None:
         text = self.tokens.text[i]
         if text in _DIVISIONS:
-            self._division(i + 1)
+            self._division(i + 1, self._operand_end(i + 1))
+        elif text in _ASSIGNED:
+            self._division(i + 1, self._expression_end(i + 1))
         elif text == "static_cast":
             self._static_cast(i)
         elif text == "(":
@@ -64,8 +67,7 @@ class _Guard:
             self.editor.before(lo, opening)
             self.editor.after(hi, ")")
 
-    def _division(self, i: int) -> None:
-        end = self._operand_end(i)
+    def _division(self, i: int, end: int) -> None:
         if end >= 0 and not (end == i and self.tokens.kind[i] == "num"):
             self.wraps.append((i, end, "msl_::divisor("))
 
@@ -180,19 +182,36 @@ class _Guard:
                 i = i + 1 if step in ("++", "--") else self._name_end(i + 2 + (tokens.at(i + 2) == "template"))
         return i
 
+    def _expression_end(self, i: int) -> int:
+        """The last token of what is assigned from `i` on: all of `bits == 4 ? a : b`."""
+        tokens, end = self.tokens, i
+        while end < len(tokens) and tokens.text[end] not in (";", ",", ")", "]", "}"):
+            close = tokens.angle(end) if tokens.text[end] == "<" and not tokens.lead[end] else -1
+            if close > 0 and self._ends_arguments(end + 1, close):
+                end = close
+            end = tokens.match[end] + 1 if tokens.text[end] in "([{" else end + 1
+        return end - 1
+
     def _name_end(self, i: int) -> int:
         """The last token of a name with its qualifiers, template arguments and an initialiser in braces."""
         tokens = self.tokens
         while tokens.kind[i] == "id":
             if tokens.at(i + 1) == "<" and not tokens.lead[i + 1]:
                 close = tokens.angle(i + 1)
-                if close > 0 and tokens.at(close + 1) in ("(", "::", "{"):
+                if close > 0 and self._ends_arguments(i + 2, close):
                     i = close
             if tokens.at(i + 1) == "::":
                 i += 2 + (tokens.at(i + 2) == "template")
                 continue
             return tokens.match[i + 1] if tokens.at(i + 1) == "{" else i
         return i
+
+    def _ends_arguments(self, lo: int, close: int) -> bool:
+        """Whether the `>` at `close` ends template arguments, which begin at `lo`, and doesn't compare two values."""
+        after = self.tokens.at(close + 1)
+        if after in ("(", "::", "{") or self._is_number_type(lo, close):
+            return True
+        return self.tokens.kind[close + 1] not in ("id", "num") and after not in (*_PREFIXES, "(")
 
 
 def _template_types(tokens: Tokens) -> set[str]:
