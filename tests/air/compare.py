@@ -1,0 +1,213 @@
+"""Kernels that Apple's compiler made beside the same source through our front end, bit for bit, on one runtime.
+
+    python -m tests.air.compare [--kernels REGEX] [--sample N] [--contract] [--sources MLX]
+
+Runs MLX's kernels from its public wheel (wheels.py), as many at a time as there are cores, each in a process that may
+crash. Prints a table by family, and every difference that decisions.py has no line for. Exit code 0: none, or
+the wheel can't be had, 1: some. `compare` takes any metallib with any cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.air import decisions, families, intrinsics, module, source, toolchain, wheels
+from tests.air.case import Case
+from tests.air.metallib import MetalLib
+
+LIMIT = 120  # seconds that a kernel may take
+
+
+@dataclass
+class Outcome:
+    """What came of a case."""
+
+    case: Case
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """ "equal", a decision's kind, or what is wrong."""
+        if "failed" in self.result:
+            return str(self.result["failed"])
+        kinds = []
+        for mode in ("kept", "flushed"):
+            found = self.result[mode]
+            if found["untouched"]:
+                return "the kernel changed no buffer"
+            if found["differ"]:
+                decision = decisions.explained(self.case.name, found)
+                if decision is None:
+                    return f"{found['differ']} of {found['of']} differ, subnormals {mode}: {found['first']}"
+                kinds.append(decision.kind)
+        return kinds[0] if kinds else "equal"
+
+    @property
+    def is_fault(self) -> bool:
+        return self.verdict != "equal" and self.verdict not in {decision.kind for decision in decisions.DECISIONS}
+
+
+class Worker:
+    """A process that runs cases. If it ends in the middle of one, that is its result, and a new one is started."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            command = [sys.executable, "-m", "tests.air.worker", *self._arguments]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                cwd=toolchain.ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        process = self._process
+        assert process.stdin and process.stdout
+        clock = threading.Timer(LIMIT, process.kill)
+        clock.start()
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            clock.cancel()
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        self._process = None
+        code = process.wait()
+        return {"failed": f"the process ended with {code}: " + ("no answer in time" if code == -9 else "a crash")}
+
+    def close(self) -> None:
+        if self._process is not None and self._process.stdin:
+            self._process.stdin.close()
+            self._process.wait()
+
+
+def glue_of(lib: MetalLib, cases: Iterable[Case]) -> dict[str, str]:
+    """The functions of glue.cpp that the kernels call. Those that nothing stands for are left to the worker to say."""
+    found: dict[str, str] = {}
+    for case in cases:
+        for name, returns, args in module.declared(module.disassembled(lib.bitcode(case.name))):
+            symbol = intrinsics.symbol(name)
+            if symbol not in found:
+                try:
+                    found[symbol] = intrinsics.body(name, returns, args).cpp
+                except intrinsics.UnknownInAir:
+                    found[symbol] = ""
+    return {symbol: text for symbol, text in found.items() if text}
+
+
+def batches(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Cases that are compiled together."""
+    units = collections.defaultdict(list)
+    for case in cases:
+        units[case.unit].append(case)
+    for members in units.values():
+        for at in range(0, len(members), source.BATCH):
+            yield members[at : at + source.BATCH]
+
+
+def compare(
+    lib: MetalLib,
+    include: Path,
+    cases: Sequence[Case],
+    *,
+    contract: bool = False,
+    mutation: str = "",
+    jobs: int | None = None,
+) -> list[Outcome]:
+    """Runs the cases from `lib` and from the text that `include` has the headers of.
+
+    contract, mutation: see module.prepared and mutations.py.
+    """
+    jobs = jobs or len(os.sched_getaffinity(0))
+    paths = str(lib.path), str(toolchain.runtime()), str(toolchain.glue(glue_of(lib, cases)))
+    workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for _ in range(jobs):
+        workers.put(Worker(*paths))
+
+    def work(batch: list[Case]) -> list[Outcome]:
+        try:
+            library = str(source.compiled(batch, include))
+        except Exception as error:
+            if len(batch) > 1:  # whose fault it is, each alone says
+                return [outcome for case in batch for outcome in work([case])]
+            return [Outcome(batch[0], {"failed": f"{type(error).__name__}: {error}"})]
+        worker = workers.get()
+        try:
+            how = {"library": library, "contract": contract, "mutation": mutation}
+            orders = ({"name": case.name, **how} for case in batch)
+            return [Outcome(case, worker.run(order)) for case, order in zip(batch, orders, strict=True)]
+        finally:
+            workers.put(worker)
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(itertools.chain.from_iterable(pool.map(work, batches(cases))))
+    finally:
+        while not workers.empty():
+            workers.get().close()
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """How many kernels of each source came out how."""
+    rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for outcome in outcomes:
+        file = outcome.case.source.split()[-1]
+        rows[file]["differ" if outcome.is_fault else outcome.verdict] += 1
+    rows["all"] = sum(rows.values(), collections.Counter())
+    columns = ("equal", "NaN bits", "differ")
+    lines = [f"{'source':44}" + "".join(f"{column:>10}" for column in columns)]
+    lines += [f"{file:44}" + "".join(f"{counts[c]:>10}" for c in columns) for file, counts in rows.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", default="", metavar="REGEX", help="names that it is found in")
+    parser.add_argument("--sample", type=int, metavar="N", help="of each source, N kernels, evenly spread")
+    parser.add_argument("--contract", action="store_true", help="products and sums fused where Apple may fuse them")
+    parser.add_argument(
+        "--sources", type=Path, metavar="MLX", help=f"a checkout of MLX {wheels.VERSION}, for what no wheel has"
+    )
+    options = parser.parse_args()
+    try:
+        library, include = wheels.mlx()
+    except wheels.Unavailable as reason:
+        print(f"skipped: {reason}")
+        return 0
+    began = time.monotonic()
+    lib, include = MetalLib(library), options.sources or include
+    chosen = families.cases(name for name in lib.functions if re.search(options.kernels, name))
+    chosen = [case for case in chosen if source.there(case, include)]
+    if options.sample:
+        chosen = families.sample(chosen, options.sample)
+    outcomes = compare(lib, include, chosen, contract=options.contract)
+    for outcome in outcomes:
+        if outcome.is_fault:
+            print(f"{outcome.case.name}: {outcome.verdict}")
+    print(table(outcomes))
+    print(f"{len(outcomes)} kernels of MLX {wheels.VERSION} in {time.monotonic() - began:.0f} s")
+    return int(any(outcome.is_fault for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

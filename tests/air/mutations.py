@@ -1,0 +1,46 @@
+"""Faults put into AIR's text, which a comparison has to notice: what a run is worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+
+def _without_barriers(text: str) -> str:
+    return re.sub(r"^.*call void @air\.wg\.barrier\(.*\n", "", text, flags=re.M)
+
+
+def _swapped(first: str, second: str) -> Callable[[str], str]:
+    """One function's calls become the other's."""
+    return lambda text: re.sub(rf"@air\.{first}\.", f"@air.{second}.", text)
+
+
+def _rounding_lost(text: str) -> str:
+    """bfloat16 is cut off, not rounded."""
+    cut = (
+        r"\1.u = bitcast float \2 to i32\n  \1.s = lshr i32 \1.u, 16\n  \1.t = trunc i32 \1.s to i16\n"
+        r"  \1 = bitcast i16 \1.t to bfloat"
+    )
+    return re.sub(r"(%[\w.]+) = fptrunc float (\S+) to bfloat", lambda found: found.expand(cut).replace(
+        f"{found[1]}.", f"%cut{found[1][1:]}."), text)  # fmt: skip
+
+
+def _next_element(text: str) -> str:
+    """Constants of 4 elements a thread become 3."""
+    return re.sub(r"(shl nuw nsw|shl nsw|shl) i32 (%\d+), 2\b", r"mul i32 \2, 3", text)
+
+
+def _endless(text: str) -> str:
+    return re.sub(r"^  ret void\n", "  br label %endless\n\nendless:\n  br label %endless\n", text, count=1, flags=re.M)
+
+
+ALL: dict[str, Callable[[str], str]] = {
+    "no barriers": _without_barriers,
+    "max for sum": _swapped("simd_sum", "simd_max"),
+    "min for max": _swapped("simd_max", "simd_min"),
+    "down for up": _swapped("simd_shuffle_and_fill_up", "simd_shuffle_and_fill_down"),
+    "cut for rounded": _rounding_lost,
+    "3 for 4": _next_element,
+    "crash": lambda text: re.sub(r"^  ret void\n", "  store volatile i32 1, ptr null\n  ret void\n", text, flags=re.M),
+    "endless": _endless,
+}
