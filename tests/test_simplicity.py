@@ -68,7 +68,6 @@ CRUMBS = {
     "ops.short_conv": "an op",
     "diagnostics.perplexity.svg": "draws",
     "diagnostics.profiling.svg": "draws",
-    "kvcache.pool": TO_MERGE,
     "serving.page": "draws",
 }
 TEXTS = {"hf.out_of_memory": "torch's allocators raise RuntimeError on the CPU and MPS: only the text tells"}

@@ -1,4 +1,5 @@
 // Memory that the CPU and the GPU share: files read to where a tensor stays, or used where they lie.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -63,10 +64,17 @@ std::optional<at::Tensor> map_file(int64_t fd, int64_t offset, int64_t bytes) {
       .make_tensor();
 }
 
+// Bytes that Metal recommends a process to have on the GPU, and those that this one uses: mapped files too.
+std::vector<int64_t> working_set() {
+  const uint64_t all = [device() currentAllocatedSize], unused = std::min(all, unused_memory());
+  return {static_cast<int64_t>([device() recommendedMaxWorkingSetSize]), static_cast<int64_t>(all - unused)};
+}
+
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_metal_host_view(Tensor tensor) -> Tensor?", &host_view);
+  m.def("_metal_working_set() -> int[]", &working_set);
   m.def("_metal_map(int fd, int offset, int bytes) -> Tensor?", &map_file);
 }
 

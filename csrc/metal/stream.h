@@ -19,6 +19,9 @@ struct Place {
 };
 Place place(const at::TensorBase& tensor);
 
+// Bytes that torch's allocator has of the GPU's memory and no tensor uses.
+uint64_t unused_memory();
+
 // Throws if this torch's tensors aren't what `place` takes them for. Looks once.
 void check_storage();
 

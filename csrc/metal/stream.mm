@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/version.h>
 
+#include <ATen/mps/MPSAllocatorInterface.h>
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSProfiler.h>
 #include <ATen/mps/MPSStream.h>
@@ -50,6 +51,12 @@ Place place(const at::TensorBase& tensor) {
   id<MTLBuffer> buffer = static_cast<id<MTLBuffer>>(const_cast<void*>(tensor.storage().data()));
   const auto offset = static_cast<NSUInteger>(tensor.storage_offset()) * tensor.itemsize();
   return {buffer, tensor.numel() == 0 ? 0 : offset};
+}
+
+uint64_t unused_memory() {
+  const at::mps::IMPSAllocator* allocator = at::mps::getIMPSAllocator();
+  const uint64_t all = allocator->getTotalAllocatedMemory(), used = allocator->getCurrentAllocatedMemory();
+  return all > used ? all - used : 0;
 }
 
 void check_storage() {

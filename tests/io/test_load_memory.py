@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.load_file import HIDDEN, INNER, write
 from tests.io import words
@@ -18,6 +19,20 @@ from torch_foundry import quant
 
 SIZE = 140_000_000
 CASES = [("q8_0", "f16", False), ("f16", "bf16", False), ("q8_0", "f16", True)]
+PACKING = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+import torch_foundry
+from benchmarks.bench_load import forget_peak, status
+*folders, fmt = sys.argv[1:]
+for folder in folders:
+    before = forget_peak()
+    config = torch_foundry.FoundryConfig(fmt)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=config)
+    held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    print(json.dumps([status("VmHWM") - before, held]))
+"""
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CODE = """
 import json, sys
@@ -66,6 +81,30 @@ def test_peak_of_fp8(tmp_path: Path) -> None:
     )
     assert size < held <= 1.05 * size
     assert 0.9 * held <= taken <= held + 0.05 * size + 2048 * 8192
+
+
+def test_peak_of_packing_while_loading(tmp_path: Path) -> None:
+    """from_pretrained with a FoundryConfig has what is packed, and two matrices: as they are, and on their way. In a
+    process that has imported the package alone."""
+    size = write_dense(tmp_path / "model", 2048, 6144)
+    write_dense(tmp_path / "small", 256, 256)
+    job = [sys.executable, "-c", PACKING, str(tmp_path / "small"), str(tmp_path / "model"), "q8_0"]
+    fixed = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed is the system's, without holes
+    done = subprocess.run(job, stdout=subprocess.PIPE, text=True, check=True, env=fixed)
+    taken, held = json.loads(done.stdout.splitlines()[-1])
+    own = taken - size  # transformers maps the file, whose pages are the system's but count
+    assert held <= own <= held + 2 * (2 * 2048 * 6144) + 0.05 * size <= 1.05 * size
+
+
+def write_dense(folder: Path, hidden: int, inner: int) -> int:
+    """A folder with a Llama of two layers in bfloat16; bytes of its tensors' file."""
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 2, "vocab_size": 512}
+    config = LlamaConfig(**sizes, num_attention_heads=hidden // 128, num_key_value_heads=hidden // 128)
+    with torch.device("meta"):
+        tensors = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
+    config.save_pretrained(folder)
+    save_file({name: torch.ones_like(t, device="cpu") for name, t in tensors.items()}, folder / "model.safetensors")
+    return (folder / "model.safetensors").stat().st_size
 
 
 def measured(files: dict[str, str], small: Path, cases: list[tuple[str, str, bool]]) -> list[list[int]]:

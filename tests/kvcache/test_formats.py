@@ -18,10 +18,11 @@ from tools.demo_model.evaluate import perplexity
 from torch_foundry import counters, demo_model, ops
 from torch_foundry.demo_model import held_out_sample
 from torch_foundry.kvcache.base import KVSpec
-from torch_foundry.kvcache.buffer import LARGEST, GrowingBuffer
+from torch_foundry.kvcache.buffer import GrowingBuffer
 from torch_foundry.kvcache.formats import Formats, bytes_per_token, decoded, encoded, packed, parse
 from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.layer import FoundryLayer
+from torch_foundry.kvcache.room import LARGEST
 from torch_foundry.quant.kv import row_bytes
 
 F32 = torch.float32

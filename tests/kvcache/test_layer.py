@@ -12,10 +12,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import KVSpec
-from torch_foundry.kvcache.buffer import CAPACITY_STEP, GrowingBuffer
+from torch_foundry.kvcache.buffer import GrowingBuffer
 from torch_foundry.kvcache.formats import PLAIN, Formats, decoded, encoded
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
+from torch_foundry.kvcache.room import CAPACITY_STEP
 
 HEADS, DIM = 2, 32
 WINDOWS = [None, 2, 5, 130]

@@ -160,6 +160,13 @@ GRAPH_MEMORY = Count(
     "MiB",
     "none is kept",
 )
+MEMORY_LIMIT = Count(
+    "TORCH_FOUNDRY_MEMORY_LIMIT",
+    "what weights, caches and workspaces may take of a GPU before they are refused; default: what Metal recommends, or "
+    "all of CUDA's; `0`: nothing is refused",
+    "MiB",
+    "nothing is refused",
+)
 EXTENSION = Text(
     "TORCH_FOUNDRY_EXTENSION", "for tests: what is loaded in place of `_C`, which it brings along", "library"
 )

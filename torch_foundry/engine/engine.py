@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core import memory
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
@@ -24,6 +25,7 @@ from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
+from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.sampling import Sampler
@@ -41,6 +43,7 @@ class Engine:
 
     After changing weights, call `cache.manager.forget()` while the engine is idle; otherwise later prompts may continue
     from what the old weights computed. RuntimeError: the model can't be run by an engine (the message says why).
+    DoesNotFit (a torch.OutOfMemoryError): the device has no room for the cache or for a step, and how many blocks fit.
     """
 
     @torch.inference_mode(False)
@@ -65,6 +68,8 @@ class Engine:
         self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         self._decoder = self._forward.plan
         device, vocabulary = self._decoder.device, model.lm_head.out_features
+        workspace, what = prompt_bytes(self._decoder, own.budget), f"an engine's steps of {own.budget} tokens"
+        memory.check(device, workspace, what, lambda left: "A smaller budget needs less.")
         self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
         draft = None
         if own.assistant_model is not None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from torch_foundry.core import devices
+from torch_foundry.core import devices, memory
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.graph import GraphInvalid, LaunchGraph, NotCapturable, capture
 from torch_foundry.models.calls import LONGEST_STEP
@@ -187,6 +187,8 @@ class StepGraph(Generic[I_co]):
 
     def _capture(self) -> None:
         decoder, inputs, proven = self.decoder, self.inputs, self.decoder.graphs.proven
+        if (left := memory.free(decoder.device)) is not None and self.nbytes > left:
+            raise Fallback("there is no memory for a captured step")
         graph, tables = SegmentedGraph(decoder.device), inputs.tables()
         try:
             with torch.no_grad(), graph.capture(checked=self._kind not in proven):
@@ -203,14 +205,32 @@ class StepGraph(Generic[I_co]):
 def step_bytes(decoder: DecoderModel, sizes: Sizes, keys: int) -> int:
     """About the bytes that a captured step keeps: results of each layer's ops, of attention of few queries to each 128
     of `keys` keys, and a CUDA graph's own memory, to unpack a matrix to."""
-    itemsize, hidden = decoder.dtype.itemsize, decoder.config.hidden_size
-    mixers, parts = decoder.mixers, keys // 128
-    inner = max(plan.spec.inner for plan in decoder.layers)
+    mixers, parts, wide = decoder.mixers, keys // 128, _layer_bytes(decoder)
     queries, few = max(mixer.queries for mixer in mixers), MAX_GEMV_ROWS
-    wide = (6 * hidden + max(mixer.width for mixer in mixers) + 3 * inner) * itemsize
     each = [batch * length * (wide + (4 * parts * queries if length <= few else 0)) for batch, length in sizes]
-    unpacked = mixers[0].out.format is not None and devices.of(decoder.device).step_scratch
-    return len(decoder.layers) * sum(each) + unpacked * min(DEQUANT_CHUNK, hidden * inner) * itemsize
+    unpacked = _unpacked_bytes(decoder) if devices.of(decoder.device).step_scratch else 0
+    return len(decoder.layers) * sum(each) + unpacked
+
+
+def prompt_bytes(decoder: DecoderModel, tokens: int) -> int:
+    """About the bytes that it takes to compute `tokens` tokens of a prompt, layer by layer."""
+    return tokens * _layer_bytes(decoder) + _unpacked_bytes(decoder)
+
+
+def _inner(decoder: DecoderModel) -> int:
+    return max(plan.spec.inner for plan in decoder.layers)
+
+
+def _layer_bytes(decoder: DecoderModel) -> int:
+    """Results of a layer's ops for one token."""
+    widths = 6 * decoder.config.hidden_size + max(mixer.width for mixer in decoder.mixers) + 3 * _inner(decoder)
+    return widths * decoder.dtype.itemsize
+
+
+def _unpacked_bytes(decoder: DecoderModel) -> int:
+    """Of what a packed matrix is unpacked to."""
+    packed = decoder.mixers[0].out.format is not None
+    return packed * min(DEQUANT_CHUNK, decoder.config.hidden_size * _inner(decoder)) * decoder.dtype.itemsize
 
 
 def of_prompts(sizes: Sizes) -> bool:

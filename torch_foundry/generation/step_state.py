@@ -15,6 +15,7 @@ from torch_foundry.generation.step_graph import Sizes, StepGraph
 from torch_foundry.kvcache.base import CapturedStep
 from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.hf_cache import captured_layers
+from torch_foundry.kvcache.room import check_growth
 from torch_foundry.models.decoder import DecoderModel, Tail
 from torch_foundry.models.rope import Kind, RopeRows, RopeTables, Table, horizon_for
 from torch_foundry.models.weights import GEMV, Gemm
@@ -49,11 +50,14 @@ class CacheLayers:
     def place(self, decoder: DecoderModel, batch: int, tokens: int) -> bool:
         """Room for `tokens` more. Returns whether no memory was exchanged.
 
-        Raises Fallback unless the layers hold the same number of tokens, of the model's shape, dtype and device.
+        DoesNotFit: there is no memory for them. Raises Fallback unless the layers hold the same number of tokens, of
+        the model's shape, dtype and device.
         """
         seen = {number for slot in self.slots if (number := slot.seen) is not None}
         if len(seen) > 1 or not all(slot.memory for slot in self.slots):
             raise Fallback("layers of the cache hold different numbers of tokens")
+        specs = (mixer.state for mixer in decoder.owners.values())
+        check_growth(list(zip(self.slots, specs, strict=True)), batch, tokens, decoder.dtype, decoder.device)
         starts = [start for slot in self.slots for start in slot.place(tokens)]
         memory = [slot.memory for slot in self.slots]
         same = _same(memory, self.memory)

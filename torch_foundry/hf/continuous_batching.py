@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torch_foundry.core import devices, limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.kvcache.room import LARGEST
 from torch_foundry.kvcache.view import KVView, Rope
 from torch_foundry.models.attention_spec import AttentionSpec
 from torch_foundry.models.guards import mask_reason

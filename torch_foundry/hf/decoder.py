@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import torch
@@ -11,10 +12,12 @@ from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.graph_cache import GraphCache
+from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.generation.step_state import CacheLayers, contiguous_step
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.hf.wrapper import ids_of
-from torch_foundry.kvcache.hf_cache import check_capturable
+from torch_foundry.kvcache.hf_cache import check_capturable, kv_layer
+from torch_foundry.kvcache.room import check_growth
 from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelState
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -50,6 +53,14 @@ class DecoderMixin(ModelMixin):
         # the graph's own memory has the next token's values before long
         return plan.decoder.output(last_hidden_state=hidden.clone(), past_key_values=cache)
 
+    def _by_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = kwargs if not args else {"input_ids": args[0], **kwargs}
+        tokens = given.get("input_ids", given.get("inputs_embeds"))
+        if isinstance(tokens, torch.Tensor) and not devices.of(tokens.device).host_memory:
+            with contextlib.suppress(Fallback):  # then each layer looks for itself
+                check_prompt(self.decoder_plan(), given.get("past_key_values"), *tokens.shape[:2])
+        return super()._by_layers(args, kwargs)
+
     def _make_plan(self, state: ModelState) -> DecoderModel:
         return DecoderModel(self, state, GraphCache())
 
@@ -71,6 +82,15 @@ def check_arguments(module: Any, kwargs: dict[str, Any]) -> None:
         raise Fallback("attention is not causal")
     if any(map(settings.get, ("output_hidden_states", "_output_attentions", "output_router_logits"))):
         raise Fallback("outputs of layers are asked for")
+
+
+def check_prompt(plan: DecoderModel, cache: Any, batch: int, tokens: int) -> None:
+    """DoesNotFit unless the device has room for these tokens in `cache` and for what computes them. Raises Fallback for
+    a model or a cache that isn't known."""
+    plan.check()
+    found = [] if cache is None else [kv_layer(cache, i, plan.state.kv_cache) for i in plan.owners]
+    layers = list(zip(found, [mixer.state for mixer in plan.owners.values()][: len(found)], strict=True))
+    check_growth(layers, batch, tokens, plan.dtype, plan.device, lambda n: prompt_bytes(plan, batch * n))
 
 
 @uninterruptible()

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
+from torch_foundry.core import memory
 from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS, is_dense_linear
 from torch_foundry.models.family import class_key
 from torch_foundry.models.outputs import embedding_read_by
@@ -138,6 +139,7 @@ def pack_model(model: nn.Module, plan: Mapping[str, str]) -> None:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
     modules = {name: model.get_submodule(name) for name in plan}
+    check_beside(modules, plan)
     times = Counter(id(getattr(module, "weight", None)) for module in modules.values())
     shared: dict[int, tuple[nn.Parameter, torch.Tensor]] = {}
     for name, fmt in tqdm(plan.items(), desc="Packing weights", unit="module", delay=2, disable=None):
@@ -149,6 +151,21 @@ def pack_model(model: nn.Module, plan: Mapping[str, str]) -> None:
             shared[id(dense)] = dense, new.weight  # type: ignore[assignment]
         for each in names[id(module)]:
             replace(model, each, new)
+
+
+def check_beside(modules: Mapping[str, nn.Module], plan: Mapping[str, str]) -> None:
+    """DoesNotFit unless there is room for the largest module that `plan` packs, beside what it is packed from."""
+    for name, fmt in plan.items():
+        device = next(modules[name].parameters()).device
+        memory.check(device, packed_bytes(modules[name], fmt), f"{name}, packed as {fmt} beside the dense one")
+
+
+def packed_bytes(module: Any, fmt: str) -> int:
+    """Bytes of the matrices of a dense module once they are packed."""
+    found = matrices_of(module) if class_key(base_class(type(module))) in EXPERTS else [module.weight]
+    formats = (fmt if _whole([m.shape[-1]], fmt) else quant.DENSE_NAMES[m.dtype] for m in found)
+    sizes = zip(found, formats, strict=True)
+    return sum(quant.get_format(own).nbytes(m.shape[:-1].numel(), m.shape[-1]) for m, own in sizes)
 
 
 def packed_module(module: Any, fmt: str, packed: torch.Tensor | None = None) -> nn.Module:
@@ -182,6 +199,7 @@ def dequantize_model(model: nn.Module) -> None:
     dense: dict[int, tuple[nn.Module, torch.Tensor]] = {}  # with the module, which keeps the address taken
     dtype: torch.dtype = model.dtype if hasattr(model, "dtype") else torch.get_default_dtype()  # type: ignore[assignment]
     shared = Counter(id(m.weight) for m in model.modules() if isinstance(m, FoundryLinear | FoundryEmbedding))
+    _check_dense(model, dtype)
     for name, module in list(model.named_modules()):
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             key = id(module.weight)
@@ -195,6 +213,18 @@ def dequantize_model(model: nn.Module) -> None:
             replace(model, name, restored)
         elif isinstance(module, FoundryExperts):
             replace(model, name, module.to_experts(dtype))
+
+
+def _check_dense(model: nn.Module, dtype: torch.dtype) -> None:
+    """DoesNotFit unless there is room for the weights that are packed in `model` as dense ones of `dtype`."""
+    more: Counter[torch.device] = Counter()
+    packed = ((model.get_buffer(name), fmt) for name, fmt in packed_tensors(model).items())
+    found = {id(tensor): (tensor, fmt) for tensor, fmt in packed}
+    for tensor, fmt in found.values():
+        columns = quant.get_format(fmt).columns(tensor.shape[-1])
+        more[tensor.device] += tensor.shape[:-1].numel() * columns * dtype.itemsize - tensor.nbytes
+    for device, nbytes in more.items():
+        memory.check(device, nbytes, "the model's weights made dense")
 
 
 def _stock(module: Module) -> Module:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_foundry.core import devices, memory
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, conclude, described, explain, is_out_of_memory
 from torch_foundry.kvcache.undo import Checkpoint
@@ -15,6 +17,7 @@ from torch_foundry.models.calls import forward_pass, is_step, replayed
 from torch_foundry.models.state import ModelPlan, ModelState, Plan
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
 
 class ModelMixin(FoundryModule):
@@ -57,6 +60,7 @@ class ModelMixin(FoundryModule):
         cache = kwargs.get("past_key_values")
         undo = Checkpoint.of(cache)
         try:
+            _check_logits(self, args, kwargs)
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:  # an interrupt too
             undone = undo is not None and undo.run()
@@ -103,6 +107,17 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
         rows = keep if isinstance(keep, int) and keep else tokens
         tensors["logits"] = ([batch, rows, model.config.get_text_config().vocab_size], model.dtype)
     return tensors
+
+
+def _check_logits(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """DoesNotFit unless the device has room for the logits of a prompt."""
+    if devices.of(model.device).host_memory:
+        return
+    tensors = _tensors(model, args, kwargs)
+    if "logits" in tensors and tensors["logits"][0][1] > MAX_GEMV_ROWS:
+        shape, dtype = tensors["logits"]
+        advice = "logits_to_keep=1 computes those of the last token alone."
+        memory.check(model.device, math.prod(shape) * dtype.itemsize, f"logits {shape}", lambda free: advice)
 
 
 def forget(model: nn.Module) -> None:

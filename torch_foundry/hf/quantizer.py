@@ -12,7 +12,16 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_foundry import quant
-from torch_foundry.hf.packing import Formats, dequantize_model, packed_module, packed_tensors, plan_formats, replace
+from torch_foundry.core import memory
+from torch_foundry.hf.packing import (
+    Formats,
+    dequantize_model,
+    packed_bytes,
+    packed_module,
+    packed_tensors,
+    plan_formats,
+    replace,
+)
 from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -47,8 +56,11 @@ class FoundryQuantizer(HfQuantizer):
         self._plan: dict[str, str] = {}  # module -> format, while weights are loaded and packed
         self._tied: dict[str, str] = {}  # output layer -> embedding whose packed weight it shares
 
-    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        """The model's weights are on the meta device."""
+    def _process_model_before_weight_loading(self, model: Any, device_map: Any = None, **_: Any) -> None:
+        """The model's weights are on the meta device. DoesNotFit: that for which they are meant has no room."""
+        # registers mixers, without which no layer is known; not with this module, which transformers' import may bring
+        from torch_foundry.models import decoder  # noqa: F401
+
         ties: dict[str, str] = dict(model.all_tied_weights_keys)
         if self.pre_quantized:
             self._prepare_saved(model)
@@ -69,6 +81,18 @@ class FoundryQuantizer(HfQuantizer):
                 model.all_tied_weights_keys.pop(tied)
                 self._plan.pop(target, None)
                 self._tied[target] = source
+        places = set(device_map.values()) if isinstance(device_map, dict) else set()
+        if len(places) == 1 and "disk" not in places:
+            self._check_memory(model, torch.device(places.pop()))
+
+    def _check_memory(self, model: Any, device: torch.device) -> None:
+        """As packed, beside the largest matrix that is yet to be."""
+        packed = {name: model.get_submodule(name) for name in self._plan}
+        total = sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
+        dense = [sum(m.nbytes for m in module.parameters(recurse=False)) for module in packed.values()]
+        total += sum(packed_bytes(module, self._plan[name]) for name, module in packed.items())
+        advice = "A smaller format needs less."
+        memory.check(device, total - sum(dense) + max(dense, default=0), "the packed weights", lambda free: advice)
 
     def _saved(self) -> dict[str, str]:
         return self.quantization_config.formats if self.pre_quantized else {}

@@ -7,6 +7,7 @@ each parameter is read once, to where it stays.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from torch_foundry import quant
+from torch_foundry.core import memory
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.weights import Weight
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -24,6 +26,7 @@ from torch_foundry.nn.packing import take_over
 
 _TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
 _LARGEST_TABLE = 1 << 26  # numbers; GPT-2's mask of 8192 tokens
+SMALLER = ("q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")  # formats to suggest
 BOTH = "gate_up_proj"  # the first two, one above the other
 
 
@@ -46,7 +49,8 @@ def assemble(
     and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
     file: whom errors name. allow: see `AllowedFaults`.
 
-    LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises.
+    LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises. DoesNotFit, before anything is
+    read: `device` has no room for the weights.
     """
     try:
         model = build(config, dtype, attn_implementation)
@@ -59,6 +63,7 @@ def assemble(
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
     plan = _Plan(model, weights, file, AllowedFaults(allow))
+    _check_memory(plan.weights, dtype, device)
     installer = _Installer(model, plan.split, device, dtype)
     for name in _advancing(plan.weights, progress):
         installer.put(name, plan.weights[name])
@@ -168,10 +173,22 @@ def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
 
 def _nbytes(weight: Weight) -> int:
     known = quant.get_format(weight.format)
-    rows = 1
-    for size in weight.shape[:-1]:
-        rows *= size
-    return rows * known.row_size(weight.shape[-1]) * known.dtype.itemsize if weight.shape else known.dtype.itemsize
+    return known.nbytes(math.prod(weight.shape[:-1]), weight.shape[-1]) if weight.shape else known.dtype.itemsize
+
+
+def _check_memory(weights: Mapping[str, Weight], dtype: torch.dtype, device: torch.device) -> None:
+    """DoesNotFit unless `device` has room for them, those that are not packed in `dtype`."""
+    packed = {name: _nbytes(w) for name, w in weights.items() if quant.get_format(w.format).packed}
+    sizes = {name: math.prod(weight.shape) for name, weight in weights.items()}
+    dense = sum(size for name, size in sizes.items() if name not in packed) * dtype.itemsize
+
+    def fits(left: int) -> str:
+        bits = 8 * left / sum(sizes.values())
+        names = [name for name in SMALLER if quant.get_format(name).nbytes(1, 256) <= 32 * bits]
+        text = f"{bits:.2g} bits a weight would fit"
+        return f"{text}: a file in {names[0]}." if names else f"{text}, which is less than any format has."
+
+    memory.check(device, sum(packed.values()) + dense, "the weights", fits)
 
 
 class _Installer:

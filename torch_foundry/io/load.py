@@ -87,7 +87,8 @@ def load(
     attn_implementation: as in `from_pretrained`; matters where stock code runs.
 
     LoadError: the file isn't what it should be; its `code` says in what way. Pickles are refused, and code that comes
-    with a model never runs.
+    with a model never runs. DoesNotFit (a torch.OutOfMemoryError), before weights are read: the device has no room for
+    them; the text says what would fit.
     """
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     if device is None:

@@ -72,6 +72,7 @@ class CacheLayer(ABC):
     """
 
     capturable = False
+    tight = False  # there is little memory: a layer grows by no more than is needed
     in_flight: int | None = None  # tokens that may be written and not committed; None: as many as there is room for
 
     @abstractmethod
@@ -97,6 +98,11 @@ class CacheLayer(ABC):
 
     def reserve_hint(self, tokens: int) -> None:  # noqa: B027  (most kinds need not know)
         """So many tokens are likely to follow those that room is made for next: memory for them need not be moved."""
+
+    def growth(self, batch: int, spec: Any, tokens: int, dtype: torch.dtype) -> int:
+        """Bytes that `reserve` would allocate; what they replace is there until the device has copied it."""
+        new = isinstance(spec, RecurrentSpec) and not self.memory
+        return 2 * batch * spec.nbytes(dtype) if new else 0  # the newest state and the next one
 
     @abstractmethod
     def reset(self) -> None:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 
 import torch
 
+from torch_foundry.core import memory
 from torch_foundry.kvcache.formats import decoded, encoded, row_width
+from torch_foundry.kvcache.room import capacity, round_up
 
-LARGEST = 2**31 - 1  # elements of a buffer (bytes, if it is packed): kernels index with 32 bits
-CAPACITY_STEP = 128  # tokens; kernels that walk the cache in tiles never see a smaller allocation
-
-
-def _round_up(tokens: int) -> int:
-    return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
+Shape = tuple[int, int, int, int]
 
 
-def _capacity(needed: int, wanted: int, row: int, limit: int | None) -> int:
-    """Tokens to allocate, of `row` elements each: those that are wanted, as far as a buffer may have so many."""
-    most = LARGEST // row
-    if limit is not None and needed > limit:
-        raise RuntimeError(f"KV cache: no room for {needed} tokens: it was made for at most {limit}")
-    if needed > most:
-        raise RuntimeError(
-            f"KV cache: no room for {needed} tokens: a layer's keys or values have at most 2^31-1 elements, of which a "
-            f"token of this batch takes {row}, so {most} tokens fit"
-        )
-    return min(_round_up(wanted), most, most if limit is None else limit)
+def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    memory.check(device, math.prod(shape) * dtype.itemsize, f"keys or values of {shape[2]} tokens in one layer")
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class GrowingBuffer:
@@ -47,7 +37,8 @@ class GrowingBuffer:
         self.first = 0
         self.length = 0
         self.before = 0  # tokens that came before the first of `data`, ever
-        self.spare = 0  # tokens that are likely to come after those that room is made for
+        # tokens that are likely to come after those that room is made for; -1: none, and there is little memory
+        self.spare = 0
         self.limit: int | None = None  # tokens that there may ever be
         self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
         self.shown = 0  # tokens of `data`, from its first, that somebody outside may have a view of
@@ -113,28 +104,38 @@ class GrowingBuffer:
 
     def reserve(self, shape: tuple[int, int, int], tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make room for `tokens` more. `shape` is (batch, heads, head_dim), for the first allocation."""
+        larger = self._larger(shape, tokens, dtype)
+        if self.data is None and larger is not None:
+            self.dtype, self.length = dtype, 0
+            self._own(_empty(*larger, device))
+        elif larger is not None:
+            self.move(larger[0][2])
+
+    def _larger(self, shape: tuple[int, int, int], tokens: int, dtype: torch.dtype) -> tuple[Shape, torch.dtype] | None:
+        """The memory that `reserve` needs; None if it has enough."""
         data = self.data
         if data is None:
             batch, heads, head_dim = shape
-            self.dtype = dtype
-            width, dtype = row_width(head_dim, self.format, dtype)
-            capacity = _capacity(tokens, tokens + self.spare, batch * heads * width, self.limit)
-            self._own(torch.empty(batch, heads, capacity, width, dtype=dtype, device=device))
-            self.length = 0
-            return
+            width, kind = row_width(head_dim, self.format, dtype)
+            wanted = tokens + max(self.spare, 0)
+            return (batch, heads, capacity(tokens, wanted, batch * heads * width, self.limit), width), kind
         end = self.first + self.length
         if end + tokens <= data.shape[2] and self._writable(end):
-            return
-        needed = self.length + tokens
-        row = data.shape[0] * data.shape[1] * data.shape[3]
-        capacity = _capacity(needed, max(needed + self.spare, 2 * self.length), row, self.limit)
-        self.move(capacity)
+            return None
+        needed, (batch, heads, _, width) = self.length + tokens, data.shape
+        wanted = needed if self.spare < 0 else max(needed + self.spare, 2 * self.length)
+        return (batch, heads, capacity(needed, wanted, batch * heads * width, self.limit), width), data.dtype
+
+    def growth(self, shape: tuple[int, int, int], tokens: int, dtype: torch.dtype) -> int:
+        """Bytes that `reserve` would allocate."""
+        larger = self._larger(shape, tokens, dtype)
+        return 0 if larger is None else math.prod(larger[0]) * larger[1].itemsize
 
     def shrink(self, tokens: int) -> None:
         """Have room for about `tokens` if there is more than twice that. Not for fewer than are stored."""
         data = self.data
-        if data is not None and data.shape[2] > 2 * _round_up(tokens) and self.length:
-            self.move(_round_up(tokens))
+        if data is not None and data.shape[2] > 2 * round_up(tokens) and self.length:
+            self.move(round_up(tokens))
             self.spare = 0
 
     def use_buffer(self, data: torch.Tensor) -> None:
@@ -151,7 +152,7 @@ class GrowingBuffer:
         """Take what is stored to the front of new memory."""
         data = self.data
         assert data is not None
-        moved = data.new_empty(data.shape[0], data.shape[1], capacity, data.shape[3])
+        moved = _empty((*data.shape[:2], capacity, data.shape[3]), data.dtype, data.device)
         moved.narrow(2, 0, self.length).copy_(data.narrow(2, self.first, self.length))
         self._own(moved)
 

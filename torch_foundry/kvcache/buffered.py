@@ -136,6 +136,15 @@ class Buffered(KVLayer, DynamicLayer):
             if buffer.data is not None:
                 buffer.move(buffer.length)
 
+    def growth(self, batch: int, spec: StateSpec, tokens: int, dtype: torch.dtype) -> int:
+        """See `CacheLayer`."""
+        if not isinstance(spec, KVSpec):
+            return 0
+        for buffer in (self._keys, self._values):
+            buffer.spare = -1 if self.tight else max(buffer.spare, 0)
+        pairs = zip((self._keys, self._values), spec.widths, strict=True)
+        return sum(buffer.growth((batch, spec.heads, columns), tokens, dtype) for buffer, columns in pairs)
+
     def reserve_hint(self, tokens: int) -> None:
         """See `CacheLayer`."""
         self._keys.spare = self._values.spare = tokens

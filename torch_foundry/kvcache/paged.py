@@ -13,23 +13,11 @@ from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, Rec
 from torch_foundry.kvcache.block_manager import BlockManager, Copy, OutOfBlocks
 from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
-from torch_foundry.kvcache.pool import Pool
+from torch_foundry.kvcache.pool import Pool, stored_property
 from torch_foundry.kvcache.pooled_states import PooledStates
+from torch_foundry.kvcache.room import check_pools
 from torch_foundry.kvcache.state_tables import NoStates, StateTables
 from torch_foundry.kvcache.view import KVView
-
-
-def _stored(part: int) -> Any:
-    """Stored keys (0) or values (1) of a layer, [B, H, length, D], a copy; None while there are none."""
-
-    def read(layer: PagedLayer) -> torch.Tensor | None:
-        return layer.pools[part].read(layer._cache.block_table(), layer.length) if layer.length else None
-
-    def refuse(layer: PagedLayer, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            raise TypeError("keys and values of a paged cache can't be assigned")
-
-    return property(read, refuse)
 
 
 class PagedLayer(KVLayer, DynamicLayer):
@@ -55,7 +43,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         """See `CacheLayer`: pages of keys and of values."""
         return tuple(pool.data for pool in self.pools if pool.data is not None)
 
-    keys, values = _stored(0), _stored(1)
+    keys, values = stored_property(0), stored_property(1)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Note dtype and device."""
@@ -77,11 +65,16 @@ class PagedLayer(KVLayer, DynamicLayer):
         table = self._cache.block_table()
         return KVView(k, v, self.length + tokens, self.length, block_table=table, formats=self.formats)
 
-    def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def growth(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype) -> int:
+        """See `CacheLayer`: pages are allocated once."""
+        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
+        return sum(p.growth(*shape, columns, dtype) for p, columns in zip(self.pools, spec.widths, strict=True))
+
+    def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
         """The pages of keys and of values: [blocks, heads, block_size, columns or bytes]."""
-        manager, (k, v), (of_keys, of_values) = self._cache.manager, self.pools, spec.widths
-        shape = manager.blocks, manager.block_size, spec.heads
-        return k.allocate(*shape, of_keys, dtype, device), v.allocate(*shape, of_values, dtype, device)
+        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
+        pairs = zip(self.pools, spec.widths, strict=True)
+        return tuple(pool.allocate(*shape, columns, dtype, device) for pool, columns in pairs)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -197,7 +190,10 @@ class PagedCache(KVCache, Cache):
         for i, spec in specs.items():
             if isinstance(spec, RecurrentSpec):
                 self.slots[i] = PooledStates(self.manager.states.slots)
-            self.slots[i].allocate(spec, dtype, device)  # type: ignore[arg-type]
+        manager, found = self.manager, [(self.slots[i], spec) for i, spec in specs.items()]
+        check_pools(found, manager.blocks, manager.block_size, dtype, device)
+        for slot, spec in found:
+            slot.allocate(spec, dtype, device)  # type: ignore[arg-type]
         self.used = [self.slots[i] for i in specs]
 
     def cache_layer(self, index: int) -> CacheLayer:

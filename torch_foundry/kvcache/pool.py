@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from torch_foundry.kvcache.buffer import LARGEST
+from torch_foundry.core import memory
 from torch_foundry.kvcache.formats import decoded, encoded, row_width
+from torch_foundry.kvcache.room import LARGEST
 
 
 class Pool:
@@ -15,6 +18,11 @@ class Pool:
         self.format = format
         self.dtype: torch.dtype | None = None  # of what comes in
         self.data: torch.Tensor | None = None
+
+    def growth(self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes that `allocate` takes."""
+        width, kind = row_width(head_dim, self.format, dtype)
+        return 0 if self.data is not None else blocks * heads * size * width * kind.itemsize
 
     def allocate(
         self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -27,6 +35,8 @@ class Pool:
                     f"KV cache: {blocks} blocks of {size} tokens are too many: a layer's keys or values have at most "
                     f"2^31-1 elements, of which a token takes {heads * width}"
                 )
+            nbytes = self.growth(blocks, size, heads, head_dim, dtype)
+            memory.check(device, nbytes, f"a layer's keys or values in {blocks} blocks of {size} tokens")
             self.data, self.dtype = torch.empty(blocks, heads, size, width, dtype=kind, device=device), dtype
         return self.data
 
@@ -53,3 +63,16 @@ class Pool:
         blocks = table[:, : -(-length // self.data.shape[2])].long()
         rows = self.data[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length]
         return rows if self.format is None else decoded(rows, self.format, self.dtype)
+
+
+def stored_property(part: int) -> Any:
+    """Stored keys (0) or values (1) of a layer of pages, [B, H, length, D], a copy; None while there are none."""
+
+    def read(layer: Any) -> torch.Tensor | None:
+        return layer.pools[part].read(layer._cache.block_table(), layer.length) if layer.length else None
+
+    def refuse(layer: Any, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            raise TypeError("keys and values of a paged cache can't be assigned")
+
+    return property(read, refuse)

@@ -24,6 +24,10 @@ class PooledStates(CacheLayer):
         for name, shape, kind in spec.of(dtype):
             self._data[name] = torch.empty(self._slots, *shape, dtype=kind, device=device)
 
+    def growth(self, batch: int, spec: RecurrentSpec, tokens: int, dtype: torch.dtype) -> int:
+        """See `CacheLayer`: for all slots."""
+        return 0 if self._data else self._slots * spec.nbytes(dtype)
+
     @property
     def memory(self) -> tuple[torch.Tensor, ...]:
         """See `CacheLayer`: [slots, ...]."""

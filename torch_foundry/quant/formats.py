@@ -48,6 +48,10 @@ class Format:
             raise ValueError(f"{self.name}: expected a multiple of {self.block_size} columns, got {columns}")
         return columns // self.block_size * self.block_bytes if self.packed else columns
 
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of so many stored rows of `columns` weights."""
+        return rows * self.row_size(columns) * self.dtype.itemsize
+
     def columns(self, row_size: int) -> int:
         """Weights in a stored row of `row_size` elements; the inverse of `row_size`."""
         if not self.packed:

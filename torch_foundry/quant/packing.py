@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from torch_foundry.core import memory
 from torch_foundry.quant.formats import PACKABLE, get_format, listing
 
 for _mutating in ("pack_weight", "unpack_weight"):  # they only write into their last argument
@@ -38,6 +39,7 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
     if target.packed and not target.packable:
         raise ValueError(f"format: expected one of {listing(PACKABLE)} to pack as, got {format!r}")
     rows, columns = weight.shape
+    memory.check(weight.device, target.nbytes(rows, columns), f"a matrix [{rows}, {columns}] as {format}")
     packed = torch.empty(rows, target.row_size(columns), dtype=target.dtype, device=weight.device)
     if not target.packed:
         return packed.copy_(weight)
@@ -67,6 +69,7 @@ def dequantize(
         raise ValueError(f"packed: expected rows of {columns} weights, got {width}")
     if not source.packed:
         return packed.to(dtype)
+    memory.check(packed.device, rows * width * dtype.itemsize, f"a dense matrix [{rows}, {width}]")
     weight = torch.empty(rows, width, dtype=dtype, device=packed.device)
     for chunk in _row_chunks(rows, width):
         blocks = packed[chunk].cpu().contiguous()

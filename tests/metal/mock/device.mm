@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "descriptors.h"
+#include "device_memory.h"
 #include "host/pipeline.h"
 #include "icb.h"
 
@@ -245,6 +246,9 @@ bool uses(const MockPipeline* pipeline, const Parameter& parameter) {
 }
 - (uint64_t)recommendedMaxWorkingSetSize {
   return static_cast<uint64_t>(mock::settings().memory);
+}
+- (NSUInteger)currentAllocatedSize {
+  return static_cast<NSUInteger>(mock::allocated());
 }
 - (MTLSize)maxThreadsPerThreadgroup {
   return MTLSizeMake(1024, 1024, 1024);

@@ -113,6 +113,10 @@ class Device:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if platform.system() == "Darwin" else most << 10
 
+    def working_set(self, device: torch.device) -> tuple[int, int] | None:
+        """Bytes that this process may have on `device`, and those that are in use; None: nobody says."""
+        return None
+
     def graph(self, device: torch.device, launch: Callable[[], None]) -> Callable[[], object] | None:
         """What launches again all that `launch` does, calls of torch among it; None if nothing is faster than it."""
         return None

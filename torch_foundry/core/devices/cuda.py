@@ -74,6 +74,13 @@ class Cuda(Device):
     def memory(self, device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
 
+    def working_set(self, device: torch.device) -> tuple[int, int] | None:
+        if not self.available() or self.capturing():
+            return None
+        free, total = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch's own allocator
+        return total, total - free - unused
+
     def graph(self, device: torch.device, launch: Callable[[], None]) -> Callable[[], object]:
         # As torch.cuda.graph does, but without collecting garbage and waiting for the device.
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)

@@ -105,6 +105,13 @@ class Metal(Device):
     def memory(self, device: torch.device) -> int:
         return torch.mps.current_allocated_memory() if self.available() else super().memory(device)
 
+    def working_set(self, device: torch.device) -> tuple[int, int] | None:
+        asked = _op("_metal_working_set")
+        if asked is None:
+            return None
+        most, used = asked()
+        return most, used
+
     def host_view(self, tensor: torch.Tensor) -> torch.Tensor:
         view = _op("_metal_host_view")  # before torch 2.12 there is none: the GPU's memory is private
         found = view(tensor) if view is not None and tensor.numel() else None
