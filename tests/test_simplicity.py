@@ -62,6 +62,7 @@ CRUMBS = {
     "cli.completion": "a subcommand",
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
+    "diagnostics.importance": "a public function",
     "io.packed.mxfp4": "a layout of weights, registered by its import",
     "ops.head_linear": "an op",
     "ops.permute": "an op",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_foundry.core.runtime import counters, executor, host_options, reset_counters, scope
     from torch_foundry.core.shader import compile_shader
     from torch_foundry.diagnostics.compare import compare
+    from torch_foundry.diagnostics.importance import importance
     from torch_foundry.diagnostics.profiling import profile
     from torch_foundry.engine import Engine
     from torch_foundry.hf.api import dequantize, merge_adapters, patch, patched, quantize, report, unpatch
@@ -40,6 +41,7 @@ _HOMES = {
     "dequantize": "hf.api",
     "executor": "core.runtime",
     "host_options": "core.runtime",
+    "importance": "diagnostics.importance",
     "load": "io.load",
     "merge_adapters": "hf.api",
     "patch": "hf.api",

@@ -6,7 +6,7 @@
 
 #define FOUNDRY_FORMAT(policy, name, gguf_type)                                                                        \
   static const int name##_index = register_format<policy>(#policy, #name, gguf_type);
-#include "quant/format.h"
+#include "quant/search.h"
 
 namespace foundry {
 namespace {
@@ -16,17 +16,21 @@ std::vector<QuantFormat>& table() {
   return formats;
 }
 
-template <typename Q> void pack_blocks(const float* weights, void* blocks, int64_t n) {
-  for (int64_t i = 0; i < n; i++, weights += Q::block_size) {
-    typename Q::block& block = static_cast<typename Q::block*>(blocks)[i];
-    bool finite = true;
-    for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
-    TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
+template <typename Q>
+constexpr bool is_searched = requires(search::Weights weights, typename Q::block block) { Q::pack(weights, block); };
+
+template <typename Q> void pack_block(const float* weights, const float* importance, void* packed) {
+  typename Q::block& block = *static_cast<typename Q::block*>(packed);
+  bool finite = true;
+  for (int j = 0; j < Q::block_size; j++) finite = finite && std::isfinite(weights[j]);
+  TORCH_CHECK(finite, "weight: expected finite values, got NaN or infinity");
+  if constexpr (is_searched<Q>)
+    Q::pack(search::Weights{weights, importance}, block);
+  else
     Q::pack(weights, block);
-    float w[chunk];
-    const float d = Q::unpack(block, 0, 0, w); // 1 where there is an offset, and the scale is in the weights
-    TORCH_CHECK(std::isfinite(d * w[0]), "weight: values too large for the scale of the format");
-  }
+  float w[chunk];
+  const float d = Q::unpack(block, 0, 0, w); // 1 where there is an offset, and the scale is in the weights
+  TORCH_CHECK(std::isfinite(d * w[0]), "weight: values too large for the scale of the format");
 }
 
 template <typename Q> void unpack_blocks(const void* blocks, float* weights, int64_t n) {
@@ -53,7 +57,8 @@ template <typename Q> int register_format(const char* policy, const char* name, 
   if constexpr (Q::block_size > 1) {
     format.whole = Q::whole;
     format.scales = Q::fields;
-    if constexpr (requires { &Q::pack; }) format.pack = &pack_blocks<Q>;
+    if constexpr (requires { &Q::pack; }) format.pack = &pack_block<Q>;
+    format.searched = is_searched<Q>;
     format.unpack = &unpack_blocks<Q>;
   }
   table().push_back(format);

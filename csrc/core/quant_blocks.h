@@ -21,8 +21,9 @@ struct QuantFormat {
   int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
   int whole;         // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
   std::span<const Scales> scales;
-  // Null for dense formats, and where weights can't be packed as this.
-  void (*pack)(const float* weights, void* blocks, int64_t n);
+  bool searched; // whether packing looks for the least error, and takes importance into account
+  // Packs a block. Null for dense formats, and where weights can't be packed as this.
+  void (*pack)(const float* weights, const float* importance, void* block);
   void (*unpack)(const void* blocks, float* weights, int64_t n);
 
   bool packed() const { return block_size > 1; }

@@ -17,7 +17,7 @@ c10::Dict<std::string, std::tuple<Numbers, Fields>> describe_formats() {
     Fields fields;
     for (const Scales& s : f.scales)
       for (int64_t i = 0; i < s.count; i++) fields.emplace_back(s.offset + i, s.type);
-    Numbers numbers{f.gguf_type, f.block_size, f.block_bytes, f.pack != nullptr, f.whole};
+    Numbers numbers{f.gguf_type, f.block_size, f.block_bytes, f.pack != nullptr, f.whole, f.searched};
     dict.insert(f.name, std::tuple{std::move(numbers), std::move(fields)});
   }
   return dict;

@@ -19,13 +19,21 @@ const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed,
   return w.format;
 }
 
-void pack_weight(const at::Tensor& weight, std::string_view format, const at::Tensor& packed) {
+// importance: of each column, above 0; the same for all if it isn't given.
+void pack_weight(const at::Tensor& weight, std::string_view format, const at::Tensor& packed,
+                 const std::optional<at::Tensor>& importance) {
   const QuantFormat& f = check_pair(weight, packed, format);
   TORCH_CHECK(f.pack, "format: expected one that weights can be packed as, got '", format, "'");
+  Dim K("columns", weight.size(1));
+  const at::Tensor factors = importance ? *importance : at::ones({weight.size(1)}, weight.options());
+  check("importance", factors).shape({K}).contiguous().dtype({at::kFloat}).device(packed);
   const auto* from = static_cast<const float*>(weight.const_data_ptr());
+  const auto* factor = static_cast<const float*>(factors.const_data_ptr());
   char* to = static_cast<char*>(packed.mutable_data_ptr());
+  const int64_t in_a_row = weight.size(1) / f.block_size;
   at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {
-    f.pack(from + begin * f.block_size, to + begin * f.block_bytes, end - begin);
+    for (int64_t i = begin; i < end; i++)
+      f.pack(from + i * f.block_size, factor + i % in_a_row * f.block_size, to + i * f.block_bytes);
   });
 }
 
@@ -41,7 +49,7 @@ void unpack_weight(const at::Tensor& packed, std::string_view format, const at::
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def("pack_weight(Tensor weight, str format, Tensor(a!) packed) -> ()");
+  m.def("pack_weight(Tensor weight, str format, Tensor(a!) packed, Tensor? importance=None) -> ()");
   m.def("unpack_weight(Tensor packed, str format, Tensor(a!) weight) -> ()");
 }
 TORCH_LIBRARY_IMPL(torch_foundry, CPU, m) {

@@ -73,7 +73,7 @@ struct IQ4_NL {
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<IQ4Values, 1, 32, 1, 1, false> best(w);
     b = {};
     b.d = best.d;

@@ -52,7 +52,7 @@ struct IQ4_XS {
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<IQ4Values, 8, 32, -32, 31, false> best(w);
     b = {};
     b.d = best.d;

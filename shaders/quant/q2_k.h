@@ -58,7 +58,7 @@ struct Q2_K {
     }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<search::Whole<0, 3>, 16, 16, 0, 15, true> best(w);
     b = {};
     b.d = best.d;

@@ -68,7 +68,7 @@ struct Q3_K {
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<search::Whole<-4, 3>, 16, 16, -32, 31, false> best(w);
     b = {};
     b.d = best.d;

@@ -106,7 +106,7 @@ struct Q4_K {
     METAL_FUNC float offset(uint k, int g) const thread { return scales.offset(k, g); }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<search::Whole<0, 15>, 8, 32, 0, 63, true> best(w);
     b = {};
     pack_scales(best, b);

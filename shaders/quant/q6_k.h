@@ -66,7 +66,7 @@ struct Q6_K {
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
   };
 #else
-  static void pack(const float* w, block& b) {
+  static void pack(search::Weights w, block& b) {
     const search::Block<search::Whole<-32, 31>, 16, 16, -128, 127, false> best(w);
     b = {};
     b.d = best.d;

@@ -27,7 +27,11 @@ LIBRARY = """
 static const foundry::QuantFormat& format(int i) { return foundry::quant_table()[i]; }
 EXPORT int count() { return static_cast<int>(foundry::quant_table().size()); }
 EXPORT const char* name(int i) { return format(i).name; }
-EXPORT void pack(int i, const float* weights, void* blocks, int64_t n) { format(i).pack(weights, blocks, n); }
+EXPORT void pack(int i, const float* weights, char* blocks, int64_t n) {
+  const foundry::QuantFormat& f = format(i);
+  const std::vector<float> ones(f.block_size, 1.0f);
+  for (; n--; weights += f.block_size, blocks += f.block_bytes) f.pack(weights, ones.data(), blocks);
+}
 EXPORT void unpack(int i, const void* blocks, float* weights, int64_t n) { format(i).unpack(blocks, weights, n); }
 """
 PACKABLE = [f for f in quant.FORMATS.values() if f.packable]

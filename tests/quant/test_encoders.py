@@ -68,6 +68,33 @@ def test_all_encoders_without_a_reference_in_gguf_are_here() -> None:
 
 
 @encoders
+def test_importance(name: str) -> None:
+    """Where it differs, the error that it counts is less; where it doesn't, and in other formats, nothing changes."""
+    w, generator = weights("normal"), torch.Generator().manual_seed(5)
+    factors = torch.rand(w.shape[1], generator=generator) ** 4
+    factors[::50] = 0.0
+
+    def error(packed: torch.Tensor) -> float:
+        return float((factors.double() * (decoded(packed, name) - w).double() ** 2).sum())
+
+    plain = quant.quantize(w, name)
+    assert error(quant.quantize(w, name, factors)) < 0.9 * error(plain)
+    for even in (torch.full_like(factors, 3.0), torch.zeros_like(factors)):
+        assert torch.equal(quant.quantize(w, name, even), plain)
+
+
+def test_importance_that_is_none() -> None:
+    w = weights("normal")
+    assert torch.equal(quant.quantize(w, "q8_0", torch.rand(w.shape[1])), quant.quantize(w, "q8_0"))
+    for bad in (torch.ones(7), torch.ones(w.shape[1], dtype=torch.int32)):
+        with pytest.raises(ValueError, match=r"importance: expected a floating-point \[\d+\], got"):
+            quant.quantize(w, "q4_k", bad)
+    for value in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="importance: expected finite values from 0 on"):
+            quant.quantize(w, "q4_k", torch.full((w.shape[1],), value))
+
+
+@encoders
 def test_extremes(name: str) -> None:
     """Zeros; one weight among zeros (IQ4 has 1 in 127 for them); one value; what f16 rounds to zero, or nearly."""
     block = quant.get_format(name).block_size

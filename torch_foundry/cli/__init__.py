@@ -7,7 +7,19 @@ import sys
 from collections.abc import Sequence
 
 from torch_foundry import __version__
-from torch_foundry.cli import bench, chat, compare, completion, doctor, generate, perplexity, profile, serve, tune
+from torch_foundry.cli import (
+    bench,
+    chat,
+    compare,
+    completion,
+    convert,
+    doctor,
+    generate,
+    perplexity,
+    profile,
+    serve,
+    tune,
+)
 from torch_foundry.cli.loading import UserError, cached_models
 
 
@@ -19,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chat.add_parser(commands)
     generate.add_parser(commands)
     compare.add_parser(commands)
+    convert.add_parser(commands)
     doctor.add_parser(commands)
     perplexity.add_parser(commands)
     profile.add_parser(commands)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
@@ -117,7 +118,7 @@ def unpatch(model: Model, *, dequantize: bool = False) -> Model:
     return model
 
 
-def quantize(model: Model, formats: Formats) -> Model:
+def quantize(model: Model, formats: Formats, importance: Mapping[str, torch.Tensor] | None = None) -> Model:
     """Pack weights of `model` in place, a few rows at a time; returns it. It may be patched before or after.
 
     formats: one format for the whole model, "q4_0" or another of `torch_foundry.quant.PACKABLE`: packs the linear
@@ -125,6 +126,8 @@ def quantize(model: Model, formats: Formats) -> Model:
         whole number of blocks. Or shell patterns of module names, which work in any model:
         {"*.down_proj": "q6_k", "lm_head": None, "*": "q4_k"}. The first pattern that matches decides; None leaves a
         module dense. An output layer that shares its weight with an embedding is matched by either name.
+    importance: what `torch_foundry.importance(model, tokens)` found, by which K and IQ4 formats choose their scales.
+        Layers that it doesn't name are packed without.
 
     `save_pretrained` then writes packed weights, which AutoModelForCausalLM and `torch_foundry.load` read. Call
     `dequantize(model)` first to write a model that any transformers can read.
@@ -134,7 +137,7 @@ def quantize(model: Model, formats: Formats) -> Model:
     """
     if any(p.is_meta for p in model.parameters()):
         raise RuntimeError(f"cannot quantize {type(model).__name__}: {devices.device_problem('meta', False)}")
-    _pack(model, plan_formats(model, known_layers(model), formats))
+    _pack(model, plan_formats(model, known_layers(model), formats), importance)
     return model
 
 
@@ -167,9 +170,9 @@ def _restore(model: nn.Module) -> None:
             restore(module)
 
 
-def _pack(model: nn.Module, plan: dict[str, str]) -> None:
+def _pack(model: nn.Module, plan: dict[str, str], importance: Mapping[str, torch.Tensor] | None = None) -> None:
     forget(model)
-    pack_model(model, plan)
+    pack_model(model, plan, importance or {})
     _packed_now(model)
 
 

@@ -133,20 +133,24 @@ def _tied(model: Any) -> dict[str, str]:
     return {target: source} if same or declared.get(f"{target}.weight") == f"{source}.weight" else {}
 
 
-def pack_model(model: nn.Module, plan: Mapping[str, str]) -> None:
-    """Pack the modules that `plan` names. Dense weights are released one by one: at most one lies beside the model."""
+def pack_model(model: nn.Module, plan: Mapping[str, str], importance: Mapping[str, torch.Tensor]) -> None:
+    """Pack the modules that `plan` names. Dense weights are released one by one: at most one lies beside the model.
+
+    importance: of linear layers, by name; an embedding that shares an output layer's weight is packed with its.
+    """
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
     modules = {name: model.get_submodule(name) for name in plan}
     check_beside(modules, plan)
     times = Counter(id(getattr(module, "weight", None)) for module in modules.values())
+    factors = {id(modules[name].weight): found for name, found in importance.items() if name in modules}
     shared: dict[int, tuple[nn.Parameter, torch.Tensor]] = {}
     for name, fmt in tqdm(plan.items(), desc="Packing weights", unit="module", delay=2, disable=None):
         module = modules.pop(name)
         dense: Any = getattr(module, "weight", None)
         _, known = shared.get(id(dense), (None, None))
-        new = packed_module(_stock(module), fmt, known)
+        new = packed_module(_stock(module), fmt, known, factors.get(id(dense)))
         if dense is not None and known is None and times[id(dense)] > 1:
             shared[id(dense)] = dense, new.weight  # type: ignore[assignment]
         for each in names[id(module)]:
@@ -168,8 +172,12 @@ def packed_bytes(module: Any, fmt: str) -> int:
     return sum(quant.get_format(own).nbytes(m.shape[:-1].numel(), m.shape[-1]) for m, own in sizes)
 
 
-def packed_module(module: Any, fmt: str, packed: torch.Tensor | None = None) -> nn.Module:
+def packed_module(
+    module: Any, fmt: str, packed: torch.Tensor | None = None, importance: torch.Tensor | None = None
+) -> nn.Module:
     """The packed module to put in the place of `module`. `packed`: its weight, if that has been packed already."""
+    if packed is None and importance is not None:
+        packed = quant.quantize(module.weight, fmt, importance)
     if isinstance(module, nn.Linear):
         return FoundryLinear.from_linear(module, fmt, packed)
     if isinstance(module, nn.Embedding):

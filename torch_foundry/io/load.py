@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -57,7 +57,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Literal["auto"] | None = None,
     patch: bool = True,
     mmap: bool = False,
     progress: bool = True,
@@ -73,7 +73,8 @@ def load(
 
     device: default "mps" if kernels can run there, else "cuda", else "cpu".
     dtype: of activations, norms and whatever else isn't packed. Default: float32 on the CPU. Elsewhere the 16-bit dtype
-        of the file's dense matrices, or bfloat16 if they have none, because no model overflows in it.
+        of the file's dense matrices, or bfloat16 if they have none, because no model overflows in it. "auto": that of
+        the file's dense matrices, or float32, on any device.
     patch: False returns the model unpatched.
     mmap: on the CPU and on Metal, leave weights in the page cache unless they need conversion (as the rows of Llama's
         queries and keys do, and dense weights of another dtype). If somebody truncates the file, the process ends
@@ -102,7 +103,9 @@ def load(
     found = _open_model(
         path, gguf_file, mmap=mmap, check_finite=not mmap if check_finite is None else check_finite, allow=allow
     )
-    if dtype is None:
+    if dtype == "auto":
+        dtype = found.dtype or torch.float32
+    elif dtype is None:
         small = torch.float16 if found.dtype == torch.float16 else torch.bfloat16
         dtype = small if devices.of(device).half else torch.float32
     try:

@@ -20,6 +20,7 @@ class Format:
 
     gguf_type: GGUF's type id; None for blocks that are made from the tensors of other kinds of files.
     packable: whether `quantize` can pack weights in this format; blocks of the others come from files only.
+    searched: whether it looks for the least error, and takes the importance of columns into account.
     scales: byte and type of each scale or offset of a block. whole: a value of theirs at which all weights are whole
     numbers; 0 if packing holds such numbers exactly.
     """
@@ -30,6 +31,7 @@ class Format:
     block_bytes: int
     packable: bool
     whole: int = 0
+    searched: bool = False
     scales: tuple[tuple[int, str], ...] = ()
 
     @property
@@ -64,9 +66,9 @@ class Format:
 
 
 def _read(name: str, numbers: Sequence[int], scales: Sequence[tuple[int, str]]) -> Format:
-    gguf_type, block_size, block_bytes, packable, whole = numbers
+    gguf_type, block_size, block_bytes, packable, whole, searched = numbers
     known = None if gguf_type < 0 else gguf_type
-    return Format(name, known, block_size, block_bytes, bool(packable), whole, tuple(scales))
+    return Format(name, known, block_size, block_bytes, bool(packable), whole, bool(searched), tuple(scales))
 
 
 FORMATS: dict[str, Format] = {

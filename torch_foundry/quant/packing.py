@@ -12,7 +12,7 @@ from torch_foundry.quant.formats import PACKABLE, get_format, listing
 for _mutating in ("pack_weight", "unpack_weight"):  # they only write into their last argument
 
     @torch.library.register_fake(f"torch_foundry::{_mutating}")
-    def _(source: torch.Tensor, format: str, target: torch.Tensor) -> None:
+    def _(source: torch.Tensor, format: str, target: torch.Tensor, *options: torch.Tensor | None) -> None:
         pass
 
 
@@ -25,13 +25,19 @@ def _row_chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 @torch.no_grad()
-def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
+def quantize(weight: torch.Tensor, format: str, importance: torch.Tensor | None = None) -> torch.Tensor:
     """Pack `weight` [N, K] (f32, f16 or bf16) into uint8 [N, K / block * bytes], on the weight's device.
 
     Bytes equal those of the `gguf` package where it packs the format; K and IQ4 formats have at most the squared error
-    of ggml's reference encoder without an importance matrix. A dense `format` gives `weight` in its dtype. ValueError
-    if K is not whole blocks or `format` is none of PACKABLE, RuntimeError if a weight isn't finite or too large for the
-    scale.
+    of ggml's reference encoder without an importance matrix. A dense `format` gives `weight` in its dtype.
+
+    importance: [K], of each input: the mean of its squares (`torch_foundry.importance`). The sum of squared
+        errors that K and IQ4 formats make least counts each column by it, so it is the error of the outputs for inputs
+        that don't correlate; other formats don't use it. Inputs that are (nearly) never there count a millionth of the
+        mean.
+
+    ValueError if K is not whole blocks, `format` is none of PACKABLE, or importance has another shape, is negative or
+    not finite. RuntimeError if a weight isn't finite or too large for the scale.
     """
     target = get_format(format)
     if weight.dim() != 2 or not weight.is_floating_point():
@@ -40,15 +46,27 @@ def quantize(weight: torch.Tensor, format: str) -> torch.Tensor:
         raise ValueError(f"format: expected one of {listing(PACKABLE)} to pack as, got {format!r}")
     rows, columns = weight.shape
     memory.check(weight.device, target.nbytes(rows, columns), f"a matrix [{rows}, {columns}] as {format}")
+    factors = None if importance is None else _factors(importance, columns)
     packed = torch.empty(rows, target.row_size(columns), dtype=target.dtype, device=weight.device)
     if not target.packed:
         return packed.copy_(weight)
     for chunk in _row_chunks(rows, columns):
         dense = weight[chunk].to("cpu", torch.float32).contiguous()
         blocks = torch.empty(dense.shape[0], packed.shape[1], dtype=torch.uint8)
-        torch.ops.torch_foundry.pack_weight(dense, target.name, blocks)
+        torch.ops.torch_foundry.pack_weight(dense, target.name, blocks, factors)
         packed[chunk] = blocks
     return packed
+
+
+def _factors(importance: torch.Tensor, columns: int) -> torch.Tensor:
+    if importance.shape != (columns,) or not importance.is_floating_point():
+        given = f"{importance.dtype} {list(importance.shape)}"
+        raise ValueError(f"importance: expected a floating-point [{columns}], got {given}")
+    found = importance.detach().to("cpu", torch.float32)
+    if not (found.isfinite().all() and (found >= 0).all()):
+        raise ValueError("importance: expected finite values from 0 on")
+    mean = found.mean()
+    return torch.ones_like(found) if mean == 0 else (found / mean).clamp_min(1e-6)
 
 
 @torch.no_grad()
