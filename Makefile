@@ -80,18 +80,34 @@ lint: $(VENV)/.dev  ## linters, types, formats, rules of the shaders, workflows
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/mac.yml
 	$(BIN)/zizmor -q --offline .github
 
-# The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them. libstdc++ is loaded
-# beside the sanitizer, which otherwise doesn't find its exception handling before torch brings it.
+# The kernel tests under AddressSanitizer and ThreadSanitizer, with the fibers made known to them; then tests of what else
+# enters `_C`. It is built under the sanitizer too, beside UBSan; tests/tsan.supp has what is passed over. libstdc++ is
+# loaded beside the sanitizer, which otherwise doesn't find its exception handling before torch brings it.
 LIBRARY = $(shell $${CXX:-c++} -print-file-name=$(1))
+SANITIZED = TORCH_FOUNDRY_SANITIZE=$(1) TORCH_FOUNDRY_EXTENSION=$(CURDIR)/build/$(1)/torch_foundry/_C.abi3.so \
+  LD_PRELOAD="$(call LIBRARY,$(2)) $(call LIBRARY,libstdc++.so)"
+ASAN = $(call SANITIZED,address,libasan.so) ASAN_OPTIONS=detect_leaks=0,verify_asan_link_order=0 \
+  UBSAN_OPTIONS=print_stacktrace=1
+TSAN = $(call SANITIZED,thread,libtsan.so) TSAN_OPTIONS=exitcode=66,suppressions=$(CURDIR)/tests/tsan.supp setarch -R
 KERNEL_TESTS := tests/ops tests/quant --ignore=tests/ops/test_faults.py -k "not opcheck" -p no:cacheprovider
+EXTENSION_TESTS := tests/core/test_sanitized_build.py tests/core/test_graph.py tests/core/test_pipelines.py \
+  tests/core/test_compile_shader.py tests/engine/test_threads.py tests/engine/test_after_failures.py \
+  tests/generation/test_graphs.py tests/tuning tests/io/test_safetensors_reader.py tests/io/test_finite.py \
+  tests/session -k "not at_any_line" --cases 6 -p no:cacheprovider
 
-asan: $(VENV)/.built $(VENV)/.dev  ## kernel tests under AddressSanitizer
-	TORCH_FOUNDRY_SANITIZE=address LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0,verify_asan_link_order=0 $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
+asan: $(VENV)/.built $(VENV)/.dev build/address/.built  ## kernels, then what enters _C, under AddressSanitizer
+	$(ASAN) $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
+	$(ASAN) $(PY) -m pytest $(EXTENSION_TESTS) $(PYTEST_ARGS)
 
-tsan: $(VENV)/.built $(VENV)/.dev  ## kernel tests under ThreadSanitizer
-	TORCH_FOUNDRY_SANITIZE=thread LD_PRELOAD="$(call LIBRARY,libtsan.so) $(call LIBRARY,libstdc++.so)" \
-	TSAN_OPTIONS=exitcode=66 setarch -R $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
+tsan: $(VENV)/.built $(VENV)/.dev build/thread/.built  ## kernels, then what enters _C, under ThreadSanitizer
+	$(TSAN) $(PY) -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
+	$(TSAN) $(PY) -m pytest $(EXTENSION_TESTS) $(PYTEST_ARGS)
+
+build/%/.built: $(VENV)/.run $(SOURCES)
+	@mkdir -p build/$*
+	@echo "building the extension for -fsanitize=$* (minutes; build/$*/build.log has the details)"
+	@TORCH_FOUNDRY_SANITIZE=$* $(PY) setup.py -q build_ext >build/$*/build.log 2>&1 || { cat build/$*/build.log; exit 1; }
+	@touch $@
 
 # Files that are not what they should be, through the readers: mutants of ours, the safetensors header under sanitizers,
 # a minute of chat templates made at random, then, where atheris can be installed, what coverage leads to. FUZZ is how many of each.

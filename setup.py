@@ -29,6 +29,12 @@ INCLUDE_DIRS = [str(ROOT / "csrc"), str(ROOT / "shaders"), *(d for each in EXECU
 # Without contraction no processor fuses a product with a sum: packed weights have the same bytes everywhere.
 CXX_FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-ffp-contract=off"]
 METAL_FLAGS = []
+# Under a sanitizer it is another build, below build/ (`make asan`, `make tsan`). A finding of UBSan ends the
+# process, as one of ASan does; `vptr` needs type information that torch's libraries keep to themselves.
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
+    "thread": ["-fsanitize=thread"],
+}
 if platform.system() == "Darwin":  # manual retain and release, as in torch's own MPS sources
     METAL_FLAGS = ["-fno-objc-arc", "-Werror=objc-method-access", "-Werror=unguarded-availability-new"]
     target = os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")
@@ -49,6 +55,10 @@ if problem := mac_problem():
     sys.exit(f"torch_foundry can't be built here: {problem}")
 # Python's own flags have -g, which would make the library four times as large: its debug information is left out.
 LINK_FLAGS = {"Linux": ["-ldl", "-Wl,--strip-debug"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
+sanitizer = environment.SANITIZE.value()
+SANITIZE_FLAGS = [*SANITIZERS[sanitizer], "-fno-omit-frame-pointer", "-g1"] if sanitizer else []
+if sanitizer:
+    LINK_FLAGS["Linux"].remove("-Wl,--strip-debug")
 
 
 @contextlib.contextmanager
@@ -84,13 +94,27 @@ class Build(BuildExtension):
             subprocess.run(support.module_command("torch_foundry.aot.prebuild", package.parent), check=True)
 
 
+class SanitizedBuild(BuildExtension):
+    """The extension alone, in a folder of its own below build/: the rest is the ordinary build's."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.build_lib, self.build_temp = f"build/{sanitizer}", f"build/{sanitizer}/objects"
+
+    def run(self) -> None:
+        if self.inplace:
+            sys.exit(f"{environment.SANITIZE.name}={sanitizer}: build_ext without --inplace makes build/{sanitizer}")
+        with plain_compiler():
+            super().run()
+
+
 extension = CppExtension(
     "torch_foundry._C",
     sorted(str(path.relative_to(ROOT)) for pattern in PATTERNS for path in ROOT.glob(f"csrc/{pattern}")),
     include_dirs=INCLUDE_DIRS,
     libraries=[library for each in EXECUTORS for library in each.libraries],
-    extra_compile_args=[*CXX_FLAGS, *METAL_FLAGS],
-    extra_link_args=LINK_FLAGS.get(platform.system(), []),
+    extra_compile_args=[*CXX_FLAGS, *METAL_FLAGS, *SANITIZE_FLAGS],
+    extra_link_args=[*LINK_FLAGS.get(platform.system(), []), *SANITIZE_FLAGS],
     py_limited_api=True,
 )
 
@@ -99,6 +123,6 @@ setup(
     package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/**/*.h"]},
     # make has built in place already when it records the package
     ext_modules=[] if environment.SKIP_EXTENSION.on() else [extension],
-    cmdclass={"build_ext": Build.with_options(use_ninja=True)},
+    cmdclass={"build_ext": (SanitizedBuild if sanitizer else Build).with_options(use_ninja=True)},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

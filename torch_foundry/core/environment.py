@@ -100,7 +100,7 @@ PROGRESS = Choice(
 )
 SANITIZE = Choice(
     "TORCH_FOUNDRY_SANITIZE",
-    "kernels and runtime under a sanitizer (see `make asan`, `make tsan`)",
+    "kernels and runtime under a sanitizer (`make asan`, `make tsan`); at build time: an extension of its own",
     ("", "address", "thread"),
 )
 CHECKED = Choice(
