@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_foundry.io import LoadError
     from torch_foundry.io.gguf.writer import save_gguf
     from torch_foundry.io.load import load
+    from torch_foundry.io.mtp import load_mtp
     from torch_foundry.io.session import Session
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _HOMES = {
     "host_options": "core.runtime",
     "importance": "diagnostics.importance",
     "load": "io.load",
+    "load_mtp": "io.mtp",
     "merge_adapters": "hf.api",
     "patch": "hf.api",
     "patched": "hf.api",
@@ -59,6 +61,7 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 registration.install("torch_foundry.hf.quantizer")
+registration.MTP_LOADER = "torch_foundry.io.mtp"
 
 
 def __dir__() -> list[str]:

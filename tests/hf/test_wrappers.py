@@ -86,7 +86,7 @@ def _without_sync_every(generate: Any, *args: Any, sync_every: Any = None, **kwa
 
 
 SKIPPED = {
-    "qwen3_5": {"prompt lookup"},  # transformers drafts no tokens for recurrent states
+    "qwen3_5": {"prompt lookup"},  # stock code drafts no tokens for recurrent states
     "gemma4": {"prompt lookup"},  # our own loop, none that may be an image's
     "gemma4_unified": MODES.keys() - {"an image", "second turn"},  # in all else it is gemma4's
 }

@@ -42,6 +42,8 @@ class PagedDraftModel:
     and its own, which say whether the vocabularies are the same; without them their sizes have to be.
     """
 
+    of_prompt: list[torch.Tensor] | None = None
+
     def __init__(
         self,
         draft: Any,

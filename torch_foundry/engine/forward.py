@@ -38,6 +38,8 @@ class PagedStep:
     width: blocks of a row's table. batch_invariant: as of `Forward`.
     """
 
+    hidden = None  # no MTP head has pages yet
+
     def __init__(
         self, decoder: DecoderModel, cache: PagedCache, sizes: Sizes, width: int, batch_invariant: bool
     ) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState
+from torch_foundry.models.decoder import DecoderModel, Tail
+from torch_foundry.models.outputs import head_of, is_plain
+from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
+from torch_foundry.models.weights import Linear, weight_reason
+from torch_foundry.nn import FoundryLinear
 from torch_foundry.sampling import Sampler
 
 
@@ -44,6 +50,25 @@ class CapturedSteps:
             and _refillable(self.samplers[1], sampler)
         )
 
+    def tail(self, model: Any, decoder: DecoderModel, sampler: Sampler) -> Tail | None:
+        """Output layer and choice of a token, for each row or the only row's tokens, if its product alone gives the
+        logits and our ops can compute it."""
+        self.output, output = None, model.lm_head
+        if not _is_plain(model) or not (is_swapped(output) or isinstance(output, FoundryLinear)):
+            return None
+        guard, linear = ModuleGuard([output]), Linear(output)
+        if guard.reason() or any(t.device != decoder.device for t in guard.tensors):
+            return None
+        if weight_reason((output._parameters,), decoder.dtype):
+            return None
+        self.output = guard
+        return lambda hidden: sampler.step(linear(hidden).flatten(0, 1))
+
+    def output_is_valid(self, model: Any) -> bool:
+        """Whether `model` has the output layer that is part of the graphs."""
+        output = self.output
+        return output is None or (output.is_valid() and model.lm_head is output.modules[0] and _is_plain(model))
+
     def begin(self, sampler: Sampler, input_ids: torch.Tensor, mask: torch.Tensor | None, layers: CacheLayers) -> None:
         """Let an empty cache, of `layers`, use this memory, and the first sampler be like `sampler`."""
         for name, tensor in _tensors(sampler).items():
@@ -62,6 +87,11 @@ class CapturedSteps:
             if mask is not None and graph.inputs.mask is not None:
                 graph.inputs.mask.fill_(True)
                 graph.inputs.set_mask(mask)
+
+
+def _is_plain(model: Any) -> bool:
+    head = head_of(model)
+    return head is not None and is_plain(head, model.config)
 
 
 def _tensors(sampler: Sampler) -> dict[str, torch.Tensor]:

@@ -24,6 +24,8 @@ class DraftModel:
     they draw the same token. Raises Fallback if the model can't take steps by itself.
     """
 
+    of_prompt: list[torch.Tensor] | None = None
+
     def __init__(self, model: Any, prompt: torch.Tensor, capacity: int) -> None:
         """prompt: int64 [1, n]; capacity: of the sampler."""
         self.model, self._prompt, self._capacity = model, prompt, capacity
@@ -82,11 +84,14 @@ class DraftModel:
 
     def _append(self, tokens: list[int]) -> None:
         """Read `tokens`, which go to the cache."""
+        self._forward(input_ids=torch.tensor([tokens], device=self._sampler.device))
+
+    def _forward(self, **inputs: torch.Tensor) -> None:
+        """The model's own forward pass over tokens that go to the cache."""
         undo = Checkpoint(self._cache)
-        ids = torch.tensor([tokens], device=self._sampler.device)
         try:
             with torch.no_grad():
-                self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+                self.model(**inputs, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         except BaseException:
             undo.run()
             raise

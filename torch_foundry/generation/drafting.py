@@ -182,9 +182,11 @@ class Drafter(Protocol):
     """A draft model with a cache of its own.
 
     usual: whether the last `propose` did what each one does; it captured no graph then, and read no long text.
+    of_prompt: where it wants the hidden states of the target's prompt; None: it wants none.
     """
 
     usual: bool
+    of_prompt: list[Tensor] | None
 
     def begin(self, target: Sampler) -> None:
         """Before the first draft token. target: what the target model chooses with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -18,8 +19,8 @@ from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
 from torch_foundry.kvcache.snapshots import Snapshots
-from torch_foundry.models.decoder import DecoderModel, Tail, decoder_plan, output_of
-from torch_foundry.models.outputs import head_of, is_plain, logits_of, path_to_decoder
+from torch_foundry.models.decoder import DecoderModel, decoder_plan
+from torch_foundry.models.outputs import head_of, logits_of, path_to_decoder
 from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -44,9 +45,6 @@ class DecodeRunner:
         self.model, self.plan, self.cache = model, plan, cache
         if batch > MAX_GEMV_ROWS:
             raise Fallback(f"more than {MAX_GEMV_ROWS} rows")
-        head = head_of(model)
-        assert head is not None
-        self.head = head
         decoder, mask = decoder_plan(model), model_kwargs.get("attention_mask")
         positions = decoder.rotary.sections(model_kwargs.get("position_ids"), batch)
         if mask is not None and (mask.dim() != 2 or mask.shape[0] != batch):
@@ -58,6 +56,7 @@ class DecodeRunner:
         self._layers = CacheLayers(cache, ())  # none before the first step
         self._ready: DecoderModel | None = None  # once it is known to be as it was
         self._by_layers = False  # whether the model's own forward pass was used
+        self.seen: Callable[[int, torch.Tensor], None] | None = None  # told position and last norm's result of a step
 
     def begin(self, sampler: Sampler, input_ids: torch.Tensor) -> None:
         """Before the first step. sampler: of the rows, whose texts are `input_ids`."""
@@ -81,7 +80,7 @@ class DecodeRunner:
         if steps is None:
             return
         sampler, prompt = self.sampler, self._steps.prompt
-        if not steps.fits(sampler, prompt.shape[1] + min(tokens, EXPECTED)) or not self._output_is_valid(steps):
+        if not steps.fits(sampler, prompt.shape[1] + min(tokens, EXPECTED)) or not steps.output_is_valid(self.model):
             graphs.give(key, steps)
             return
         self._layers = CacheLayers(self.cache, decoder.owners, decoder.state.kv_cache)
@@ -93,7 +92,7 @@ class DecodeRunner:
         under way."""
         (graphs, key, _), steps, layers = self._shared(), self._steps, self._layers
         valid = steps.graphs and all(graph.is_valid() for graph in steps.graphs.values())
-        if self._by_layers or not valid or not self._output_is_valid(steps):
+        if self._by_layers or not valid or not steps.output_is_valid(self.model):
             return
         for rows in steps.samplers.keys() - steps.graphs.keys() - {1}:
             del steps.samplers[rows]
@@ -124,7 +123,9 @@ class DecodeRunner:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [B, L, V] of the last norm's result, where they are not part of a graph."""
-        return logits_of(self.model, self.head, hidden)
+        head = head_of(self.model)
+        assert head is not None
+        return logits_of(self.model, head, hidden)
 
     def seek(self, position: int) -> None:
         """Go on from the only row's token at `position`: steps that are not part of the text never were."""
@@ -138,8 +139,8 @@ class DecodeRunner:
         self.sampler.seek([length] * len(tokens), tokens)
 
     @uninterruptible()
-    def step(self, steps: int, remaining: int) -> bool:
-        """Hand `steps` steps, of `remaining` that there may be, to the device.
+    def step(self, steps: int, remaining: int, hidden: torch.Tensor | None = None) -> bool:
+        """Hand `steps` steps, of `remaining` that there may be, to the device. hidden: for an MTP head's first.
 
         False if the cache has to move while there are tokens that are not part of the text. Raises Fallback if no
         captured step may run. In both cases nothing has happened.
@@ -147,28 +148,41 @@ class DecodeRunner:
         graph = self._at(1, steps, remaining)
         if graph is None:
             return False
+        if graph.inputs.hidden is not None and hidden is not None:
+            graph.inputs.hidden.copy_(hidden)
         self._run(graph, self._steps.samplers[1], steps)
         self._layers.used += steps
         return True
 
     @uninterruptible()
-    def verify(self, newest: int, drafts: torch.Tensor, length: int, remaining: int) -> tuple[list[int], list[int]]:
-        """`drafts`, and the target tokens: what the model chooses after `newest`, of a text of `length` tokens, and
-        after each draft token.
-
-        drafts: int64 [n], on the device or not. remaining: tokens that there may be yet. Waits for the device, once.
-        All is part of the text so far. Raises Fallback, and nothing has happened, if no captured step may do it.
+    def choose(
+        self, newest: int, more: torch.Tensor, length: int, remaining: int, hidden: torch.Tensor | None = None
+    ) -> tuple[Sampler, torch.Tensor]:
+        """One step of the only row's `newest` token, of a text of `length` tokens, and those of `more` behind it: the
+        sampler has the tokens chosen behind each. Also the last norm's result, [1, rows, hidden].
+        more: int64 [n], on the device or not. hidden: [n + 1, hidden], for an MTP head. remaining: tokens that there
+        may be yet. Raises Fallback, and nothing has happened, if no captured step may do it.
         """
-        count, rows = len(drafts), rows_of(len(drafts))
+        count, rows = len(more), rows_of(len(more))
         graph, sampler = self._at(rows, rows, remaining), self._steps.samplers[rows]
         assert graph is not None
         ids = graph.inputs.ids
-        drafts = drafts.to(ids.device, non_blocking=devices.of(ids.device).overlaps_copies)
         ids.fill_(newest)
-        ids[0, 1 : 1 + count].copy_(drafts)
+        ids[0, 1 : 1 + count].copy_(more, non_blocking=devices.of(ids.device).overlaps_copies)
+        if graph.inputs.hidden is not None and hidden is not None:
+            graph.inputs.hidden[0, : 1 + count].copy_(hidden)
         sampler.seek(list(range(length, length + rows)))
         self._run(graph, sampler, 1)
+        return sampler, graph.hidden
+
+    def verify(self, newest: int, drafts: torch.Tensor, length: int, remaining: int) -> tuple[list[int], list[int]]:
+        """`drafts`, and the target tokens: what the model chooses after `newest` and after each draft token. As
+        `choose`, with drafts for `more`. Waits for the device, once. All is part of the text so far."""
+        device = self.sampler.device
+        drafts = drafts.to(device, non_blocking=devices.of(device).overlaps_copies)
+        sampler, _ = self.choose(newest, drafts, length, remaining)
         values = self.read(torch.cat([drafts, sampler.token[:, 0], sampler.errors]))
+        count, rows = len(drafts), len(sampler.token)
         if any(values[count + rows :]):
             # a draft token may be what gave no scores, also for the tokens before it: 0 times infinity is NaN
             sampler.errors.zero_()
@@ -225,7 +239,7 @@ class DecodeRunner:
             self.settle()
             self._make_room(decoder, max(tokens, min(ROOM, remaining)))
         graph = self._steps.graphs.get(rows)
-        if graph is None or not graph.is_valid(self._end()) or not self._output_is_valid(self._steps):
+        if graph is None or not graph.is_valid(self._end()) or not self._steps.output_is_valid(self.model):
             if self._layers.used > self._layers.text:
                 return None
             graph = self._make_graph(decoder, rows)
@@ -241,7 +255,11 @@ class DecodeRunner:
         for i in range(steps):
             if i:
                 state.move_on()
+                if state.hidden is not None:
+                    state.hidden.copy_(graph.hidden)
             result = graph.run()
+            if self.seen is not None:
+                self.seen(positions[0] + i, graph.hidden)
             if graph.tail is None:
                 sampler.step(self.logits(result)[:, -1] if length == 1 else self.logits(result)[0])
         self.plan.leaf_modules += steps if graph.tail is not None else 0
@@ -272,23 +290,9 @@ class DecodeRunner:
             with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
                 ids = torch.empty(1, rows, dtype=torch.int64, device=decoder.device)
         steps.graphs.pop(rows, None)  # its memory may be needed for the next one
-        tail, masked = self._tail(decoder, steps.samplers[rows]), self.mask is not None
+        tail, masked = steps.tail(self.model, decoder, steps.samplers[rows]), self.mask is not None
         graph = contiguous_step(decoder, self._layers, ids, positions=self._end(), masked=masked, tail=tail)
         if self.mask is not None:
             graph.inputs.set_mask(self.mask)
         steps.graphs[rows] = graph
         return graph
-
-    def _tail(self, decoder: DecoderModel, sampler: Sampler) -> Tail | None:
-        """Output layer and choice of a token, for each row or the only row's tokens, if our ops alone can do that."""
-        self._steps.output = None
-        if (output := output_of(self.model, self.head, decoder)) is None:
-            return None
-        self._steps.output, linear = output
-        return lambda hidden: sampler.step(linear(hidden).flatten(0, 1))
-
-    def _output_is_valid(self, steps: CapturedSteps) -> bool:
-        output, model = steps.output, self.model
-        return output is None or (
-            output.is_valid() and model.lm_head is output.modules[0] and is_plain(self.head, model.config)
-        )

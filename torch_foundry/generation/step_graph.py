@@ -119,6 +119,7 @@ class StepInputs(Protocol):
 
     sizes: Sizes
     keys: int  # of a row, that attention may read
+    hidden: Tensor | None  # of the tokens before, [B, L, hidden], for a decoder that takes it
 
     @property
     def ids(self) -> Tensor:
@@ -158,6 +159,7 @@ class StepGraph(Generic[I_co]):
         self._graph: SegmentedGraph
         self._replay: Callable[[], object]
         self._result: Tensor | None = None
+        self.hidden: Tensor  # the last norm's result of the newest run, [B, L, hidden]
 
     def is_valid(self, positions: int = 0) -> bool:
         """Whether it may run now, with positions < `positions`: nothing that it was captured from has changed."""
@@ -190,10 +192,21 @@ class StepGraph(Generic[I_co]):
         if (left := memory.free(decoder.device)) is not None and self.nbytes > left:
             raise Fallback("there is no memory for a captured step")
         graph, tables = SegmentedGraph(decoder.device), inputs.tables()
+
+        def tail(hidden: Tensor) -> Tensor:
+            self.hidden = hidden
+            return hidden if self.tail is None else self.tail(hidden)
+
         try:
             with torch.no_grad(), graph.capture(checked=self._kind not in proven):
                 self._result = decoder.forward(
-                    inputs.ids, inputs.states(graph), tables, inputs.gemm(graph), tail=self.tail, scoped=True
+                    inputs.ids,
+                    inputs.states(graph),
+                    tables,
+                    inputs.gemm(graph),
+                    hidden=inputs.hidden,
+                    tail=tail,
+                    scoped=True,
                 )
         except NotCapturable as error:
             raise Fallback(error.reason) from None

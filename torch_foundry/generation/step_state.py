@@ -100,7 +100,7 @@ class StepState:
     """What a step of `ids` [B, L] reads besides weights. It is set before each run.
 
     start: int32 [layers, 2]. positions: int32 [B, L]. mask: bool [B, horizon], or None. The first two are parts of one
-    tensor, so that one small kernel, or one copy, moves them on.
+    tensor, so that one small kernel, or one copy, moves them on. hidden: [B, L, hidden], of an MTP head.
 
     masked: `mask` is read. given: rows of the rope tables are made for each step from the caller's positions.
     """
@@ -131,6 +131,7 @@ class StepState:
             self._overlaps = devices.of(ids.device).overlaps_copies
             self._control = torch.zeros(2 * count + batch * length, dtype=torch.int32, device=ids.device)
             self.mask = torch.ones(batch, self.horizon, dtype=torch.bool, device=ids.device) if masked else None
+            self.hidden = decoder.new_hidden(batch, length)
         self.start = self._control[: 2 * count].view(count, 2)
         self.positions = self._control[2 * count :].view(batch, length)
         self._states = [

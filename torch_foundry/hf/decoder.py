@@ -18,6 +18,7 @@ from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.hf.wrapper import ids_of
 from torch_foundry.kvcache.hf_cache import check_capturable, kv_layer
 from torch_foundry.kvcache.room import check_growth
+from torch_foundry.models.calls import computed
 from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelState
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -31,6 +32,12 @@ MASKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
 class DecoderMixin(ModelMixin):
     """A model of `families.DECODERS`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `ModelMixin`; its result goes to `collect_hidden`."""
+        result = super().__call__(*args, **kwargs)
+        computed(result[0])
+        return result
 
     def _by_a_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Up to eight tokens on a filled `DynamicCache`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import warnings
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,23 +12,28 @@ import torch
 from transformers.generation.utils import GenerationMixin
 
 from torch_foundry.core.errors import Fallback
+from torch_foundry.core.load_errors import LoadError
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.draft_model import DraftModel
 from torch_foundry.generation.drafting import (
     LONGEST_MATCH,
     MAX_DRAFT_TOKENS,
+    Drafter,
     PromptLookup,
     SequenceDrafts,
     SpeculationStats,
     Text,
 )
 from torch_foundry.generation.loop import GenerationLoop
+from torch_foundry.generation.mtp import MTPDrafter
 from torch_foundry.generation.speculation import SpeculativeDecoder
+from torch_foundry.hf import registration
 from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
 from torch_foundry.hf.pretrained import ModelMixin
-from torch_foundry.models.calls import generated, generation
+from torch_foundry.models.calls import collect_hidden, generated, generation
+from torch_foundry.models.mtp import is_head_of
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
-from torch_foundry.models.state import ModelPlan, ModelState
+from torch_foundry.models.state import FallbackWarning, ModelPlan, ModelState
 from torch_foundry.models.tensor_parallel import share_random_numbers
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)  # whether that call made its own cache
@@ -101,16 +108,26 @@ class GeneratorMixin(CountingMixin):
             request.runner.release()
         return request.result()
 
-    def _begin(self, request: Request, config: Any) -> bool:
+    def _begin(self, request: Request, config: Any, hidden: list[torch.Tensor] | None = None) -> bool:
         """Take in the prompt and choose the first token, in memory of earlier generations if there is some. Returns
-        whether nobody else will see the cache."""
+        whether nobody else will see the cache. hidden: gets the prompt's hidden states."""
         runner, sampler = request.runner, request.sampler()
         runner.begin(sampler, request.input_ids)
         alone = _alone.get() and not config.return_dict_in_generate and not request.cache.get_seq_length()
         if alone:
             runner.reuse(request.stops.remaining)
-        runner.sampler.step(request.prefill())
+        with collect_hidden(hidden):
+            logits = request.prefill()
+        runner.sampler.step(logits)
         return alone
+
+    def _validate_generation_mode(self, mode: Any, config: Any, given: Any) -> None:
+        """As stock, but tokens are drafted for recurrent states too: where our loop can't, there are no drafts."""
+        self.__dict__["_is_stateful"] = False
+        try:
+            super()._validate_generation_mode(mode, config, given)  # type: ignore[misc]
+        finally:
+            del self.__dict__["_is_stateful"]
 
     @functools.wraps(GenerationMixin._assisted_decoding)
     def _assisted_decoding(
@@ -142,10 +159,13 @@ class GeneratorMixin(CountingMixin):
         except Fallback as fallback:
             if plan.state.enabled:
                 plan.eager[f"assisted generate: {fallback}"] += 1
+            if uses_mtp(generation_config) or getattr(self, "_is_stateful", False):  # stock code can't do it
+                return self._sample(input_ids, *given, **model_kwargs)
             model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
             models = (inputs_tensor, assistant_model, assistant_tokenizer, tokenizer)
             return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
-        alone, stops = self._begin(request, generation_config), request.stops
+        drafter, stops = decoder.controller.model, request.stops
+        alone = self._begin(request, generation_config, None if drafter is None else drafter.of_prompt)
         GenerationLoop(request.runner, stops, 1, streamer).take_first()
         text = decoder.own.sequence.tokens
         text += stops.tokens[0]
@@ -168,22 +188,47 @@ class GeneratorMixin(CountingMixin):
         return super()._beam_search(input_ids, *args, **kwargs)  # type: ignore[misc]
 
 
+def uses_mtp(config: Any) -> bool:
+    """Whether the model's own MTP head is asked for."""
+    return bool(getattr(config, "use_mtp", None)) and config.prompt_lookup_num_tokens is None
+
+
+def mtp_head(model: Any) -> Any:
+    """The MTP head of `model`, patched; loaded from the model's folder when it is first asked for, and again if the
+    model has another embedding or output layer since. Raises Fallback if there is none; the first time it warns."""
+    plan = model.generator_plan()
+    if isinstance(plan.mtp, LoadError):
+        raise Fallback(f"no MTP head: {plan.mtp.code}")
+    if plan.mtp is None or not is_head_of(plan.mtp, model):
+        path = None if plan.mtp is None else plan.mtp.config.name_or_path
+        try:
+            importlib.import_module(registration.MTP_LOADER).load_mtp(model, path)
+        except LoadError as error:
+            plan.mtp = error
+            warnings.warn(f"use_mtp: the model has no MTP head, so nothing is drafted: {error}", FallbackWarning, 3)
+            raise Fallback(f"no MTP head: {error.code}") from None
+    return plan.mtp
+
+
 def speculative(request: Request, totals: SpeculationStats, config: Any, assistant: Any) -> SpeculativeDecoder:
     """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
     if request.input_ids.shape[0] != 1:
         raise Fallback("several rows")
     if replaced_ids(path_to_decoder(request.model)[-2]):
         raise Fallback("a draft may have an image's token")
-    model = lookup = None
-    if config.prompt_lookup_num_tokens is not None:
+    if request.settings.counts_tokens or request.settings.bans_sequences:
+        raise Fallback("what may come next depends on tokens that are only drafted")
+    model: Drafter | None = None
+    lookup, most = None, MAX_DRAFT_TOKENS
+    if uses_mtp(config):
+        model = MTPDrafter(mtp_head(request.model), request.runner, request.input_ids, request.capacity)
+    elif config.prompt_lookup_num_tokens is not None:
         lookup, most = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH), config.prompt_lookup_num_tokens
     elif hasattr(assistant, "generator_plan"):
         model = DraftModel(assistant, request.input_ids, request.capacity)
         most = assistant.generation_config.num_assistant_tokens
     else:
         raise Fallback("the draft is no patched model")
-    if request.settings.counts_tokens or request.settings.bans_sequences:
-        raise Fallback("what may come next depends on tokens that are only drafted")
     text, most = request.input_ids[0].tolist(), max(1, int(most or MAX_DRAFT_TOKENS))
     own = SequenceDrafts(Text(text, len(text) + request.stops.remaining), most, lookup)
     controller = DraftLengthController(totals, model)

@@ -17,6 +17,7 @@ from typing import Any
 # What a config.json calls our packing. transformers knows it once this package is imported, and else shows the name to
 # whoever loads such a folder, before it fails: so the name says what to do. Folders of before have the second.
 METHODS = ("torch_foundry (import torch_foundry before the model is loaded)", "foundry")
+MTP_LOADER = ""  # the module that loads MTP heads, which stands above this package
 _AUTO = "transformers.quantizers.auto"  # where transformers looks up what a model was quantised with
 
 

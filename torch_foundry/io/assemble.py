@@ -60,6 +60,20 @@ def assemble(
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
     model.generation_config = generation_config or model.generation_config
+    return fill(model, weights, file=file, device=device, dtype=dtype, progress=progress, allow=allow)
+
+
+def fill(
+    model: Any,
+    weights: Mapping[str, Weight],
+    *,
+    file: str | os.PathLike[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: bool = True,
+    allow: Iterable[str] = (),
+) -> Any:
+    """`model`, of `build`, with `weights`, in eval mode on `device`. Arguments and errors as of `assemble`."""
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
     plan = _Plan(model, weights, file, AllowedFaults(allow))

@@ -42,6 +42,11 @@ def open_container(path: str | os.PathLike[str], *, check_finite: bool = True) -
     return opener(file, check_finite=check_finite)
 
 
+def gguf_of(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that its folder has; None: safetensors."""
+    return _gguf_in(path, names_in(path)) if is_folder(path) else path
+
+
 def _gguf_in(folder: Path, names: list[str]) -> Path | None:
     """The GGUF file of a folder, or the first part of it; None if there is none, or if there are safetensors."""
     parts = [name for name in names if name.endswith(".gguf")]
@@ -128,6 +133,7 @@ def load(
         )
     finally:
         found.close()
+    model.config.name_or_path = os.fspath(path if gguf_file is None else path / gguf_file)  # as stock
     from torch_foundry.hf.quantizer import attach
 
     attach(model)

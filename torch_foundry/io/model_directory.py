@@ -56,7 +56,7 @@ def open_model_directory(
         source = WeightReader(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
         names = ParameterNames(kind)
         settings, weights = read_weights(source, settings, str(path / CONFIG), names)
-        weights = _arranged(container, weights, names)
+        weights = arranged(container, weights, names)
         config = _config(settings, kind, path / CONFIG)
         if not any(each.startswith("TENSOR_MISSING") for each in allow):
             check_layers(config, container.tensors, path)
@@ -102,7 +102,7 @@ def _generation_config(path: Path) -> Any:
         raise LoadError("CONFIG", path / name, name, expected=expected, found=str(error)[:200]) from error
 
 
-def _arranged(container: Container, weights: dict[str, Weight], names: ParameterNames) -> dict[str, Weight]:
+def arranged(container: Container, weights: dict[str, Weight], names: ParameterNames) -> dict[str, Weight]:
     """Every weight by its parameter's name; those that lie apart in the file, as one."""
     found: dict[str, Weight] = {}
     pieces: dict[tuple[str, bool], dict[int, Weight]] = defaultdict(dict)

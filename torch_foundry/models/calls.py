@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from torch_foundry.core import limits
@@ -36,6 +37,7 @@ class Call:
 
 _forward: ContextVar[Call | None] = ContextVar("forward", default=None)
 _generation: ContextVar[Call | None] = ContextVar("generation", default=None)
+_collected: ContextVar[list[Tensor] | None] = ContextVar("collected", default=None)
 
 
 @contextlib.contextmanager
@@ -81,6 +83,22 @@ def generated() -> None:
     """Our own loop took the generation, or why it didn't has been counted."""
     if (around := _generation.get()) is not None:
         around.count(step=False)
+
+
+@contextlib.contextmanager
+def collect_hidden(into: list[Tensor] | None) -> Iterator[None]:
+    """Add to `into` what the last norm of a decoder gives, [B, L, hidden], in each forward pass; None: don't."""
+    token = _collected.set(into)
+    try:
+        yield
+    finally:
+        _collected.reset(token)
+
+
+def computed(hidden: Tensor) -> None:
+    """A decoder's forward pass has given this."""
+    if (into := _collected.get()) is not None:
+        into.append(hidden)
 
 
 def is_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -16,18 +16,18 @@ from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.models import gated_delta, latent_attention, mamba2, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.altup import Streams
 from torch_foundry.models.families import norm_kind
-from torch_foundry.models.family import Head
 from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import Mixer, forward
 from torch_foundry.models.layer_plan import LayerPlan
-from torch_foundry.models.outputs import decoder_of, is_plain, path_to_decoder
+from torch_foundry.models.mtp import FusedMTPInput, input_of
+from torch_foundry.models.outputs import decoder_of, path_to_decoder
 from torch_foundry.models.per_layer import PerLayerEmbedding
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
 from torch_foundry.models.state import ModelPlan, ModelState
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, weight_reason
-from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.models.weights import Gemm, LinearGroup, Norm, weight_reason
+from torch_foundry.nn import FoundryEmbedding
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,7 +52,7 @@ class DecoderModel(ModelPlan):
     """
 
     __slots__ = (
-        "__weakref__", "_facts", "_module", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "_streams",
+        "__weakref__", "_facts", "_module", "_mtp", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "_streams",
         "config", "decoder", "device", "dtype", "final", "graphs", "guard", "prompts_differ", "recurrent", "rotary",
         "vocabulary",
     )  # fmt: skip
@@ -74,6 +74,7 @@ class DecoderModel(ModelPlan):
         self._places: list[int | None] = []  # of each layer's state among those of `owners`; None: it reads none
         self._per_layer: PerLayerEmbedding | None = None
         self._streams: Streams | None = None
+        self._mtp: FusedMTPInput | None = None
         self._ropes: RopeTables | None = None
 
     @property
@@ -166,7 +167,9 @@ class DecoderModel(ModelPlan):
         first = self.layers[0].spec
         self._per_layer = PerLayerEmbedding(module, self.decoder.unknown_first) if first.per_layer else None
         self._streams = Streams(module) if first.family.streams else None
-        others = [m for part in (self._per_layer, self._streams) if part is not None for m in part.modules]
+        self._mtp = input_of(module)
+        parts = (self._per_layer, self._streams, self._mtp)
+        others = [m for part in parts if part is not None for m in part.modules]
         rest = tuple(m._parameters for m in (norm, embedding, *others))
         for parameters, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
             if reason := weight_reason(parameters, self.dtype, free):
@@ -179,9 +182,7 @@ class DecoderModel(ModelPlan):
             raise Fallback(reason)
         if any(t.device != self.device for t in guard.tensors):
             raise Fallback("weights on several devices")
-        self._facts = self._read_facts()
-        self._scale = self._read_scale()
-        self.guard = guard
+        self._facts, self._scale, self.guard = self._read_facts(), self._read_scale(), guard
 
     def _layer(self, layer: Any) -> LayerPlan:
         if not hasattr(layer, "layer_plan"):
@@ -200,11 +201,29 @@ class DecoderModel(ModelPlan):
         buffer = self.parts[0]._buffers.get("embed_scale")
         return self.decoder.factor(self.module) if buffer is None else float(buffer.to(self.dtype))
 
+    @property
+    def takes_hidden(self) -> bool:
+        """Whether this is an MTP head's, which sees a hidden state beside each token."""
+        return self._mtp is not None
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids [B, L] to what the first layer gets, [B, L, hidden]."""
+        """Ids [B, L] to their embeddings, [B, L, hidden]."""
         embedding = self.parts[0]
         fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
         return ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
+
+    def new_hidden(self, batch: int, length: int) -> torch.Tensor | None:
+        """Memory for hidden states [B, L, hidden], if the decoder is an MTP head's."""
+        size = batch, length, self.config.hidden_size
+        return None if self._mtp is None else torch.zeros(size, dtype=self.dtype, device=self.device)
+
+    def embed_beside(self, ids: torch.Tensor, hidden: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
+        """What the first layer gets, [B, L, hidden]; hidden: as large, if the decoder is an MTP head's."""
+        x = self.embed(ids)
+        if self._mtp is None:
+            return x
+        assert hidden is not None
+        return self._mtp(x, hidden, gemm)
 
     def of_layers(self, states: Sequence[Any]) -> list[Any]:
         """What each layer's mixer is given, of those of `owners`; None where there is no mixer."""
@@ -241,16 +260,18 @@ class DecoderModel(ModelPlan):
         tables: Mapping[Kind, Table],
         gemm: Gemm,
         *,
+        hidden: torch.Tensor | None = None,
         tail: Tail | None = None,
         scoped: bool = False,
     ) -> torch.Tensor:
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
-        states: what the mixers of `owners` are given. tables: by kind of layer. scoped: count launches by part.
+        states: what the mixers of `owners` are given. tables: by kind of layer. hidden: as of
+        `embed_beside`. scoped: count launches by part.
         """
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):
-            x = self.embed(ids)
+            x = self.embed_beside(ids, hidden, gemm)
             inputs, x = self.per_layer(ids, x, gemm), self.expand(x, gemm)
         for plan, state, given in zip(self.layers, self.of_layers(states), inputs, strict=True):
             x = forward(plan.layer, x, state, plan.layer.rope(tables), gemm, given=given, scoped=scoped)
@@ -269,14 +290,3 @@ def decoder_plan(model: Any) -> DecoderModel:
     """The plan of a patched language model's decoder. Raises Fallback."""
     plan: DecoderModel = path_to_decoder(model)[-1].decoder_plan()
     return plan
-
-
-def output_of(model: Any, head: Head, decoder: DecoderModel) -> tuple[ModuleGuard, Linear] | None:
-    """The output layer, and what it was made from, if its product alone gives the logits and our ops can compute it."""
-    output = model.lm_head
-    if not is_plain(head, model.config) or not (is_swapped(output) or isinstance(output, FoundryLinear)):
-        return None
-    guard = ModuleGuard([output])
-    if guard.reason() or any(t.device != decoder.device for t in guard.tensors):
-        return None
-    return None if weight_reason((output._parameters,), decoder.dtype) else (guard, Linear(output))

@@ -61,7 +61,9 @@ class Plan:
 class ModelPlan(Plan):
     """Counts for a model as a whole: steps that ran as one graph, and why others did not (see `calls`)."""
 
-    __slots__ = ("captured", "eager", "layers", "leaf_modules", "prompts", "reads", "speculation", "steps", "tokens")
+    __slots__ = (
+        "captured", "eager", "layers", "leaf_modules", "mtp", "prompts", "reads", "speculation", "steps", "tokens"
+    )  # fmt: skip
 
     def __init__(self, state: ModelState) -> None:
         super().__init__(state)
@@ -74,6 +76,7 @@ class ModelPlan(Plan):
         self.prompts = 0  # forward passes that were no step
         self.eager: Counter[str] = Counter()  # reason -> steps, or generations, that were not by a graph
         self.speculation: Any = None  # what came of Drafting tokens, if that was ever asked for
+        self.mtp: Any = None  # the model's MTP head, once it was loaded, or the error why there is none
 
     def forget(self) -> None:
         """Let go of all memory that is kept for next time."""
