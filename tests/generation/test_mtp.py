@@ -53,10 +53,13 @@ def weak(model: Any, factor: float) -> Any:
     return model
 
 
-def folder(path: Path, family: str, factor: float = 0.1, **changes: torch.Tensor | None) -> Path:
+def folder(
+    path: Path, family: str, factor: float = 0.1, own_factor: float = 1.0, **changes: torch.Tensor | None
+) -> Path:
     """A saved model with an MTP head that makes of a token what the model's last layer makes of it alone, nearly.
 
-    changes: weights of the head by the end of their names, _ for ., in place of those; None: without.
+    own_factor: on what the head's attention adds. changes: weights of the head by the end of their names, _ for ., in
+    place of those; None: without.
     """
     sizes = {"first_k_dense_replace": 1} if family == "deepseek_v3" else {}
     model = weak(build(family, **sizes), factor)
@@ -69,13 +72,14 @@ def folder(path: Path, family: str, factor: float = 0.1, **changes: torch.Tensor
             n.removeprefix("model.layers.0."): t for n, t in tensors.items() if n.startswith("model.layers.0.mlp.")
         }
         layer = {name: t for name, t in layer.items() if not name.startswith("mlp.")} | first
+    layer["self_attn.o_proj.weight"] = layer["self_attn.o_proj.weight"] * own_factor
     generator = torch.Generator().manual_seed(7)
     gain = torch.zeros(SIZE) if own else torch.ones(SIZE)  # Qwen's add 1
     beside = {
         "eh_proj": torch.cat([torch.eye(SIZE), 0.02 * torch.randn(SIZE, SIZE, generator=generator)], dim=1),
         "shared_head.norm": tensors["model.norm.weight"],
         "enorm": gain,
-        "hnorm": gain,
+        "hnorm": gain + 0.5 * torch.randn(SIZE, generator=generator),
     }
     if own:
         names = {
@@ -158,7 +162,7 @@ def test_drafts_are_those_of_transformers_module(
     family: str, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind drafts that were accepted and that were not, with the hidden states and keys that belong to the text."""
-    model, made = loaded(folder(tmp_path, family, factor)), list[tuple[list[int], list[int]]]()
+    model, made = loaded(folder(tmp_path, family, factor, 8.0)), list[tuple[list[int], list[int]]]()
     propose = MTPDrafter.propose
 
     def recorded(self: Any, sequences: Any, count: int) -> None:

@@ -21,7 +21,7 @@ from torch_foundry.sampling import Sampler
 class HiddenStates:
     """What the last norm of a model gave for the tokens of a text, as long as nobody has used it.
 
-    Of tokens that are read again, after drafts that were rejected, the newest counts.
+    Each step begins behind the first token of the one before: what that had of drafts that were rejected doesn't count.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,6 @@ class HiddenStates:
 
     def put(self, first: int, hidden: Tensor) -> None:
         """hidden: [1, n, hidden] of the tokens from number `first` on, which may change afterwards."""
-        while self._parts and self._parts[-1][0] >= first:
-            self._parts.pop()
         self._parts.append((first, hidden[0].clone()))
 
     def take(self, first: int, end: int) -> Tensor:
