@@ -36,7 +36,8 @@ class DecoderMixin(ModelMixin):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of `ModelMixin`; its result goes to `collect_hidden`."""
         result = super().__call__(*args, **kwargs)
-        computed(result[0])
+        if not torch.compiler.is_compiling():
+            computed(result[0])
         return result
 
     def _by_a_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -34,15 +34,15 @@ def linear_gemm(
     """
     if fmt is None:
         return _product(x, weight, bias, out)
+    shape = (*x.shape[:-1], weight.shape[0])
     if out is None and weight.shape[0] > _rows_at_a_time(x.shape[-1]):
-        rows = x.flatten(0, -2)
-        y = linear_gemm(rows, weight, fmt, bias, x.new_empty(len(rows), weight.shape[0]))
-        return y.view(*x.shape[:-1], -1)
+        x = x.flatten(0, -2)
+        out = x.new_empty(len(x), weight.shape[0])
     for start, end, dense in _unpacked(weight, fmt, x):
         own = None if bias is None else bias[start:end]
         y = _product(x, dense, own, None if out is None else out[:, start:end])
         del dense  # before the next part is unpacked
-    return y if out is None else out
+    return y if out is None else out.view(shape)
 
 
 def linear_gemm_backward(grad: torch.Tensor, weight: torch.Tensor, fmt: str) -> torch.Tensor:
