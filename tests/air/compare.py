@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.air import decisions, families, intrinsics, module, source, toolchain, wheels
+from tests.air import decisions, families, intrinsics, module, mutations, source, toolchain, wheels
 from tests.air.case import Case
 from tests.air.metallib import MetalLib
 
@@ -101,11 +101,12 @@ class Worker:
             self._process.wait()
 
 
-def glue_of(lib: MetalLib, cases: Iterable[Case]) -> dict[str, str]:
+def glue_of(lib: MetalLib, cases: Iterable[Case], mutation: str = "") -> dict[str, str]:
     """The functions of glue.cpp that the kernels call. Those that nothing stands for are left to the worker to say."""
+    mutate = mutations.ALL[mutation] if mutation else str
     found: dict[str, str] = {}
     for case in cases:
-        for name, returns, args in module.declared(module.disassembled(lib.bitcode(case.name))):
+        for name, returns, args in module.declared(mutate(module.disassembled(lib.bitcode(case.name)))):
             symbol = intrinsics.symbol(name)
             if symbol not in found:
                 try:
@@ -139,7 +140,7 @@ def compare(
     contract, mutation: see module.prepared and mutations.py.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    paths = str(lib.path), str(toolchain.runtime()), str(toolchain.glue(glue_of(lib, cases)))
+    paths = str(lib.path), str(toolchain.runtime()), str(toolchain.glue(glue_of(lib, cases, mutation)))
     workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for _ in range(jobs):
         workers.put(Worker(*paths))

@@ -11,8 +11,14 @@ def _without_barriers(text: str) -> str:
 
 
 def _swapped(first: str, second: str) -> Callable[[str], str]:
-    """One function's calls become the other's."""
-    return lambda text: re.sub(rf"@air\.{first}\.", f"@air.{second}.", text)
+    """One function's calls become the other's, which may be there already."""
+
+    def mutate(text: str) -> str:
+        lines = re.sub(rf"@air\.{first}\.", f"@air.{second}.", text).splitlines(keepends=True)
+        declared = [line.partition("(")[0] if line.startswith("declare ") else "" for line in lines]
+        return "".join(line for i, line in enumerate(lines) if not declared[i] or declared[i] not in declared[:i])
+
+    return mutate
 
 
 def _rounding_lost(text: str) -> str:

@@ -70,8 +70,12 @@ def _result(op: str, given: str) -> str:
 
 def _all(given: str, made: str) -> Mapping[int, Buffer]:
     size, row = 2000, 1000
-    out = Buffer(np.zeros(2, Buffer.poisoned(made, 1).array.dtype), made)
-    return {0: normal(given, size), 1: out, 2: Buffer.of(size, "uint64"), 3: Buffer.of(row, "uint64")}
+    return {
+        0: normal(given, size),
+        1: Buffer.poisoned(made, 2),
+        2: Buffer.of(size, "uint64"),
+        3: Buffer.of(row, "uint64"),
+    }
 
 
 def _simple(given: str, made: str) -> Mapping[int, Buffer]:
