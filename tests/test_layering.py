@@ -68,6 +68,17 @@ def test_imports_go_down() -> None:
     assert not upward
 
 
+def test_no_module_is_imported_by_a_name_that_is_not_to_be_seen() -> None:
+    """But by the package itself, which stands above all others: what they need of each other, it hands in."""
+    found = set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if called in ("import_module", "__import__") and not isinstance(node.args[0], ast.Constant):
+                found.add(name)
+    assert found == {"__init__"}
+
+
 def test_the_package_has_no_loose_modules() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__"}
 

@@ -60,9 +60,6 @@ _HOMES = {
 
 __all__ = [*_HOMES, "__version__"]
 
-registration.install("torch_foundry.hf.quantizer")
-registration.MTP_LOADER = "torch_foundry.io.mtp"
-
 
 def __dir__() -> list[str]:
     return sorted(__all__)
@@ -74,3 +71,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"torch_foundry.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+registration.install(
+    quantizer=lambda: __getattr__("FoundryConfig"), mtp_loader=lambda *given: __getattr__("load_mtp")(*given)
+)

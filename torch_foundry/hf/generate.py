@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
 from contextvars import ContextVar
 from typing import Any
@@ -202,7 +201,7 @@ def mtp_head(model: Any) -> Any:
     if plan.mtp is None or not is_head_of(plan.mtp, model):
         path = None if plan.mtp is None else plan.mtp.config.name_or_path
         try:
-            importlib.import_module(registration.MTP_LOADER).load_mtp(model, path)
+            registration.load_mtp(model, path)
         except LoadError as error:
             plan.mtp = error
             warnings.warn(f"use_mtp: the model has no MTP head, so nothing is drafted: {error}", FallbackWarning, 3)
