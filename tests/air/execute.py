@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.air import module
 from tests.air.case import Array, Buffer, Case, from_bfloat
-from tests.air.toolchain import HostModule, KernelEntry, Launch
+from tests.msl.host_kit import HostModule, KernelEntry, Launch
 
 BAND = 256  # bytes around each buffer that no kernel may touch
 GUARD = 0xA5

@@ -5,7 +5,6 @@ Kernels of one file are compiled together: their prelude and headers are most of
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -67,37 +66,3 @@ def kernels(label: str, text: str, constants: Mapping[int, str], names: Sequence
     defined = "".join(f"#define MSL_FC_{index} ({value})\n" for index, value in constants.items())
     entries = "".join(f'MSL_KERNEL("{name}", {there[name].signature}, {there[name].entry})\n' for name in names)
     return _built("kernel", label, f"{defined}{translation.source}\n{entries}", "-O1")
-
-
-class KernelEntry(ctypes.Structure):
-    """msl_kernel_entry of csrc/host/runtime.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("call", ctypes.c_void_p),
-        ("nargs", ctypes.c_uint32),
-        ("args", ctypes.c_void_p),
-        ("used", ctypes.c_uint32),
-    )
-
-
-class HostModule(ctypes.Structure):
-    """msl_module."""
-
-    _fields_ = (("abi", ctypes.c_uint32), ("nkernels", ctypes.c_uint32), ("kernels", ctypes.POINTER(KernelEntry)))
-
-
-class Launch(ctypes.Structure):
-    """msl_launch."""
-
-    _fields_ = (
-        ("kernel", ctypes.POINTER(KernelEntry)),
-        ("buffers", ctypes.POINTER(ctypes.c_void_p)),
-        ("buffer_bytes", ctypes.POINTER(ctypes.c_uint64)),
-        ("nbuffers", ctypes.c_uint32),
-        ("grid", ctypes.c_uint32 * 3),
-        ("group", ctypes.c_uint32 * 3),
-        ("grid_is_threads", ctypes.c_int32),
-        ("threadgroup_bytes", ctypes.POINTER(ctypes.c_uint32)),
-        ("nthreadgroup", ctypes.c_uint32),
-    )

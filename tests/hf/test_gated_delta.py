@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import torch_foundry
-from tests.engine.test_drafting import steps_of_a_second
 from tests.exact import InFloat64, doubled
+from tests.hf.checks import check_engine
 from tests.hf.tiny_models import (
     COMMON,
     DELTA,
@@ -136,22 +136,7 @@ def test_life_cycle(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", STATEFUL)
 def test_an_engine_with_drafts_and_snapshots(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are rejected, a second request goes on from the first one's states, and some are preempted."""
-    steps_of_a_second(monkeypatch)
-    stock, model = shared(family), patched(family)
-    texts = [(ids(1, 6, seed=9).repeat(1, 6)[0].tolist() + ids(1, n, seed=n)[0].tolist())[: 16 + n] for n in (3, 30)]
-    draft = patch(build(family, seed=3))  # of other weights: nearly all that it drafts is wrong
-    engine = Engine(model, requests=2, budget=24, blocks=7, assistant_model=draft)
-    greedy = SamplingParams(max_tokens=20, temperature=0)
-    for _ in range(2):
-        streams = [engine.submit(text, greedy) for text in texts]
-        engine.run()
-        for text, stream in zip(texts, streams, strict=True):
-            whole = stock.generate(torch.tensor([text]), max_new_tokens=20, do_sample=False)
-            assert stream.tokens == whole[0, len(text) :].tolist()
-    engine.cache.manager.states.check()
-    assert engine.speculation.drafted and engine.speculation.accepted < engine.speculation.drafted
-    assert streams[1].sequence.reused and not report(model).eager
+    check_engine(family, monkeypatch).cache.manager.states.check()
 
 
 @torch.no_grad()

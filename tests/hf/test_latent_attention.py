@@ -12,8 +12,8 @@ from torch import nn
 from transformers import DynamicCache
 
 import torch_foundry
-from tests.engine.test_drafting import steps_of_a_second
-from tests.hf.test_families import MODES, patched_model, stock_tokens
+from tests.hf.checks import check_engine, check_tokens
+from tests.hf.test_families import patched_model
 from tests.hf.tiny_models import PROMPT, assert_equal, build, fused_all, ids, launches_of_a_step, shared, tokens
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine import Engine, SamplingParams
@@ -35,9 +35,7 @@ SEEN = 32  # tokens of a prompt: more than go through the kernels for few
     ],
 )
 def test_tokens_equal_stock(family: str, mode: str) -> None:
-    model = patched_model(family)
-    assert MODES[mode](model).tolist() == stock_tokens(family, mode).tolist()
-    assert not report(model).fallbacks and not report(model).not_replaced, str(report(model))
+    check_tokens(family, mode)
 
 
 # Norm and projection of the latent and of queries, twice if they are of low rank; the latent's norm, rotation, queries
@@ -72,21 +70,7 @@ def test_a_cache_holds_what_stock_s_does(family: str) -> None:
 
 
 def test_an_engine_with_drafts_and_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are rejected, a second request goes on from the first one's pages, and some are preempted."""
-    steps_of_a_second(monkeypatch)
-    stock, model = shared("deepseek_v3"), patch(copy.deepcopy(shared("deepseek_v3")))
-    texts = [(ids(1, 6, seed=9).repeat(1, 6)[0].tolist() + ids(1, n, seed=n)[0].tolist())[: 16 + n] for n in (3, 30)]
-    draft = patch(build("deepseek_v3", seed=3))  # of other weights: nearly all that it drafts is wrong
-    engine = Engine(model, requests=2, budget=24, blocks=7, assistant_model=draft)
-    greedy = SamplingParams(max_tokens=20, temperature=0)
-    for _ in range(2):
-        streams = [engine.submit(text, greedy) for text in texts]
-        engine.run()
-        for text, stream in zip(texts, streams, strict=True):
-            whole = stock.generate(torch.tensor([text]), max_new_tokens=20, do_sample=False)
-            assert stream.tokens == whole[0, len(text) :].tolist()
-    assert engine.speculation.drafted and engine.speculation.accepted < engine.speculation.drafted
-    assert streams[1].sequence.reused and not report(model).eager
+    check_engine("deepseek_v3", monkeypatch)
 
 
 @torch.no_grad()

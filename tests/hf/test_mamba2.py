@@ -12,12 +12,11 @@ from torch import nn
 from transformers import DynamicCache
 
 import torch_foundry
-from tests.engine.test_drafting import steps_of_a_second
 from tests.exact import InFloat64, doubled
-from tests.hf.test_families import MODES, patched_model, stock_tokens
+from tests.hf.checks import check_engine, check_tokens
+from tests.hf.test_families import patched_model
 from tests.hf.tiny_models import KIN, PROMPT, build, config, ids, launches_of_a_step, random_model, shared, tokens
 from torch_foundry.core.errors import Fallback
-from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.spec import build_spec
 from torch_foundry.testing.tolerance import assert_norm
@@ -39,9 +38,7 @@ FAMILIES = ("bamba", "granite4", "granite4_moe", "nemotron_h")
     ],
 )
 def test_tokens_equal_stock(family: str, mode: str) -> None:
-    model = patched_model(family)
-    assert MODES[mode](model).tolist() == stock_tokens(family, mode).tolist()
-    assert not report(model).fallbacks and not report(model).not_replaced, str(report(model))
+    check_tokens(family, mode)
 
 
 # Of a token: norm and projection, state space, gated norm and out; or norm, projections and rotation, attention and o.
@@ -124,22 +121,7 @@ def test_step_sizes_have_bounds_in_prompts_alone() -> None:
 
 @pytest.mark.parametrize("family", ["bamba", "granite4_moe", "nemotron_h"])
 def test_an_engine_with_drafts_and_snapshots(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are rejected, a second request goes on from the first one's states, and some are preempted."""
-    steps_of_a_second(monkeypatch)
-    stock, model = shared(family), patch(copy.deepcopy(shared(family)))
-    texts = [(ids(1, 6, seed=9).repeat(1, 6)[0].tolist() + ids(1, n, seed=n)[0].tolist())[: 16 + n] for n in (3, 30)]
-    draft = patch(build(family, seed=3))  # of other weights: nearly all that it drafts is wrong
-    engine = Engine(model, requests=2, budget=24, blocks=7, assistant_model=draft)
-    greedy = SamplingParams(max_tokens=20, temperature=0)
-    for _ in range(2):
-        streams = [engine.submit(text, greedy) for text in texts]
-        engine.run()
-        for text, stream in zip(texts, streams, strict=True):
-            whole = stock.generate(torch.tensor([text]), max_new_tokens=20, do_sample=False)
-            assert stream.tokens == whole[0, len(text) :].tolist()
-    engine.cache.manager.states.check()
-    assert engine.speculation.drafted and engine.speculation.accepted < engine.speculation.drafted
-    assert streams[1].sequence.reused and not report(model).eager
+    check_engine(family, monkeypatch).cache.manager.states.check()
 
 
 def test_packed_projections() -> None:

@@ -31,7 +31,9 @@ class LaunchError(RuntimeError):
     """The runtime refused a launch or found a fault in it."""
 
 
-class _Entry(ctypes.Structure):
+class KernelEntry(ctypes.Structure):
+    """msl_kernel_entry of csrc/host/runtime.h."""
+
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("call", ctypes.c_void_p),
@@ -41,13 +43,17 @@ class _Entry(ctypes.Structure):
     )
 
 
-class _Module(ctypes.Structure):
-    _fields_ = (("abi", ctypes.c_uint32), ("nkernels", ctypes.c_uint32), ("kernels", ctypes.POINTER(_Entry)))
+class HostModule(ctypes.Structure):
+    """msl_module."""
+
+    _fields_ = (("abi", ctypes.c_uint32), ("nkernels", ctypes.c_uint32), ("kernels", ctypes.POINTER(KernelEntry)))
 
 
-class _Launch(ctypes.Structure):
+class Launch(ctypes.Structure):
+    """msl_launch."""
+
     _fields_ = (
-        ("kernel", ctypes.POINTER(_Entry)),
+        ("kernel", ctypes.POINTER(KernelEntry)),
         ("buffers", ctypes.POINTER(ctypes.c_void_p)),
         ("buffer_bytes", ctypes.POINTER(ctypes.c_uint64)),
         ("nbuffers", ctypes.c_uint32),
@@ -122,7 +128,7 @@ class Runtime:
     def load(self, text: str) -> dict[str, Kernel]:
         """The kernels of a translated text."""
         library = ctypes.CDLL(str(build(self.flavour.kernel_command(), text)))
-        library.msl_get_module.restype = ctypes.POINTER(_Module)
+        library.msl_get_module.restype = ctypes.POINTER(HostModule)
         module = library.msl_get_module().contents
         assert module.abi == self.library.msl_rt_abi()
         return {e.name.decode(): Kernel(self, e) for e in (module.kernels[i] for i in range(module.nkernels))}
@@ -133,7 +139,7 @@ class Kernel:
     """A compiled kernel; calling it launches it."""
 
     runtime: Runtime
-    entry: _Entry
+    entry: KernelEntry
 
     def __call__(
         self,
@@ -149,7 +155,7 @@ class Kernel:
         count = max(len(buffers), 1)
         addresses = (ctypes.c_void_p * count)(*(None if b is None else b.ctypes.data for b in buffers))
         nbytes = (ctypes.c_uint64 * count)(*(0 if b is None else b.nbytes for b in buffers))
-        launch = _Launch(
+        launch = Launch(
             ctypes.pointer(self.entry),
             addresses,
             nbytes if sizes else None,
