@@ -14,7 +14,8 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.io import LoadError, open_safetensors
 from torch_foundry.io.files import replacing
 from torch_foundry.io.safetensors import write_tensors
-from torch_foundry.io.session_file import FORMAT, about, fingerprint, heads_of
+from torch_foundry.io.session_cache import described, restore, tensors_of
+from torch_foundry.io.session_file import FORMAT, about, fingerprint, texts
 from torch_foundry.kvcache.snapshots import MOST, Snapshots, reaches
 from torch_foundry.kvcache.state_tables import EVERY
 
@@ -199,16 +200,16 @@ class Session:
     # --------------------------------------------------------------------------------------------------- save, restore
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write messages, tokens, keys and values to a safetensors file, in place of what is there once it is whole."""
-        if any(self.cache.is_linear):
-            raise TypeError("save: expected a model with attention in all layers; recurrent states are not written")
-        tensors: dict[str, torch.Tensor] = {"tokens": torch.tensor(self.tokens), "mask": torch.tensor(self._mask)}
-        seen = []
-        for i, layer in enumerate(self.cache.layers):
-            if layer.is_initialized:
-                tensors |= {f"{i}.keys": layer.keys.contiguous(), f"{i}.values": layer.values.contiguous()}
-            seen.append(layer.get_seq_length() if layer.is_initialized else 0)
-        told = {"messages": self.messages, "seen": seen, "model": fingerprint(self.model)}
+        """Write messages, tokens, the cache and its snapshots to a safetensors file.
+
+        It takes the place of what is there once it is whole. Of recurrent layers it has the newest state and those of
+        snapshots, so what is restored goes back to one of them, never by single tokens.
+
+        TypeError: a model with recurrent layers that is not patched, or with layers that keep both.
+        """
+        text = {"tokens": self.tokens, "mask": self._mask}
+        tensors = {name: torch.tensor(each, dtype=torch.int64) for name, each in text.items()} | tensors_of(self.cache)
+        told = {"messages": self.messages, "model": fingerprint(self.model), **described(self.cache)}
         with replacing(path) as file:
             write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(told)})
 
@@ -216,51 +217,25 @@ class Session:
     def restore(cls, path: str | os.PathLike[str], model: Any, tokenizer: Any = None, **options: Any) -> Session:
         """The session that `save` wrote, with the model that it was saved with; options as of the class.
 
-        LoadError if the file is no session, is damaged, or is one of another model.
+        What follows has the bits that it would have had without.
+
+        LoadError if the file is no session, is damaged, or is one of another model or of another `kv_cache`.
+        DoesNotFit: the device has no room for it.
         """
         session = cls(model, tokenizer, **options)
         with open_safetensors(path) as file:
             said = about(file.path, file.metadata)
             if said["model"] != fingerprint(model):
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
-            read = {name: file.read(name) for name in file.tensors}
+            restore(file, said, session.cache, model)
+            session.tokens, session._mask = (texts(file, name, said["seen"]) for name in ("tokens", "mask"))
         session.messages = said["messages"]
-        layers, seen = session.cache.layers, said["seen"]
-        if len(seen) != len(layers) or len(set(seen)) > 1:
-            expected = f"the same number for each of {len(layers)} layers"
-            raise LoadError("SESSION", path, "seen", expected=expected, found=str(seen)[:60])
-        try:
-            session.tokens, session._mask = read["tokens"].tolist(), read["mask"].tolist()
-            for i in range(len(layers) if any(seen) else 0):
-                keys, values = (read[f"{i}.{name}"].to(model.device) for name in ("keys", "values"))
-                session._put(path, i, keys, values, seen[i])
-        except KeyError as missing:
-            raise LoadError("SESSION", path, str(missing), expected="a tensor", found="none") from None
-        session._check(path)
         return session
-
-    def _put(self, path: Any, index: int, keys: torch.Tensor, values: torch.Tensor, seen: int) -> None:
-        layer: Any = self.cache.layers[index]
-        stored = min(seen, keys.shape[-2]) if keys.dim() == 4 and layer.is_sliding else seen
-        known = heads_of(self.model.config.get_text_config())
-        expected = [tuple((1, heads, stored, size) for heads, size in pair) for pair in known]
-        fits = (tuple(keys.shape), tuple(values.shape)) in expected
-        if not fits or not keys.is_floating_point() or keys.dtype != values.dtype:
-            wanted = f"floats of {stored} tokens: {' or '.join(map(str, expected))}"
-            shapes = f"{list(keys.shape)} and {list(values.shape)}"
-            raise LoadError("SESSION", path, f"{index}.keys", expected=wanted, found=shapes)
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        if layer.is_sliding:
-            layer.cumulative_length = seen
-
-    def _check(self, path: Any) -> None:
-        length = self.cache.get_seq_length()
-        if not len(self.tokens) == len(self._mask) == length:
-            found = f"{len(self.tokens)} tokens, {len(self._mask)} in the mask"
-            raise LoadError("SESSION", path, "tokens", expected=f"{length} as in the cache", found=found)
 
 
 def _stored(layer: Any) -> tuple[int, int]:
     """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
-    return layer.stored if hasattr(layer, "stored") else (layer.keys.shape[0], layer.keys.shape[2])
+    if hasattr(layer, "stored"):
+        stored: tuple[int, int] = layer.stored
+        return stored
+    return (0, 0) if layer.keys is None else (layer.keys.shape[0], layer.keys.shape[2])  # a DummyLayer has none

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_foundry.io import LoadError
+from torch_foundry.io.container import Container
 
 FORMAT = "torch_foundry.io.session/1"
 
@@ -46,11 +47,27 @@ def about(path: Path, metadata: Any) -> dict[str, Any]:
         good = all(isinstance(each, list) for each in lists)
         good = good and all(isinstance(seen, int) and seen >= 0 for seen in said["seen"]) and "model" in said
         good = good and all(map(_is_message, said["messages"]))
+        formats, snapshots = said.get("kv_cache", [None, None]), said.get("snapshots", [])
+        good = good and isinstance(formats, list) and len(formats) == 2 and isinstance(snapshots, list)
+        good = good and isinstance(said.get("windows", {}), dict)
+        good = good and all(type(tokens) is int for tokens in snapshots)
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False
     if not good:
         raise LoadError("SESSION", path, "__metadata__", expected="a session's description", found="something else")
     return said
+
+
+def texts(file: Container, name: str, seen: list[int]) -> list[int]:
+    """The tensor `name`, a number for each token. LoadError if it is none, or of others than were `seen`."""
+    info, length = file.tensors.get(name), max(seen, default=0)
+    if info is None:
+        raise LoadError("SESSION", file.path, name, expected="a tensor", found="none")
+    if info.shape != (length,) or (length and info.format != "i64"):  # an empty one may be of floats
+        found = f"{info.format} {list(info.shape)}"
+        raise LoadError("SESSION", file.path, name, expected=f"i64 [{length}], as in the cache", found=found)
+    numbers: list[int] = file.read(name).tolist()
+    return numbers
 
 
 def fingerprint(model: Any) -> str:

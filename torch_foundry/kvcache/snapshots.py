@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.cache_utils import DummyLayer
 
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
@@ -39,7 +40,7 @@ class Snapshots:
     def take(self, cache: Any, tokens: int) -> bool:
         """Copy what `cache` has behind its first `tokens`, which are all. False: cropping is enough, or there are
         layers of another kind."""
-        own = {i: layer for i, layer in enumerate(cache.layers) if not isinstance(layer, FoundryLayer)}
+        own = {i: layer for i, layer in enumerate(cache.layers) if not isinstance(layer, FoundryLayer | DummyLayer)}
         if not own or not all(isinstance(layer, FoundrySlidingLayer | RecurrentLayer) for layer in own.values()):
             return False
         if tokens not in self.stored:
@@ -68,7 +69,7 @@ class Snapshots:
             for i, layer in enumerate(cache.layers):
                 if isinstance(layer, FoundryLayer):
                     layer.crop(at - layer.get_seq_length())
-                else:
+                elif i in self.stored[at]:
                     put(layer, self.stored[at][i], at)
         return at
 
@@ -78,11 +79,17 @@ def reaches(layer: Any, tokens: int) -> bool:
     return not isinstance(layer, RecurrentLayer) or tokens <= layer._back
 
 
-def _copied(layer: Any) -> dict[str, torch.Tensor]:
+def newest(layer: Any, tokens: int | None = None) -> dict[str, torch.Tensor]:
+    """What a layer of ours has, in its own memory: its newest state, or its last `tokens` tokens (default: all)."""
     if isinstance(layer, RecurrentLayer):
-        return {name: layer._newest(name).clone() for name in layer._data}
-    window = layer.sliding_window - 1
-    return {"keys": layer._keys.last(window).clone(), "values": layer._values.last(window).clone()}
+        return {name: layer._newest(name) for name in layer._data}
+    count = layer._keys.length if tokens is None else tokens
+    return {"keys": layer._keys.last(count), "values": layer._values.last(count)}
+
+
+def _copied(layer: Any) -> dict[str, torch.Tensor]:
+    window = None if isinstance(layer, RecurrentLayer) else layer.sliding_window - 1
+    return {name: tensor.clone() for name, tensor in newest(layer, window).items()}
 
 
 def put(layer: Any, stored: dict[str, torch.Tensor], tokens: int) -> None:
@@ -100,4 +107,5 @@ def put(layer: Any, stored: dict[str, torch.Tensor], tokens: int) -> None:
         buffer.set(None)
         buffer.use_buffer(stored[name].clone())
         buffer.length = stored[name].shape[2]
-    layer.cumulative_length = tokens
+    if isinstance(layer, FoundrySlidingLayer):
+        layer.cumulative_length = tokens
