@@ -8,12 +8,10 @@ A model is made of its configuration class's defaults on the meta device: that t
 
 from __future__ import annotations
 
-import re
 import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import torch_foundry
+from torch_foundry.hf import report
+from torch_foundry.hf.report import UNKNOWN, Outcome
 
 DOCUMENT = Path(__file__).parents[1] / "docs/families.md"
 # where a class's defaults make no model
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
 }
-WHOLE, LAYERS_ONLY, REFUSED, UNKNOWN, NOT_BUILT = range(5)
+NOT_BUILT = UNKNOWN + 1
 TITLES = (
     ("Fused whole", "Layers are fused, and steps are captured, in `generate()` and in the engine."),
     ("Layers fused", "All or some layers are fused, and launched one by one; what is left alone:"),
@@ -61,14 +61,6 @@ MISSING_PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What `patch` does with a model: one of the kinds above, and the reasons that `report` gives."""
-
-    kind: int
-    why: str = ""
-
-
 def look(model_type: str) -> Outcome:
     """What `patch` does with the causal language model of `model_type`."""
     try:
@@ -76,19 +68,8 @@ def look(model_type: str) -> Outcome:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever a constructor raises at such settings
-        return Outcome(NOT_BUILT, f"{type(error).__name__}: {_short(str(error))}")
-    seen = torch_foundry.report(torch_foundry.patch(model))
-    if not seen.not_replaced:
-        return Outcome(WHOLE)
-    reasons = sorted(set(map(_short, seen.not_replaced.values())))
-    if seen.layers:
-        return Outcome(LAYERS_ONLY, "; ".join(reasons))
-    own = [why for why in reasons if " is not a known " not in why]
-    return Outcome(REFUSED, "; ".join(own)) if own else Outcome(UNKNOWN)
-
-
-def _short(why: str) -> str:
-    return textwrap.shorten(re.sub(r" of (transformers|torch)\.[\w.]+", "", why).replace("|", "/"), 160)
+        return Outcome(NOT_BUILT, f"{type(error).__name__}: {report.short(str(error))}")
+    return report.outcome(torch_foundry.report(torch_foundry.patch(model)))
 
 
 def outcomes() -> dict[str, Outcome]:

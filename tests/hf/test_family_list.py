@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tools import families
+from torch_foundry.hf.report import UNKNOWN, WHOLE
 
 LISTED = families.DOCUMENT.read_text()
 
@@ -31,7 +32,7 @@ def test_every_folder_is_listed_once() -> None:
     assert sum(map(len, parts)) == len(folders) and set().union(*parts) == folders
 
 
-@pytest.mark.parametrize("name, kind", [("llama", families.WHOLE), ("mamba", families.UNKNOWN)])
+@pytest.mark.parametrize("name, kind", [("llama", WHOLE), ("mamba", UNKNOWN)])
 def test_a_folder_is_what_the_list_says(name: str, kind: int) -> None:
     assert families.look(name).kind == kind and name in part(kind)
 
@@ -44,5 +45,5 @@ def test_the_list_is_what_patch_does() -> None:
 
 
 def test_folders_that_wait_for_a_block_are_unknown() -> None:
-    assert set(families.MISSING) <= part(families.UNKNOWN)
+    assert set(families.MISSING) <= part(UNKNOWN)
     assert all(f"| {what} | {why} |" in LISTED for what, why in families.MISSING_PARTS.items())

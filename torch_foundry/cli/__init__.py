@@ -15,6 +15,7 @@ from torch_foundry.cli import (
     convert,
     doctor,
     generate,
+    models,
     perplexity,
     profile,
     serve,
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare.add_parser(commands)
     convert.add_parser(commands)
     doctor.add_parser(commands)
+    models.add_parser(commands)
     perplexity.add_parser(commands)
     profile.add_parser(commands)
     serve.add_parser(commands)
@@ -59,6 +61,7 @@ def next_steps() -> str:
     lines = [
         f"torch_foundry {__version__}: Hugging Face models on fused Metal kernels.\n",
         "  torch-foundry doctor        whether this machine is all right, and what it reaches",
+        "  torch-foundry models        what is in the Hub's cache and in folders, and what would run fused",
         "  torch-foundry chat          talk with the bundled model, which knows children's stories",
         "  torch-foundry chat MODEL    the same with a folder, a GGUF file, or a model in the Hub's cache",
         "  torch-foundry serve MODEL   answer other programs, by OpenAI's and Anthropic's protocols",

@@ -144,9 +144,9 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def find_model(name: Path) -> Path:
-    """The file or folder that is meant: OWNER/NAME, or OWNER/NAME/FILE.gguf, may lie in the Hub's cache."""
+    """The file or folder that is meant: OWNER/NAME, or OWNER/NAME/.../FILE.gguf, may lie in the Hub's cache."""
     name = name.expanduser()
-    if name.exists() or name.is_absolute() or len(name.parts) not in (2, 3):
+    if name.exists() or name.is_absolute() or len(name.parts) < 2:
         return name
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

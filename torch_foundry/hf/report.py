@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,8 @@ from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.models.swap import base_class, is_swapped
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
+
+WHOLE, LAYERS_ONLY, REFUSED, UNKNOWN = range(4)
 
 
 @dataclass(frozen=True)
@@ -125,3 +129,32 @@ def build_report(model: nn.Module) -> Report:
             (plan.speculation for plan in captured if plan.speculation is not None and plan.speculation.steps), None
         ),
     )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `patch` does with a model.
+
+    kind: WHOLE: layers are fused and steps captured; LAYERS_ONLY: layers are fused, all or some; else leaf modules
+    alone are replaced, in a known family whose settings aren't covered (REFUSED), or in another model (UNKNOWN).
+    why: the reasons that `report` gives, in one line; empty where there is nothing to give a reason for.
+    """
+
+    kind: int
+    why: str = ""
+
+
+def outcome(seen: Report) -> Outcome:
+    """What came of patching, by the report of a model, which may be on the meta device."""
+    if not seen.not_replaced:
+        return Outcome(WHOLE)
+    reasons = sorted(set(map(short, seen.not_replaced.values())))
+    if seen.layers:
+        return Outcome(LAYERS_ONLY, "; ".join(reasons))
+    own = [why for why in reasons if " is not a known " not in why]
+    return Outcome(REFUSED, "; ".join(own)) if own else Outcome(UNKNOWN)
+
+
+def short(why: str) -> str:
+    """A reason for a table: without the names of modules, at most 160 characters."""
+    return textwrap.shorten(re.sub(r" of (transformers|torch)\.[\w.]+", "", why).replace("|", "/"), 160)

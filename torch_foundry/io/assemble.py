@@ -7,7 +7,6 @@ each parameter is read once, to where it stays.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -76,7 +75,7 @@ def fill(
     """`model`, of `build`, with `weights`, in eval mode on `device`. Arguments and errors as of `assemble`."""
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
-    plan = _Plan(model, weights, file, AllowedFaults(allow))
+    plan = Plan(model, weights, file, AllowedFaults(allow))
     _check_memory(plan.weights, dtype, device)
     installer = _Installer(model, plan.split, device, dtype)
     for name in _advancing(plan.weights, progress):
@@ -107,17 +106,22 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = None) -> Any:
-    """The stock model of `config` with its matrices on the meta device and all else on the CPU; nothing is tied."""
+def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = None, model_class: Any = None) -> Any:
+    """The stock model of `config` with its matrices on the meta device and all else on the CPU; nothing is tied.
+
+    model_class: default: its causal language model.
+    """
     import transformers
     from transformers import initialization
 
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     with initialization.no_init_weights(), initialization.no_tie_weights(), _EmptyOnMeta(), torch.device("cpu"):
+        if model_class is not None:
+            return model_class._from_config(config, dtype=dtype, **options)
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
 
 
-class _Plan:
+class Plan:
     """Which parameter gets which weight. LoadError unless each parameter has one and no weight is left.
 
     weights: by name, with matching shapes. tied: target -> source. split: modules whose experts come as separate
@@ -175,7 +179,7 @@ def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
     """The names, while a bar of bytes advances; it shows when there is something to wait for."""
     from transformers.utils.logging import tqdm
 
-    sizes = {name: _nbytes(weight) for name, weight in weights.items()}
+    sizes = {name: weight.nbytes for name, weight in weights.items()}
     options: dict[str, Any] = {"total": sum(sizes.values()), "desc": "Loading weights", "unit": "B", "unit_scale": True}
     options |= {"delay": 1, "disable": None}  # None: only on a terminal, as with all bars here
     with tqdm(**options) if progress else contextlib.nullcontext() as bar:
@@ -185,24 +189,17 @@ def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
                 bar.update(size)
 
 
-def _nbytes(weight: Weight) -> int:
-    known = quant.get_format(weight.format)
-    return known.nbytes(math.prod(weight.shape[:-1]), weight.shape[-1]) if weight.shape else known.dtype.itemsize
-
-
 def _check_memory(weights: Mapping[str, Weight], dtype: torch.dtype, device: torch.device) -> None:
     """DoesNotFit unless `device` has room for them, those that are not packed in `dtype`."""
-    packed = {name: _nbytes(w) for name, w in weights.items() if quant.get_format(w.format).packed}
-    sizes = {name: math.prod(weight.shape) for name, weight in weights.items()}
-    dense = sum(size for name, size in sizes.items() if name not in packed) * dtype.itemsize
+    count = sum(weight.count for weight in weights.values())
 
     def fits(left: int) -> str:
-        bits = 8 * left / sum(sizes.values())
+        bits = 8 * left / count
         names = [name for name in SMALLER if quant.get_format(name).nbytes(1, 256) <= 32 * bits]
         text = f"{bits:.2g} bits a weight would fit"
         return f"{text}: a file in {names[0]}." if names else f"{text}, which is less than any format has."
 
-    memory.check(device, sum(packed.values()) + dense, "the weights", fits)
+    memory.check(device, sum(weight.bytes_as(dtype) for weight in weights.values()), "the weights", fits)
 
 
 class _Installer:

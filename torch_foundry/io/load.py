@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from torch_foundry.core import devices
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container
 from torch_foundry.io.files import LOOK, File, is_folder, is_safetensors, names_in
@@ -105,14 +104,13 @@ def load(
     path = Path(path)
     if not os.path.lexists(path):
         raise LoadError("ABSENT", path, expected=f"a file or folder; {how_to_get(path)}", found="no such file")
-    found = _open_model(
+    found = open_model(
         path, gguf_file, mmap=mmap, check_finite=not mmap if check_finite is None else check_finite, allow=allow
     )
     if dtype == "auto":
         dtype = found.dtype or torch.float32
     elif dtype is None:
-        small = torch.float16 if found.dtype == torch.float16 else torch.bfloat16
-        dtype = small if devices.of(device).half else torch.float32
+        dtype = found.dtype_on(device)
     try:
         from torch_foundry.io.assemble import assemble
         from torch_foundry.text import adopt
@@ -152,7 +150,8 @@ def how_to_get(path: Path) -> str:
     return f"to fetch a model from the Hub: hf download {name} --local-dir {name.split('/')[1]}"
 
 
-def _open_model(path: Path, gguf_file: str | None, **options: Any) -> ModelSource:
+def open_model(path: Path, gguf_file: str | None = None, **options: Any) -> ModelSource:
+    """The model at `path`, its weights still in their files. LoadError as of `load`; `options`: as of both kinds."""
     from torch_foundry.io.model_directory import open_model_directory
     from torch_foundry.io.model_file import open_model_file
 

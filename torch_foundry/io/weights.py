@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,21 @@ class Weight:
     order: torch.Tensor | None = None
     load_as: Callable[[torch.device, torch.dtype], torch.Tensor] | None = None
 
+    @property
+    def count(self) -> int:
+        """How many numbers it is."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes as it is stored."""
+        known = quant.get_format(self.format)
+        return known.nbytes(math.prod(self.shape[:-1]), self.shape[-1]) if self.shape else known.dtype.itemsize
+
+    def bytes_as(self, dtype: torch.dtype) -> int:
+        """Bytes that it takes once it is loaded: those that are not packed in `dtype`."""
+        return self.nbytes if quant.get_format(self.format).packed else self.count * dtype.itemsize
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -61,6 +77,11 @@ class ModelSource:
         """That most of the dense matrices are stored in; None if there are none."""
         counts = Counter(w.format for w in self.weights.values() if len(w.shape) > 1 and w.format in quant.DENSE)
         return quant.DENSE[counts.most_common(1)[0][0]] if counts else None
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        """What activations, and weights that are not packed, are in by default on `device`."""
+        small = torch.float16 if self.dtype == torch.float16 else torch.bfloat16
+        return small if devices.of(device).half else torch.float32
 
 
 class WeightReader:
