@@ -82,15 +82,17 @@ KernelKey kernel(const char* function, const QuantFormat& format, at::ScalarType
 
 ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, std::string_view score,
                        const OptionalTensor& correction, bool correct_logits, int64_t groups, int64_t top_groups,
-                       double scale, double least_sum, const at::Tensor& like) {
+                       int64_t group_best, double scale, double least_sum, const at::Tensor& like) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
   TORCH_CHECK(k > 0 && k <= experts && k <= moe_max_chosen, "k: expected 1 to ",
               std::min<int64_t>(experts, moe_max_chosen), " experts of a token, got ", k);
   Dim E("experts", experts);
   if (correction) check("correction", *correction).floating().device(like).shape({E}).contiguous();
-  TORCH_CHECK(groups == 1 || (groups > 1 && groups <= moe_max_groups && experts % groups == 0 && experts / groups > 1),
-              "groups: expected 1 to ", moe_max_groups, " of as many of ", experts, " experts each, two or more, got ",
-              groups);
+  TORCH_CHECK(group_best == 1 || group_best == 2, "group_best: expected 1 or 2, got ", group_best);
+  TORCH_CHECK(groups == 1 ||
+                  (groups > 1 && groups <= moe_max_groups && experts % groups == 0 && experts / groups >= group_best),
+              "groups: expected 1 to ", moe_max_groups, " of as many of ", experts, " experts each, ", group_best,
+              " or more, got ", groups);
   TORCH_CHECK(top_groups > 0 && top_groups <= groups && k <= top_groups * (experts / groups),
               "top_groups: expected 1 to ", groups, " with at least ", k, " experts, got ", top_groups);
   ChoiceArgs args{};
@@ -103,6 +105,7 @@ ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, 
   args.by_logit = correct_logits || (!correction && groups == 1); // scores are in the same order
   args.groups = u32(groups);
   args.top_groups = u32(top_groups);
+  args.group_best = u32(group_best);
   args.scale = finite("scale", scale);
   args.least_sum = finite("least_sum", least_sum);
   return args;
@@ -118,7 +121,7 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
                                              const OptionalTensor& shared, int64_t k, bool normalize,
                                              const OptionalTensor& bias, std::string_view score,
                                              const OptionalTensor& correction, bool correct_logits, int64_t groups,
-                                             int64_t top_groups, double scale, double least_sum) {
+                                             int64_t top_groups, int64_t group_best, double scale, double least_sum) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
   const Norm norm = norm_of(x, norm_weight, eps, kind);
@@ -129,7 +132,7 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
   RouteArgs args{};
   args.choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                            top_groups, scale, least_sum, x);
+                            top_groups, group_best, scale, least_sum, x);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
   auto [ids, weights] = chosen(x, tokens, args.choice);
   if (tokens == 0) return {ids, weights};
@@ -159,13 +162,13 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
 
 std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
                                               bool normalize, std::string_view score, const OptionalTensor& correction,
-                                              bool correct_logits, int64_t groups, int64_t top_groups, double scale,
-                                              double least_sum) {
+                                              bool correct_logits, int64_t groups, int64_t top_groups,
+                                              int64_t group_best, double scale, double least_sum) {
   Dim T("tokens"), E("experts");
   check("logits", logits).floating().shape({T, E}).contiguous();
   if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
   const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                                      top_groups, scale, least_sum, logits);
+                                      top_groups, group_best, scale, least_sum, logits);
   auto [ids, weights] = chosen(logits, T, args);
   if (T == 0) return {ids, weights};
   const at::ScalarType corrected = correction.value_or(logits).scalar_type();
@@ -253,12 +256,12 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
 
 FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
            "bool normalize, Tensor? bias=None, str score='softmax', Tensor? correction=None, "
-           "bool correct_logits=False, int groups=1, int top_groups=1, float scale=1.0, float least_sum=1e-20) -> "
-           "(Tensor, Tensor)",
+           "bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, float scale=1.0, "
+           "float least_sum=1e-20) -> (Tensor, Tensor)",
            "moe_route", moe_route)
 FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize, str score='softmax', "
-           "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, float scale=1.0, "
-           "float least_sum=1e-20) -> (Tensor, Tensor)",
+           "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, "
+           "float scale=1.0, float least_sum=1e-20) -> (Tensor, Tensor)",
            "moe_choose", moe_choose)
 FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor? gate, Tensor up, "
            "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",

@@ -20,7 +20,8 @@ struct ChoiceArgs {
   uint32_t by_logit;   // experts are compared by their logits; 0: by their scores; plus a correction in both cases
   uint32_t has_correction;
   uint32_t groups;     // of as many experts each, side by side
-  uint32_t top_groups; // groups that a token's experts may be of: those whose two best add up to most
+  uint32_t top_groups; // groups that a token's experts may be of: those whose best add up to most
+  uint32_t group_best; // of a group's experts: its best one, or two
   float scale;         // of the chosen experts' weights
   float least_sum;     // added to the sum that scores are divided by, so that scores of 0 give weights of 0
 };

@@ -45,7 +45,7 @@ template <typename Scores> METAL_FUNC uint top_groups(thread const Scores& score
     second = metal::max(second, metal::min(best, rating));
     best = metal::max(best, rating);
   }
-  const uint own = lane < groups ? order_of(best + second) : 0;
+  const uint own = lane < groups ? order_of(best + (scores.args.group_best > 1 ? second : 0.0f)) : 0;
   uint better = 0;
   for (uint g = 0; g < groups; ++g) {
     const uint other = metal::simd_broadcast(own, ushort(g));

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-import torch_foundry
 from tests.hf.checks import check_engine, check_tokens
 from tests.hf.test_families import patched_model
 from tests.hf.tiny_models import PROMPT, assert_equal, build, fused_all, ids, launches_of_a_step, shared, tokens
@@ -160,6 +159,8 @@ def test_what_is_not_understood_is_refused(why: str) -> None:
         build_spec(layer)
 
 
-def test_groups_by_their_best_expert_are_refused() -> None:
-    model = torch_foundry.patch(build("deepseek_v2", topk_method="group_limited_greedy"))  # type: ignore[arg-type]
-    assert "routing by group_limited_greedy" in report(model).not_replaced["model.layers.1"]
+def test_routing_that_is_not_known_is_refused() -> None:
+    layer = copy.deepcopy(shared("deepseek_v2").model.layers[1])
+    layer.mlp.gate.topk_method = "noaux_tc"
+    with pytest.raises(Fallback, match="routing by noaux_tc"):
+        build_spec(layer)

@@ -221,6 +221,10 @@ KIN = {
         "DeepseekV2Config",
         {**GROUPED_MOE, **LATENT, "q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 1},
     ),
+    # as 236B: groups of experts are chosen by the best of each
+    "deepseek_v2-grouped": Case(
+        "DeepseekV2Config", {**GROUPED_MOE, **LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}
+    ),
     "deepseek_v3": Case("DeepseekV3Config", LATENT_MOE),
     "glm4_moe_lite": Case("Glm4MoeLiteConfig", LATENT_MOE, attention="eager"),
     "youtu": Case("YoutuConfig", {**LATENT, "rope_interleave": False}),

@@ -348,6 +348,13 @@ LAID_OUT = {
             **{"attention.head_count_kv": 4, "attention.key_length": 96, "attention.value_length": 32},
         },
     ),
+    # of more experts than 16 B has, in groups
+    "deepseek2-grouped": Case(
+        "deepseek2",
+        "DeepseekV2Config",
+        {**LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1},
+        {**LATENT_KEYS, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
     "nemotron_h": Case(
         "nemotron_h",
         "NemotronHConfig",

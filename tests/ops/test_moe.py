@@ -189,7 +189,7 @@ def test_opcheck() -> None:
     given = (route[n] for n in ("x", "norm_weight", "eps", "kind", "weight", "shared"))
     kit.opcheck("moe_route", *given, 2, True, torch.randn(6))
     kit.opcheck("moe_choose", torch.randn(3, 6), torch.randn(3, 1), 2, True)
-    kit.opcheck("moe_choose", torch.randn(3, 6), None, 2, True, "sigmoid", torch.randn(6), False, 3, 2, 2.5)
+    kit.opcheck("moe_choose", torch.randn(3, 6), None, 2, True, "sigmoid", torch.randn(6), False, 3, 2, 2, 2.5)
     names = ("x", "norm_weight", "eps", "ids", "gate", "up", "format")
     x, norm, eps, glu_ids, gate, up, format = (glu[n] for n in names)
     bias = torch.randn(6, 24)
@@ -235,6 +235,7 @@ def test_bad_inputs() -> None:
     refuse(r"correction: expected dtype Float", ops.moe_choose, choice, correction=torch.zeros(12).int())
     for groups in (0, 5, 12):
         refuse(r"groups: expected 1 to 32 of as many of 12 experts", ops.moe_choose, choice, groups=groups)
+    refuse(r"group_best: expected 1 or 2, got 3", ops.moe_choose, choice, groups=4, top_groups=2, group_best=3)
     refuse(r"groups: expected 1 to 32", ops.moe_choose, {"logits": torch.zeros(1, 128), "k": 1}, groups=64)
     refuse(r"top_groups: expected 1 to 4 with at least 4 experts, got 1", ops.moe_choose, choice, groups=4)
     refuse(r"top_groups: expected 1 to 4", ops.moe_choose, choice, groups=4, top_groups=5)

@@ -40,6 +40,7 @@ RULES: list[dict[str, Any]] = [
     {"score": "sigmoid", "corrected": F32, "groups": 4, "top_groups": 2, "scale": -0.5},
     {"score": "sigmoid", "groups": 32, "top_groups": 31},
     {"score": "softmax", "corrected": F16, "groups": 8, "top_groups": 1},
+    {"score": "softmax", "groups": 8, "top_groups": 3, "group_best": 1, "scale": 16.0},
 ]
 
 
@@ -77,6 +78,16 @@ def test_groups_are_chosen_by_their_two_best() -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, -9.0, 1.0, 0.0, -9.0, -9.0], [0.0] * 8])
     ids, _ = ops.moe_choose(logits, 3, score="sigmoid", groups=4, top_groups=2)
     assert ids.tolist() == [[1, 4, 0], [0, 1, 2]]
+
+
+def test_groups_are_chosen_by_their_best() -> None:
+    """Two good experts are less than the best one, and a group may be of one expert; equal groups go by number."""
+    logits = torch.tensor([[0.0, 1.0, 5.0, -9.0, 3.0, 4.0, -9.0, -9.0], [0.0] * 8])
+    rule = {"score": "sigmoid", "group_best": 1}
+    ids, _ = ops.moe_choose(logits - 4, 2, groups=4, top_groups=1, **rule)
+    assert ids.tolist() == [[2, 3], [0, 1]]
+    ids, _ = ops.moe_choose(logits, 3, groups=8, top_groups=3, **rule)
+    assert ids.tolist() == [[2, 5, 4], [0, 1, 2]]
 
 
 def test_choice_among_equals_and_extremes() -> None:

@@ -74,7 +74,7 @@ EXPERT_FAMILIES = (
         mixer=LATENT,
         interleaved=True,
         complex_tables=True,
-        experts=replace(DEEPSEEK, block="Moe", score="softmax", correction="", normalized=False, grouped=False),
+        experts=replace(DEEPSEEK, block="Moe", score="softmax", correction="", normalized=False),
         decoder=ROUTED,
     ),
     Family(

@@ -117,7 +117,8 @@ class Experts:
     score: str = "softmax"  # as in ops.moe_choose
     correction: str = ""  # what is added to scores for the choice alone
     correct_logits: bool = False  # ... to logits
-    grouped: bool = False  # experts are of router.num_group groups, those of a token of router.topk_group
+    # experts are of router.num_group groups, those of a token of router.topk_group; as router.topk_method has it
+    grouped: bool = False
     least_sum: float = 0.0  # as in ops.moe_choose; 0: its default
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
@@ -135,8 +136,11 @@ class Experts:
         rule = {"k": router.top_k, "normalize": bool(normalize), "score": self.score}
         if self.correct_logits:
             rule["correct_logits"] = True
-        if self.grouped:
+        method = getattr(router, "topk_method", None)  # of DeepSeek V2
+        if self.grouped and method != "greedy":
             rule |= {"groups": router.num_group, "top_groups": router.topk_group}
+            if method == "group_limited_greedy":
+                rule["group_best"] = 1
         if self.scale:
             rule["scale"] = float(attrgetter(self.scale)(block))
         if self.least_sum:
@@ -146,7 +150,8 @@ class Experts:
     def fits(self, rule: dict[str, Any], experts: int) -> bool:
         """Whether `ops.moe_choose` has that rule for so many."""
         k, groups, top_groups = rule["k"] or 0, rule.get("groups", 1), rule.get("top_groups", 1)
-        if not 0 < groups <= limits.MAX_GROUPS or experts % groups or experts // groups < min(groups, 2):
+        least = min(groups, rule.get("group_best", 2))  # experts of a group
+        if not 0 < groups <= limits.MAX_GROUPS or experts % groups or experts // groups < least:
             return False
         most = min(limits.MAX_CHOSEN, min(groups, top_groups) * (experts // groups))
         return experts <= limits.MAX_EXPERTS and 0 < k <= most

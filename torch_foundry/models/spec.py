@@ -150,7 +150,7 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
     method = getattr(getattr(block, kind.router), "topk_method", None)  # of DeepSeek V2
-    require(method in (None, "greedy"), f"routing by {method}")
+    require(method in (None, "greedy", "group_limited_greedy"), f"routing by {method}")
     least = attrgetter(kind.least)(block) if kind.least else 0.0
     require(least <= LEAST_SUM, f"weights whose sum is less than {least} are divided by that")
     require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")

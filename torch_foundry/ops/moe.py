@@ -35,6 +35,7 @@ def moe_route(
     correct_logits: bool = False,
     groups: int = 1,
     top_groups: int = 1,
+    group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def moe_route(
     bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's
     weights are read for each.
     """
-    rule = score, correction, correct_logits, groups, top_groups, scale, least_sum
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum
     ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias, *rule)
     return ids, weights
 
@@ -65,6 +66,7 @@ def moe_choose(
     correct_logits: bool = False,
     groups: int = 1,
     top_groups: int = 1,
+    group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
@@ -73,12 +75,12 @@ def moe_choose(
     logits: [T, E], E up to 1024, k up to 32. score: "softmax", over all of a token's logits, or "sigmoid", of each. The
     largest comes first; among equals the lowest number does (torch.topk leaves that open). correction: [E] of any
     floating dtype, added to the scores, or to the logits (correct_logits), for the choice alone. groups: the experts
-    are of so many, side by side, and a token's are of those `top_groups` whose two best add up to most. normalize:
-    weights are divided by their sum, plus least_sum. scale: of all weights, at last. shared: [T, 1], the logit of an
-    expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
+    are of so many, side by side, and a token's are of those `top_groups` whose `group_best` best, one or two, add up
+    to most. normalize: weights are divided by their sum, plus least_sum. scale: of all weights, at last. shared:
+    [T, 1], the logit of an expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
     Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
     """
-    rule = score, correction, correct_logits, groups, top_groups, scale, least_sum
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum
     ids, weights = _ops.moe_choose.default(logits, shared, k, normalize, *rule)
     return ids, weights
 

@@ -24,6 +24,7 @@ def moe_choose(
     correct_logits: bool = False,
     groups: int = 1,
     top_groups: int = 1,
+    group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
@@ -34,7 +35,8 @@ def moe_choose(
         ratings = ratings + correction
     if groups > 1:
         each = ratings.unflatten(-1, (groups, -1))
-        best = torch.sort(each.topk(2).values.sum(-1), dim=-1, descending=True, stable=True).indices[:, :top_groups]
+        of_group = each.topk(group_best).values.sum(-1)
+        best = torch.sort(of_group, dim=-1, descending=True, stable=True).indices[:, :top_groups]
         out = torch.ones(len(logits), groups, dtype=torch.bool).scatter(1, best, False)
         ratings = each.masked_fill(out[..., None], -torch.inf).flatten(-2)
     ids = torch.sort(ratings, dim=-1, descending=True, stable=True).indices[:, :k]
