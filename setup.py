@@ -120,7 +120,15 @@ extension = CppExtension(
 
 setup(
     packages=find_packages(include=["torch_foundry", "torch_foundry.*"]),
-    package_data={"torch_foundry": ["py.typed", "demo_model/*.json", "demo_model/*/*", "msl/**/*.h"]},
+    package_data={
+        "torch_foundry": [
+            "py.typed",
+            "demo_model/*.json",
+            "demo_model/*/*",
+            "diagnostics/golden/*.safetensors",
+            "msl/**/*.h",
+        ]
+    },
     # make has built in place already when it records the package
     ext_modules=[] if environment.SKIP_EXTENSION.on() else [extension],
     cmdclass={"build_ext": (SanitizedBuild if sanitizer else Build).with_options(use_ninja=True)},

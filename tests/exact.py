@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, float32, float64
 from torch.overrides import TorchFunctionMode
@@ -30,8 +30,8 @@ class InFloat64(TorchFunctionMode):
 def doubled(value: Any) -> Any:
     """A copy of a model, a cache, or tensors of a structure, in float64, with the same (rounded) numbers."""
     if isinstance(value, Cache):
-        cache = DynamicCache()
-        for index, layer in enumerate(value.layers):
+        cache, layers = DynamicCache(), cast(list[Any], value.layers)
+        for index, layer in enumerate(layers):
             cache.update(layer.keys.double(), layer.values.double(), index)
         return cache
     if not hasattr(value, "named_modules"):

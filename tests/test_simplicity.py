@@ -58,7 +58,6 @@ FULL_OBJECTS = {
 }
 TO_MERGE = "still to be put where it is used, if that stays short enough"
 CRUMBS = {
-    "cli.compare": "a subcommand",
     "cli.completion": "a subcommand",
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",

@@ -312,14 +312,19 @@ def case(family: str) -> Case:
     return (ALL_FAMILIES | KIN)[family]
 
 
-def settings(family: str, layers: int | None = None, **sizes: int) -> Any:
-    """The config of a family's models. sizes: in place of those of COMMON."""
+def options(family: str, layers: int | None = None, **sizes: int) -> dict[str, Any]:
+    """What the config of a family's models is given. sizes: in place of those of COMMON."""
     layers = layers or case(family).layers
-    options = {**COMMON, **case(family).options, "num_hidden_layers": layers, **sizes}
+    given = {**COMMON, **case(family).options, "num_hidden_layers": layers, **sizes}
     for per_layer in ("layer_types", "no_rope_layers", "activation_sparsity_pattern"):
-        if per_layer in options:
-            options[per_layer] = (options[per_layer] * layers)[:layers]
-    return config(case(family).config, **options)
+        if per_layer in given:
+            given[per_layer] = (given[per_layer] * layers)[:layers]
+    return given
+
+
+def settings(family: str, layers: int | None = None, **sizes: int) -> Any:
+    """The config of a family's models."""
+    return config(case(family).config, **options(family, layers, **sizes))
 
 
 def build(

@@ -11,6 +11,7 @@ import torch
 
 from torch_foundry.aot import prebuild
 from torch_foundry.core import devices, extension, runtime
+from torch_foundry.diagnostics import golden
 from torch_foundry.diagnostics.doctor import machine, measure, selfcheck
 from torch_foundry.diagnostics.doctor.advice import advice
 from torch_foundry.diagnostics.doctor.privacy import describe
@@ -49,6 +50,8 @@ def examine(device: torch.device, report: Report, quick: bool, icb: bool = False
         except Exception as error:  # of a compiler, a driver, an allocator
             report.fail(f"{name}: {describe(error)}")
     _gemv(device, report, quick, scale)
+    if not quick:
+        _golden(device, report)
     report.step("indirect command buffers")
     try:
         data["indirect"] = measure.indirect(device, scale, icb)
@@ -118,6 +121,18 @@ def _checks(device: torch.device, report: Report, quick: bool) -> None:
                 row["failed"].append({"name": check.name, "error": words})
                 report.fail(f"check {check.name}: {words}")
             row["seconds"] = time.perf_counter() - start
+
+
+def _golden(device: torch.device, report: Report) -> None:
+    rows: list[dict[str, Any]] = []
+    report.data["golden"] = {"digest": golden.digest(), "families": rows}
+    with _one_thread():
+        for family in _bar(golden.recipes(), "golden logits"):
+            report.step(f"golden logits of {family}")
+            row = golden.check(family, device)
+            rows.append(row.to_json())
+            if row.problem and not row.skipped:
+                report.fail(f"golden logits of {family}: {row.problem}")
 
 
 def _gemv(device: torch.device, report: Report, quick: bool, scale: measure.Scale) -> None:

@@ -69,7 +69,13 @@ def default_path() -> Path:
 def table(data: Row) -> str:
     """The report for a terminal: whatever of it there is."""
     lines = _header(data)
-    sections = {"kernels": _kernels, "checks": _checks, "bandwidth": _bandwidth, "dispatch": _dispatch}
+    sections = {
+        "kernels": _kernels,
+        "checks": _checks,
+        "bandwidth": _bandwidth,
+        "dispatch": _dispatch,
+        "golden": _golden,
+    }
     for name, show in (sections | {"indirect": _indirect}).items():
         if name in data:
             lines += show(data[name])
@@ -139,6 +145,14 @@ def _bandwidth(row: Row) -> list[str]:
 def _dispatch(row: Row) -> list[str]:
     many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}, {row['replayed_us']:.1f} us replayed"
     return [_line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode")]
+
+
+def _golden(row: Row) -> list[str]:
+    rows = row["families"]
+    skipped = sum(each["skipped"] for each in rows)
+    right = sum(not each["problem"] for each in rows)
+    words = f"{right} of {len(rows)} families as close to float64 as stock"
+    return [_line("golden", words, f"{skipped} skipped (transformers' version)" if skipped else None)]
 
 
 def _indirect(row: Row) -> list[str]:

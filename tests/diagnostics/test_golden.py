@@ -1,0 +1,122 @@
+"""Golden logits: what the package has is what the formula gives, right kernels pass, and wrong ones don't."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from shader_text import edited_shaders
+
+from tests.hf.tiny_models import ALL_FAMILIES, KIN
+from tools import golden as tool
+from torch_foundry import ops
+from torch_foundry.cli import main
+from torch_foundry.core import runtime
+from torch_foundry.diagnostics import golden
+from torch_foundry.diagnostics.doctor import examine
+from torch_foundry.diagnostics.doctor.report import Report, table
+from torch_foundry.testing.tolerance import relative_error
+
+SOME = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "bamba", "qwen3_next"]
+CPU = torch.device("cpu")
+FAULT = ("norm_linear.metal", "gated(args.activation, value, up)", "value * up")
+
+
+def test_every_family_has_a_model() -> None:
+    families = sorted(ALL_FAMILIES | KIN)
+    found = {family: dataclasses.asdict(recipe) for family, recipe in golden.recipes().items()}
+    made = {family: dataclasses.asdict(tool.recipe(family)) for family in families}
+    assert found == json.loads(json.dumps(made)), "run python -m tools.golden"
+    assert golden.FILE.stat().st_size < 500_000
+    for family in families:
+        assert golden.truth(family).shape == (golden.KEPT + golden.STEPS, tool.VOCABULARY)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_the_file_is_what_the_tool_makes(family: str) -> None:
+    """But for the order of float64 sums."""
+    assert relative_error(tool.truth(golden.recipes()[family]), golden.truth(family)) < 1e-12
+
+
+@pytest.mark.tier("models", quick=2)
+@pytest.mark.parametrize("family", golden.recipes())
+def test_weights_are_the_same_everywhere(family: str) -> None:
+    """Whatever torch draws, and in every dtype (but for Apertus' constant in an activation)."""
+    states = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        states.append(golden.build(golden.recipes()[family]).state_dict())
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+        for dtype in (torch.float16, torch.bfloat16):
+            assert name.endswith("act_fn.eps") or torch.equal(tensor.to(dtype).float(), tensor.float()), name
+
+
+@pytest.mark.tier("models", quick=2)
+@pytest.mark.parametrize("family", SOME)
+def test_patched_models_are_as_close_as_stock(family: str) -> None:
+    row = golden.check(family, CPU)
+    assert not row.problem and 0 < row.ours < 1e-5 and 0 < row.stock < 1e-5 and len(row.bits) == 16
+
+
+def test_a_report_to_compare_devices_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "golden.json"
+    command = ["compare", "--device", "cpu", "--golden", "llama", "--json", str(file)]
+    assert main(command) == 0
+    assert "1 of 1 right on cpu (float32), 0 wrong, 0 skipped" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["golden"] == golden.digest() and found["device"]["executor"] == "host" and found["machine"]["torch"]
+    (right,) = found["families"]
+    assert right["family"] == "llama" and not right["problem"]
+    glu = ops.glu
+    monkeypatch.setattr(ops, "glu", lambda *args: 1.0001 * glu(*args))
+    assert main(command) == 1
+    (wrong,) = json.loads(file.read_text())["families"]
+    assert "relative L2 error" in wrong["problem"] and wrong["ours"] > 10 * wrong["stock"]
+    assert wrong["stock"] == right["stock"] and wrong["bits"] != right["bits"]
+    assert "WRONG: relative" in capsys.readouterr().out
+
+
+@pytest.mark.tier("nightly")
+def test_a_fault_of_a_kernel_of_steps(tmp_path: Path) -> None:
+    with runtime.use_shaders(edited_shaders(tmp_path, FAULT)):
+        assert "relative L2 error" in golden.check("llama", CPU).problem
+
+
+def test_what_cannot_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that this transformers hasn't is skipped; whatever else raises is wrong."""
+    recipe = golden.recipes()["llama"]
+    absent = dataclasses.replace(recipe, config="OfTheFutureConfig")
+    monkeypatch.setattr(golden, "recipes", lambda: {"absent": absent, "llama": recipe})
+    row = golden.check("absent", CPU)
+    assert row.skipped and "OfTheFutureConfig" in row.problem and row.to_json()["ours"] is None and math.isnan(row.ours)
+
+    def truth(family: str) -> torch.Tensor:
+        raise RuntimeError("/home/somebody/x.metal:3: no such function")
+
+    monkeypatch.setattr(golden, "truth", truth)
+    report = Report(None)
+    examine._golden(CPU, report)
+    assert report.failures == ["golden logits of llama: RuntimeError: .../x.metal:3: no such function"]
+    shown = {"machine": dict.fromkeys(("torch_foundry", "python", "torch", "transformers", "system", "model", "chip"))}
+    shown["machine"] |= dict.fromkeys(("machine", "cpu_cores", "memory_gib"))
+    text = table(report.data | shown)
+    assert "0 of 2 families as close to float64 as stock, 1 skipped" in text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--golden", "no_such"], "--golden no_such: expected some of afmoe"),
+        (["--json", "x.json"], "goes with --golden"),
+    ],
+)
+def test_requests_that_cannot_be_met(options: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err
