@@ -14,20 +14,20 @@ import check  # noqa: E402
 import llvm  # noqa: E402
 import wheels  # noqa: E402
 
-PINNED, NEWEST = "2.13", "2.15"
+OLDEST, NEWEST = "2.11", "2.15"
 STUB = Path(__file__).parent / "include" / "Metal" / "Metal.h"
 
 
 @pytest.fixture(autouse=True)
 def _possible() -> None:
     reason = llvm.unavailable()
-    if not reason and not (wheels.there(PINNED) and wheels.there(NEWEST)):
-        reason = f"torch {PINNED} and {NEWEST} for macOS have not been downloaded"
+    if not reason and not (wheels.there(OLDEST) and wheels.there(NEWEST)):
+        reason = f"torch {OLDEST} and {NEWEST} for macOS have not been downloaded"
     if reason:
         pytest.skip(f"run `make check-macos` first: {reason}")
 
 
-def checked(tmp_path: Path, text: str, minor: str = PINNED) -> int:
+def checked(tmp_path: Path, text: str, minor: str = OLDEST) -> int:
     """Checks an extension of one file of Objective-C++."""
     metal = tmp_path / "csrc" / "metal"
     metal.mkdir(parents=True)
@@ -87,7 +87,7 @@ at::mps::MPSStream* probe() { return at::mps::getStreamFromPool(); }
 def test_a_function_that_one_torch_lacks(tmp_path: Path) -> None:
     """Pools of streams came after 2.13."""
     with pytest.raises(check.Failure, match="getStreamFromPool"):
-        checked(tmp_path / "pinned", NEW)
+        checked(tmp_path / "oldest", NEW)
     assert checked(tmp_path / "newest", NEW, NEWEST) == 1
 
 
