@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's shell has it for what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     tiers.configure(config)
     if config.getoption("numprocesses", default=None):  # before xdist's threads, which can import half of torch
         import torch_foundry.models.state  # noqa: F401
