@@ -18,6 +18,9 @@ from tests.io import words
 from torch_foundry import quant
 
 SIZE = 140_000_000
+# What is freed is the system's at once. By default large tensors soon come from malloc's heap, and how large its holes
+# are depends on where it lies.
+WITHOUT_HOLES = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
 CASES = [("q8_0", "f16", False), ("f16", "bf16", False), ("q8_0", "f16", True)]
 PACKING = """
 import json, sys
@@ -25,30 +28,32 @@ import torch
 from transformers import AutoModelForCausalLM
 import torch_foundry
 from benchmarks.bench_load import forget_peak, status
+from tests.io.memory import library_pages
 *folders, fmt = sys.argv[1:]
 for folder in folders:
-    before = forget_peak()
+    before = forget_peak() - library_pages()
     config = torch_foundry.FoundryConfig(fmt)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=config)
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    print(json.dumps([status("VmHWM") - before, held]))
+    print(json.dumps([status("VmHWM") - library_pages() - before, held]))
 """
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CODE = """
 import json, sys
 import torch_foundry
 from benchmarks.bench_load import forget_peak, status
+from tests.io.memory import library_pages
 from torch_foundry import quant
 files, small, cases = json.loads(sys.argv[1])
 for warm in (True, False):
     for fmt, dtype, mmap in cases:
         model = None
-        before = forget_peak()
+        before = forget_peak() - library_pages()
         options = dict(device="cpu", dtype=quant.get_format(dtype).dtype, mmap=mmap, progress=False)
         model, _ = torch_foundry.load(small if warm else files[fmt], allow=("VOCAB_MISSING",), **options)
         held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         if not warm:
-            print(json.dumps([status("VmHWM") - before, held]))
+            print(json.dumps([status("VmHWM") - library_pages() - before, held]))
 """
 
 
@@ -89,8 +94,7 @@ def test_peak_of_packing_while_loading(tmp_path: Path) -> None:
     size = write_dense(tmp_path / "model", 2048, 6144)
     write_dense(tmp_path / "small", 256, 256)
     job = [sys.executable, "-c", PACKING, str(tmp_path / "small"), str(tmp_path / "model"), "q8_0"]
-    fixed = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed is the system's, without holes
-    done = subprocess.run(job, stdout=subprocess.PIPE, text=True, check=True, env=fixed)
+    done = subprocess.run(job, stdout=subprocess.PIPE, text=True, check=True, env=WITHOUT_HOLES)
     taken, held = json.loads(done.stdout.splitlines()[-1])
     own = taken - size  # transformers maps the file, whose pages are the system's but count
     assert held <= own <= held + 2 * (2 * 2048 * 6144) + 0.05 * size <= 1.05 * size
@@ -110,7 +114,8 @@ def write_dense(folder: Path, hidden: int, inner: int) -> int:
 def measured(files: dict[str, str], small: Path, cases: list[tuple[str, str, bool]]) -> list[list[int]]:
     """Bytes that loading took at its peak and that a model holds, for each case."""
     job = json.dumps([files, str(small), cases])
-    done = subprocess.run([sys.executable, "-c", CODE, job], stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-c", CODE, job]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=WITHOUT_HOLES)
     return [json.loads(line) for line in done.stdout.splitlines()[-len(cases) :]]
 
 
