@@ -54,7 +54,6 @@ MISSING = {
     "phimoe": "experts are chosen one after the other, each weighed by a softmax over those close to it",
 }
 MISSING_PARTS = {
-    "`gemma3n` with images or sound": "ids of the towers' own vocabularies have embeddings of their own",
     "`mistral4`, a text model in wrappers": "queries grow with their position, also where latents are their keys",
     "`nemotron_h` with `moe_latent_size`": "experts see a projection of what their router sees",
 }

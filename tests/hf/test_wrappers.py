@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
 from tests.hf.tiny_models import DEVICE, VOCAB, classes
-from tests.hf.tiny_wrappers import IMAGE, VIDEO, WRAPPERS, build, prompt, shared
+from tests.hf.tiny_wrappers import IMAGE, OWN, VIDEO, WRAPPERS, build, prompt, shared
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.rope import Rotary
@@ -87,6 +87,7 @@ def _without_sync_every(generate: Any, *args: Any, sync_every: Any = None, **kwa
 
 SKIPPED = {
     "qwen3_5": {"prompt lookup"},  # stock code drafts no tokens for recurrent states
+    "gemma3n": {"prompt lookup"},
     "gemma4": {"prompt lookup"},  # our own loop, none that may be an image's
     "gemma4_unified": MODES.keys() - {"an image", "second turn"},  # in all else it is gemma4's
 }
@@ -264,6 +265,29 @@ def test_a_token_of_an_image_that_is_generated_is_embedded_as_padding(options: d
     assert generate(model, inputs, **options).tolist() == text.tolist()
     seen = report(model)
     assert seen.steps and (options.get("sync_every") == 0 or seen.eager["step of generate: the token of an image"])
+
+
+@torch.no_grad()
+def test_ids_of_the_towers_are_embedded_by_them() -> None:
+    """In a prompt without images, and where one is generated; engines say that they can't."""
+    stock: Any = copy.deepcopy(shared("gemma3n"))
+    model = patch(copy.deepcopy(stock))
+    ids = torch.tensor([[5, 6, OWN, 7, OWN + 5, 8, 9, 10]]).to(DEVICE)
+    texts = [generate(each, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}) for each in (stock, model)]
+    assert torch.equal(*texts)
+    for each in (stock, model):
+        for at in (OWN + 1, OWN + 6):
+            each.lm_head.weight[at] = 2 * each.lm_head.weight[int(texts[0][0, -at // 4])]
+    texts = [generate(each, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}) for each in (stock, model)]
+    assert torch.equal(*texts) and (texts[0][:, 8:-1] >= OWN).any()
+    assert report(model).eager["step of generate: the token of an image"], str(report(model))
+    engine = Engine(model)
+    with pytest.raises(ValueError, match=f"token {OWN} is an image's or a sound's"):
+        engine.submit(ids, SamplingParams(max_tokens=12, temperature=0))
+    stream = engine.submit(ids[:, 5:], SamplingParams(max_tokens=TOKENS, temperature=0))
+    engine.run()
+    with pytest.raises(RuntimeError, match="is an image's or a sound's"):
+        stream.result()
 
 
 @torch.no_grad()

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import Gemma3nVisionConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tests.hf.tiny_models import DELTA, DEVICE, VOCAB
 
 IMAGE, VIDEO = VOCAB - 1, VOCAB - 2  # ids of tokens whose embeddings are an image's
+OWN = VOCAB - 8  # from here on, ids are of Gemma 3n's towers
 SCALE = 0.2  # of weights: a text that neither repeats itself nor depends on rounding
 TEXT = {
     "hidden_size": 128,
@@ -103,6 +105,24 @@ def patches(images: list[int]) -> dict[str, torch.Tensor]:
     return {"pixel_values": _pixels(images, 16, 48), "image_position_ids": where.repeat(len(images), 1, 1).to(DEVICE)}
 
 
+class Tower(PreTrainedModel):
+    """In place of Gemma 3n's, which is another package's."""
+
+    config_class = Gemma3nVisionConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.patches = torch.nn.Conv2d(3, config.hidden_size, 8, 8)
+        self.post_init()
+
+    def forward(self, pixel_values: torch.Tensor, **_: Any) -> Any:
+        return BaseModelOutputWithPooling(last_hidden_state=self.patches(pixel_values))
+
+
+transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
+
+
 @dataclass(frozen=True)
 class Case:
     """A config class, the text model's type with what it gets besides TEXT, the tower's, and what is left.
@@ -125,6 +145,22 @@ WRAPPERS = {
         {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
         {"image_token_index": IMAGE, "boi_token_index": 3, "eoi_token_index": 4, "mm_tokens_per_image": 4},
         types="token_type_ids",
+    ),
+    "gemma3n": Case(
+        "Gemma3nConfig",
+        {
+            **{"model_type": "gemma3n_text", **LAST_FULL, "num_kv_shared_layers": 1, "laurel_rank": 16},
+            **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": OWN, "final_logit_softcapping": 30.0},
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+        },
+        {"model_type": "gemma3n_vision", "hidden_size": 32, "vocab_size": 4, "vocab_offset": OWN},
+        {
+            **{"image_token_id": IMAGE, "audio_token_id": VIDEO, "vision_soft_tokens_per_image": 4},
+            "audio_config": {
+                **{"hidden_size": 32, "vocab_size": 4, "vocab_offset": OWN + 4, "conf_num_attention_heads": 2},
+                **{"conf_num_hidden_layers": 1, "input_feat_size": 16, "sscp_conv_channel_size": (8, 4)},
+            },
+        },
     ),
     "gemma4": Case(
         "Gemma4Config",
@@ -284,9 +320,14 @@ def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
             else:
                 parameter.copy_(SCALE * noise * (5 if "mm_input_projection" in parameter_name else 1))
         if "audio_token_id" in case.options:
-            model.lm_head.weight[VIDEO:] = 0.0  # an id that is embedded as padding is not chosen
+            model.lm_head.weight[first_embedded(name) :] = 0.0  # those are not embedded as texts are
     model.generation_config.eos_token_id = None  # always generate as much as was asked for
     return model.to(DEVICE)
+
+
+def first_embedded(name: str) -> int:
+    """From here on, ids are not embedded as those of texts."""
+    return OWN if name == "gemma3n" else VIDEO
 
 
 @functools.cache
@@ -298,12 +339,12 @@ def shared(name: str) -> PreTrainedModel:
 def prompt(name: str, *rows: list[int]) -> dict[str, Any]:
     """A batch of texts, left padded, each with the images of these seeds in it."""
     case, model = WRAPPERS[name], shared(name)
-    texts = []
+    texts, end = [], first_embedded(name)
     for number, images in enumerate(rows):
         generator = torch.Generator().manual_seed(50 + number)
-        text = torch.randint(5, VIDEO, (4 + 3 * number,), generator=generator).tolist()
+        text = torch.randint(5, end, (4 + 3 * number,), generator=generator).tolist()
         for image in images:
-            more = torch.randint(5, VIDEO, (3 + image % 3,), generator=generator).tolist()
+            more = torch.randint(5, end, (3 + image % 3,), generator=generator).tolist()
             text += [IMAGE] * tokens_of(name, image) + more
         texts.append(text)
     width = max(map(len, texts))

@@ -28,6 +28,7 @@ from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
+from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.sampling import Sampler
 from torch_foundry.sampling.sampler import error_text
 
@@ -67,6 +68,7 @@ class Engine:
         self.limit = min(longest, blocks * own.block_size)  # tokens of a text
         self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         self._decoder = self._forward.plan
+        self._replaced = replaced_ids(path_to_decoder(model)[-2])
         device, vocabulary = self._decoder.device, model.lm_head.out_features
         workspace, what = prompt_bytes(self._decoder, own.budget), f"an engine's steps of {own.budget} tokens"
         memory.check(device, workspace, what, lambda left: "A smaller budget needs less.")
@@ -115,6 +117,9 @@ class Engine:
         settings = settings.replace(eos=tuple(i for i in settings.eos if 0 <= i < vocabulary))
         with torch.inference_mode(False), torch.no_grad():
             images = Images.of(told, ids, self.model, self._decoder)
+        for token in ids[images.end if images else 0 :]:
+            if token in self._replaced:
+                raise ValueError(f"prompt: {_not_embedded(token)}")
         salt += b"" if images is None else images.digest
         text = None
         if self.tokenizer is not None:
@@ -258,6 +263,9 @@ class Engine:
         for token in each.new_tokens:
             if reason := sequence.append(token):
                 break
+            if token in self._replaced:
+                sequence.fault = RuntimeError(_not_embedded(token))
+                break
         taken = len(sequence.tokens) - before
         cached = each.ids[:known] + each.new_tokens[: max(taken - 1, 0)] if each.num_accepted >= 0 else []
         self.scheduler.commit(each, cached)
@@ -277,3 +285,8 @@ class Engine:
             self._drafting.end(sequence)
             sequence.finish(reason)
             self._free_rows([sequence])
+
+
+def _not_embedded(token: int) -> str:
+    """Why a sequence with `token` behind its images can't go on."""
+    return f"token {token} is an image's or a sound's, which the model embeds in another way than texts"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.models.decoder import DecoderModel
-from torch_foundry.models.outputs import path_to_decoder
+from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.swap import base_class
 
 PIXELS = ("pixel_values", "pixel_values_videos")
@@ -69,7 +69,7 @@ class Images:
         if unknown := given.keys() - known:
             raise ValueError(f"prompt: expected what the model's processor returns, got {min(unknown)} as well")
         tokens = torch.tensor([ids])
-        end = _end(tokens, given, model.config)
+        end = _end(tokens, given, model.config, replaced_ids(around[-1]))
         if end == len(ids):
             raise ValueError("prompt: expected text behind the last image")
         digest = _digest(given)
@@ -109,8 +109,8 @@ class Images:
                     pages[at].copy_(states[layer.position % len(states)][0])
 
 
-def _end(tokens: Tensor, given: Mapping[str, Any], config: Any) -> int:
-    """How many of `tokens` [1, L] there are up to the last one of an image."""
+def _end(tokens: Tensor, given: Mapping[str, Any], config: Any, replaced: Iterable[int]) -> int:
+    """How many of `tokens` [1, L] there are up to the last one of an image, or of those that steps don't embed."""
     marked = torch.zeros_like(tokens, dtype=torch.bool)
     for name in PLACEHOLDERS:
         if (placeholder := getattr(config, name, None)) is not None:
@@ -121,6 +121,7 @@ def _end(tokens: Tensor, given: Mapping[str, Any], config: Any) -> int:
         if getattr(given[name], "shape", None) != tokens.shape:
             raise ValueError(f"prompt: {name}: expected a tensor {list(tokens.shape)}")
         marked |= given[name].cpu() != 0
+    marked |= torch.isin(tokens, torch.tensor(sorted(replaced)))
     return 1 + int(marked[0].nonzero().max())
 
 

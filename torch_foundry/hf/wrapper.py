@@ -70,7 +70,7 @@ class WrapperMixin(ModelMixin):
         decoder = self._modules.get(known.decoder)
         if decoder is None or not embeds_all(self.config, decoder):
             return None
-        if any(bool((ids == each).any()) for each in replaced_ids(self)):
+        if (replaced := replaced_ids(self)) and not replaced.isdisjoint(ids.flatten().tolist()):
             return None
         return decoder, {"input_ids": ids, "attention_mask": kwargs.get("attention_mask")}
 

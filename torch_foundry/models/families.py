@@ -239,6 +239,11 @@ def register_wrapper(wrapper: Wrapper) -> None:
 REPLACED = ("image_token_id", "video_token_id", "audio_token_id")
 for _wrapper in (
     Wrapper("gemma3"),
+    Wrapper(
+        "gemma3n",
+        own_from=("embed_vision.vocab_offset", "embed_audio.vocab_offset"),
+        softcap="final_logit_softcapping",
+    ),
     Wrapper("gemma4", replaced=REPLACED, softcap="final_logit_softcapping"),
     Wrapper("gemma4_unified", replaced=REPLACED, softcap="final_logit_softcapping"),
     Wrapper("idefics3", decoder="text_model"),

@@ -278,6 +278,7 @@ class Wrapper(Architecture):
     # ids, by their names in the config, that it embeds as padding, in texts as well; it reads rows of the embedding's
     # weight, if layers take embeddings of their own
     replaced: tuple[str, ...] = ()
+    own_from: tuple[str, ...] = ()  # of `model`: ids from the least of these numbers on have embeddings of its towers
     softcap: str | None = None  # as in `Head`
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,14 +30,23 @@ def wrapper_of(module: nn.Module) -> Wrapper | None:
 
 
 def replaced_ids(model: Any) -> frozenset[int]:
-    """Ids that `model`, if it is a wrapper, embeds as padding: not as captured steps do."""
-    names = getattr(wrapper_of(model), "replaced", ())
-    return frozenset(found for name in names if (found := getattr(model.config, name, None)) is not None)
+    """Ids that `model`, if it is a wrapper, embeds as padding, or by itself: not as captured steps do."""
+    if (wrapper := wrapper_of(model)) is None:
+        return frozenset()
+    own = min((attrgetter(name)(model) for name in wrapper.own_from), default=None)
+    found = () if own is None else range(own, model.config.get_text_config().vocab_size)
+    return frozenset(found) | _padding(model, wrapper)
+
+
+def _padding(model: Any, wrapper: Wrapper) -> frozenset[int]:
+    return frozenset(found for name in wrapper.replaced if (found := getattr(model.config, name, None)) is not None)
 
 
 def embedding_read_by(model: Any) -> Any:
     """The embedding of `model` if stock code reads rows of its weight; None if not."""
-    own = replaced_ids(model) and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None)
+    if (wrapper := wrapper_of(model)) is None or not _padding(model, wrapper):
+        return None
+    own = getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None)
     return model.get_input_embeddings() if own else None
 
 
