@@ -48,13 +48,13 @@ TITLES = (
 )
 # What was tried and waits for a block that there is none of. Folders leave the list when `patch` knows them.
 MISSING = {
-    "falcon_h1": "a layer has attention and a state space side by side, which need caches of two kinds in a layer",
+    "falcon_h1": "a layer has attention and a state space side by side, which need caches of two kinds in a layer; "
+    "multipliers lie before activations and convolutions, and a state space may have a gate without a norm",
     "laguna": "attention's gates pass softplus, and layers have numbers of heads of their own",
     "nanochat": "norms have no weights, and one lies behind the embedding; heads rotate the other way",
     "phimoe": "experts are chosen one after the other, each weighed by a softmax over those close to it",
 }
 MISSING_PARTS = {
-    "`mistral4`, a text model in wrappers": "queries grow with their position, also where latents are their keys",
     "`nemotron_h` with `moe_latent_size`": "experts see a projection of what their router sees",
 }
 

@@ -9,11 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
+from transformers import AutoModelForImageTextToText, DynamicCache, Mistral3Config
 
+import torch_foundry
 from tests.hf.checks import check_engine, check_tokens
 from tests.hf.test_families import patched_model
-from tests.hf.tiny_models import PROMPT, assert_equal, build, fused_all, ids, launches_of_a_step, shared, tokens
+from tests.hf.tiny_models import (
+    PROMPT,
+    assert_equal,
+    build,
+    fused_all,
+    ids,
+    launches_of_a_step,
+    padded,
+    settings,
+    shared,
+    tokens,
+)
+from tests.hf.tiny_wrappers import TOWER
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch
@@ -31,6 +44,8 @@ SEEN = 32  # tokens of a prompt: more than go through the kernels for few
         ("youtu", "second turn"),
         ("glm4_moe_lite", "prompt lookup"),
         ("deepseek_v3", "no cache"),
+        ("mistral4", "chunked prefill"),
+        ("mistral4-direct", "second turn"),
     ],
 )
 def test_tokens_equal_stock(family: str, mode: str) -> None:
@@ -39,7 +54,8 @@ def test_tokens_equal_stock(family: str, mode: str) -> None:
 
 # Norm and projection of the latent and of queries, twice if they are of low rank; the latent's norm, rotation, queries
 # of latents, attention, values and o. Then norm, gate and up, and down.
-LAUNCHES = {"deepseek_v2": (8, 2), "deepseek_v3": (9, 2)}
+# Where queries grow, their norm is a launch of its own, and so is what looks up by how much.
+LAUNCHES = {"deepseek_v2": (8, 2), "deepseek_v3": (9, 2), "mistral4": (11, 2)}
 
 
 @torch.no_grad()
@@ -81,6 +97,41 @@ def test_an_engine_s_prompts_beyond_what_graphs_take() -> None:
     stream = engine.submit(text[0].tolist(), SamplingParams(max_tokens=8, temperature=0))
     engine.run()
     assert stream.tokens == stock.generate(text, max_new_tokens=8, do_sample=False)[0, 150:].tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_queries_grow_in_an_engine(batch_invariant: bool) -> None:
+    """Of a prompt in one step, of more tokens than are captured, whose products are ours or torch's."""
+    stock = shared("mistral4")
+    engine = Engine(patch(copy.deepcopy(stock)), requests=2, budget=160, blocks=24, batch_invariant=batch_invariant)
+    text = ids(1, 150)
+    stream = engine.submit(text[0].tolist(), SamplingParams(max_tokens=8, temperature=0))
+    engine.run()
+    assert stream.tokens == stock.generate(text, max_new_tokens=8, do_sample=False)[0, 150:].tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["mistral4", "mistral4-direct"])
+def test_packed_queries_grow(family: str) -> None:
+    model = patch(copy.deepcopy(shared(family)), quantize="q8_0")
+    dense = torch_foundry.dequantize(copy.deepcopy(model))
+    inputs = padded([12, 30])
+    packed, expected = (m.generate(**inputs, max_new_tokens=20, do_sample=False).tolist() for m in (model, dense))
+    assert packed == expected and report(model).steps and fused_all(model), str(report(model))
+
+
+@torch.no_grad()
+def test_a_wrapper_of_queries_that_grow() -> None:
+    """As Mistral Small 4 is published."""
+    tower = {"model_type": "pixtral", **TOWER, "head_dim": 16}
+    text = {"model_type": "mistral4", **settings("mistral4").to_dict()}
+    made_of = Mistral3Config(text_config=text, vision_config=tower, image_token_index=5, spatial_merge_size=2)
+    torch.manual_seed(0)
+    stock = AutoModelForImageTextToText.from_config(made_of).eval()
+    stock.generation_config.eos_token_id = None
+    model = patch(copy.deepcopy(stock))
+    assert tokens(model) == tokens(stock) and report(model).steps == 11 and not report(model).eager
 
 
 @torch.no_grad()

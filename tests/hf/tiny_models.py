@@ -126,6 +126,11 @@ NEMOTRON_H = {
     "time_step_min": 0.5,
 }
 LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
+MISTRAL4: dict[str, Any] = {**LATENT_MOE, "head_dim": 96}
+MISTRAL4["rope_parameters"] = {
+    **MISTRAL4["rope_parameters"],
+    **{"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
+}
 NTK_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
@@ -227,6 +232,18 @@ KIN = {
     ),
     "deepseek_v3": Case("DeepseekV3Config", LATENT_MOE),
     "glm4_moe_lite": Case("Glm4MoeLiteConfig", LATENT_MOE, attention="eager"),
+    # the first layer has no experts; queries grow every 16 positions
+    "mistral4": Case(
+        "Mistral4Config",
+        {**MISTRAL4, "first_k_dense_replace": 1},
+        model="Mistral4ForCausalLM",
+    ),
+    "mistral4-direct": Case(
+        "Mistral4Config",
+        {**MISTRAL4, "q_lora_rank": None},
+        attention="eager",
+        model="Mistral4ForCausalLM",
+    ),
     "youtu": Case("YoutuConfig", {**LATENT, "rope_interleave": False}),
     "glm4_moe-normed": Case("Glm4MoeConfig", {**GROUPED_MOE, "use_qk_norm": True}),
     "afmoe": Case(

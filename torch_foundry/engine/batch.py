@@ -45,13 +45,17 @@ class Group:
 class GroupedView:
     """Keys and values of all groups of a step: a `KVStep` of tokens [1, T] whose groups are views of the same pages.
 
-    join: concatenates what groups attend to.
+    join: concatenates what groups attend to. positions: int32 [T], of all tokens.
     """
 
     def __init__(
-        self, groups: Sequence[Group], views: Sequence[KVView], join: Callable[[list[Tensor]], Tensor]
+        self,
+        groups: Sequence[Group],
+        views: Sequence[KVView],
+        join: Callable[[list[Tensor]], Tensor],
+        positions: Tensor,
     ) -> None:
-        self._groups, self._views, self._join = groups, views, join
+        self._groups, self._views, self._join, self.positions = groups, views, join, positions
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> list[Tensor]:
         """See `KVStep`. All keys before any query: parts of a sequence may be in several groups."""
@@ -85,7 +89,7 @@ class GroupedView:
 
     def exchanged(self) -> GroupedView:
         """See `KVStep`."""
-        return GroupedView(self._groups, [view.exchanged() for view in self._views], self._join)
+        return GroupedView(self._groups, [view.exchanged() for view in self._views], self._join, self.positions)
 
 
 class Batch:
@@ -104,7 +108,7 @@ class Batch:
         self._staged = torch.frombuffer(self._host, dtype=torch.int32)
         with torch.inference_mode(False):
             self._control = torch.zeros(sum(parts), dtype=torch.int32, device=device)
-        self.ids, starts, positions, table, states = self._control.split(parts)
+        self.ids, starts, self._positions, table, states = self._control.split(parts)
         # of recurrent layers: runs, how many of their tokens are a prompt's, and rows of `StateTables`
         self.states = states.view(rows, each) if each else None
         self._at = list(itertools.accumulate(parts))[:-1]  # where rows, positions, table and states begin
@@ -114,7 +118,8 @@ class Batch:
         self._width, self.groups, row, first = width, list[Group](), 0, 0
         for batch, length in sizes:
             own, end = slice(row, row + batch), first + batch * length
-            places = starts.view(rows, 2)[own], table.view(rows, width)[own], positions[first:end].view(batch, length)
+            places = starts.view(rows, 2)[own], table.view(rows, width)[own], self._positions[first:end]
+            places = *places[:2], places[2].view(batch, length)
             self.groups.append(Group(first, batch, length, *places))
             row, first = row + batch, end
 
@@ -158,7 +163,7 @@ class Batch:
             KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
             for g in self.groups
         ]
-        return GroupedView(self.groups, views, join)
+        return GroupedView(self.groups, views, join, self._positions)
 
     def wanted(self, x: Tensor, parts: Sequence[ScheduledSequence]) -> Tensor:
         """Of x [T, ...], the tokens of which `parts` want logits, in their order."""

@@ -15,7 +15,8 @@ from torch_foundry import ops
 from torch_foundry.core import devices, limits
 from torch_foundry.kvcache.formats import PLAIN, Formats, decoded
 
-Rope = tuple[Tensor | None, Tensor | None]  # cos, sin: of each token, or tables by position; None: no rotation
+# cos, sin: of each token, or tables by position; None: no rotation. Mixers may be given more
+Rope = tuple[Tensor | None, ...]
 
 MASK_COST = 4  # torch's attention with a mask is faster than ours from so many times as many keys on
 WIDEST = 256  # head_dim: for wider ones torch stores all scores
@@ -24,6 +25,10 @@ MASKED = 1 << 26  # elements of the mask that a window needs: what is larger cos
 
 class KVStep(Protocol):
     """Keys and values of one step, of one layer."""
+
+    @property
+    def positions(self) -> Tensor | None:
+        """int32: the new tokens' rows of the rope tables; None: one row a token."""
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Any:
         """Norm and rotate heads, store keys and values; returns the queries, for `attend`.

@@ -70,6 +70,13 @@ EXPERT_FAMILIES = (
     Family("deepseek_v3", mixer=LATENT, experts=DEEPSEEK, decoder=ROUTED),
     Family("glm4_moe_lite", mixer=LATENT, experts=DEEPSEEK, decoder=ROUTED),
     Family(
+        "mistral4",
+        mixer=LATENT,
+        scaled_queries=True,
+        experts=replace(DEEPSEEK, score="softmax", correction=""),
+        decoder=ROUTED,
+    ),
+    Family(
         "deepseek_v2",
         mixer=LATENT,
         interleaved=True,

@@ -24,6 +24,8 @@ from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.spec import check_children, check_linear, check_norm, require
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
 
+FEW = 64  # tokens of a step that is captured, at most
+
 
 @dataclass(frozen=True)
 class LatentSpec:
@@ -35,6 +37,7 @@ class LatentSpec:
     value_dim: int
     rank: int  # of a latent
     scale: float  # of q·k
+    scaled: bool  # whether queries are multiplied by numbers of their positions
     interleaved: bool  # as in ops.rope_kv
     deinterleave: bool
 
@@ -55,6 +58,7 @@ def read(module: Any, family: Family) -> LatentSpec:
         value_dim=int(module.v_head_dim),
         rank=int(module.kv_lora_rank),
         scale=float(module.scaling),
+        scaled=family.scaled_queries,
         interleaved=family.interleaved or deinterleave,
         deinterleave=deinterleave,
     )
@@ -79,6 +83,8 @@ def read(module: Any, family: Family) -> LatentSpec:
     check_norm("kv_a_layernorm", module.kv_a_layernorm, family, spec.rank)
     check_linear("kv_b_proj", module.kv_b_proj, spec.rank, heads * (spec.plain_dim + spec.value_dim))
     require(module.kv_b_proj.bias is None, "kv_b_proj has a bias")
+    last = module.q_b_proj if low else module.q_proj
+    require(not spec.scaled or last.bias is None, "queries that grow with their positions have a bias")
     check_linear("o_proj", module.o_proj, heads * spec.value_dim, hidden)
     return spec
 
@@ -88,8 +94,8 @@ class LatentAttention(Mixer):
     """Its state is what stock code caches: latents in place of keys, the shared rotated parts in place of values."""
 
     __slots__ = (
-        "_dense", "_dense_of", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries", "residual",
-        "spec", "state", "width",
+        "_dense", "_dense_of", "_first", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries",
+        "residual", "spec", "state", "width",
     )  # fmt: skip
     read = staticmethod(read)
     rope = by_heads = True
@@ -109,6 +115,7 @@ class LatentAttention(Mixer):
         self.width = spec.n_heads * (2 * spec.query_dim + 2 * spec.rank + spec.value_dim)
         self._dense: Tensor | None = None
         self._dense_of: Any = None
+        self._first: Tensor | None = None  # int32 [FEW, 1]: zeros
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
@@ -126,17 +133,17 @@ class LatentAttention(Mixer):
 
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec, (batch, length, _) = self.spec, x.shape
-        q, kv = self._projected(x, gemm)
+        few = batch * length <= gemm.expert_tokens
+        q, kv = self._projected(x, gemm, self._factors(x, state, rope, few))
         latents = self.kv_norm(kv[..., : spec.rank])
         state = state.exchanged()  # what rotates is keys to ops, and latents, of which sums are wanted, are values
         how: dict[str, Any] = {"interleaved": spec.interleaved, "deinterleave": spec.deinterleave}
-        heads: Any = state.write(q, kv[..., spec.rank :], latents, rope, head_dim=spec.rope_dim, **how)
+        heads: Any = state.write(q, kv[..., spec.rank :], latents, rope[:2], head_dim=spec.rope_dim, **how)
         # parts of queries as wide as what rotates went along, which is less work than to copy their ends
         every = spec.query_dim // spec.rope_dim
         ends = slice(every - 1, None, every)
         rotated: Any = [own[:, ends] for own in heads] if isinstance(heads, list) else heads[:, ends]
         plain = q.unflatten(-1, (spec.n_heads, spec.query_dim))[..., : spec.plain_dim]
-        few = batch * length <= gemm.expert_tokens
         if not few and isinstance(state, KVView) and state.is_dense(x.dtype):
             h = self._of_prompt(state, plain, rotated, mask)
         else:
@@ -147,19 +154,54 @@ class LatentAttention(Mixer):
             h = product(h.view(-1, spec.n_heads, spec.rank), values).reshape(batch, length, -1)
         return self.residual.add(x, self.out, h, gemm)
 
-    def _projected(self, x: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor]:
-        """Queries of all heads, before they rotate; and a latent before its norm, with the part of the key."""
+    def _factors(self, x: Tensor, state: KVStep, rope: Rope, few: bool) -> Tensor | None:
+        """What queries are multiplied by, float32 [T, 1] for x [B, L, hidden]; None: nothing."""
+        if not self.spec.scaled:
+            return None
+        table = rope[2]
+        assert table is not None
+        if state.positions is None:
+            return table.expand(*x.shape[:2], 1).reshape(-1, 1)
+        rows = state.positions.reshape(-1)
+        return ops.embedding(rows, table, dtype=torch.float32) if few else table[rows.long()]
+
+    def _grown(self, linear: Linear, x: Tensor, factors: Tensor, gemm: Gemm) -> Tensor:
+        """`linear` of x [B, L, K], times `factors`: few tokens as those of one expert, which are weighed by them."""
+        tokens = len(factors)
+        if tokens > gemm.expert_tokens:
+            return gemm.product(linear, x) * factors.view(*x.shape[:2], 1).to(x.dtype)
+        rows, weight = linear.ordered(x).view(tokens, 1, -1), linear.weights["weight"][None]
+        ids = self._zeros(tokens, x.device)
+        return ops.moe_down(rows, ids, factors, weight, format=linear.format).view(*x.shape[:2], -1)
+
+    def _zeros(self, tokens: int, device: torch.device) -> Tensor:
+        """int32 [tokens, 1]; what captured steps read stays where it is."""
+        if tokens > FEW:
+            return torch.zeros(tokens, 1, dtype=torch.int32, device=device)
+        if self._first is None or self._first.device != device:
+            with torch.inference_mode(False):
+                self._first = torch.zeros(FEW, 1, dtype=torch.int32, device=device)
+        return self._first[:tokens]
+
+    def _projected(self, x: Tensor, gemm: Gemm, factors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries of all heads, before they rotate; and a latent before its norm, with the part of the key. factors: of
+        the queries, [T, 1]."""
         spec, norm = self.spec, self.residual.pre
         if norm is not None and not gemm.fuses(norm, x):
             x, norm = norm(x), None
         width = spec.n_heads * spec.query_dim
         (kv,) = self.kv.behind(norm, x, [spec.rank + spec.rope_dim], gemm)
-        if not self.q_b:
+        if not self.q_b and factors is not None:
+            q = self._grown(self.q[0], x if norm is None else norm(x), factors, gemm)
+        elif not self.q_b:
             (q,) = self.q.behind(norm, x, [width], gemm)
         else:
             assert self.q_norm is not None
             (low,) = self.q.behind(norm, x, [self.q_norm.weight.shape[0]], gemm)
-            (q,) = self.q_b.behind(self.q_norm, low, [width], gemm)
+            if factors is None:
+                (q,) = self.q_b.behind(self.q_norm, low, [width], gemm)
+            else:
+                q = self._grown(self.q_b[0], self.q_norm(low), factors, gemm)
         return q, kv
 
     def _of_prompt(self, state: KVView, plain: Tensor, rotated: Tensor, mask: Tensor | None) -> Tensor:
@@ -181,6 +223,8 @@ class LatentAttention(Mixer):
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`: unpacked matrices."""
         self._matrices(self.kv_norm.weight.dtype)
+        if self.spec.scaled:
+            self._zeros(1, device)
 
     def _matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of each head: what makes the plain part of its keys of latents, [heads, plain_dim, rank], and its values,

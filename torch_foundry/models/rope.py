@@ -9,10 +9,12 @@ import torch
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
 from torch_foundry.models.families import ROTARIES
-from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.family import LATENT, Family, class_key
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
-Table = tuple[torch.Tensor, torch.Tensor]  # cos, sin: [rows, rotated dims] or [rows, 2, rotated dims], as ops take them
+# cos, sin: [rows, rotated dims] or [rows, 2, rotated dims], as ops take them; and float32 [rows, 1], if whole queries
+# are multiplied by that
+Table = tuple[torch.Tensor, ...]
 Kind = str | float | None  # of layers that rotate alike: their type, or theta, or all
 
 
@@ -32,6 +34,8 @@ def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Tabl
     rope = config.rope_parameters
     grown = torch.log(1 + torch.floor(positions / rope["original_max_position_embeddings"]))
     scale = (1 + rope["llama_4_scaling_beta"] * grown).to(cos.dtype)[..., None].float()
+    if family.mixer == LATENT:  # most of a query is not rotated
+        return cos, sin, scale
     cos, sin = cos.float(), sin.float()  # in which the products are exact, of narrower numbers
     return torch.stack((cos * scale, cos), -2), torch.stack((sin * scale, sin), -2)
 
@@ -66,8 +70,8 @@ class Rotary:
             self.constant &= not any("dynamic" in t or t == "longrope" for t in types)
 
     def __call__(self, positions: torch.Tensor, like: torch.Tensor) -> dict[Kind, Table]:
-        """cos and sin of `positions` [B, L], or [3, B, L] as of `sections`, by kind of layer, each
-        [B, L, R] or [B, L, 2, R]. like: its device and dtype are theirs."""
+        """The tables of `positions` [B, L], or [3, B, L] as of `sections`, by kind of layer, each with [B, L] in place
+        of rows. like: its device and dtype are those of cos and sin."""
         if self.mrope:
             positions = positions.expand(3, *positions.shape[-2:])
         made: dict[Kind, Table] = {}
@@ -111,7 +115,7 @@ class RopeTables:
         self._version = rotary.version()
         with torch.inference_mode(False), torch.no_grad():
             made = rotary(torch.arange(rows, device=like.device)[None], like)
-        self.tables = {t: (cos[0].contiguous(), sin[0].contiguous()) for t, (cos, sin) in made.items()}
+        self.tables = {t: tuple(each[0].contiguous() for each in table) for t, table in made.items()}
 
     def is_valid(self) -> bool:
         """Whether the rotary embedding would still give the same."""
@@ -125,7 +129,7 @@ class RopeRows:
         self.rotary, self.like = rotary, like
         with torch.inference_mode(False), torch.no_grad():
             made = rotary(torch.zeros(batch, length, dtype=torch.int64, device=like.device), like)
-        self.tables = {t: (cos.flatten(0, 1).clone(), sin.flatten(0, 1).clone()) for t, (cos, sin) in made.items()}
+        self.tables = {t: tuple(each.flatten(0, 1).clone() for each in table) for t, table in made.items()}
 
     def set(self, positions: torch.Tensor) -> None:
         """Take over `positions` [B or 1, L]."""
