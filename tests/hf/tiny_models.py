@@ -129,7 +129,7 @@ LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "origi
 MISTRAL4: dict[str, Any] = {**LATENT_MOE, "head_dim": 96}
 MISTRAL4["rope_parameters"] = {
     **MISTRAL4["rope_parameters"],
-    **{"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
+    **{"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16, "partial_rotary_factor": 32 / 96},
 }
 NTK_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
