@@ -35,7 +35,7 @@ test-files:  ## hostile files
 test-metal:  ## the Metal executor on a mock
 test-others:  ## these four
 test-all:  ## all of these
-test-nightly:  ## seeded faults and removed checks, which tests have to notice
+test-nightly:  ## seeded faults and removed checks, which tests have to notice; cases much like others
 TESTS := test test-kernels test-models test-files test-metal test-others test-all test-nightly
 $(TESTS): $(VENV)/.built $(VENV)/.dev
 	@.ci/system-packages --optional mock-of-metal=clang

@@ -26,7 +26,7 @@ TIERS = {
     "models": "all families, caches and ways to generate",
     "files": "hostile files",
     "metal": "the Metal executor on the mock, and for macOS",
-    "nightly": "seeded faults, removed checks: what the tests themselves are worth",
+    "nightly": "seeded faults, removed checks: what the tests themselves are worth; cases much like others",
 }
 
 

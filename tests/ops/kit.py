@@ -65,6 +65,15 @@ def cases(*params: Any) -> Any:
     return pytest.mark.parametrize("case, dtype", params, ids=lambda v: dtype_id(v) or str(v))
 
 
+def some_nightly(kernels: list[Any], nightly: list[Any]) -> list[Any]:
+    """Cases of a test whose tier is `kernels`, and those that compile as much again to say little more."""
+    return [
+        pytest.param(*case, marks=pytest.mark.tier(tier))
+        for tier, listed in (("kernels", kernels), ("nightly", nightly))
+        for case in listed
+    ]
+
+
 def dtypes(*which: torch.dtype) -> Any:
     return pytest.mark.parametrize("dtype", which or DTYPES, ids=dtype_id)
 
