@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray air test-hf test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray air test-hf test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -51,6 +51,13 @@ test-ray: $(VENV)/.built $(VENV)/.dev  ## replicas on a local Ray cluster (minut
 test-hf: $(VENV)/.built $(VENV)/.dev  ## transformers' own tests on patched models (FAMILIES=, HF_TESTS=, UPDATE=1)
 	$(BIN)/pip install -q -r requirements-hf.txt
 	$(PY) -m tools.hf_suite $(if $(UPDATE),--update) $(if $(FAMILIES),--families $(FAMILIES))
+
+# lm-eval's harness on stock and patched models, over held-out text of the demo model. It is large, so only this target
+# installs it.
+test-lm-eval: $(VENV)/.built $(VENV)/.dev  ## lm-eval's metrics, stock and patched (minutes)
+	$(BIN)/pip install -q -r requirements-lm-eval.txt
+	$(PY) -m pytest -q tests/hf/test_lm_eval.py $(PYTEST_ARGS)
+
 # MLX's kernels as Apple's compiler made them (LLVM bitcode of its public wheel: 42 MB, in build/air) beside the same
 # source through our front end, bit for bit. llvmlite is large, so only this target installs it. SAMPLE kernels of each
 # source, KERNELS is a regular expression. Where the wheel can't be had, it says so and ends well.
