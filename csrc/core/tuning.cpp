@@ -15,6 +15,7 @@
 #include "core/executor.h"
 #include "core/quant_table.h"
 #include "core/tuning_table.h"
+#include "linear/linear.h"
 
 namespace foundry::tuning {
 namespace {
@@ -306,7 +307,17 @@ Choice choose(c10::Device device, Op op, int row, int bucket) {
   return choices.load(std::memory_order_acquire)[bucket];
 }
 
+int64_t matrix_rows(c10::Device device) {
+  const std::string& family = table_of(device).family;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto given = overrides().find("matrix_rows");
+  if (given != overrides().end()) return given->second;
+  const bool tensor_cores = family.starts_with("sm_") && !family.starts_with("sm_7"); // m16n8k16
+  return tensor_cores ? linear_matrix_rows : 0;
+}
+
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("_tuning_matrix_rows(str device) -> int", [](const std::string& device) { return matrix_rows(device); });
   m.def("_tuning_add(str family, str op, str format, int rows, int n, int k, int[] choice) -> ()", &add);
   m.def("_tuning_check(str op, str format, int rows, int n, int k, int[] choice) -> ()", &check_entry);
   m.def("_tuning_bucket(str op, int rows, int n, int k) -> int[]", &bucket_end);

@@ -55,6 +55,10 @@ constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>((head
 // `row` of a table: the index of the weight's format for linear, of the dense format of q, k and v for attention.
 Choice choose(c10::Device device, Op op, int row, int bucket);
 
+// Rows of x of 16 bits up to which packed weights are multiplied as matrices (linear_matrix.metal): 0 where lanes and
+// tiles are as fast.
+int64_t matrix_rows(c10::Device device);
+
 } // namespace tuning
 
 // `rows`: of x that share one reading of W (1, 2, 4 or 8).

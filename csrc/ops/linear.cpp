@@ -15,7 +15,7 @@ namespace {
 
 // Which kernel serves M rows: the first line whose limit is not below M. Above FEW and FEW_DENSE rows
 // (torch_foundry/nn/linear.py) modules ask torch for the product instead, so this op sees no more unless it is called
-// by itself.
+// by itself. Up to `tuning::matrix_rows` packed weights go through linear_matrix instead of tiles.
 struct Route {
   int64_t limit; // largest M
   const char* function;
@@ -61,17 +61,20 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
 
   const int r = route(m, batch_invariant);
   const int rows = kRoutes[r].rows;
-  const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   const auto device = x.device();
+  const bool matrices = !rows && w.format.packed() && x.element_size() == 2 && m <= tuning::matrix_rows(device);
+  const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   const Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
-                  Gemv::width_of(aligned, rows && in_words(w, weight)), rows};
-  KernelKey key("linear.metal", kRoutes[r].function, {w.format.policy, x.scalar_type()});
-  key = rows ? gemv.name(key.add({rows})) : key.add({gemv.width});
+                  Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
+  const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
+  KernelKey key = matrices ? KernelKey("linear_matrix.metal", "linear_matrix", {w.format.policy, x.scalar_type()})
+                           : KernelKey("linear.metal", kRoutes[r].function, {w.format.policy, x.scalar_type()});
+  key = rows ? gemv.name(key.add({rows})) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);
   args.k = u32(w.k);
   args.row_blocks = u32(w.row_blocks);
-  args.split = rows ? gemv.choice.split : 1;
+  args.split = rows ? gemv.choice.split : matrices ? linear_matrix_split : 1;
   args.has_bias = bias.has_value();
   args.has_residual = residual.has_value();
   args.x = rows_of("x", x);
@@ -80,6 +83,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   Launch launch(device, key);
   launch.in(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
+  if (matrices) {
+    launch.tgmem(args.split * 8 * blocks * linear_matrix_outputs * sizeof(float));
+    launch.run(tiles(m, w.n, 8 * blocks, linear_matrix_outputs, args.split * simd_width));
+    return y;
+  }
   if (!rows) {
     launch.run(tiles(m, w.n, linear_bm, linear_bn, linear_tile_threads));
     return y;

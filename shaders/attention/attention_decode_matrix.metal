@@ -7,7 +7,7 @@
 // both, and the weights that scores become multiply values as they lie. Which columns of q and K a step multiplies is
 // any, as long as it is the same ones: those that a lane reads together.
 #include "attention/attention_scores.h"
-#include "attention/matrix_pairs.h"
+#include "common/matrix_pairs.h"
 
 // Sixteen keys: a lane has eight columns of each 32 of the rows `own.row` and `own.row + 8`.
 template <typename T, typename KStore, int D> struct KeyBlock {

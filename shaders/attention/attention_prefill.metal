@@ -1,6 +1,7 @@
 // Attention of many queries: tiles of keys and values in threadgroup memory, products by simdgroup_matrix. What a query
 // sees and how its result is made: as in attention_decode.metal.
 #include "attention/attention_scores.h"
+#include "common/matrix_pairs.h"
 
 #include <metal_simdgroup_matrix>
 

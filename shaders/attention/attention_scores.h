@@ -23,14 +23,6 @@ struct KeyRange {
   int begin, end;
 };
 
-// A lane's place in an 8x8 matrix of a simdgroup: a row, and a column with the next.
-struct Fragment {
-  int row, column;
-};
-METAL_FUNC Fragment fragment_of(uint lane) {
-  return {int((lane / 4 & 4) + lane / 2 % 4), int((lane / 4 & 2) * 2 + lane % 2 * 2)};
-}
-
 // How far a sequence's cache is filled. With a step or rows, that is known to the device only: step[0] (rows[batch][0])
 // is where the first query's key lies; step[1] the number of keys that came before the first of the cache, by which
 // masks and kv_start are shifted; rows[batch][1] the number of queries, beyond which none sees anything.

@@ -15,6 +15,20 @@ template <typename T> METAL_FUNC void load(device const T* p, thread float (&v)[
   v[3] = float(x[3]);
 }
 
+// Eight elements of 16 bits as they are: one load if VEC is 8 or more, which is for addresses aligned to 16 bytes.
+template <int VEC, typename T> METAL_FUNC void load_elements(device const T* p, thread T (&v)[8]) {
+  if (VEC >= 8) {
+    const metal::uint4 raw = *(device const metal::uint4*)p;
+    for (int i = 0; i < 4; ++i) {
+      const metal::vec<T, 2> pair = as_type<metal::vec<T, 2>>(raw[i]);
+      v[2 * i] = pair.x;
+      v[2 * i + 1] = pair.y;
+    }
+  } else {
+    for (int i = 0; i < 8; ++i) v[i] = p[i];
+  }
+}
+
 template <typename T> METAL_FUNC void store(device T* p, thread const float (&v)[1]) { p[0] = T(v[0]); }
 
 template <typename T> METAL_FUNC void store(device T* p, thread const float (&v)[4]) {

@@ -12,6 +12,11 @@ FOUNDRY_CONST uint32_t linear_bk = 32;
 FOUNDRY_CONST uint32_t linear_tile_threads = 128;
 FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
 
+// Matrix kernel: outputs of a threadgroup, whose simdgroups share K; at most so many rows go through it.
+FOUNDRY_CONST uint32_t linear_matrix_outputs = 16;
+FOUNDRY_CONST uint32_t linear_matrix_split = 8;
+FOUNDRY_CONST uint32_t linear_matrix_rows = 64;
+
 // LinearArgs::activation
 FOUNDRY_CONST uint32_t activation_none = 0;
 FOUNDRY_CONST uint32_t activation_silu = 1;
@@ -28,7 +33,7 @@ struct LinearArgs {
   uint32_t n;          // outputs
   uint32_t k;          // inputs
   uint32_t row_blocks; // blocks in a row of W
-  uint32_t split;      // rows kernel: simdgroups that share K
+  uint32_t split;      // rows and matrix kernels: simdgroups that share K
   uint32_t activation;
   uint32_t has_bias; // when 0, the buffer is not read
   uint32_t has_residual;

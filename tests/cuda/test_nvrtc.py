@@ -45,9 +45,12 @@ for name in ("f32", "f16", "bf16", *names):
     f = quant.FORMATS[name]
     common = name in prebuild.PACKED
     dtypes = prebuild.DTYPES if common else [torch.float16] if f.packed else ()
-    for rows in (1, 3, 32) if common else (1, 32) if name in products else ():
+    for rows in (1, 3, 65) if common else (1, 65) if name in products else ():
         calls += [lambda d=dtype, n=name, r=rows: linear(d, n, r) for dtype in some(dtypes)]
     calls += [lambda d=dtype, n=name: embedding(d, n) for dtype in some(dtypes)]
+torch.ops.torch_foundry._tuning_override("matrix_rows", 64)
+for dtype, name, rows in ((torch.float16, "q8_0", 32), (torch.bfloat16, "q4_k", 64)):
+    calls.append(lambda d=dtype, n=name, r=rows: linear(d, n, r))
 def attend(dtype, queries, d, dv, k, v, **given):
     def cache(columns, name):
         width = columns if name is None else row_bytes(columns, name)

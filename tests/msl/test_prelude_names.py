@@ -22,8 +22,8 @@ PLATFORMS = {
         ["-nostdinc", "-nostdinc++", "-D__CUDA_ARCH__=900", "-DMSL_PERMUTED", "-D__forceinline__=inline"],
     ),
 }
-# The shaders' own function, which the CUDA prelude overloads (shaders/attention/matrix_pairs.h).
-OVERLOADED = {"multiply_accumulate_2x2"}
+# The shaders' own function, which the CUDA prelude overloads (shaders/common/matrix_pairs.h).
+OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed"}
 
 
 def declared(platform: str, checked: bool = False) -> dict[str, set[str]]:

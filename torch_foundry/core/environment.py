@@ -116,6 +116,11 @@ GEMV_COLS_PER_TG = Choice(
 )
 GEMV_SPLIT_K = Choice("TORCH_FOUNDRY_GEMV_SPLIT_K", "the same: simdgroups that share K", ("", "1", "2", "4", "8", "16"))
 GEMV_STEPS = Choice("TORCH_FOUNDRY_GEMV_STEPS", "the same: steps of K in flight", ("", "1", "2", "4"))
+MATRIX_ROWS = Choice(
+    "TORCH_FOUNDRY_MATRIX_ROWS",
+    "rows up to which products with packed weights go through 8x8 matrices, beyond those of a vector kernel",
+    ("", "16", "32", "64"),
+)
 ATTENTION_KEYS = Choice(
     "TORCH_FOUNDRY_ATTENTION_KEYS",
     "`attention` with few queries: keys of a threadgroup",

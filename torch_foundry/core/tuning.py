@@ -24,6 +24,7 @@ OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
+    "matrix_rows": environment.MATRIX_ROWS,
     "attention_keys": environment.ATTENTION_KEYS,
 }
 
@@ -84,6 +85,11 @@ def torch_version() -> str:
 def family(device: torch.device | str) -> str:
     """Kind of `device`: "host", "sm_90", "apple8"."""
     return str(torch.ops.torch_foundry._family(str(device)))
+
+
+def matrix_rows(device: torch.device) -> int:
+    """Rows of x of 16 bits up to which `ops.linear` multiplies packed weights as matrices; 0: it never does."""
+    return int(torch.ops.torch_foundry._tuning_matrix_rows(str(device)))
 
 
 def new_table(of: str, device: str = "") -> Table:

@@ -15,7 +15,7 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
 from torch_foundry.nn.activations import BY_TORCH
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm, max_gemv_rows
 
 
 def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
@@ -99,8 +99,12 @@ class Linear:
 
     @property
     def few(self) -> int:
-        """Up to how many rows our own kernels are faster than torch."""
+        """Up to how many rows fused kernels are faster than torch's products."""
         return MAX_GEMV_ROWS_DENSE if self.format is None else MAX_GEMV_ROWS
+
+    def by_kernel(self, x: torch.Tensor) -> bool:
+        """Whether our own kernel is faster than torch for the rows of x."""
+        return x.numel() <= max_gemv_rows(self.format is not None, x.dtype, x.device) * x.shape[-1]
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """x in the order of the columns."""
@@ -138,8 +142,8 @@ class Linear:
         scale: float = 1.0,
         activation: str | None = None,
     ) -> torch.Tensor:
-        """The same, where more than `few` rows of x go through torch's own matrix product. Not for graphs."""
-        if x.numel() <= self.few * x.shape[-1]:
+        """The same, where rows that are too many for our kernel go through torch's own product. Not for graphs."""
+        if self.by_kernel(x):
             return self(x, residual, scale, activation)
         y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
         y = y if activation is None else BY_TORCH[activation](y)

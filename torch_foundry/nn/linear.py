@@ -11,12 +11,19 @@ from torch import nn
 from torch.nn import functional
 
 from torch_foundry import ops, quant
-from torch_foundry.core import limits
+from torch_foundry.core import limits, tuning
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 MAX_GEMV_ROWS = limits.FEW_ROWS
 MAX_GEMV_ROWS_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
 DEQUANT_CHUNK = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
+
+
+def max_gemv_rows(packed: bool, dtype: torch.dtype, device: torch.device) -> int:
+    """Rows of x of `dtype` up to which `ops.linear` beats torch's product (docs/decisions/008 and 035)."""
+    if not packed:
+        return MAX_GEMV_ROWS_DENSE
+    return max(MAX_GEMV_ROWS, tuning.matrix_rows(device)) if dtype.itemsize == 2 else MAX_GEMV_ROWS
 
 
 def linear_gemm(
@@ -26,7 +33,7 @@ def linear_gemm(
     bias: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + b by torch's own matrix product, for more than MAX_GEMV_ROWS rows of x [..., K]. Not for graphs.
+    """x W^T + b by torch's own matrix product, for more than `max_gemv_rows` of x [..., K]. Not for graphs.
 
     With many rows torch is several times as fast as our kernels (docs/decisions/008). A packed weight is unpacked to
     x's dtype on its device, some rows at a time, so results are those of a dense model. out: where the result is
@@ -105,17 +112,13 @@ def packed_linear(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.T
 def _forward(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.Tensor | None) -> torch.Tensor:
     if not _by_kernels(x) or (bias is not None and bias.dtype != x.dtype):
         return functional.linear(x, quant.dequantize(weight, fmt, x.shape[-1], x.dtype), bias)
-    if _many_rows(x):
+    if x.numel() > max_gemv_rows(True, x.dtype, x.device) * x.shape[-1]:
         return linear_gemm(x.contiguous(), weight, fmt, bias)
     return ops.linear(x.contiguous(), weight, format=fmt, bias=bias)
 
 
 def _by_kernels(x: torch.Tensor) -> bool:
     return x.dtype in KERNEL_DTYPES and x.numel() > 0 and not torch.compiler.is_compiling()
-
-
-def _many_rows(x: torch.Tensor) -> bool:
-    return x.numel() > MAX_GEMV_ROWS * x.shape[-1]
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -134,7 +137,7 @@ class _PackedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             if not _by_kernels(grad):
                 grad_x = grad @ quant.dequantize(weight, ctx.format, dtype=grad.dtype)
-            elif _many_rows(grad):
+            elif grad.numel() > MAX_GEMV_ROWS * grad.shape[-1]:
                 grad_x = linear_gemm_backward(grad, weight, ctx.format)
             else:
                 grad_x = ops.linear_backward_input(grad.contiguous(), weight, format=ctx.format)
