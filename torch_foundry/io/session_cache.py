@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DummyLayer
 
 from torch_foundry.core import memory
 from torch_foundry.core.errors import Fallback
@@ -27,6 +26,7 @@ from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.room import round_up
 from torch_foundry.kvcache.snapshots import newest, put
+from torch_foundry.kvcache.stock import DummyLayer
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 
 _NAMES = {storage.dtype: name for name, storage in reversed(TYPES.items()) if storage.block == 1}

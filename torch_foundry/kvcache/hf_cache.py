@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -19,6 +18,7 @@ from torch_foundry.kvcache.base import CacheLayer, KVCache
 from torch_foundry.kvcache.formats import PLAIN, Formats, parse
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
+from torch_foundry.kvcache.stock import DummyLayer
 
 # What replaces transformers' layers: makes one with the same contents, or None if it can't be.
 REPLACED: dict[type, Callable[[Any, Formats], CacheLayer | None]] = {

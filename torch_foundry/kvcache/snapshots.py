@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import DummyLayer
 
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.state_tables import EVERY
+from torch_foundry.kvcache.stock import DummyLayer
 
 MOST = 32  # of a cache
 Stored = dict[int, dict[str, torch.Tensor]]  # by layer: of a recurrent one its state, of a sliding one its window
