@@ -43,7 +43,8 @@ def test_nothing_is_refused_on_the_cpu() -> None:
 
 def test_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's allocator has and doesn't use is free; nobody asks while a graph is captured."""
-    said: dict[str, Any] = {"mem_get_info": (3, 10), "memory_reserved": 6, "memory_allocated": 4}
+    stats = {"reserved_bytes": {"all": {"current": 6}}, "allocated_bytes": {"all": {"current": 4}}}
+    said: dict[str, Any] = {"mem_get_info": (3, 10), "memory_stats_as_nested_dict": stats}
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     capturing = False

@@ -78,7 +78,10 @@ class Cuda(Device):
         if not self.available() or self.capturing():
             return None
         free, total = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch's own allocator
+        # Torch's own allocator has memory that nobody uses. It is asked once, as each layer's cache asks here:
+        # memory_reserved() and memory_allocated() make a flat dictionary each, in 70 us.
+        known = torch.cuda.memory_stats_as_nested_dict(device)
+        unused = known["reserved_bytes"]["all"]["current"] - known["allocated_bytes"]["all"]["current"] if known else 0
         return total, total - free - unused
 
     def graph(self, device: torch.device, launch: Callable[[], None]) -> Callable[[], object]:
