@@ -123,6 +123,21 @@ def sweep(rows: list[Row]) -> list[Cells]:
     return table
 
 
+def variants(rows: list[Row]) -> list[Cells]:
+    """A line for each op and format: what lines of the tuning table cost over the fastest variant of each shape."""
+    fastest = "fastest variant"
+    ways = [way for way in dict.fromkeys(r["way"] for r in rows) if way != fastest]
+    found: dict[tuple[str, str], dict[tuple[int, int], dict[str, float]]] = {}
+    for r in rows:
+        shape = r["shape"]["n"], r["shape"]["k"]
+        found.setdefault((r["name"], r["format"]), {}).setdefault(shape, {})[r["way"]] = _us(r)
+    table: list[Cells] = [("op", "format", "shapes", *(f"{way} over the fastest: median, worst" for way in ways))]
+    for (op, fmt), shapes in found.items():
+        over = [[times[way] / times[fastest] for times in shapes.values()] for way in ways]
+        table.append((op, fmt, len(shapes), *(f"{median(each):.2f}, {max(each):.2f}" for each in over)))
+    return table
+
+
 def attention(rows: list[Row]) -> list[Cells]:
     """A line for each number of keys."""
     formats = list(dict.fromkeys(r["format"] for r in rows))
@@ -205,5 +220,5 @@ def load(rows: list[Row]) -> list[Cells]:
 
 
 VIEWS: dict[str, Callable[[list[Row]], list[Cells]]] = {
-    view.__name__: view for view in (linear, sweep, attention, ops, models, generation, speeds, load)
+    view.__name__: view for view in (linear, sweep, variants, attention, ops, models, generation, speeds, load)
 }

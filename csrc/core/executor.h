@@ -43,7 +43,7 @@ class Executor {
 public:
   virtual ~Executor() = default;
   virtual const char* name() const = 0;
-  // The kind of device that tuning tables are keyed by: "host", "sm_90", "apple8".
+  // The kind of device that tuning tables are keyed by: "host", "sm_90-h200", "apple8".
   virtual const std::string& family() const = 0;
   virtual std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) = 0;
   // Stream-ordered on devices that have streams; never waits there.

@@ -12,6 +12,7 @@ namespace foundry::cuda {
   X(cuInit)                                                                                                            \
   X(cuDeviceGet)                                                                                                       \
   X(cuDeviceGetAttribute)                                                                                              \
+  X(cuDeviceGetName)                                                                                                   \
   X(cuDevicePrimaryCtxRetain)                                                                                          \
   X(cuCtxGetCurrent)                                                                                                   \
   X(cuCtxPushCurrent)                                                                                                  \

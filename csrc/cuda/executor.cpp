@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "core/graph.h"
+#include "cuda/family.h"
 #include "cuda/module.h"
 
 namespace foundry::cuda {
@@ -34,6 +35,14 @@ std::string arch_of(int device) {
   check(driver().cuDeviceGetAttribute_(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle), "capability");
   check(driver().cuDeviceGetAttribute_(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle), "capability");
   return "sm_" + std::to_string(major) + std::to_string(minor);
+}
+
+std::string model_of(int device) {
+  char name[256] = "";
+  CUdevice handle = 0;
+  check(driver().cuDeviceGet_(&handle, device), "no such CUDA device");
+  check(driver().cuDeviceGetName_(name, sizeof(name), handle), "name");
+  return name;
 }
 
 CUstream current_stream(int device) { return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)); }
@@ -205,7 +214,7 @@ public:
     static std::string families[kMaxDevices];
     const int device = c10::cuda::current_device();
     std::lock_guard<std::mutex> lock(mutex);
-    if (families[device].empty()) families[device] = arch_of(device);
+    if (families[device].empty()) families[device] = family_of(arch_of(device), model_of(device));
     return families[device];
   }
 

@@ -7,6 +7,7 @@
 
 #include "core/executor.h"
 #include "cuda/compiler.h"
+#include "cuda/family.h"
 
 namespace foundry::cuda {
 namespace {
@@ -68,6 +69,8 @@ int64_t variant(const std::string& file, const std::string& function, int64_t re
 TORCH_LIBRARY(compile_only, m) {
   m.def("setup(str[] nvrtc, str root, str prelude_hash, bool checked, str cache, str arch) -> ()", &setup);
   m.def("compiled() -> Dict(str, int)", &compiled);
+  m.def("family(str arch, str model) -> str",
+        [](const std::string& arch, const std::string& model) { return family_of(arch, model); });
   m.def("variant(str file, str function, int references_in_memory, int[] inline_bytes, int max_threads) -> int",
         &variant);
 }

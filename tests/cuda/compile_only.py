@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "cuda"
 BUILD = ROOT / "build" / "compile_only"
 SOURCES = (HERE / "compile_only.cpp", ROOT / "csrc" / "cuda" / "compiler.cpp")
-HEADERS = (*(ROOT / "csrc" / "core").glob("*.h"), ROOT / "csrc" / "cuda" / "compiler.h")
+HEADERS = (*(ROOT / "csrc" / "core").glob("*.h"), *(ROOT / "csrc" / "cuda").glob("*.h"))
 
 
 def unavailable() -> str | None:

@@ -139,6 +139,22 @@ print(len(torch.ops.compile_only.compiled()))
     assert int(compile_only.run(script, arch=arch)) == 3
 
 
+def test_a_family_is_the_architecture_and_the_model() -> None:
+    """As a driver names models."""
+    names = {
+        "NVIDIA H200": "sm_90-h200",
+        "NVIDIA H100 80GB HBM3": "sm_90-h100-80gb-hbm3",
+        "NVIDIA GH200 480GB": "sm_90-gh200-480gb",
+        " RTX (TM) 6000 ": "sm_90-rtx-tm-6000",
+        "": "sm_90",
+    }
+    script = f"""
+import torch
+for model in {list(names)!r}: print(torch.ops.compile_only.family("sm_90", model))
+"""
+    assert compile_only.run(script).split("\n")[:-1] == list(names.values())
+
+
 STDLIB = """
 import torch
 from torch_foundry import msl

@@ -17,7 +17,7 @@ from torch_foundry.core.environment import Choice
 
 pytestmark = pytest.mark.tier("kernels")
 
-FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_100"]
+FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_90-h200", "sm_100"]
 PACKED = kit.CODES
 
 # Apple GPUs
@@ -43,6 +43,23 @@ def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
 def test_every_entry_keeps_the_limits(family: str) -> None:
     for key in itertools.chain(*map(every_key, tuning.OPS)):
         within_limits(key, tuning.choice(family, key))
+
+
+def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:
+    """An H200's are for one row and the formats that were measured; an H100 has none of its own, nor has an H20."""
+    theirs, differ = "sm_90", {}
+    for key in itertools.chain(*map(every_key, tuning.OPS)):
+        choice = tuning.choice(theirs, key)
+        assert choice == tuning.choice("sm_90-h100-80gb-hbm3", key) == tuning.choice("sm_90-h20", key)
+        own = tuning.choice("sm_90-h200-nvl", key)
+        assert own == tuning.choice("sm_90-h200", key)
+        if key.rows > 1 and key.op in ("linear", "norm_linear"):
+            assert own["steps"] == choice["steps"]
+            if key.format != "q4_k":
+                assert own["outputs"] == choice["outputs"]
+        differ[key.op, key.format] = own != choice or differ.get((key.op, key.format), False)
+    assert differ["linear", "q8_0"] and differ["norm_linear", "f16"] and differ["moe_glu", "mxfp4"]
+    assert not differ["linear", "f32"] and not differ["attention", "f16"] and not differ["norm_linear", "q5_k"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

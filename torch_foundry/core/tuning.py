@@ -83,7 +83,7 @@ def torch_version() -> str:
 
 
 def family(device: torch.device | str) -> str:
-    """Kind of `device`: "host", "sm_90", "apple8"."""
+    """Kind of `device`: "host", "sm_90-h200", "apple8"."""
     return str(torch.ops.torch_foundry._family(str(device)))
 
 
