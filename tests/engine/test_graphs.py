@@ -36,8 +36,8 @@ def watch(engine: Engine, see: Callable[[Parts, torch.Tensor, bool], None]) -> N
     forward, run = engine._forward, engine._forward._captured
     captured: list[bool] = []
 
-    def noted(parts: Any) -> Any:
-        hidden = run(parts)
+    def noted(*given: Any) -> Any:
+        hidden = run(*given)
         captured.append(hidden is not None)
         return hidden
 

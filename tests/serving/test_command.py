@@ -18,12 +18,14 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
     options = ["--name", "a", "--name", "b", "--max-tokens", "7", "--requests", "3", "--api-keys", str(keys)]
+    options += ["--cache-memory", "3"]
     given = ["serve", str(draft_model_path()), "--device", "cpu", "--port", "1234", "--timeout", "2.5"]
     assert cli.main([*given, *options]) == 0
     (server,) = served
     config = server.service.config
     assert (config.names, config.api_keys, config.max_tokens) == (("a", "b"), ("one", "two"), 7)
     assert (config.timeout, config.max_prompt, server.service.engine.config.requests) == (2.5, None, 3)
+    assert (server.service.engine.config.cache_bytes, server.service.engine.config.use_mtp) == (3 << 20, False)
     assert (server.config.host, server.config.port) == ("127.0.0.1", 1234)
     server.service.thread.close()
     server.service.thread.join(60)
@@ -35,6 +37,8 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--max-tokens", "0"], "max_tokens: expected a positive number, got 0"),
         (["--api-keys", "nowhere"], "nowhere: cannot be read"),
         (["--quantize", "q99"], "--quantize q99"),
+        (["--mtp"], "expected weights of an MTP head, found none"),
+        (["--cache-memory", "0"], "cache_bytes: expected a whole number from 1 on, got 0"),
         (["nowhere"], "nowhere: no such model directory"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, load_with_processor
 from torch_foundry.core.errors import first_line
+from torch_foundry.core.load_errors import LoadError
 
 
 def add_parser(commands: Any) -> None:
@@ -28,6 +29,9 @@ def add_parser(commands: Any) -> None:
     shown = "images that a request may show; the model is loaded with what sees them (default: it is shown none)"
     parser.add_argument("--images", type=int, metavar="N", dest="max_images", help=shown)
     parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")
+    memory = "for the KV cache and snapshots of recurrent states together, in MiB"
+    parser.add_argument("--cache-memory", type=int, metavar="N", help=memory)
+    parser.add_argument("--mtp", action="store_true", help="the model's own MTP head drafts; answers stay the same")
     for name, value, what in (
         ("max-prompt", None, "tokens of a prompt"),
         ("max-tokens", None, "tokens of an answer"),
@@ -67,10 +71,12 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         torch_foundry.patch(model, quantize=args.quantize)
-        engine = torch_foundry.Engine(model, tokenizer, requests=args.requests, queue=args.queue, blocks=args.blocks)
+        limits = {name: getattr(args, name) for name in ("requests", "queue", "blocks")}
+        memory = None if args.cache_memory is None else args.cache_memory << 20
+        engine = torch_foundry.Engine(model, tokenizer, **limits, cache_bytes=memory, use_mtp=args.mtp)
         engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # warm up
         service = Service(engine, config, processor)
-    except (ValueError, RuntimeError, KeyError) as error:
+    except (ValueError, RuntimeError, KeyError, LoadError) as error:
         raise UserError(first_line(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if args.host not in LOOPBACK and not config.api_keys:

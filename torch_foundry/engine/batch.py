@@ -165,6 +165,10 @@ class Batch:
         ]
         return GroupedView(self.groups, views, join, self._positions)
 
+    def places(self, parts: Sequence[ScheduledSequence]) -> Tensor:
+        """Where the tokens of `parts` lie among all of the step, in their order: int64 [n] on the CPU."""
+        return torch.tensor([self._places[part.id, part.start + i] for part in parts for i in range(len(part.ids))])
+
     def wanted(self, x: Tensor, parts: Sequence[ScheduledSequence]) -> Tensor:
         """Of x [T, ...], the tokens of which `parts` want logits, in their order."""
         ends = [(part, part.start + len(part.ids)) for part in parts]

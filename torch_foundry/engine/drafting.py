@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine.forward import Forward
+from torch_foundry.engine.mtp import PagedMTPDrafter
 from torch_foundry.engine.request import SamplingParams
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.generation.draft_length import DraftLengthController
@@ -161,9 +162,9 @@ class Drafting(DraftLengthController):
     lookup: draft tokens by prompt lookup for requests that don't say how many; if none, `model` makes them, if any.
     """
 
-    model: PagedDraftModel | None
+    model: PagedDraftModel | PagedMTPDrafter | None
 
-    def __init__(self, lookup: int | None, model: PagedDraftModel | None, budget: int) -> None:
+    def __init__(self, lookup: int | None, model: PagedDraftModel | PagedMTPDrafter | None, budget: int) -> None:
         super().__init__(SpeculationStats(), model, budget=budget)
         self._lookup = lookup or 0
 
@@ -189,7 +190,9 @@ class Drafting(DraftLengthController):
     def give(self, sequences: list[Sequence]) -> None:
         """Give `sequences`, which generate, drafts for the next step."""
         try:
+            late = isinstance(self.model, PagedMTPDrafter) and self.model.catch_up()
             self.draft([sequence.drafting for sequence in sequences if sequence.drafting], len(sequences))
+            self._usual &= not late
         except Fallback as fallback:  # the draft model has changed; answers don't depend on it
             self.totals.stopped = f"switched off: {fallback}"
 

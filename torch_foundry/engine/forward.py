@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import is_
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE
 
+Parts = Sequence[ScheduledSequence]
 EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be captured of them
 TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
 PIECE = 32  # tokens of a prompt in a row
@@ -38,15 +39,21 @@ class PagedStep:
     width: blocks of a row's table. batch_invariant: as of `Forward`.
     """
 
-    hidden = None  # no MTP head has pages yet
-
     def __init__(
         self, decoder: DecoderModel, cache: PagedCache, sizes: Sizes, width: int, batch_invariant: bool
     ) -> None:
         self.decoder, self.cache, self.sizes, self.batch_invariant = decoder, cache, sizes, batch_invariant
         self.inputs = Batch(sizes, width, cache.manager, decoder.device)
         self.keys = self.inputs.bound
+        self.hidden = decoder.new_hidden(1, len(self.inputs.ids))
         self._pools, self._rope = self._memory(), decoder.rotary.version()
+
+    def fill(self, groups: Sequence[Sequence[ScheduledSequence]], parts: Parts, hidden: Tensor | None) -> None:
+        """What the step computes: see `Batch.fill`, and `Forward` of hidden."""
+        self.inputs.fill(groups)
+        if self.hidden is not None:
+            assert hidden is not None
+            self.hidden[0].index_copy_(0, self.inputs.places(parts).to(hidden.device, non_blocking=True), hidden)
 
     @property
     def ids(self) -> Tensor:
@@ -78,7 +85,7 @@ class PagedStep:
 
     def run(self) -> Tensor:
         """The last norm's result [T, hidden], launched from Python."""
-        return self.decoder.forward(self.ids, self.states(), self.tables(), self.gemm())[0]
+        return self.decoder.forward(self.ids, self.states(), self.tables(), self.gemm(), hidden=self.hidden)[0]
 
 
 class Forward:
@@ -88,6 +95,8 @@ class Forward:
     prompts are cut into: those without prompts when they first run, others when they come again. Padding is no request
     and writes nowhere.
 
+    seen: called with what the last norm gave for parts that may have drafts: the parts, [T, hidden] of all their tokens
+    one behind the other, and how many tokens later they are than the parts say.
     requests: at most. batch_invariant: every token's results are the same bits whatever else is in the step, by kernels
     whose rows don't depend on each other: those for few rows, or few rows at a time.
     """
@@ -112,10 +121,15 @@ class Forward:
         self._piece = MAX_GEMV_ROWS if batch_invariant else PIECE
         self._refused: Any = None  # the model as it was when a step could not be captured
         self._last: StepGraph[PagedStep] | None = None  # the last step, if it was captured and of single tokens
+        self._ahead: tuple[Parts, int] = (), 0  # its parts, and steps behind it
+        self.seen: Callable[[Parts, Tensor, int], None] | None = None
 
     @torch.no_grad()
-    def __call__(self, parts: Sequence[ScheduledSequence]) -> Tensor:
+    def __call__(self, parts: Parts, hidden: Tensor | None = None) -> Tensor:
         """Logits [n, V] that are wanted, in the order of the parts and their tokens.
+
+        hidden: [T, hidden] of all tokens of the parts, if the model is an MTP head: the last norm's result of the model
+        that it belongs to, for the token before each.
 
         Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Fallback if the model
         has changed into one that this can't be done for. Images that can't be shown to the model end their sequence
@@ -130,8 +144,12 @@ class Forward:
         parts = [part for part in parts if not part.shows_images]
         if not parts:
             return torch.empty(0, self.plan.vocabulary, device=self.plan.device)
-        x = self._captured(parts)
-        return self._logits(self._eager(parts) if x is None else x)
+        x = self._captured(parts, hidden)
+        return self._logits(self._eager(parts, hidden) if x is None else x)
+
+    def _tell(self, step: PagedStep, x: Tensor, parts: Parts, ahead: int = 0) -> None:
+        if self.seen is not None and (parts := [part for part in parts if part.sequence.drafting is not None]):
+            self.seen(parts, x[step.inputs.places(parts).to(x.device, non_blocking=True)], ahead)
 
     def _show(self, part: ScheduledSequence) -> None:
         try:
@@ -158,7 +176,10 @@ class Forward:
         group.positions[:n].add_(1)
         if inputs.states is not None:
             inputs.states[:n, 3].add_(1)
-        return self._logits(self._last.run()[0, :n])
+        parts, ahead = self._ahead
+        self._ahead, x = (parts, ahead + 1), self._last.run()[0]
+        self._tell(self._last.inputs, x, parts, ahead + 1)
+        return self._logits(x[:n])
 
     def _drop(self) -> None:
         self.graphs.drop(self)
@@ -172,7 +193,7 @@ class Forward:
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
 
-    def _captured(self, parts: Sequence[ScheduledSequence]) -> Tensor | None:
+    def _captured(self, parts: Parts, given: Tensor | None = None) -> Tensor | None:
         """The last norm's result [n, hidden] of the tokens that are wanted, in the order of the parts, by a captured
         step; the next one may overwrite it. None if this step is not for that."""
         self._last = None
@@ -186,7 +207,7 @@ class Forward:
         if graph is None:
             step = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
             graph = StepGraph(self.plan, step, sizes)
-        graph.inputs.inputs.fill([group for group in (few, pieces) if group])
+        graph.inputs.fill([group for group in (few, pieces) if group], parts, given)
         try:
             hidden = graph.run()[0]
         except Fallback as fallback:
@@ -198,6 +219,8 @@ class Forward:
                 del self._met[dropped]
         generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
         self._last = graph if generating and [length for _, length in sizes] == [1] else None
+        self._ahead = parts, 0
+        self._tell(graph.inputs, hidden, parts)
         return graph.inputs.inputs.wanted(hidden, parts)
 
     def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
@@ -237,7 +260,7 @@ class Forward:
     def _bytes(self, sizes: Sizes) -> int:
         return step_bytes(self.plan, sizes, self._width * self.cache.manager.block_size)
 
-    def _eager(self, parts: Sequence[ScheduledSequence]) -> Tensor:
+    def _eager(self, parts: Parts, given: Tensor | None = None) -> Tensor:
         """As `_captured`, without a graph."""
         alike: defaultdict[int, list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
@@ -248,8 +271,10 @@ class Forward:
         sizes = tuple((len(found), length) for length, found in alike.items())
         width = max(len(self.cache.manager.table(part.id)) for part in parts)
         step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
-        step.inputs.fill(list(alike.values()))
-        return step.inputs.wanted(step.run(), parts)
+        step.fill(list(alike.values()), parts, given)
+        x = step.run()
+        self._tell(step, x, parts)
+        return step.inputs.wanted(x, parts)
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):

@@ -134,7 +134,7 @@ class EngineConfig:
     prompt_lookup_num_tokens: draft tokens per step for requests that don't set it. assistant_model: a smaller patched
         model with the same tokenizer, which drafts for the others. Draft tokens never change a token; their number
         adapts (`Engine.speculation`). assistant_tokenizer: its own; for models of one tokenizer that pad their
-        vocabularies differently.
+        vocabularies differently. use_mtp: the model's own MTP head drafts for the others, as in `generate()`.
     ahead: while all requests generate and none has draft tokens, this many steps are handed to the device before their
         tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
         A model with recurrent layers keeps that many states of each request, and one more.
@@ -154,6 +154,7 @@ class EngineConfig:
     prompt_lookup_num_tokens: int | None = None
     assistant_model: Any = None
     assistant_tokenizer: Any = None
+    use_mtp: bool = False
     ahead: int = 4
     snapshots: int | None = None
     snapshot_every: int = EVERY
@@ -170,12 +171,16 @@ class EngineConfig:
         if None not in (self.cache_bytes, self.blocks, self.snapshots):
             raise ValueError("cache_bytes, blocks, snapshots: expected two of them at most, got all")
         check_lookup(self.prompt_lookup_num_tokens)
-        if self.prompt_lookup_num_tokens and self.assistant_model is not None:
-            raise ValueError("prompt_lookup_num_tokens, assistant_model: expected one of them, got both")
+        if type(self.use_mtp) is not bool:
+            raise ValueError(f"use_mtp: expected True or False, got {self.use_mtp!r}")
+        sources = {"prompt_lookup_num_tokens": self.prompt_lookup_num_tokens, "use_mtp": self.use_mtp}
+        sources["assistant_model"] = self.assistant_model is not None
+        if len(given := [name for name, value in sources.items() if value]) > 1:
+            raise ValueError(f"{', '.join(given)}: expected one of them, got {'both' if len(given) == 2 else 'all'}")
 
     def state_tables(self, snapshots: int) -> StateTables:
         """Slots for the recurrent states of all requests, and snapshots."""
-        drafts = self.prompt_lookup_num_tokens or self.assistant_model is not None
+        drafts = self.prompt_lookup_num_tokens or self.use_mtp or self.assistant_model is not None
         ring = 1 + max(self.ahead, LONGEST_STEP if drafts else 1)
         return StateTables(self.requests, ring, snapshots, every=self.snapshot_every)
 

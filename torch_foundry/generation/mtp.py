@@ -35,7 +35,7 @@ class HiddenStates:
         """[end - first, hidden] of these tokens, which are forgotten, like those before. Raises Fallback if some are
         missing."""
         ends = [*(start for start, _ in self._parts[1:]), end]
-        found = [part[max(first - at, 0) : stop - at] for (at, part), stop in zip(self._parts, ends, strict=True)]
+        found = [part[max(first - at, 0) : stop - at] for (at, part), stop in zip(self._parts, ends, strict=False)]
         self._parts = []
         rows = torch.cat([part for part in found if len(part)]) if any(map(len, found)) else torch.empty(0)
         if len(rows) != end - first:

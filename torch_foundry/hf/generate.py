@@ -192,21 +192,27 @@ def uses_mtp(config: Any) -> bool:
     return bool(getattr(config, "use_mtp", None)) and config.prompt_lookup_num_tokens is None
 
 
-def mtp_head(model: Any) -> Any:
+def loaded_mtp_head(model: Any) -> Any:
     """The MTP head of `model`, patched; loaded from the model's folder when it is first asked for, and again if the
-    model has another embedding or output layer since. Raises Fallback if there is none; the first time it warns."""
+    model has another embedding or output layer since. LoadError: there is none, or it doesn't fit."""
+    plan = model.generator_plan()
+    if isinstance(plan.mtp, LoadError) or plan.mtp is None or not is_head_of(plan.mtp, model):
+        head = None if isinstance(plan.mtp, LoadError) else plan.mtp
+        registration.load_mtp(model, None if head is None else head.config.name_or_path)
+    return plan.mtp
+
+
+def mtp_head(model: Any) -> Any:
+    """The same. Raises Fallback if there is none; the first time it warns."""
     plan = model.generator_plan()
     if isinstance(plan.mtp, LoadError):
         raise Fallback(f"no MTP head: {plan.mtp.code}")
-    if plan.mtp is None or not is_head_of(plan.mtp, model):
-        path = None if plan.mtp is None else plan.mtp.config.name_or_path
-        try:
-            registration.load_mtp(model, path)
-        except LoadError as error:
-            plan.mtp = error
-            warnings.warn(f"use_mtp: the model has no MTP head, so nothing is drafted: {error}", FallbackWarning, 3)
-            raise Fallback(f"no MTP head: {error.code}") from None
-    return plan.mtp
+    try:
+        return loaded_mtp_head(model)
+    except LoadError as error:
+        plan.mtp = error
+        warnings.warn(f"use_mtp: the model has no MTP head, so nothing is drafted: {error}", FallbackWarning, 3)
+        raise Fallback(f"no MTP head: {error.code}") from None
 
 
 def speculative(request: Request, totals: SpeculationStats, config: Any, assistant: Any) -> SpeculativeDecoder:
