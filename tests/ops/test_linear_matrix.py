@@ -138,7 +138,7 @@ def _fault(name: str, old: str, new: str, case: Case, file: str = "") -> Fault:
     return Fault(f"linear-matrix-{name}", "linear_matrix.metal", old, new, check, file)
 
 
-WIDE = Case(33, 24, 1024, "q4_0")
+WIDE = Case(33, 24, 2560, "q4_0")
 FAULTS = [
     _fault("last-unit-dropped", "if (unit + step < units)", "if (unit + 2 * step < units)", WIDE),
     _fault("second-row-of-w-twice", "n0 + own.row + 8 * i, args.n - 1", "n0 + own.row, args.n - 1", WIDE),
@@ -146,6 +146,6 @@ FAULTS = [
     _fault("half-of-a-chunk-twice", "own_x[4 * h + 2 * f + e]", "own_x[2 * f + e]", WIDE),
     _fault("last-part-dropped", "p = 1; p < args.split", "p = 1; p + 1 < args.split", WIDE),
     _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", Case(33, 24, 1024, "q4_k")),
-    _fault("ratio-forgotten", "raw.scale(k, group) * Codes::ratio(c)", "raw.scale(k, group)", WIDE),
+    _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
     _fault("columns-not-turned", "column % 2 == 0 ? other.x", "column % 2 != 0 ? other.x", WIDE, "matrix_pairs.h"),
 ]
