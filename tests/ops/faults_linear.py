@@ -161,7 +161,7 @@ FAULTS = [
         Case(3, residual=True),
     ),
     _epilogue("scale-ignored", "sum *= args.scale", "sum *= 1.0f", Case(3, scale=-3.0)),
-    _epilogue("gelus-exchanged", "case activation_gelu:", "case 4:", Case(3, activation="gelu")),
+    _epilogue("gelus-exchanged", "return Gelu::apply(v)", "return GeluTanh::apply(v)", Case(3, activation="gelu")),
     Fault(
         "linear-epilogue-residual-scaled-too",
         "linear.metal",

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.mtp import PagedMTPDrafter
-from torch_foundry.engine.request import SamplingParams
+from torch_foundry.engine.request import EngineConfig, SamplingParams
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.drafting import (
@@ -27,6 +27,7 @@ from torch_foundry.generation.drafting import (
     SpeculationStats,
     accepted,
 )
+from torch_foundry.hf.generate import loaded_mtp_head
 from torch_foundry.kvcache.block_manager import OutOfBlocks
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.state_tables import StateTables
@@ -205,3 +206,21 @@ class Drafting(DraftLengthController):
             sequence.speculation.count(*told)
             if not tokens:
                 self.end(sequence)
+
+
+def paged_drafter(
+    config: EngineConfig, model: Any, tokenizer: Any, forward: Forward, blocks: int
+) -> PagedDraftModel | PagedMTPDrafter | None:
+    """What makes an engine's draft tokens, beside prompt lookup; None: nothing does."""
+    told: dict[str, Any] = {"requests": config.requests, "batch_invariant": config.batch_invariant}
+    if config.use_mtp:
+        try:
+            head = PagedMTPDrafter(loaded_mtp_head(model), model, blocks, config.block_size, **told)
+        except Fallback as fallback:
+            raise RuntimeError(f"use_mtp: an engine can't run the model's MTP head: {fallback}") from None
+        forward.seen = head.seen
+        return head
+    if config.assistant_model is None:
+        return None
+    both = tokenizer, config.assistant_tokenizer
+    return PagedDraftModel(config.assistant_model, model, both, blocks, config.block_size, **told)

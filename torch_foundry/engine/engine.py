@@ -15,11 +15,10 @@ from torch_foundry.core import memory
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
-from torch_foundry.engine.drafting import Drafting, PagedDraftModel
+from torch_foundry.engine.drafting import Drafting, paged_drafter
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.images import Images
 from torch_foundry.engine.memory import divided
-from torch_foundry.engine.mtp import PagedMTPDrafter
 from torch_foundry.engine.next_tokens import row_of, sample, sample_ahead
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
@@ -27,7 +26,6 @@ from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.generation.step_graph import prompt_bytes
-from torch_foundry.hf.generate import loaded_mtp_head
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
@@ -76,29 +74,13 @@ class Engine:
         workspace, what = prompt_bytes(self._decoder, own.budget), f"an engine's steps of {own.budget} tokens"
         memory.check(device, workspace, what, lambda left: "A smaller budget needs less.")
         self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
-        draft = self._draft(blocks)
+        draft = paged_drafter(own, model, tokenizer, self._forward, blocks)
+        if draft is not None:
+            draft.begin(self._sampler)
         self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self.scheduler.budget)
         self._lock = threading.RLock()
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
-
-    def _draft(self, blocks: int) -> PagedDraftModel | PagedMTPDrafter | None:
-        """What makes draft tokens, beside prompt lookup."""
-        own = self.config
-        draft: PagedDraftModel | PagedMTPDrafter | None = None
-        told: dict[str, Any] = {"requests": own.requests, "batch_invariant": own.batch_invariant}
-        if own.use_mtp:
-            try:
-                head = PagedMTPDrafter(loaded_mtp_head(self.model), self.model, blocks, own.block_size, **told)
-            except Fallback as fallback:
-                raise RuntimeError(f"use_mtp: an engine can't run the model's MTP head: {fallback}") from None
-            self._forward.seen, draft = head.seen, head
-        elif own.assistant_model is not None:
-            both = self.tokenizer, own.assistant_tokenizer
-            draft = PagedDraftModel(own.assistant_model, self.model, both, blocks, own.block_size, **told)
-        if draft is not None:
-            draft.begin(self._sampler)
-        return draft
 
     def submit(
         self,
