@@ -292,9 +292,9 @@ def test_many_requests_are_not_drafted_for(monkeypatch: pytest.MonkeyPatch) -> N
             clock[0] += max(8, sum(len(part.ids) for part in parts))
             return forward(parts)
 
-        def go_on(tokens: Any, forward: Any = forward) -> Any:
+        def go_on(tokens: Any, *of: Any, forward: Any = forward) -> Any:
             clock[0] += max(8, len(tokens))
-            return forward.go_on(tokens)
+            return forward.go_on(tokens, *of)
 
         seen.go_on = go_on  # type: ignore[attr-defined]
         monkeypatch.setattr(run, "_forward", seen)

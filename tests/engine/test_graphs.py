@@ -49,8 +49,8 @@ def watch(engine: Engine, see: Callable[[Parts, torch.Tensor, bool], None]) -> N
         see(parts, logits, captured[-1])
         return logits
 
-    def gone_on(tokens: torch.Tensor) -> torch.Tensor | None:
-        logits = forward.go_on(tokens)
+    def gone_on(tokens: torch.Tensor, *of: Any) -> torch.Tensor | None:
+        logits = forward.go_on(tokens, *of)
         if logits is not None:
             new = tokens.tolist()
             last[:] = [part_of(p.id, p.start + 1, [new[i]], 1) for i, p in enumerate(last)]
@@ -428,17 +428,17 @@ def test_going_on_is_a_step_of_tokens_that_the_host_knows(requests: int) -> None
         for name, text in enumerate(prompts(requests)):
             manager.add(name)
             manager.reserve(name, len(text) + 5)
-            forward([part_of(name, 0, text, 1)])
-            assert forward.go_on(torch.zeros(1, dtype=torch.int64)) is None, "the last step took in a prompt"
+            forward(parts := [part_of(name, 0, text, 1)])
+            assert forward.go_on(torch.zeros(1, dtype=torch.int64), parts, 1) is None, "the last step took in a prompt"
         lengths = [len(text) for text in prompts(requests)]
-        logits = forward([part_of(name, n, [name + 3], 1) for name, n in enumerate(lengths)])
+        logits = forward(parts := [part_of(name, n, [name + 3], 1) for name, n in enumerate(lengths)])
         for i in range(1, 5):
             tokens = logits.argmax(-1)
             if known:
                 new = tokens.tolist()
                 logits = forward([part_of(name, n + i, [new[name]], 1) for name, n in enumerate(lengths)])
             else:
-                logits = forward.go_on(tokens)
+                logits = forward.go_on(tokens, parts, i)
             assert logits is not None and len(logits) == requests
         found.append((logits.clone(), *(p.clone() for p in pools(engine))))
     assert all(map(torch.equal, *found))

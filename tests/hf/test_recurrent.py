@@ -221,5 +221,9 @@ def test_a_session_reads_what_is_new_or_all_of_it(stock: Any, model: Any, tmp_pa
         text[0, changed] += 1
         assert torch.equal(session.generate(text), stock.generate(text, max_new_tokens=12, **GREEDY))
         assert session.reused == reused
-    with pytest.raises(TypeError, match="recurrent states are not written"):
-        session.save(tmp_path / "session")
+    session.save(path := tmp_path / "session.safetensors")
+    restored, text = (
+        torch_foundry.Session.restore(path, model, max_new_tokens=12, **GREEDY),
+        torch.cat([text, ids(1, 3)], 1),
+    )
+    assert torch.equal(restored.generate(text), session.generate(text)) and restored.reused == session.reused > 0

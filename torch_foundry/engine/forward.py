@@ -121,7 +121,6 @@ class Forward:
         self._piece = MAX_GEMV_ROWS if batch_invariant else PIECE
         self._refused: Any = None  # the model as it was when a step could not be captured
         self._last: StepGraph[PagedStep] | None = None  # the last step, if it was captured and of single tokens
-        self._ahead: tuple[Parts, int] = (), 0  # its parts, and steps behind it
         self.seen: Callable[[Parts, Tensor, int], None] | None = None
 
     @torch.no_grad()
@@ -161,11 +160,12 @@ class Forward:
             part.sequence.fault.__cause__ = fault
 
     @torch.no_grad()
-    def go_on(self, tokens: Tensor) -> Tensor | None:
+    def go_on(self, tokens: Tensor, parts: Parts, ahead: int) -> Tensor | None:
         """Logits [n, V] of the step behind the last one, in which each part goes on with its token of `tokens`, int64
-        [n] on the device; the block manager has room for them.
+        [n] on the device; the block manager has room for them. parts: of the last call, which was `ahead` - 1 of these
+        steps ago.
 
-        None, and nothing has happened, if the last step was not captured or had other parts than single tokens.
+        None, and nothing has happened, if that call's step was not captured or had other parts than single tokens.
         """
         if self._last is None:
             return None
@@ -176,9 +176,8 @@ class Forward:
         group.positions[:n].add_(1)
         if inputs.states is not None:
             inputs.states[:n, 3].add_(1)
-        parts, ahead = self._ahead
-        self._ahead, x = (parts, ahead + 1), self._last.run()[0]
-        self._tell(self._last.inputs, x, parts, ahead + 1)
+        x = self._last.run()[0]
+        self._tell(self._last.inputs, x, parts, ahead)
         return self._logits(x[:n])
 
     def _drop(self) -> None:
@@ -219,7 +218,6 @@ class Forward:
                 del self._met[dropped]
         generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
         self._last = graph if generating and [length for _, length in sizes] == [1] else None
-        self._ahead = parts, 0
         self._tell(graph.inputs, hidden, parts)
         return graph.inputs.inputs.wanted(hidden, parts)
 

@@ -72,7 +72,11 @@ def sample(sampler: Sampler, batch: Parts, logits: Tensor) -> None:
 
 
 def sample_ahead(
-    sampler: Sampler, batch: Parts, logits: Tensor, steps: int, go_on: Callable[[Tensor], Tensor | None]
+    sampler: Sampler,
+    batch: Parts,
+    logits: Tensor,
+    steps: int,
+    go_on: Callable[[Tensor, Parts, int], Tensor | None],
 ) -> None:
     """Up to `steps` tokens for each, all handed to the device before anything is read. go_on: of `Forward`."""
     rows, found = [row_of(each) for each in batch], []
@@ -84,7 +88,7 @@ def sample_ahead(
         found.append(torch.cat([newest, sampler.errors]))
         if len(found) == steps:
             break
-        following = go_on(newest[: len(rows)] if place is None else newest[place])
+        following = go_on(newest[: len(rows)] if place is None else newest[place], batch, len(found))
     for step in torch.stack(found).tolist():
         for each, row in zip(batch, rows, strict=True):
             each.error_bits = each.error_bits or step[len(newest) + row]
