@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray air test-hf test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray air test-hf test-oldest test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -51,6 +51,15 @@ test-ray: $(VENV)/.built $(VENV)/.dev  ## replicas on a local Ray cluster (minut
 test-hf: $(VENV)/.built $(VENV)/.dev  ## transformers' own tests on patched models (FAMILIES=, HF_TESTS=, UPDATE=1)
 	$(BIN)/pip install -q -r requirements-hf.txt
 	$(PY) -m tools.hf_suite $(if $(UPDATE),--update) $(if $(FAMILIES),--families $(FAMILIES))
+
+# The oldest transformers that pyproject.toml allows stands before the pinned one, in build/oldest. Left out: two tests of
+# lists of what the newest has.
+OLDEST := $(shell sed -nE 's/.*"transformers>=([0-9.]+)".*/\1/p' pyproject.toml)
+test-oldest: $(VENV)/.built $(VENV)/.dev  ## models with the oldest transformers (minutes)
+	$(BIN)/pip install -q --no-deps --upgrade --target build/oldest "transformers==$(OLDEST).*"
+	PYTHONPATH=build/oldest $(PY) -m pytest -n $(WORKERS) --dist loadfile --tier quick tests/hf tests/generation \
+	  tests/kvcache --deselect tests/hf/test_architectures.py::test_classes_of_the_tables_exist \
+	  --deselect tests/hf/test_family_list.py::test_every_folder_is_listed_once $(PYTEST_ARGS)
 
 # lm-eval's harness on stock and patched models, over held-out text of the demo model. It is large, so only this target
 # installs it.

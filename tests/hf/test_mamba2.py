@@ -172,8 +172,8 @@ def test_sizes_beyond_the_kernel_s_are_refused(sizes: dict[str, int], why: str) 
 
 
 def test_the_spec_says_how_the_state_looks() -> None:
-    spec = build_spec(shared("bamba").model.layers[0])
+    spec, groups = build_spec(shared("bamba").model.layers[0]), shared("bamba").config.mamba_n_groups
     assert spec.mixer == "mamba" and spec.config is None and spec.ffn == "feed_forward"
     facts = spec.facts
-    assert (facts.heads, facts.groups, facts.head_dim, facts.state_dim) == (8, 2, 16, 32)
-    assert facts.channels == 8 * 16 + 2 * 2 * 32 and spec.inner == 96
+    assert (facts.heads, facts.groups, facts.head_dim, facts.state_dim) == (8, groups, 16, 32)
+    assert facts.channels == 8 * 16 + 2 * groups * 32 and spec.inner == 96

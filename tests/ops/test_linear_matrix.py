@@ -106,6 +106,7 @@ def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max_gemv_rows(True, F16, DEVICE) == limits.FEW_ROWS and tuning.matrix_rows(DEVICE) == 0
 
 
+@pytest.mark.cpu_only  # on the mock every call is watched, so no step is captured
 def test_modules_and_captured_steps_take_it() -> None:
     """What asked torch for the product asks the kernel, so a step is one graph, without a segment for it."""
     layer = nn.Linear(64, 24).half()

@@ -131,7 +131,10 @@ def _source(attn: Any) -> int | None:
     """The layer whose keys and values `attn` attends to."""
     if not getattr(attn, "is_kv_shared_layer", False):
         return None
-    modes, types = attn.config.kv_sharing_modes, attn.config.layer_types
-    found = [i for i, mode in enumerate(modes) if mode == "store" and types[i] == attn.layer_type]
+    config, kin = attn.config, [i for i, kind in enumerate(attn.config.layer_types) if kind == attn.layer_type]
+    if hasattr(config, "kv_sharing_modes"):
+        found = [i for i in kin if config.kv_sharing_modes[i] == "store"]
+    else:  # transformers before 5.23
+        found = [i for i in kin if i < config.num_hidden_layers - config.num_kv_shared_layers][-1:]
     require(len(found) == 1, "keys and values of no single layer")
     return found[0]

@@ -66,7 +66,8 @@ def read(module: Any, family: Family) -> Mamba2Spec:
     require(type(conv) is nn.Conv1d, f"conv1d is a {type(conv).__name__}")
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
     known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
-    require(known and norm.group_size * spec.groups == spec.inner, f"norm is a {type(norm).__name__}")
+    group_size = getattr(norm, "group_size", spec.inner)  # before transformers 5.23: of all numbers
+    require(known and group_size * spec.groups == spec.inner, f"norm is a {type(norm).__name__}")
     require(spec.bounds[0] <= spec.bounds[1], f"time_step_limit is {module.time_step_limit}")
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     wanted: dict[str, tuple[int, ...]] = {

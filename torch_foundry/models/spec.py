@@ -160,7 +160,7 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
         inner = shapes[0][1]
         expected = [(count, inner, hidden)] * (len(shapes) - 1) + [(count, hidden, inner)]
         require(shapes == expected, f"experts have the shapes {shapes}")
-        spread = getattr(experts, "_is_expert_parallel", False)  # not in transformers 5.17
+        spread = getattr(experts, "_is_expert_parallel", False)
         require(not spread, "experts are spread over several processes")
     activation = activation_of_experts(experts)
     if activation is None:
