@@ -42,7 +42,7 @@ const QuantFormat& dense_format(at::ScalarType dtype) {
 
 WeightMatrix weight_matrix(const char* name, const at::Tensor& weight, std::optional<std::string_view> format) {
   const QuantFormat* wanted = format ? &quant_format(*format) : nullptr;
-  Check checked = check(name, weight).dim(2).last_dim_contiguous();
+  Check checked = check_pages(name, weight).dim(2).last_dim_contiguous(); // Gemma 4 E4B has a table of 2.8e9 numbers
   if (!wanted || !wanted->packed()) {
     checked.floating();
     const QuantFormat& actual = dense_format(weight.scalar_type());

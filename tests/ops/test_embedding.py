@@ -135,6 +135,19 @@ def _ids(*values: int) -> Tensor:
 
 
 @pytest.mark.cpu_only
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("format, dtype", [(None, torch.bfloat16), ("q8_0", torch.uint8)], ids=str)
+def test_tables_beyond_32_bits(format: str | None, dtype: torch.dtype) -> None:
+    """Embeddings of layers are one table: 2.8e9 numbers in Gemma 4 E4B. Memory that isn't touched isn't taken."""
+    memory, shape = torch.UntypedStorage((2**21 + 2) * 1088 * dtype.itemsize), (2**21 + 2, 1088)  # not filled by kit
+    table, ids = torch.empty(0, dtype=dtype).set_(memory, 0, shape), torch.tensor([0, 2**21 + 1, 1_973_791])
+    assert table.numel() > 2**31
+    rows = torch.randn(3, 1024)
+    table[ids] = quant.quantize(rows, "q8_0") if format else torch.nn.functional.pad(rows, (0, 64)).to(dtype)
+    expected = quant.dequantize(table[ids], "q8_0") if format else table[ids].float()
+    assert torch.equal(ops.embedding(ids, table, format=format, dtype=torch.float32), expected)
+
+
 def test_bad_inputs() -> None:
     table = torch.randn(4, 64)
     for wrong in (4, -1, 2**40):
