@@ -135,7 +135,6 @@ def _ids(*values: int) -> Tensor:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.cpu_only
 @pytest.mark.parametrize("format, dtype", [(None, torch.bfloat16), ("q8_0", torch.uint8)], ids=str)
 def test_tables_beyond_32_bits(format: str | None, dtype: torch.dtype) -> None:
     """Embeddings of layers are one table: 2.8e9 numbers in Gemma 4 E4B. Memory that isn't touched isn't taken."""
@@ -148,6 +147,7 @@ def test_tables_beyond_32_bits(format: str | None, dtype: torch.dtype) -> None:
     assert torch.equal(ops.embedding(ids, table, format=format, dtype=torch.float32), expected)
 
 
+@pytest.mark.cpu_only
 def test_bad_inputs() -> None:
     table = torch.randn(4, 64)
     for wrong in (4, -1, 2**40):
