@@ -127,6 +127,14 @@ def test_the_head_changes_no_token(family: str, tmp_path: Path) -> None:
     assert not report(model).eager, str(report(model))
 
 
+def test_asked_for_by_name(tmp_path: Path) -> None:
+    hybrid = loaded(folder(tmp_path, "qwen3_5"))
+    assert generate(hybrid, assistant_model="mtp").tolist() == generate(hybrid).tolist()
+    assert report(hybrid).speculation.drafted > 0
+    with pytest.raises(ValueError, match=r"assistant_model='eagle': expected a model, or \"mtp\" .*use_mtp=True"):
+        generate(hybrid, assistant_model="eagle")
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "glm4_moe"])
 def test_a_head_that_says_what_the_model_says_is_always_right(family: str, tmp_path: Path) -> None:
     """Layers that add nothing: what comes next depends on the newest token alone."""

@@ -53,7 +53,8 @@ class CountingMixin(ModelMixin):
 
 
 class GeneratorMixin(CountingMixin):
-    """A model of `families.HEADS`. `generate` takes `sync_every` as well; see `tokens_in_flight`."""
+    """A model of `families.HEADS`. `generate` takes `sync_every` as well (see `tokens_in_flight`), and
+    `assistant_model="mtp"` for `use_mtp=True`; another string is a ValueError."""
 
     def _make_plan(self, state: ModelState) -> ModelPlan:
         plan = ModelPlan(state)
@@ -69,6 +70,12 @@ class GeneratorMixin(CountingMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, sync_every: int | None = None, **kwargs: Any) -> Any:
+        if isinstance(name := kwargs.get("assistant_model"), str):
+            if name != "mtp":
+                raise ValueError(
+                    f'assistant_model={name!r}: expected a model, or "mtp" for the model\'s own MTP head (use_mtp=True)'
+                )
+            kwargs |= {"assistant_model": None, "use_mtp": True}
         share_random_numbers(self)  # type: ignore[arg-type]
         chosen, alone = chosen_by_call.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
         try:
