@@ -39,8 +39,14 @@ class StoppingCriteria:
         self.done = [False] * input_ids.shape[0]
         self.length = input_ids.shape[1]
         self.tokens: list[list[int]] = [[] for _ in self.done]  # new ones, of each row
+        self._unpadded: int | None = None  # of these, in each row; None: all
         # stop strings look at what came before, too
         self._text = input_ids.cpu() if self._strings else None
+
+    @property
+    def chosen(self) -> list[list[int]]:
+        """Of `tokens`, those before any that are padding."""
+        return [row[: self._unpadded] for row in self.tokens]
 
     @property
     def remaining(self) -> int:
@@ -55,6 +61,7 @@ class StoppingCriteria:
                 if self.done[row] and self.eos:
                     assert self._pad is not None
                     token = self._pad
+                    self._unpadded = len(self.tokens[row]) if self._unpadded is None else self._unpadded
                 self.tokens[row].append(token)
             self.length += 1
             self._end()

@@ -14,6 +14,7 @@ from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.generation.step_state import CacheLayers, contiguous_step
+from torch_foundry.hf import kept_cache
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.hf.wrapper import ids_of
 from torch_foundry.kvcache.hf_cache import check_capturable, kv_layer
@@ -35,6 +36,8 @@ class DecoderMixin(ModelMixin):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of `ModelMixin`; its result goes to `collect_hidden`."""
+        if not torch.compiler.is_compiling():
+            kept_cache.forget(kwargs.get("past_key_values"))
         result = super().__call__(*args, **kwargs)
         if not torch.compiler.is_compiling():
             computed(result[0])

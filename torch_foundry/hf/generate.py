@@ -26,7 +26,7 @@ from torch_foundry.generation.drafting import (
 from torch_foundry.generation.loop import GenerationLoop
 from torch_foundry.generation.mtp import MTPDrafter
 from torch_foundry.generation.speculation import SpeculativeDecoder
-from torch_foundry.hf import registration
+from torch_foundry.hf import kept_cache, registration
 from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.models.calls import collect_hidden, generated, generation
@@ -101,18 +101,28 @@ class GeneratorMixin(CountingMixin):
         plan = self.generator_plan()
         generated()
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+        text = self._known_text(input_ids, generation_config, model_kwargs)
         try:
             request = Request(self, plan, input_ids, *given, model_kwargs)
         except Fallback as fallback:
             if plan.state.enabled:
                 plan.eager[f"generate: {fallback}"] += 1
             model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
-            return super()._sample(input_ids, *given, **model_kwargs)  # type: ignore[misc]
-        alone = self._begin(request, generation_config)
-        GenerationLoop(request.runner, request.stops, request.every, streamer).run()
+            result = super()._sample(input_ids, *given, **model_kwargs)  # type: ignore[misc]
+            return kept_cache.noted(result, input_ids, model_kwargs, text)
+        try:
+            alone = self._begin(request, generation_config)
+            GenerationLoop(request.runner, request.stops, request.every, streamer).run()
+        finally:
+            kept_cache.end(request.cache, text, request.stops.chosen)
         if alone:
             request.runner.release()
         return request.result()
+
+    def _known_text(self, ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> kept_cache.ReadText | None:
+        """As `kept_cache.begin`, where somebody may see the cache again."""
+        seen = not _alone.get() or config.return_dict_in_generate
+        return kept_cache.begin(ids, config, model_kwargs) if seen else None
 
     def _begin(self, request: Request, config: Any, hidden: list[torch.Tensor] | None = None) -> bool:
         """Take in the prompt and choose the first token, in memory of earlier generations if there is some. Returns
@@ -157,6 +167,7 @@ class GeneratorMixin(CountingMixin):
         plan = self.generator_plan()
         generated()
         given = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+        text = self._known_text(input_ids, generation_config, model_kwargs)
         try:
             if assistant_tokenizer is not None:
                 raise Fallback("the draft has another tokenizer")
@@ -166,19 +177,26 @@ class GeneratorMixin(CountingMixin):
             if plan.state.enabled:
                 plan.eager[f"assisted generate: {fallback}"] += 1
             if uses_mtp(generation_config) or getattr(self, "_is_stateful", False):  # stock code can't do it
-                return self._sample(input_ids, *given, **model_kwargs)
+                result = self._sample(input_ids, *given, **model_kwargs)
+                return kept_cache.noted(result, input_ids, model_kwargs, text)
             model_kwargs = without_usual_positions(input_ids, generation_config, model_kwargs)
             models = (inputs_tensor, assistant_model, assistant_tokenizer, tokenizer)
-            return super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
+            if text is not None:  # it counts wrongly on a cache that has read something
+                model_kwargs["past_key_values"].reset()
+            result = super()._assisted_decoding(input_ids, *given, *models, **model_kwargs)  # type: ignore[misc]
+            return kept_cache.noted(result, input_ids, model_kwargs, text)
         drafter, stops = decoder.controller.model, request.stops
-        alone = self._begin(request, generation_config, None if drafter is None else drafter.of_prompt)
-        GenerationLoop(request.runner, stops, 1, streamer).take_first()
-        text = decoder.own.sequence.tokens
-        text += stops.tokens[0]
-        decoder.run()
-        if not stops.done[0]:
-            request.runner.sampler.seek([len(text)], text[-1:])
-            GenerationLoop(request.runner, stops, request.every, streamer).run()
+        try:
+            alone = self._begin(request, generation_config, None if drafter is None else drafter.of_prompt)
+            GenerationLoop(request.runner, stops, 1, streamer).take_first()
+            tokens = decoder.own.sequence.tokens
+            tokens += stops.tokens[0]
+            decoder.run()
+            if not stops.done[0]:
+                request.runner.sampler.seek([len(tokens)], tokens[-1:])
+                GenerationLoop(request.runner, stops, request.every, streamer).run()
+        finally:
+            kept_cache.end(request.cache, text, stops.chosen)
         if alone:
             request.runner.release()
         return request.result()
@@ -190,6 +208,7 @@ class GeneratorMixin(CountingMixin):
         generated()
         if plan.state.enabled:
             plan.eager["generate: beams"] += 1
+        kept_cache.begin(input_ids, kwargs.get("generation_config"), kwargs)
         kwargs = without_usual_positions(input_ids, kwargs.get("generation_config"), kwargs)
         return super()._beam_search(input_ids, *args, **kwargs)  # type: ignore[misc]
 

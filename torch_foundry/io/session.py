@@ -16,7 +16,7 @@ from torch_foundry.io.files import replacing
 from torch_foundry.io.safetensors import write_tensors
 from torch_foundry.io.session_cache import described, restore, tensors_of
 from torch_foundry.io.session_file import FORMAT, about, fingerprint, texts
-from torch_foundry.kvcache.snapshots import MOST, Snapshots, reaches
+from torch_foundry.kvcache.snapshots import MOST, Snapshots, stored, take_back
 from torch_foundry.kvcache.state_tables import EVERY
 
 
@@ -170,7 +170,7 @@ class Session:
 
     def _trim(self) -> None:
         """Keep `tokens` to those that the cache has read: the newest one it has not."""
-        if any(_stored(layer)[0] > 1 for layer in self.cache.layers if getattr(layer, "is_initialized", False)):
+        if any(stored(layer)[0] > 1 for layer in self.cache.layers if getattr(layer, "is_initialized", False)):
             return self.reset()
         length = self.cache.get_seq_length()
         self.tokens, self._mask = self.tokens[:length], self._mask[:length]
@@ -186,15 +186,7 @@ class Session:
 
     def _crop(self, surplus: int, keep: int) -> None:
         """Drop the newest `surplus` tokens, so that `keep` are left, or those before a snapshot, if need be all."""
-        windows = [w for w in self.cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
-        reached = all(_stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows)
-        if keep and reached and all(reaches(layer, surplus) for layer in self.cache.layers):
-            self.cache.snapshots.forget(keep)
-            try:
-                self.cache.crop(-surplus)
-            except RuntimeError:  # stock recurrent states can't go back
-                self.reset()
-        elif not self.cache.snapshots.back(self.cache, keep):
+        if not take_back(self.cache, surplus, keep):
             self.reset()
 
     # --------------------------------------------------------------------------------------------------- save, restore
@@ -231,11 +223,3 @@ class Session:
             session.tokens, session._mask = (texts(file, name, said["seen"]) for name in ("tokens", "mask"))
         session.messages = said["messages"]
         return session
-
-
-def _stored(layer: Any) -> tuple[int, int]:
-    """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
-    if hasattr(layer, "stored"):
-        stored: tuple[int, int] = layer.stored
-        return stored
-    return (0, 0) if layer.keys is None else (layer.keys.shape[0], layer.keys.shape[2])  # a DummyLayer has none

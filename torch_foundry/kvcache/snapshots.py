@@ -74,6 +74,31 @@ class Snapshots:
         return at
 
 
+def stored(layer: Any) -> tuple[int, int]:
+    """Rows and tokens that a layer has. Of ours without looking at `keys`: what was looked at is left as it is."""
+    if hasattr(layer, "stored"):
+        found: tuple[int, int] = layer.stored
+        return found
+    return (0, 0) if layer.keys is None else (layer.keys.shape[0], layer.keys.shape[2])  # a DummyLayer has none
+
+
+def take_back(cache: Any, surplus: int, keep: int) -> bool:
+    """Drop the newest `surplus` tokens of `cache`, so that `keep` are left, or those before a snapshot. False: neither
+    can be done, and the cache has to be reset."""
+    windows = [w for w in cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
+    reached = all(stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows)
+    snapshots = Snapshots.of(cache)
+    if keep and reached and all(reaches(layer, surplus) for layer in cache.layers):
+        if snapshots is not None:
+            snapshots.forget(keep)
+        try:
+            cache.crop(-surplus)
+        except RuntimeError:  # stock recurrent states can't go back
+            return False
+        return True
+    return snapshots is not None and snapshots.back(cache, keep) > 0
+
+
 def reaches(layer: Any, tokens: int) -> bool:
     """Whether cropping takes the last `tokens` of a recurrent layer of ours back."""
     return not isinstance(layer, RecurrentLayer) or tokens <= layer._back
