@@ -114,6 +114,26 @@ def test_several_rows(family: str) -> None:
         assert answer(model, ids(1, 9), cache) == alone(model, ids(1, 9))  # other rows
 
 
+def test_padding_was_not_read() -> None:
+    """Of a row that has ended: the device went on with other tokens."""
+    model, inputs = patched(), padded([12, 9])
+    text, mask, cache = inputs["input_ids"], inputs["attention_mask"], DynamicCache(config=patched().config)
+    eos = alone(model, text, attention_mask=mask)[0][12]
+    whole = torch.tensor(answer(model, text, cache, attention_mask=mask, eos_token_id=eos, pad_token_id=0))
+    assert whole[0].tolist()[12:] == [eos, *[0] * 11]
+    masked = torch.cat([mask, torch.ones_like(whole[:, 12:])], 1)
+    assert reads(model, cache, whole, attention_mask=masked)[1] == whole.shape[1] - 13
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_another_mask(family: str) -> None:
+    model, text, cache = patched(family), ids(1, 20), DynamicCache(config=patched(family).config)
+    for hidden in (0, 6, 0):
+        mask = (torch.arange(20) >= hidden).long()[None]
+        found, count = reads(model, cache, text, attention_mask=mask)
+        assert found == alone(model, text, attention_mask=mask) and count == 20
+
+
 @torch.no_grad()
 def test_somebody_else_used_it() -> None:
     """Then it is transformers' again: what it holds is taken for the text's beginning."""
@@ -122,6 +142,7 @@ def test_somebody_else_used_it() -> None:
         lambda c: model(ids(1, 4, seed=2), past_key_values=c),
         lambda c: (c.crop(-4), model(ids(1, 4, seed=2), past_key_values=c)),  # as long as before
         lambda c: model.model(input_ids=ids(1, 1), past_key_values=c),
+        lambda c: c.crop(-4),
     ):
         caches = [DynamicCache(config=model.config) for _ in range(2)]
         for cache in caches:
