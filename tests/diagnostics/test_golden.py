@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +122,103 @@ def test_what_cannot_run_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_that_cannot_be_met(options: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["compare", "--device", "cpu", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, Path]]:
+    """Right; with a wrong factor behind the first step's first activation; as another machine may round."""
+    folder, glu = tmp_path_factory.mktemp("reports"), ops.glu
+    files = folder / "right.json", folder / "wrong.json", folder / "rounded.json"
+    for file in files:
+        with pytest.MonkeyPatch.context() as patch:
+            if file.stem == "wrong":
+                patch.setattr(ops, "glu", lambda gate, *rest: glu(gate, *rest) * (1 + 1e-4 * (gate.shape[1] == 1)))
+            main(["compare", "--device", "cpu", "--golden", "llama", "--json", str(file)])
+    (row,) = (rounded := json.loads(files[2].read_text()))["families"]
+    row["bits"] = "0"
+    for op in row["ops"]:
+        op |= {"bits": "0", "sketch": [each * (1 + 1e-6) for each in op["sketch"]]}
+    files[2].write_text(json.dumps(rounded))
+    yield files
+
+
+def diff(*files: Path) -> int:
+    return main(["compare", "--diff", *map(str, files)])
+
+
+def test_two_reports_of_one_machine(reports: tuple[Path, ...], capsys: pytest.CaptureFixture) -> None:
+    right, _, rounded = reports
+    assert diff(right, right) == 0
+    assert "1 families bit for bit, 0 within limits, 0 differ" in capsys.readouterr().out
+    assert diff(right, rounded) == 0
+    assert "0 families bit for bit, 1 within limits, 0 differ" in capsys.readouterr().out
+
+
+def test_the_first_op_that_differs(reports: tuple[Path, ...], capsys: pytest.CaptureFixture) -> None:
+    """Not the product in which the fault is multiplied, but the first op that saw it: the report notes op by op."""
+    right, wrong, _ = reports
+    for files in ((right, wrong), (wrong, right)):
+        assert diff(*files) == 1
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("llama")]
+        assert "first: linear of the step, x=1x1x96 weight=64x96 residual=1x1x64" in row, row
+
+
+def test_a_difference_that_only_graphs_make(reports: tuple[Path, ...], tmp_path: Path, capsys: Any) -> None:
+    other = json.loads(reports[0].read_text())
+    last = other["families"][0]["ops"][-1]
+    last |= {"bits": "0", "sketch": [1.01 * each for each in last["sketch"]]}
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(other))
+    assert diff(reports[0], file) == 1
+    assert "logits of the replayed step 4" in capsys.readouterr().out
+
+
+def test_devices_that_run_other_ops(reports: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Only logits are held against each other behind the place where they part."""
+    other = json.loads(reports[0].read_text())
+    row = other["families"][0]
+    row["ops"][5]["given"], row["bits"], file = "x=2x2", "0", tmp_path / "other.json"
+    file.write_text(json.dumps(other))
+    assert diff(reports[0], file) == 0
+    assert "llama: other ops from 6 on" in capsys.readouterr().out
+    row["ops"][-8] |= {"bits": "0", "sketch": []}
+    file.write_text(json.dumps(other))
+    assert diff(reports[0], file) == 1
+    assert "logits of the prompt, token 9" in capsys.readouterr().out
+
+
+def test_a_family_that_failed_on_one(reports: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    other, file = json.loads(reports[0].read_text()), tmp_path / "other.json"
+    other["families"] = [golden.Row("llama", problem="RuntimeError: no such function").to_json()]
+    file.write_text(json.dumps(other))
+    assert diff(reports[0], file) == 1
+    assert "wrong in B (RuntimeError: no such function)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (None, "is no report"),
+        ({"schema": 1}, "schema 1, and this version reads 2"),
+        ({"golden": "0"}, "of other models"),
+        ({"machine": {"torch_foundry": "0.0.1"}}, "made by torch_foundry"),
+        ({"families": []}, "no family is in both"),
+        ({"families": [{"family": "llama"}]}, "damaged"),
+        ({"families": 3}, "damaged"),
+    ],
+)
+def test_what_is_no_report(reports: Any, tmp_path: Path, capsys: Any, change: Any, message: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps([] if change is None else json.loads(reports[0].read_text()) | change))
+    assert diff(reports[0], file) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read(reports: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert diff(reports[0], tmp_path / "none.json") == 2
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "cut.json").write_text("{")
+    assert diff(reports[0], tmp_path / "cut.json") == 2
+    assert "not JSON" in capsys.readouterr().err
+    assert main(["compare", "--golden", "--diff", "a", "b"]) == 2
+    assert "--diff: goes with neither" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ def add_parser(commands: Any) -> None:
     what = "instead: small fixed models of every family, or of some, against float64 logits that come with the package"
     parser.add_argument("--golden", nargs="*", metavar="FAMILY", help=what)
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --golden: write a report to compare devices by")
+    what = "instead: two such reports, and the first op of each family that differs; 1 if one does"
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help=what)
     parser.set_defaults(run=run, picture=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the drift table; 1 if a stage is out of line."""
+    if args.diff is not None:
+        if args.golden is not None or args.json is not None:
+            raise UserError("--diff: goes with neither --golden nor --json: it reads two reports and runs nothing")
+        return _diff(*args.diff)
     if args.golden is not None:
         return _golden(args)
     if args.json is not None:
@@ -56,10 +63,30 @@ def _golden(args: argparse.Namespace) -> int:
     rows = []
     print(golden.HEAD)
     for family in args.golden or golden.recipes():
-        rows.append(golden.check(family, device))
+        rows.append(golden.check(family, device, record=args.json is not None))
         print(golden.line(rows[-1]), flush=True)
     wrong, skipped = sum(bool(r.problem) and not r.skipped for r in rows), sum(r.skipped for r in rows)
     print(f"{len(rows) - wrong - skipped} of {len(rows)} right on {device} (float32), {wrong} wrong, {skipped} skipped")
     if args.json is not None:
         write_json(args.json, golden.portable(rows, describe_device(device)))
     return 1 if wrong else 0
+
+
+def _diff(*paths: Path) -> int:
+    """Print what differs in two reports; 1 if anything does."""
+    reports = []
+    for path in paths:
+        try:
+            reports.append(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not JSON: {error}") from error
+    from torch_foundry.diagnostics.golden.difference import NotComparable, difference
+
+    try:
+        found = difference(*reports)
+    except NotComparable as error:
+        raise UserError(f"{paths[0]} (A) and {paths[1]} (B): {error}") from error
+    print(found)
+    return 1 if found.rows else 0

@@ -11,20 +11,22 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_foundry.diagnostics.doctor.machine import machine
 from torch_foundry.diagnostics.doctor.privacy import describe, without_home
+from torch_foundry.diagnostics.golden.numbers import numbers
+from torch_foundry.diagnostics.golden.record import Recorded
 from torch_foundry.testing.tolerance import Mismatch, assert_norm, relative_error
 
 FILE = Path(__file__).with_name("logits.safetensors")
 PROMPT, STEPS = 12, 4  # tokens
+SCHEMA = 2  # of `portable`
 KEPT = 4  # of the prompt's positions, the last; of the steps all
 HEAD = f"{'family':20} {'error':>9} {'stock':>9}  logits beside float64"
 SCALE = -3  # of matrices: a power of two
@@ -49,6 +51,7 @@ class Row:
 
     bits: a digest of the patched model's logits; where two devices have the same, their logits are the same bit for
     bit. problem: what is wrong, or why nothing could be said; skipped: whether it is the latter.
+    ops: of `Recorded`, those of the prompt and the first step, then the logits; empty unless they were asked for.
     """
 
     family: str
@@ -57,10 +60,12 @@ class Row:
     bits: str = ""
     problem: str = ""
     skipped: bool = False
+    ops: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, by name; null for a figure that there is none of."""
-        return {key: None if value != value else value for key, value in asdict(self).items()}
+        """All fields, by name; null for a figure that there is none of, and no ops if none were recorded."""
+        fields = {key: None if value != value else value for key, value in asdict(self).items()}
+        return {key: value for key, value in fields.items() if key != "ops" or self.ops}
 
 
 @cache
@@ -101,23 +106,12 @@ def build(recipe: Recipe) -> Any:
             elif "norm" in name or "bias" in name:
                 same = bool((tensor == tensor.flatten()[0]).all())  # ones or zeros, or something that torch has drawn
                 start = float(tensor.flatten()[0].round()) if same else 0.0
-                tensor.copy_(start + (_numbers(name, tensor.shape) * 38.4).round() / 128)
+                tensor.copy_(start + (numbers(name, tensor.shape) * 38.4).round() / 128)
             elif isinstance(tensor, torch.nn.Parameter):
                 power = next((power for part, power in recipe.scales.items() if part in name), SCALE)
-                tensor.copy_(_numbers(name, tensor.shape) * 2.0**power)
+                tensor.copy_(numbers(name, tensor.shape) * 2.0**power)
     model.generation_config.eos_token_id = None
     return model
-
-
-def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
-    """Whole numbers from -127 to 127, of 1/128: those of a name are the same everywhere (splitmix64 of their index)."""
-    start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    with np.errstate(over="ignore"):
-        x = (np.arange(math.prod(shape), dtype=np.uint64) + np.uint64(start)) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    whole = ((x ^ (x >> np.uint64(31))) % np.uint64(255)).astype(np.float32) - 127
-    return torch.from_numpy(whole).div_(128).view(shape)
 
 
 def ids(vocabulary: int) -> torch.Tensor:
@@ -127,28 +121,33 @@ def ids(vocabulary: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    """Of `model`: [KEPT + STEPS, vocabulary], in its dtype, on the CPU."""
+def logits(model: Any, steps: int = STEPS, recorded: Recorded | None = None) -> torch.Tensor:
+    """Of `model`: [KEPT + steps, vocabulary], in its dtype, on the CPU. recorded: is told which part runs."""
     from transformers import DynamicCache
 
     tokens = ids(model.config.get_text_config().vocab_size).to(model.device)
     positions = torch.arange(tokens.shape[1], device=model.device)[None]  # stock's Bamba counts none of its own
     kept, found = DynamicCache(config=model.config), []
-    for start, stop in ((0, PROMPT), *((step, step + 1) for step in range(PROMPT, PROMPT + STEPS))):
+    for start, stop in ((0, PROMPT), *((step, step + 1) for step in range(PROMPT, PROMPT + steps))):
         part = slice(start, stop)
+        if recorded is not None:
+            recorded.part = "step" if start else "prompt"
         found.append(model(tokens[:, part], position_ids=positions[:, part], past_key_values=kept).logits[0, -KEPT:])
     return torch.cat(found).cpu()
 
 
-def check(family: str, device: torch.device) -> Row:
-    """Run `family`, stock and patched, in float32 on `device`. Whatever goes wrong is in the row."""
+def check(family: str, device: torch.device, *, record: bool = False) -> Row:
+    """Run `family`, stock and patched, in float32 on `device`. Whatever goes wrong is in the row.
+
+    record: fill its `ops` as well.
+    """
     try:
-        return _check(family, device)
+        return _check(family, device, record)
     except Exception as error:  # of a compiler, a driver, an allocator
         return Row(family, problem=describe(error))
 
 
-def _check(family: str, device: torch.device) -> Row:
+def _check(family: str, device: torch.device, record: bool) -> Row:
     from torch_foundry.hf.api import patch, report
 
     try:
@@ -165,12 +164,23 @@ def _check(family: str, device: torch.device) -> Row:
     if not problem and (others := (*seen.fallbacks, *seen.eager)):
         problem = f"stock code, or no graph: {', '.join(others)}"
     bits = hashlib.sha256(ours.contiguous().numpy().tobytes()).hexdigest()[:16]
-    return Row(family, relative_error(ours, exact), relative_error(stock, exact), bits, problem)
+    errors = relative_error(ours, exact), relative_error(stock, exact)
+    return Row(family, *errors, bits, problem, ops=_ops(model, ours) if record else [])
+
+
+def _ops(model: Any, ours: torch.Tensor) -> list[dict[str, Any]]:
+    """Those of a run that no graph replays, and `ours`: logits that graphs gave."""
+    with Recorded() as recorded:
+        logits(model, 1, recorded)
+    for at, row in enumerate(ours):
+        recorded.part = f"prompt, token {PROMPT - KEPT + at + 1}" if at < KEPT else f"replayed step {at - KEPT + 1}"
+        recorded.note("logits", f"{len(row)} tokens", [row])
+    return recorded.ops
 
 
 def portable(rows: Iterable[Row], device: dict[str, Any]) -> dict[str, Any]:
     """A report for others: the machine, the device as doctor describes it, every row. Two with one `golden` compare."""
-    about = {"schema": 1, "golden": digest(), "machine": machine(), "device": device}
+    about = {"schema": SCHEMA, "golden": digest(), "machine": machine(), "device": device}
     return without_home(about | {"families": [row.to_json() for row in rows]})
 
 
