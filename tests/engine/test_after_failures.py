@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import signal
@@ -165,3 +166,25 @@ def test_a_draft_model_that_can_be_run_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert stream.result() == Engine(model).submit([5], params).result()
     assert engine.speculation.stopped == "switched off: training"
     drain(engine)
+
+
+def test_a_step_that_fails_behind_drafts_of_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests have no row of the sampler until the next step fills it, so nothing is drafted for them before."""
+    steps_of_a_second(monkeypatch)
+    model, params = patched(), SamplingParams(max_tokens=40, temperature=0)
+    expected = Engine(model).submit([5], params).result()
+    engine, calls = Engine(model, assistant_model=patched()), [0]
+
+    def failing(*args: Any) -> None:
+        next_tokens.sample(*args)
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise torch.OutOfMemoryError("seeded")
+
+    monkeypatch.setattr(engine_module, "sample", failing)
+    stream = engine.submit([5], params)
+    for _ in range(60):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            engine.step()
+    assert calls[0] > 4 and engine.speculation.drafted
+    assert stream.finish_reason == "length" and stream.tokens == expected

@@ -202,7 +202,8 @@ class Engine:
     def _step(self) -> int:
         began, before = time.perf_counter(), list(self.scheduler.running)
         captured = self._decoder.captured
-        self._drafting.give([sequence for sequence in before if sequence.pending == 1])
+        # without a row of the sampler, which a failed step takes away, there is nothing to draft by
+        self._drafting.give([each for each in before if each.pending == 1 and each.row is not None])
         batch = self.scheduler.next()
         for sequence in before:
             if sequence not in self.scheduler.running:
