@@ -17,6 +17,7 @@ import torch_foundry
 from tests.exact import assert_as_exact
 from torch_foundry.cli.loading import UserError, find_device
 from torch_foundry.core import devices, runtime, support
+from torch_foundry.core.devices import cuda
 from torch_foundry.core.devices.base import Facts
 from torch_foundry.hf import api
 from torch_foundry.ops.fake import fake
@@ -193,6 +194,20 @@ def test_no_cuda_device(facts: Facts, message: str) -> None:
     assert message in one_sentence(devices.CUDA.problem(False, facts))
     with_executor = devices.CUDA.problem(True, facts)
     assert with_executor is None if facts.available else message in one_sentence(with_executor)
+
+
+def test_cuda_without_all_of_its_headers_is_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch's packages with CUDA come: they have cuda_runtime.h, and not what it includes."""
+    for header in cuda.HEADERS:
+        (tmp_path / "include" / header).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "include" / header).touch()
+    monkeypatch.setattr(cuda, "_homes", lambda: iter([tmp_path]))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert devices.CUDA.builds() and devices.CUDA.facts().problem == ""
+    (tmp_path / "include/crt/host_config.h").unlink()
+    assert not devices.CUDA.builds()
+    problem = one_sentence(devices.CUDA.problem(False, dataclasses.replace(devices.CUDA.facts(), available=True)))
+    assert "no crt/host_config.h was found: install" in problem and support.REBUILD in problem
 
 
 def test_other_devices() -> None:

@@ -25,7 +25,7 @@ class Facts:
     rosetta: bool  # an x86_64 process on Apple silicon
     built: bool  # whether torch was built for the device
     available: bool
-    problem: str = ""  # why the executor can't use it; empty: it can, or isn't loaded
+    problem: str = ""  # why the executor can't use it or be built; empty: it can, or isn't loaded
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Device:
         )
 
     def own_problem(self) -> str:
-        """Why the executor, where there is one, can't use the device."""
+        """Why the executor can't use the device, or can't be built."""
         return ""
 
     def expected(self, known: Facts) -> bool:

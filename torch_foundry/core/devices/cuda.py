@@ -13,6 +13,9 @@ import torch
 from torch_foundry.core import environment, sources, support
 from torch_foundry.core.devices.base import Device, Facts, Places
 
+# The one in crt/, which the others include, is in a package of its own, which torch doesn't install.
+HEADERS = ("cuda.h", "cuda_runtime.h", "crt/host_config.h", "nvrtc.h")
+
 
 class Cuda(Device):
     """NVIDIA's GPUs."""
@@ -26,13 +29,17 @@ class Cuda(Device):
     prompt_tokens = 1024
 
     def builds(self) -> bool:
-        return self.built()
+        return self.built() and not self.own_problem()
 
     def include_dirs(self) -> list[str]:
-        """Directories with cuda.h, cuda_runtime_api.h or nvrtc.h."""
-        headers = ("cuda.h", "cuda_runtime_api.h", "nvrtc.h")
         candidates = [home / "include" for home in _homes()]
-        return [str(c) for c in dict.fromkeys(candidates) if any((c / header).is_file() for header in headers)]
+        return [str(c) for c in dict.fromkeys(candidates) if any((c / header).is_file() for header in HEADERS)]
+
+    def own_problem(self) -> str:
+        folders = self.include_dirs()
+        missing = [name for name in HEADERS if not any(Path(folder, name).is_file() for folder in folders)]
+        advice = "install the CUDA toolkit, or with pip nvidia-cuda-crt of the version of nvidia-cuda-runtime"
+        return f"no {', '.join(missing)} was found: {advice}" if missing else ""
 
     def set_up(self, places: Places) -> None:
         if not hasattr(torch.ops.torch_foundry, "_cuda_setup"):
@@ -58,7 +65,10 @@ class Cuda(Device):
             return f"this torch was built without CUDA: install one with CUDA, then {support.REBUILD}"
         if not known.available:
             return "torch sees no NVIDIA GPU (torch.cuda.is_available() is False)"
-        return None if has_executor else f"this build of torch_foundry has no CUDA executor: {support.REBUILD}"
+        if has_executor:
+            return None
+        first = f"{known.problem}, then " if known.problem else ""
+        return f"this build of torch_foundry has no CUDA executor: {first}{support.REBUILD}"
 
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
