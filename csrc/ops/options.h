@@ -34,10 +34,13 @@ struct Activation {
   uint32_t code; // in argument structs
   bool of_pair = false;
 };
-inline constexpr Activation kActivations[] = {
-    {"silu", "Silu", activation_silu},    {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
-    {"gelu", "Gelu", activation_gelu},    {"sigmoid", "Sigmoid", activation_sigmoid},
-    {"relu2", "Relu2", activation_relu2}, {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu, true}};
+inline constexpr Activation kActivations[] = {{"silu", "Silu", activation_silu},
+                                              {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
+                                              {"gelu", "Gelu", activation_gelu},
+                                              {"sigmoid", "Sigmoid", activation_sigmoid},
+                                              {"relu2", "Relu2", activation_relu2},
+                                              {"softplus", "Softplus", activation_softplus},
+                                              {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu, true}};
 inline const Activation& activation_named(std::string_view name) { return named("activation", name, kActivations); }
 
 // The code of an activation of a single number.

@@ -28,6 +28,10 @@ struct Sigmoid {
   static float apply(float x) { return sigmoid(x); }
 };
 
+struct Softplus {
+  static float apply(float x) { return softplus(x); }
+};
+
 // relu(x)^2. NaN stays NaN.
 struct Relu2 {
   static float apply(float x) { return x < 0.0f ? 0.0f : x * x; }

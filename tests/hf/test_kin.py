@@ -15,6 +15,7 @@ import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
 from tests.hf.tiny_models import (
     KIN,
+    LAGUNA,
     PROMPT,
     assert_equal,
     build,
@@ -108,6 +109,7 @@ LAUNCHES = {
     "olmo": (7, 5),
     "cohere": (7, 5),
     "lfm3": (8, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
+    "laguna": (7, 5),  # gates of heads as of LFM3, without a norm behind
     "gpt_neox": (6, 3),  # one product of q, k and v, whose results are put in order
     "falcon": (5, 3),  # one head of keys: they are in order
     # streams are predicted, and a learned residual is made; behind the MLP they are corrected and get an embedding
@@ -183,6 +185,11 @@ def test_a_factor_on_embeddings_is_not_rounded() -> None:
             "weights whose sum is less than 0.1",
         ),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
+        (
+            "LagunaConfig",
+            {**LAGUNA, "moe_router_logit_softcapping": 30.0},
+            "config.moe_router_logit_softcapping is set",
+        ),
         ("Lfm3Config", {"layer_types": ["conv", "conv"], "conv_L_cache": 9}, "a convolution of 9 tokens"),
         ("FalconConfig", {**FALCON, "alibi": True}, "config.alibi is set"),
         ("FalconConfig", {**FALCON, "new_decoder_architecture": True}, "FalconDecoderLayer has ['ln_attn', 'ln_mlp'"),

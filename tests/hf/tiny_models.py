@@ -74,6 +74,10 @@ LATENT = {  # multi-head latent attention; YaRN with a scale of its own
 LATENT_MOE = {**GROUPED_MOE, **LATENT, "mlp_layer_types": ["dense", "sparse"]}  # the first layer has no experts
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
 MIXED = ["sliding_attention", "full_attention"]
+LAGUNA = {
+    **{**SHARED_MOE, "mlp_layer_types": ["dense", "sparse"], "moe_routed_scaling_factor": 1.5},
+    **{"sliding_window": 12, "layer_types": MIXED},
+}
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
@@ -112,10 +116,7 @@ GEMMA4_E = {
 # as 26B-A4B: experts beside the MLP
 GEMMA4_MOE = {
     **GEMMA4,
-    "enable_moe_block": True,
-    "num_experts": 6,
-    "top_k_experts": 3,
-    "moe_intermediate_size": 32,
+    **{"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32},
 }
 LFM3 = {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 12}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32}
@@ -283,6 +284,9 @@ KIN = {
         attention="eager",
     ),
     "hy_v3": Case("HYV3Config", MOE),
+    # layers have numbers of heads of their own, and rotate all or half of each
+    "laguna": Case("LagunaConfig", {**LAGUNA, "num_attention_heads_per_layer": [4, 2]}),
+    "laguna-elements": Case("LagunaConfig", {**LAGUNA, "gating": "per-element"}, attention="eager"),
     "flint": Case(
         "FlintConfig",
         {**SHARED_MOE, "mlp_only_layers": [], "sliding_window": 12, "layer_types": MIXED},

@@ -1,4 +1,4 @@
-"""glu: silu, both gelus, relu², the sigmoid and the clamped SwiGLU against float64."""
+"""glu: silu, both gelus, relu², sigmoid, softplus and the clamped SwiGLU against float64."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ CASES = [
     (Case(activation="sigmoid"), F32),
     (Case(activation="sigmoid"), BF16),
     (Case(activation="relu2"), F16),
+    (Case(activation="softplus"), F32),
+    (Case(activation="softplus"), BF16),
 ]
 BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
 
@@ -101,6 +103,12 @@ def test_extremes_of_the_sigmoid() -> None:
     gate = torch.tensor([-3e38, -1e4, -200.0, -0.0, 200.0, 1e4, 3e38, float("nan")])
     got = ops.glu(gate[None], torch.full((1, 8), 3.0), "sigmoid")[0]
     kit.assert_equal(got, torch.tensor([0.0, 0.0, 0.0, 1.5, 3.0, 3.0, 3.0, float("nan")]))
+
+
+def test_extremes_of_softplus() -> None:
+    gate = torch.tensor([-3e38, -1e4, -200.0, -0.0, 200.0, 1e4, 3e38, float("nan")])
+    got = ops.glu(gate[None], torch.ones(1, 8), "softplus")[0]
+    kit.assert_equal(got, torch.tensor([0.0, 0.0, 0.0, math.log(2), 200.0, 1e4, 3e38, float("nan")]))
 
 
 def test_halves_of_one_projection() -> None:
@@ -204,6 +212,14 @@ FAULTS = [
         "return 1.0f / (1.0f + metal::exp(-x))",
         "return 1.0f / (1.0f + metal::exp(x))",
         lambda: test_accuracy(Case(activation="sigmoid"), F32),
+        file="activation.h",
+    ),
+    Fault(
+        "glu-softplus-of-large-numbers",
+        "glu.metal",
+        "metal::max(x, 0.0f) + 2.0f * s * p",
+        "x + 2.0f * s * p",
+        lambda: test_accuracy(Case(activation="softplus"), F32),
         file="activation.h",
     ),
 ]

@@ -79,7 +79,10 @@ for _m in (3, 33):
         (Case(_m, bias=True), F32),
         (Case(_m, residual=True, scale=0.22), F32),
         (Case(_m, scale=-3.0), F32),
-        *((Case(_m, bias=True, activation=a), F32) for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "relu2")),
+        *(
+            (Case(_m, bias=True, activation=a), F32)
+            for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu2")
+        ),
         (Case(_m, **FULL), F32),
     ]
 CASES += [(Case(**FULL), F16), (Case(33, **FULL), BF16)]

@@ -82,7 +82,7 @@ class Attention(Mixer):
         sinks = self.parameters["sinks"] if spec.sinks else None
         h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks)
         if gate is not None:
-            h = ops.glu(gate, h.view(gate.shape), "sigmoid").flatten(-2)
+            h = ops.glu(gate, h.view(gate.shape), spec.family.gate_activation).flatten(-2)
         return self.residual.add(x if onto is None else onto, self.out, h, gemm)
 
     def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> tuple[Any, Tensor | None]:

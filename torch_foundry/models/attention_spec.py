@@ -59,7 +59,9 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     """The facts of `attn`. Raises Fallback."""
     config = attn.config
     head_dim, hidden = int(_named(attn, "head_dim", "head_size")), int(config.hidden_size)
-    heads, processes = int(config.num_attention_heads), getattr(attn, "processes", 1)  # which share them
+    per_layer = getattr(config, "num_attention_heads_per_layer", None)
+    heads = int(per_layer[attn.layer_idx] if per_layer else config.num_attention_heads)
+    processes = getattr(attn, "processes", 1)  # which share them
     groups = int(getattr(attn, "num_key_value_groups", heads // int(getattr(attn, "num_kv_heads", heads))))
     require(heads % processes == 0, f"{heads} heads")
     n_heads = heads // processes

@@ -93,6 +93,18 @@ EXPERT_FAMILIES = (
     ),
     Family("exaone_moe", **EXAONE, experts=replace(DEEPSEEK, block="SparseMoEBlock"), decoder=ROUTED),
     Family(
+        "laguna",
+        qk_norm="head",
+        window="attention",
+        gate="g_proj",
+        gate_activation="softplus",
+        unset=("moe_router_logit_softcapping",),
+        experts=replace(
+            DEEPSEEK, block="SparseMoeBlock", normalized=True, grouped=False, scale="routed_scaling_factor"
+        ),
+        decoder=ROUTED,
+    ),
+    Family(
         "hy_v3",
         prefix="HYV3",
         qk_norm="head",

@@ -134,8 +134,7 @@ class Experts:
         router = getattr(block, self.router)
         normalize = router.norm_topk_prob if self.normalized is None else self.normalized
         rule = {"k": router.top_k, "normalize": bool(normalize), "score": self.score}
-        if self.correct_logits:
-            rule["correct_logits"] = True
+        rule |= {"correct_logits": True} if self.correct_logits else {}
         method = getattr(router, "topk_method", None)  # of DeepSeek V2
         if self.grouped and method != "greedy":
             rule |= {"groups": router.num_group, "top_groups": router.topk_group}
@@ -246,7 +245,8 @@ class Family(Architecture):
     streams: bool = False  # layers are around one of several residual streams (`altup.py`)
     sparse_gates: bool = False  # an MLP cuts off all but so many of its gates: mlp.activation_sparsity
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
-    gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads
+    gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads ...
+    gate_activation: str = "sigmoid"  # ... which pass through that
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates

@@ -140,8 +140,8 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """Gated product, of an MLP or of attention: `act(gate) * up`.
 
     gate, up: [..., n], rows may be strided, up to three levels (both halves of one fused projection). activation:
-    "silu", "gelu_tanh", "gelu" (exact), "sigmoid" or "relu2" (max(0, gate)^2), of a single number; or "clamped_swiglu"
-    of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
+    "silu", "gelu_tanh", "gelu" (exact), "sigmoid", "softplus" or "relu2" (max(0, gate)^2), of a single number; or
+    "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
     Returns [..., n], contiguous.
     """
     return _ops.glu.default(gate, up, activation)

@@ -52,10 +52,10 @@ def layer_norm(
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    if activation == "relu2":
-        return F.relu(x).square()
-    if activation in ("silu", "sigmoid"):
-        return F.silu(x) if activation == "silu" else x.sigmoid()
+    if activation in ("relu2", "silu"):
+        return F.relu(x).square() if activation == "relu2" else F.silu(x)
+    if activation in ("sigmoid", "softplus"):
+        return x.sigmoid() if activation == "sigmoid" else F.softplus(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 

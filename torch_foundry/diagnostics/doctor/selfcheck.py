@@ -174,8 +174,9 @@ def _glu(quick: bool) -> Iterator[Check]:
         gate = normal(g, 3, n, dtype=dtype, scale=3).clamp(-8, 8)
         return {"gate": gate, "up": normal(g, 3, n, dtype=dtype), "activation": activation}
 
+    names = ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu2")
     for dtype in _dtypes(quick):
-        for n, activation in ((33, "silu"), *((768, a) for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "relu2"))):
+        for n, activation in ((33, "silu"), *((768, name) for name in names)):
             check = _on(op_checks.glu, partial(inputs, dtype, n, activation))
             yield Check(f"glu {activation} [3, {n}] {_short(dtype)}", check)
     yield Check(f"xielu [3, 768] {_short(F16)}", _on(op_checks.xielu, _xielu_inputs))
