@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
 from tests.hf.tiny_models import (
+    DEVICE,
     KIN,
     LAGUNA,
     PROMPT,
@@ -28,6 +29,7 @@ from tests.hf.tiny_models import (
 )
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import report
+from torch_foundry.models.weights import ones
 from torch_foundry.nn import FoundryLinear
 
 TOKENS = 64
@@ -81,10 +83,14 @@ def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def test_prompts_are_captured_of_an_mlp_without_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its activation is part of the first product, which is torch's for many rows."""
+@pytest.mark.parametrize("family", ["arcee", "nanochat"])
+def test_prompts_are_captured_of_an_mlp_without_a_gate(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its activation is part of the first product, which is torch's for many rows. Of norms without weights, ones that
+    stand for these are there before."""
     monkeypatch.setattr("torch_foundry.engine.forward.OFTEN", 1)
-    stock, model = pair("arcee")
+    ones.cache_clear()
+    stock = shared(family)
+    model = torch_foundry.patch(copy.deepcopy(stock))
     prompt = ids(1, 40, seed=1)
     engine = Engine(model, requests=2, budget=64, blocks=9)
     stream = engine.submit(prompt[0].tolist(), SamplingParams(max_tokens=20, temperature=0))
@@ -100,6 +106,7 @@ def test_prompts_are_captured_of_an_mlp_without_a_gate(monkeypatch: pytest.Monke
 LAUNCHES = {
     "arcee": (3, 3),
     "apertus": (4, 4),
+    "nanochat": (4, 3),
     "nemotron": (7, 3),
     "jais2": (7, 3),
     "starcoder2": (7, 3),
@@ -216,6 +223,19 @@ def test_packed_rows_of_one_projection(family: str) -> None:
     dense = torch_foundry.dequantize(copy.deepcopy(model))
     inputs = padded([12, 20])
     packed, expected = (m.generate(**inputs, max_new_tokens=20, do_sample=False).tolist() for m in (model, dense))
+    assert packed == expected and report(model).steps and not report(model).fallbacks, str(report(model))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["olmo", "nanochat"])
+def test_packed_models_without_any_parameter(family: str) -> None:
+    """Their norms have no weights: dtype and device are the embedding's."""
+    model = torch_foundry.patch(build(family, torch.bfloat16), quantize="q8_0")
+    assert not [*model.parameters()] and model.dtype == model.model.dtype == torch.bfloat16 and model.device == DEVICE
+    dense = torch_foundry.dequantize(copy.deepcopy(model))
+    assert {parameter.dtype for parameter in dense.parameters()} == {torch.bfloat16}
+    inputs = padded([12, 20])
+    packed, expected = (m.generate(**inputs, max_new_tokens=8, do_sample=False).tolist() for m in (model, dense))
     assert packed == expected and report(model).steps and not report(model).fallbacks, str(report(model))
 
 

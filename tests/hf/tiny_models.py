@@ -179,6 +179,7 @@ KIN = {
     "gemma4_e": Case("Gemma4TextConfig", GEMMA4_E, layers=4),
     "cwm": Case("CwmConfig", {"sliding_window": 12, "layer_types": MIXED, "rope_parameters": LLAMA3_ROPE}),
     "seed_oss": Case("SeedOssConfig", {"attention_bias": True, "attention_out_bias": False}),
+    "nanochat": Case("NanoChatConfig"),
     "arcee": Case("ArceeConfig", {"mlp_bias": True}),
     "apertus": Case("ApertusConfig"),
     "nemotron": Case("NemotronConfig"),

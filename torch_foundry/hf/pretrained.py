@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,16 @@ from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
 class ModelMixin(FoundryModule):
     """Methods of a swapped `PreTrainedModel`, usually an `...ForCausalLM`."""
+
+    @property
+    def dtype(self: Any) -> torch.dtype:
+        """As of `PreTrainedModel`; of the embedding's rows, if weights are all packed and norms have none."""
+        return next(t for t in _weights(self) if t.is_floating_point()).dtype
+
+    @property
+    def device(self: Any) -> torch.device:
+        """The first parameter's; the embedding's, if there is none."""
+        return next(_weights(self)).device
 
     def model_plan(self) -> ModelPlan:
         """The plan; a copy of a model makes its own."""
@@ -135,3 +145,8 @@ def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             groups.setdefault(id(module.weight), []).append(module)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from (module.anchor for module in model.modules() if isinstance(module, FoundryEmbedding))

@@ -113,7 +113,8 @@ class Attention(Mixer):
             if family.qk_norm == "full":
                 q, k = q_norm(q), k_norm(k)
             elif gemm.fused_heads or family.v_norm or family.rotate_first:
-                options |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight, "eps": q_norm.eps, "kind": q_norm.kind}
+                options |= {"q_norm": q_norm.gain(q, head_dim), "k_norm": k_norm.gain(k, head_dim)}
+                options |= {"eps": q_norm.eps, "kind": q_norm.kind}
                 options |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))

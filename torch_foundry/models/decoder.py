@@ -207,10 +207,11 @@ class DecoderModel(ModelPlan):
         return self._mtp is not None
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids [B, L] to their embeddings, [B, L, hidden]."""
+        """Ids [B, L] to their embeddings, [B, L, hidden], normed if the decoder does so."""
         embedding = self.parts[0]
         fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
-        return ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
+        x = ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
+        return self.norm(x) if self.decoder.first_norm else x
 
     def new_hidden(self, batch: int, length: int) -> torch.Tensor | None:
         """Memory for hidden states [B, L, hidden], if the decoder is an MTP head's."""

@@ -67,7 +67,8 @@ def register(family: Family) -> None:
         EXPERTS.add(family.key(family.experts.suffix))
         if not family.experts.beside:
             BLOCKS[family.key(family.experts.block)] = family.experts
-    if family.half_tables or family.paired_tables or family.complex_tables or family.scaled_queries:
+    tables = family.half_tables or family.paired_tables or family.complex_tables or family.backwards
+    if tables or family.scaled_queries:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
@@ -148,6 +149,16 @@ for _family in (
     Family("cwm", window="attention"),
     Family("seed_oss"),
     Family("arcee"),
+    Family(
+        "nanochat",
+        prefix="NanoChat",
+        norm_kind="plain",
+        qk_norm="head",
+        rotate_first=True,
+        backwards=True,
+        decoder=Decoder(first_norm=True),
+        head=Head(softcap="final_logit_softcapping"),
+    ),
     Family("apertus", norms=NormRoles(pre_attn="attention_layernorm", pre_ffn="feedforward_layernorm"), qk_norm="head"),
     Family("nemotron", norm_class="LayerNorm1P", norm_kind="layer1p"),
     Family("jais2", **LAYER_NORM),
@@ -275,4 +286,4 @@ def norm_kind(module: nn.Module) -> str | None:
     kind = "layer" if cls is nn.LayerNorm else NORMS.get(class_key(cls))
     weight = module._parameters.get("weight")
     sizes = getattr(module, "normalized_shape", ()) if weight is None else weight.shape
-    return kind if len(sizes) == 1 else None
+    return kind if len(sizes) == 1 or kind == "plain" else None

@@ -51,12 +51,8 @@ GLM4 = NormRoles(
     pre_ffn="post_attention_layernorm",
     post_ffn="post_mlp_layernorm",
 )
-PERI = NormRoles(  # those behind the blocks are Identities where they are switched off
-    pre_attn="input_layernorm",
-    post_attn="post_norm1",
-    pre_ffn="post_attention_layernorm",
-    post_ffn="post_norm2",
-)
+# those behind the blocks are Identities where they are switched off
+PERI = NormRoles("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 BAMBA = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_ff_layernorm")
 
@@ -182,6 +178,7 @@ class Decoder:
     embedding: str = "embed_tokens"  # name of the embedding
     layers: str = "layers"  # name of the list of layers
     norm: str = "norm"  # name of the last norm
+    first_norm: bool = False  # embeddings pass the last norm too
     rotary: str = "rotary_emb"  # name of the rotary embedding; "": heads are not rotated
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
     mup: bool = False  # the root of config.hidden_size is another one, if config.mup_enabled
@@ -228,7 +225,9 @@ class Family(Architecture):
     norms: NormRoles = PRE
     norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
     linear_class: str = ""  # suffix of its linear layers' class; "": torch's
-    norm_kind: str = "llama"  # rounding, as in ops.rms_norm; or "layer": LayerNorm, "layer1p": that of 1 + weight
+    # rounding, as in ops.rms_norm; or "plain": as "llama", without a weight; "layer": LayerNorm, "layer1p": that of
+    # 1 + weight
+    norm_kind: str = "llama"
     # "head": over head_dim, "full": over all heads at once; before RoPE; unless self_attn.use_qk_norm is False
     qk_norm: str = "none"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")  # their names
@@ -251,6 +250,7 @@ class Family(Architecture):
     mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     half_tables: bool = False  # cos and sin have one column for both elements of a pair
+    backwards: bool = False  # heads rotate by minus the tables' angles
     paired_tables: bool = False  # those of a pair are neighbours in cos and sin, as in the head
     complex_tables: bool = False  # there is one table, of cos + i sin of each pair
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)

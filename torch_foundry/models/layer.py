@@ -27,7 +27,7 @@ from torch_foundry.models.parallel_experts import ParallelExperts
 from torch_foundry.models.per_layer import PerLayerBlock
 from torch_foundry.models.rope import Kind, Table
 from torch_foundry.models.spec import LayerSpec, has_norm
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual, ones
 
 
 class Mixer(ABC):
@@ -210,6 +210,9 @@ class FusedLayer:
             self.streams.prepare(dtype, device)
         if self.experts is not None:
             self.experts.lay_out()
+        if self.spec.family.norm_kind == "plain":
+            for size in (self.config.hidden_size, self.spec.facts.head_dim):
+                ones(size, dtype, device)
 
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""

@@ -24,6 +24,8 @@ def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Tabl
         both: Any = table
         return torch.cat((both.real, both.real), -1), torch.cat((both.imag, both.imag), -1)
     cos, sin = table
+    if family.backwards:
+        return cos, -sin
     if family.half_tables:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
     if family.paired_tables:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeGuard
 
 import torch
@@ -34,6 +34,13 @@ def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: 
 OFFSETS = {"layer": 0.0, "layer1p": 1.0}  # kinds of LayerNorm -> what is added to the weight
 
 
+@cache
+def ones(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[size]: the weight of norms that have none."""
+    with torch.inference_mode(False):
+        return torch.ones(size, dtype=dtype, device=device)
+
+
 class Norm:
     """An RMS norm or a LayerNorm."""
 
@@ -42,7 +49,7 @@ class Norm:
     def __init__(self, module: Any) -> None:
         kind = norm_kind(module)
         assert kind is not None
-        self.kind = kind
+        self.kind = "llama" if kind == "plain" else kind
         # OLMo's has no attribute for it
         self.eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 1e-5)))
         self.parameters: dict[str, Any] = module._parameters
@@ -54,15 +61,20 @@ class Norm:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[features]."""
+        """[features], of a norm that has one."""
         weight: torch.Tensor = self.parameters["weight"]
         return weight
+
+    def gain(self, x: torch.Tensor, size: int | None = None) -> torch.Tensor:
+        """The weight [features of x, or size]; ones of x's dtype if there is none."""
+        weight: torch.Tensor | None = self.parameters.get("weight")
+        return ones(size or x.shape[-1], x.dtype, x.device) if weight is None else weight
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self.fuses:
-            return ops.rms_norm(x, self.weight, self.eps, kind=self.kind, residual=residual, scale=scale)
+            return ops.rms_norm(x, self.gain(x), self.eps, kind=self.kind, residual=residual, scale=scale)
         assert residual is None and scale is None, "no family has a LayerNorm behind a block"
         weight, bias = map(self.parameters.get, ("weight", "bias"))
         return ops.layer_norm(x, weight, bias, self.eps, offset=OFFSETS[self.kind])
@@ -113,8 +125,8 @@ class Linear:
 
     def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         """x and the norm's weight in the order of the columns, for a kernel that norms x itself."""
-        order = self.order
-        return (x, norm.weight) if order is None else ops.permute_columns_and_norm(x, order, norm.weight)
+        order, gain = self.order, norm.gain(x)
+        return (x, gain) if order is None else ops.permute_columns_and_norm(x, order, gain)
 
     def __call__(
         self,
