@@ -50,7 +50,6 @@ TITLES = (
 MISSING = {
     "falcon_h1": "a layer has attention and a state space side by side, which need caches of two kinds in a layer; "
     "multipliers lie before activations and convolutions, and a state space may have a gate without a norm",
-    "phimoe": "experts are chosen one after the other, each weighed by a softmax over those close to it",
 }
 MISSING_PARTS = {
     "`nemotron_h` with `moe_latent_size`": "experts see a projection of what their router sees",

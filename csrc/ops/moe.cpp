@@ -61,9 +61,9 @@ namespace {
 
 struct Score {
   const char* name;
-  bool sigmoid;
+  bool sigmoid, in_turn;
 };
-constexpr Score kScores[] = {{"softmax", false}, {"sigmoid", true}};
+constexpr Score kScores[] = {{"softmax", false, false}, {"sigmoid", true, false}, {"in_turn", false, true}};
 
 Norm norm_of(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind) {
   Dim K("in_features", x.size(-1));
@@ -82,7 +82,7 @@ KernelKey kernel(const char* function, const QuantFormat& format, at::ScalarType
 
 ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, std::string_view score,
                        const OptionalTensor& correction, bool correct_logits, int64_t groups, int64_t top_groups,
-                       int64_t group_best, double scale, double least_sum, const at::Tensor& like) {
+                       int64_t group_best, double scale, double least_sum, double near, const at::Tensor& like) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
   TORCH_CHECK(k > 0 && k <= experts && k <= moe_max_chosen, "k: expected 1 to ",
               std::min<int64_t>(experts, moe_max_chosen), " experts of a token, got ", k);
@@ -100,7 +100,12 @@ ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, 
   args.chosen = u32(k);
   args.has_shared = shared;
   args.normalize = normalize;
-  args.sigmoid = named("score", score, kScores).sigmoid;
+  const Score& by = named("score", score, kScores);
+  TORCH_CHECK(!by.in_turn || (!correction && groups == 1), "score in_turn: expected no correction and one group");
+  args.sigmoid = by.sigmoid;
+  args.in_turn = by.in_turn;
+  args.near = finite("near", near);
+  TORCH_CHECK(args.near >= 0, "near: expected 0 or more, got ", near);
   args.has_correction = correction.has_value();
   args.by_logit = correct_logits || (!correction && groups == 1); // scores are in the same order
   args.groups = u32(groups);
@@ -116,12 +121,11 @@ std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, c
   return {at::empty(shape, x.options().dtype(at::kInt)), at::empty(shape, x.options().dtype(at::kFloat))};
 }
 
-std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
-                                             std::string_view kind, const at::Tensor& weight,
-                                             const OptionalTensor& shared, int64_t k, bool normalize,
-                                             const OptionalTensor& bias, std::string_view score,
-                                             const OptionalTensor& correction, bool correct_logits, int64_t groups,
-                                             int64_t top_groups, int64_t group_best, double scale, double least_sum) {
+std::tuple<at::Tensor, at::Tensor>
+moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
+          const at::Tensor& weight, const OptionalTensor& shared, int64_t k, bool normalize, const OptionalTensor& bias,
+          std::string_view score, const OptionalTensor& correction, bool correct_logits, int64_t groups,
+          int64_t top_groups, int64_t group_best, double scale, double least_sum, double near) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
   const Norm norm = norm_of(x, norm_weight, eps, kind);
@@ -132,7 +136,7 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
   if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
   RouteArgs args{};
   args.choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                            top_groups, group_best, scale, least_sum, x);
+                            top_groups, group_best, scale, least_sum, near, x);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
   auto [ids, weights] = chosen(x, tokens, args.choice);
   if (tokens == 0) return {ids, weights};
@@ -163,12 +167,12 @@ std::tuple<at::Tensor, at::Tensor> moe_route(const at::Tensor& x, const at::Tens
 std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
                                               bool normalize, std::string_view score, const OptionalTensor& correction,
                                               bool correct_logits, int64_t groups, int64_t top_groups,
-                                              int64_t group_best, double scale, double least_sum) {
+                                              int64_t group_best, double scale, double least_sum, double near) {
   Dim T("tokens"), E("experts");
   check("logits", logits).floating().shape({T, E}).contiguous();
   if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
   const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                                      top_groups, group_best, scale, least_sum, logits);
+                                      top_groups, group_best, scale, least_sum, near, logits);
   auto [ids, weights] = chosen(logits, T, args);
   if (T == 0) return {ids, weights};
   const at::ScalarType corrected = correction.value_or(logits).scalar_type();
@@ -257,11 +261,11 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
 FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
            "bool normalize, Tensor? bias=None, str score='softmax', Tensor? correction=None, "
            "bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, float scale=1.0, "
-           "float least_sum=1e-20) -> (Tensor, Tensor)",
+           "float least_sum=1e-20, float near=0.0) -> (Tensor, Tensor)",
            "moe_route", moe_route)
 FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize, str score='softmax', "
            "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, "
-           "float scale=1.0, float least_sum=1e-20) -> (Tensor, Tensor)",
+           "float scale=1.0, float least_sum=1e-20, float near=0.0) -> (Tensor, Tensor)",
            "moe_choose", moe_choose)
 FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor? gate, Tensor up, "
            "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",

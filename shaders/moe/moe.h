@@ -18,10 +18,12 @@ struct ChoiceArgs {
   uint32_t normalize;  // the chosen experts' scores are divided by their sum
   uint32_t sigmoid;    // a score is the logistic function of a logit; 0: a softmax over all logits
   uint32_t by_logit;   // experts are compared by their logits; 0: by their scores; plus a correction in both cases
+  uint32_t in_turn;    // a score is a softmax over the logits that are left when an expert is chosen, and near its own
   uint32_t has_correction;
   uint32_t groups;     // of as many experts each, side by side
   uint32_t top_groups; // groups that a token's experts may be of: those whose best add up to most
   uint32_t group_best; // of a group's experts: its best one, or two
+  float near;          // in_turn: such a logit is less by at most that times its size, or the chosen one's if larger
   float scale;         // of the chosen experts' weights
   float least_sum;     // added to the sum that scores are divided by, so that scores of 0 give weights of 0
 };

@@ -54,6 +54,19 @@ template <typename Scores> METAL_FUNC uint top_groups(thread const Scores& score
   return metal::simd_or(lane < groups && better < scores.args.top_groups ? 1u << lane : 0u);
 }
 
+// The score of an expert that is chosen among those which `taken` has no bit of. All lanes of one simdgroup call this.
+template <typename Logits>
+METAL_FUNC float score_in_turn(thread const Logits& logits, float most, uint taken, constant ChoiceArgs& args,
+                               ushort lane) {
+  float mass = 0.0f;
+  for (uint e = lane, i = 0; e < args.experts; e += simd_width, ++i) {
+    const float own = logits.at(e);
+    const bool far = (most - own) / metal::max(metal::abs(own), most) > args.near;
+    if (!far && !(taken >> i & 1)) mass += metal::exp(own - most);
+  }
+  return 1.0f / metal::simd_sum(mass);
+}
+
 // Writes a token's row of ids and weights; all lanes of one simdgroup call this.
 template <typename Logits, typename C>
 METAL_FUNC void choose_experts(thread const Logits& logits, device const C* correction, float shared, uint token,
@@ -79,8 +92,9 @@ METAL_FUNC void choose_experts(thread const Logits& logits, device const C* corr
       }
     }
     const uint winner = metal::simd_min(best == metal::simd_max(best) ? at : ~0u);
+    const float score =
+        args.in_turn ? score_in_turn(logits, logits.at(winner), taken, args, lane) : scores.score(winner);
     if (winner % simd_width == lane) taken |= 1u << winner / simd_width;
-    const float score = scores.score(winner);
     all += score;
     if (lane == j) {
       mine = winner;

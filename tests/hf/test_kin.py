@@ -115,6 +115,7 @@ LAUNCHES = {
     "phi": (7, 3),
     "olmo": (7, 5),
     "cohere": (7, 5),
+    "phimoe": (7, 5),
     "lfm3": (8, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
     "laguna": (7, 5),  # gates of heads as of LFM3, without a norm behind
     "gpt_neox": (6, 3),  # one product of q, k and v, whose results are put in order
@@ -192,6 +193,7 @@ def test_a_factor_on_embeddings_is_not_rounded() -> None:
             "weights whose sum is less than 0.1",
         ),
         ("OlmoConfig", {"clip_qkv": 8.0}, "config.clip_qkv is set"),
+        ("PhimoeConfig", {"num_experts_per_tok": 3, "num_local_experts": 6}, "3 of 6 experts"),
         (
             "LagunaConfig",
             {**LAGUNA, "moe_router_logit_softcapping": 30.0},

@@ -221,6 +221,10 @@ KIN = {
     "glm": Case("GlmConfig"),
     "glm4": Case("Glm4Config", {"attention_bias": True}),
     "emu3": Case("Emu3TextConfig", model="Emu3ForCausalLM"),
+    "phimoe": Case(
+        "PhimoeConfig",
+        {"num_local_experts": 6, "router_jitter_noise": 0.3, "attention_bias": True, "lm_head_bias": True},
+    ),
     "granitemoe": Case("GraniteMoeConfig", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "mellum": Case("MellumConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED}),
     "olmoe": Case("OlmoeConfig", {**MOE, "num_attention_heads": 2, "num_key_value_heads": 1}),
@@ -237,11 +241,7 @@ KIN = {
     "deepseek_v3": Case("DeepseekV3Config", LATENT_MOE),
     "glm4_moe_lite": Case("Glm4MoeLiteConfig", LATENT_MOE, attention="eager"),
     # the first layer has no experts; queries grow every 16 positions
-    "mistral4": Case(
-        "Mistral4Config",
-        {**MISTRAL4, "first_k_dense_replace": 1},
-        model="Mistral4ForCausalLM",
-    ),
+    "mistral4": Case("Mistral4Config", {**MISTRAL4, "first_k_dense_replace": 1}, model="Mistral4ForCausalLM"),
     "mistral4-direct": Case(
         "Mistral4Config",
         {**MISTRAL4, "q_lora_rank": None},

@@ -41,6 +41,8 @@ RULES: list[dict[str, Any]] = [
     {"score": "sigmoid", "groups": 32, "top_groups": 31},
     {"score": "softmax", "corrected": F16, "groups": 8, "top_groups": 1},
     {"score": "softmax", "groups": 8, "top_groups": 3, "group_best": 1, "scale": 16.0},
+    {"score": "in_turn", "near": 0.1},
+    {"score": "in_turn", "near": 1.5, "scale": 2.0},
 ]
 
 
@@ -103,6 +105,18 @@ def test_choice_among_equals_and_extremes() -> None:
     assert weights[1].tolist() == [1, 0, 0] and weights[2].tolist() == [0.5, 0.5, 0]
     assert weights[3].isnan().all()  # as stock
     torch.testing.assert_close(weights[0], torch.tensor([1.0, 1.0, 1 / torch.e]) / (2 + 1 / torch.e))
+
+
+def test_scores_in_turn() -> None:
+    """Of those left, by the size of either logit: 2 is near 3, and -3 near -2, by a half, but -1 is not near 1."""
+    logits = torch.tensor([[3.0, 2.0, 1.0, -1.0], [-2.0, -3.0, -9.0, -8.0]])
+    ids, weights = ops.moe_choose(logits, 2, score="in_turn", near=0.5, normalize=False)
+    assert ids.tolist() == [[0, 1], [0, 1]]
+    alone, both = [1 / (1 + 1 / torch.e)] * 2, [1 / (1 + 1 / torch.e), 1.0]
+    torch.testing.assert_close(weights, torch.tensor([alone, both]))
+    for wrong in ({"groups": 2, "top_groups": 2}, {"correction": torch.zeros(4)}, {"near": -1.0}):
+        with pytest.raises(RuntimeError, match=r"in_turn|near"):
+            ops.moe_choose(logits, 2, **{"score": "in_turn", "near": 0.5, **wrong})
 
 
 def test_zeros_of_both_signs_are_equal() -> None:

@@ -59,13 +59,7 @@ BAMBA = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_ff_layernorm")
 
 # Children of a layer that has experts beside its MLP.
 BESIDE = frozenset(
-    {
-        "experts",
-        "post_feedforward_layernorm_1",
-        "post_feedforward_layernorm_2",
-        "pre_feedforward_layernorm_2",
-        "router",
-    }
+    {"experts", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2", "router"}
 )
 # Children of a layer that has several residual streams.
 STREAMS = frozenset({"altup", "laurel"})
@@ -115,6 +109,7 @@ class Experts:
     correct_logits: bool = False  # ... to logits
     # experts are of router.num_group groups, those of a token of router.topk_group; as router.topk_method has it
     grouped: bool = False
+    near: str = ""  # score "in_turn", of two experts: half of what ops.moe_choose calls so
     least_sum: float = 0.0  # as in ops.moe_choose; 0: its default
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
@@ -138,6 +133,8 @@ class Experts:
                 rule["group_best"] = 1
         if self.scale:
             rule["scale"] = float(attrgetter(self.scale)(block))
+        if self.near:
+            rule["near"] = 2 * float(attrgetter(self.near)(block))
         if self.least_sum:
             rule["least_sum"] = self.least_sum
         return rule
@@ -149,7 +146,7 @@ class Experts:
         if not 0 < groups <= limits.MAX_GROUPS or experts % groups or experts // groups < least:
             return False
         most = min(limits.MAX_CHOSEN, min(groups, top_groups) * (experts // groups))
-        return experts <= limits.MAX_EXPERTS and 0 < k <= most
+        return experts <= limits.MAX_EXPERTS and 0 < k <= most and (not self.near or k == 2)
 
     def matrix_of(self, block: Any) -> Any:
         """The module that has the router's `weight`."""

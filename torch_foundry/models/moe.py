@@ -96,6 +96,8 @@ class ExpertBlock:
         scale = 1.0 if residual is None else self.scale  # of what is added to a residual
         k = rule["k"]
         normed: dict[str, Any] = {}
+        if norm is not None and not norm.fuses:
+            x, norm = norm(x), None
         if norm is not None:
             normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
         router = self.router["weight"]

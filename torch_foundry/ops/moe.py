@@ -38,6 +38,7 @@ def moe_route(
     group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
+    near: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in one launch.
 
@@ -45,7 +46,7 @@ def moe_route(
     bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's
     weights are read for each.
     """
-    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near
     ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias, *rule)
     return ids, weights
 
@@ -69,18 +70,21 @@ def moe_choose(
     group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
+    near: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The k experts of the largest scores, and their scores as weights, in float32.
 
-    logits: [T, E], E up to 1024, k up to 32. score: "softmax", over all of a token's logits, or "sigmoid", of each. The
-    largest comes first; among equals the lowest number does (torch.topk leaves that open). correction: [E] of any
+    logits: [T, E], E up to 1024, k up to 32. score: "softmax", over all of a token's logits, "sigmoid", of each, or
+    "in_turn": when an expert is chosen, a softmax over those left whose logits are near, which is less than its own by
+    at most `near` times the larger of their own size and it (PhiMoE). The largest comes first; among equals the lowest
+    number does (torch.topk leaves that open). correction: [E] of any
     floating dtype, added to the scores, or to the logits (correct_logits), for the choice alone. groups: the experts
     are of so many, side by side, and a token's are of those `top_groups` whose `group_best` best, one or two, add up
     to most. normalize: weights are divided by their sum, plus least_sum. scale: of all weights, at last. shared:
     [T, 1], the logit of an expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
     Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
     """
-    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near
     ids, weights = _ops.moe_choose.default(logits, shared, k, normalize, *rule)
     return ids, weights
 

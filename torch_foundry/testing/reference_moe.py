@@ -27,6 +27,7 @@ def moe_choose(
     group_best: int = 2,
     scale: float = 1.0,
     least_sum: float = 1e-20,
+    near: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Weights are rounded to the dtype of the logits, as in Qwen's models; Mixtral's stay float32."""
     scores = torch.softmax(wide(logits), -1) if score == "softmax" else torch.sigmoid(wide(logits))
@@ -40,7 +41,7 @@ def moe_choose(
         out = torch.ones(len(logits), groups, dtype=torch.bool).scatter(1, best, False)
         ratings = each.masked_fill(out[..., None], -torch.inf).flatten(-2)
     ids = torch.sort(ratings, dim=-1, descending=True, stable=True).indices[:, :k]
-    weights = scores.gather(1, ids)
+    weights = _in_turn(wide(logits), ids, near) if score == "in_turn" else scores.gather(1, ids)
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + least_sum)
     weights = (weights * scale).to(logits.dtype)
@@ -48,6 +49,16 @@ def moe_choose(
         weights = torch.cat([weights, torch.sigmoid(shared)], -1)
         ids = torch.cat([ids, torch.zeros_like(ids[:, :1])], -1)
     return ids.int(), weights
+
+
+def _in_turn(logits: Tensor, ids: Tensor, near: float) -> Tensor:
+    left, weights = logits, []
+    for chosen in ids.split(1, 1):
+        most = left.gather(1, chosen)
+        far = (most - left) / torch.maximum(logits.abs(), most) > near
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, 1)
 
 
 def moe_route(
