@@ -28,6 +28,7 @@ KV = ("q8_0", "q4_0")
 KEYS = 4096  # in a cache
 
 TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
+ELSEWHERE = ("linear_matrix",)  # launched on no Apple GPU, unless TORCH_FOUNDRY_MATRIX_ROWS says so
 
 
 def every() -> list[Launched]:
@@ -40,7 +41,7 @@ def every() -> list[Launched]:
         for entry in instances(path, include_dirs=[SHADERS])
     ]
     for file, entry in dict.fromkeys(named):
-        if (file, entry) not in known:  # as the first launch of the kernel
+        if (file, entry) not in known and function(entry) not in ELSEWHERE:  # as the first launch of the kernel
             name = TUNED.get(function(entry), function(entry))
             like = next((kernel for kernel in found if function(kernel.entry) == name), None)
             if like is None:
