@@ -54,7 +54,7 @@ def mac_problem() -> str | None:
 if problem := mac_problem():
     sys.exit(f"torch_foundry can't be built here: {problem}")
 if devices.CUDA.built() and devices.CUDA not in EXECUTORS:
-    print(f"torch_foundry is built without the CUDA executor: {devices.CUDA.own_problem()}")
+    print(f"torch_foundry is built without the CUDA executor: {devices.CUDA.own_problem()}", file=sys.stderr)
 # Python's own flags have -g, which would make the library four times as large: its debug information is left out.
 LINK_FLAGS = {"Linux": ["-ldl", "-Wl,--strip-debug"], "Darwin": ["-framework", "Metal", "-framework", "Foundation"]}
 sanitizer = environment.SANITIZE.value()
