@@ -25,11 +25,11 @@ from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import MODELS, REAL, build
+from benchmarks.parity import near_tie
 from torch_foundry import quant
 from torch_foundry.engine import Engine, SamplingParams, Stream
 from torch_foundry.testing.timing import synchronize
 
-TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
 CRITERION = "the tokens of one request, or a near-tie where they part"
 SHORTEST = 16  # tokens of a prompt, and of an answer, of requests that arrive
 EVERY = 2  # steps of the engine between two of them
@@ -180,14 +180,7 @@ class Runs:
         """Whether the answers are those expected."""
         pairs = list(zip(way.prompts, answers, way.expected, strict=True))
         parted = [pair for pair in pairs if pair[1] != pair[2]]
-        return Parity(all(self._near_tie(*pair) for pair in parted), CRITERION, detail=f"{len(parted)} part")
-
-    def _near_tie(self, prompt: list[int], answer: list[int], other: list[int]) -> bool:
-        at = next((i for i, (a, b) in enumerate(zip(answer, other, strict=True)) if a != b), 0)
-        with torch.no_grad():
-            logits = self.model(torch.tensor([prompt + other[:at]], device=self.device)).logits[0, -1].float()
-        gap = float((logits[answer[at]] - logits[other[at]]).abs())
-        return gap <= TIES * torch.finfo(self.model.dtype).eps * float(logits.abs().max())
+        return Parity(all(near_tie(self.model, *pair) for pair in parted), CRITERION, detail=f"{len(parted)} part")
 
 
 def _table(records: Sequence[Record]) -> str:

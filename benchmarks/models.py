@@ -59,10 +59,10 @@ class Model:
         return unique
 
 
-def _delta_rule(heads: int) -> dict[str, Any]:
-    """Of Qwen3.5, with so many heads of values in its recurrent layers."""
-    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
-    return {"rope_parameters": rope, "linear_num_value_heads": heads, "linear_num_key_heads": 16}
+def _delta_rule(heads: int, key_heads: int = 16, mrope: tuple[int, int, int] = (11, 11, 10)) -> dict[str, Any]:
+    """Of Qwen3.5, with so many heads of values, and of keys, in its recurrent layers."""
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [*mrope]}
+    return {"rope_parameters": rope, "linear_num_value_heads": heads, "linear_num_key_heads": key_heads}
 
 
 OWN_ROPE = ("Gemma4TextConfig", "GptOssConfig")  # configurations that say by themselves how heads are rotated
@@ -92,11 +92,15 @@ MODELS = {
     # Shapes for bench_ops; nothing builds them.
     "qwen3-30b-a3b": Model("Qwen3MoeConfig", 2048, 6144, 48, 32, 4, 128, 151936, False, experts=(768, 8)),
     "mixtral-8x7b": Model("MixtralConfig", 4096, 14336, 32, 32, 8, 128, 32000, False, experts=(14336, 2)),
-    # For the benchmarks' own tests: nothing is to be learned from its times.
+    # For the benchmarks' own tests: nothing is to be learned from their times.
     "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False, experts=(64, 2)),
+    "tiny-hybrid": Model("Qwen3_5TextConfig", 64, 96, 4, 2, 1, 64, 320, False, _delta_rule(2, 1, (3, 3, 2))),
 }
 # With layers of several kinds, or experts: measured when they are named, and no shapes for bench_ops.
-SEVERAL_KINDS = ("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "gemma-4-e4b", "lfm2-2.6b", "gpt-oss-20b")
+SEVERAL_KINDS = (
+    *("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "gemma-4-e4b", "lfm2-2.6b", "gpt-oss-20b"),
+    "tiny-hybrid",
+)
 REAL = tuple(name for name, model in MODELS.items() if name not in ("tiny", *SEVERAL_KINDS) and not model.experts[1])
 
 MIXTURES = tuple(name for name, model in MODELS.items() if name != "tiny" and model.experts[1])

@@ -14,6 +14,7 @@ from benchmarks.ways import GenerationMode, Network
 
 COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
 TIMES = 4  # twice stock's error, as of an op, of each of two logits
+TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
 STRICT = "the greedy tokens of HF eager"
 
 
@@ -61,6 +62,16 @@ def judge(network: Network, ids: Tensor, got: Tensor, rank: int = 1) -> Parity:
         own = max(own, float(((rounded.to(right.dtype) - right).abs().amax(-1) / deviation).max()))
     of = "largest logit" if rank == 1 else f"{rank} largest logits"
     return Parity(worst <= TIMES * own, f"each token within {TIMES} x {own:.1e} (stock's error) of the {of}", worst)
+
+
+@torch.no_grad()
+def near_tie(model: Network, prompt: list[int], answer: list[int], other: list[int]) -> bool:
+    """Whether rounding may have decided between the first tokens in which two greedy answers part."""
+    at = next((i for i, (a, b) in enumerate(zip(answer, other, strict=True)) if a != b), 0)
+    text = torch.tensor([prompt + other[:at]], device=model.device)
+    logits = model(text, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+    gap = float((logits[answer[at]] - logits[other[at]]).abs())
+    return gap <= TIES * torch.finfo(model.dtype).eps * float(logits.abs().max())
 
 
 def _plain(network: Network, dtype: torch.dtype) -> Network:

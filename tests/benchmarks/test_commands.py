@@ -16,6 +16,7 @@ import transformers
 
 import torch_foundry
 from benchmarks import (
+    bench_agent,
     bench_e2e,
     bench_ops,
     bench_peers,
@@ -356,6 +357,29 @@ def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(bench_serving.Runs, "_serve", wrong)
     assert bench_serving.main([*few, "--concurrent", "3"]) == 1
     assert "WRONG, 1 part" in capsys.readouterr().out
+
+
+def test_bench_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns go on from snapshots; a wrong answer, or a turn that reads too much again, makes the rows invalid."""
+    few = [*FEW, "--formats", "f32", "--out", str(tmp_path)]
+    assert bench_agent.main(few) == 0
+    kept, anew = rows(tmp_path / "agent.jsonl")
+    assert (kept["way"], anew["way"]) == ("kept, every 16", "all read again") and kept["valid"] and anew["valid"]
+    assert 0 <= kept["extra"]["read_again"] <= 16 and len(kept["extra"]["turns_ms"]) == kept["shape"]["turns"] == 3
+    ask, fault = bench_agent.Trace._ask, ""
+
+    def wrong(trace: Any, texts: Any) -> Any:
+        if fault == "forgets":
+            trace.engine.cache.manager.forget()
+        turns = ask(trace, texts)
+        if fault == "answers" and turns[0].reused:
+            turns[0].answer[-1] ^= 1
+        return turns
+
+    monkeypatch.setattr(bench_agent.Trace, "_ask", wrong)
+    for fault, said in (("answers", "WRONG, 3 part"), ("forgets", "WRONG, 0 part")):
+        assert bench_agent.main(few) == 1
+        assert said in capsys.readouterr().out, fault
 
 
 def test_bench_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
