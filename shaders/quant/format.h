@@ -154,17 +154,21 @@ template <uint32_t Mask> inline void two_weights(uint32_t q, float d, float offs
 }
 
 #ifdef __METAL_VERSION__
+// Of four bytes the first and the third, then the others, in their order.
+METAL_FUNC void interleave(metal::half2 even, metal::half2 odd, thread float* w) {
+  w[0] = float(even.x);
+  w[1] = float(odd.x);
+  w[2] = float(even.y);
+  w[3] = float(odd.y);
+}
+
 // The codes of four bytes in their order, less `zero`: bytes 0 and 2, then 1 and 3 are masked as pairs. In the mantissa
 // of 1024 they are halves without a conversion, and the difference is exact. `base` is two halves of 1024, with the
 // bits set that are to be inverted in the codes.
 METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half zero, thread float* w) {
   const metal::half2 offset = metal::half2(1024.0h + zero);
-  const metal::half2 even = as_type<metal::half2>((bytes & mask) ^ base) - offset;
-  const metal::half2 odd = as_type<metal::half2>((bytes >> 8 & mask) ^ base) - offset;
-  w[0] = float(even.x);
-  w[1] = float(odd.x);
-  w[2] = float(even.y);
-  w[3] = float(odd.y);
+  interleave(as_type<metal::half2>((bytes & mask) ^ base) - offset,
+             as_type<metal::half2>((bytes >> 8 & mask) ^ base) - offset, w);
 }
 
 // The same of the lower or the upper nibbles of four bytes. The upper ones stay where they are: 16 times the codes.
@@ -176,7 +180,7 @@ METAL_FUNC void split_nibbles(uint32_t bytes, bool upper, uint32_t base, int zer
 template <int N, int Align> struct Bytes {
   FOUNDRY_CONST int size = Align == 2 ? 2 * N : N;
   uint32_t q[size];
-  METAL_FUNC void read(device const void* from) thread {
+  METAL_FUNC void read(device const void* from, bool = false) thread {
     for (short j = 0; j < size / 4 && Align == 16; ++j) {
       const metal::uint4 words = ((device const metal::uint4*)from)[j];
       for (short i = 0; i < 4; ++i) q[4 * j + i] = words[i];
@@ -188,6 +192,7 @@ template <int N, int Align> struct Bytes {
     if (Align != 2) return q[j];
     return as_type<uint32_t>(metal::ushort2(ushort(q[2 * j % size]), ushort(q[(2 * j + 1) % size])));
   }
+  METAL_FUNC metal::uint2 halves(int j, bool) const thread { return {word(j), word(j) >> 8}; } // as OddBytes have them
 };
 
 // The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
@@ -204,6 +209,41 @@ template <int N, bool Words, bool After> struct UnalignedWords {
     return as_type<uint32_t>(metal::ushort2(ushort(q[2 * j % size]), ushort(q[(2 * j + 1) % size])));
   }
 };
+
+// 4 * N bytes from an odd address if `odd`, in a row that is aligned to two bytes if Pairs: they are read as pairs
+// then, the first with the byte before, the last with the byte behind.
+template <int N, bool Pairs> struct OddBytes {
+  FOUNDRY_CONST int size = Pairs ? 2 * N + 1 : 4 * N;
+  uint16_t q[size];
+  METAL_FUNC void read(device const uint8_t* from, bool odd) thread {
+    device const uint16_t* pairs = (device const uint16_t*)(from - (odd ? 1 : 0));
+    for (short j = 0; j < size - Pairs; ++j) q[j] = Pairs ? pairs[j] : uint16_t(from[j]);
+    if (Pairs) q[size - 1] = odd ? pairs[size - 1] : uint16_t(0);
+  }
+  METAL_FUNC uint32_t two(int first, int second) const thread {
+    return as_type<uint32_t>(metal::ushort2(q[first % size], q[second % size]));
+  }
+  // Of bytes 4j .. 4j + 3: the first and the third in the low bytes of two halves, then the others. What is above is
+  // anything.
+  METAL_FUNC metal::uint2 halves(int j, bool odd) const thread {
+    if (!Pairs) return {two(4 * j, 4 * j + 2), two(4 * j + 1, 4 * j + 3)};
+    const uint32_t word = two(2 * j, 2 * j + 1);
+    const uint32_t bytes = odd ? word >> 8 | uint32_t(q[(2 * j + 2) % size]) << 24 : word;
+    return {bytes, bytes >> 8};
+  }
+};
+
+// Two floats of 4 bits (E2M1), in bits 0 to 3 of both halves of `bits`, or 4 to 7, over 2^14: as halves their bits are
+// those of a half. 0.5 is a subnormal one.
+METAL_FUNC metal::half2 halves_of_e2m1(uint32_t bits, bool upper) {
+  const uint32_t magnitude = bits << (upper ? 5 : 9) & 0x0e000e00u, sign = bits << (upper ? 8 : 12) & 0x80008000u;
+  return as_type<metal::half2>(magnitude | sign);
+}
+
+// Two floats of 8 bits (E4M3) over 2^8, those from 2^-9 to 2^-6 subnormal.
+METAL_FUNC metal::half2 halves_of_e4m3(uint32_t bits) {
+  return as_type<metal::half2>((bits << 7 & 0x3f803f80u) | (bits << 8 & 0x80008000u));
+}
 #endif
 
 } // namespace foundry

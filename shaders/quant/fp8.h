@@ -15,7 +15,8 @@ template <int Size> struct FP8 {
   using block = block_fp8<Size>;
   FOUNDRY_CONST int block_size = Size;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
   FOUNDRY_SCALES(0, FOUNDRY_SCALE(scale), FOUNDRY_BYTES(qs, ue4m3)) // a code may be a NaN
   static_assert(sizeof(block) == 4 + Size, "no padding");
 
@@ -28,7 +29,35 @@ template <int Size> struct FP8 {
     return b.scale;
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    Bytes<4, 4> q;
+    float factor;
+
+    static METAL_FUNC uint first(uint i) { return i * 16; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int) { return 256.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs + k % Size / 4);
+      factor = b.scale;
+    }
+    METAL_FUNC void codes(uint, int c, uint, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) {
+        const uint32_t bits = q.word(2 * c + j);
+        interleave(halves_of_e4m3(bits), halves_of_e4m3(bits >> 8), w + 4 * j);
+      }
+    }
+    // A code that is a NaN is 480 as a half, and makes a NaN of the sum here.
+    METAL_FUNC float scale(uint, int) const thread {
+      uint32_t carries = 0;
+      for (short j = 0; j < 4; ++j) carries |= (q.word(j) & 0x7f7f7f7fu) + 0x01010101u;
+      return carries & 0x80808080u ? float_of_bits(0x7fc00000u) : factor;
+    }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
     for (int j = 0; j < Size; ++j) largest = std::fmax(largest, std::fabs(w[j]));

@@ -17,7 +17,8 @@ struct MXFP4 {
   using block = block_mxfp4;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 2;
   FOUNDRY_SCALES(0, FOUNDRY_BYTES(e, e8m0_6))
 
   static inline float scale(uint32_t e) { // a subnormal for e < 2
@@ -31,7 +32,30 @@ struct MXFP4 {
     return scale(b.e);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 4, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    OddBytes<4, Words> q;
+    uint32_t e;
+
+    static METAL_FUNC uint first(uint i) { return i * 32; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int) { return 32768.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs, k / 32 % 2 == 0);
+      e = b.e;
+    }
+    METAL_FUNC void codes(uint k, int c, uint, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) {
+        const metal::uint2 bits = q.halves(c % 2 * 2 + j, k / 32 % 2 == 0);
+        interleave(halves_of_e2m1(bits.x, c >= 2), halves_of_e2m1(bits.y, c >= 2), w + 4 * j);
+      }
+    }
+    METAL_FUNC float scale(uint, int) const thread { return MXFP4::scale(e); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   static void pack(const float* w, block& b) {
     float largest = 0.0f;
     for (int j = 0; j < block_size; ++j) largest = std::fmax(largest, std::fabs(w[j]));

@@ -14,7 +14,8 @@ struct MXFP8 {
   using block = block_mxfp8;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 2;
   FOUNDRY_SCALES(0, FOUNDRY_BYTES(e, e8m0_480))
 
   static inline float scale(uint32_t e) { return float_of_bits(e == 0 ? 0x00400000u : e << 23); }
@@ -31,7 +32,30 @@ struct MXFP8 {
     return scale(b.e);
   }
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+  template <bool Words> struct Codes {
+    FOUNDRY_CONST int chunks = 2, groups = 1;
+    FOUNDRY_CONST bool has_offset = false;
+    OddBytes<4, Words> q;
+    uint32_t e;
+
+    static METAL_FUNC uint first(uint i) { return i * 16; }
+    static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+    static METAL_FUNC constexpr float ratio(int) { return 256.0f; }
+    METAL_FUNC void read(device const block& b, uint k) thread {
+      q.read(b.qs + k % 32, k / 32 % 2 == 0);
+      e = b.e;
+    }
+    METAL_FUNC void codes(uint k, int c, uint, thread float (&w)[chunk]) const thread {
+      for (short j = 0; j < 2; ++j) {
+        const metal::uint2 bits = q.halves(2 * c + j, k / 32 % 2 == 0);
+        interleave(halves_of_e4m3(bits.x), halves_of_e4m3(bits.y), w + 4 * j);
+      }
+    }
+    METAL_FUNC float scale(uint, int) const thread { return MXFP8::scale(e); }
+    METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+#else
   // The nearest of the values up to 448.
   static uint8_t code(float v) {
     const float magnitude = std::fabs(v);

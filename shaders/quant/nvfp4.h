@@ -11,11 +11,14 @@ struct block_nvfp4 {
 };
 static_assert(sizeof(block_nvfp4) == 36, "GGUF NVFP4");
 
+template <typename Q, bool Words> struct CodesOfNvfp4; // below
+
 struct NVFP4 {
   using block = block_nvfp4;
   FOUNDRY_CONST int block_size = 64;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
   FOUNDRY_SCALES(1, FOUNDRY_BYTES(scales, ue4m3))
 
   static inline float scale(uint32_t bits) { // half of what it says, as the values of codes are doubled
@@ -28,6 +31,12 @@ struct NVFP4 {
     for (short j = 0; j < chunk; ++j) w[j] = MXFP4::value(uint32_t(b.qs[i / 2 * 8 + j]) >> i % 2 * 4);
     return scale(b.scales[i / 2]);
   }
+
+#ifdef __METAL_VERSION__
+  template <bool Words> using Codes = CodesOfNvfp4<NVFP4, Words>;
+  static METAL_FUNC device const block& inner(device const block& b) { return b; }
+  static METAL_FUNC float factor(device const block&) { return 1.0f; }
+#endif
 };
 
 FOUNDRY_FORMAT(NVFP4, nvfp4, 40)
@@ -43,7 +52,8 @@ struct NVFP4_F32 {
   using block = block_nvfp4_f32;
   FOUNDRY_CONST int block_size = 64;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int word = 4;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(factor), FOUNDRY_BYTES(inner.scales, ue4m3))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {
@@ -51,8 +61,43 @@ struct NVFP4_F32 {
     for (short j = 0; j < chunk; ++j) w[j] *= d; // exact, so that the factor rounds once
     return b.factor;
   }
+
+#ifdef __METAL_VERSION__
+  template <bool Words> using Codes = CodesOfNvfp4<NVFP4_F32, Words>;
+  static METAL_FUNC device const block_nvfp4& inner(device const block& b) { return b.inner; }
+  static METAL_FUNC float factor(device const block& b) { return b.factor; }
+#endif
 };
 
 FOUNDRY_FORMAT(NVFP4_F32, nvfp4_f32, -1)
+
+#ifdef __METAL_VERSION__
+// Half a block: two sub-blocks, each of low nibbles, then of high ones.
+template <typename Q, bool Words> struct CodesOfNvfp4 {
+  FOUNDRY_CONST int chunks = 4, groups = 2;
+  FOUNDRY_CONST bool has_offset = false;
+  metal::conditional_t<Words, Bytes<4, 4>, OddBytes<4, false>> q;
+  uint32_t scales[2];
+  float factor;
+
+  static METAL_FUNC uint first(uint i) { return i * 32; }
+  static METAL_FUNC constexpr uint at(int c) { return c * 8; }
+  static METAL_FUNC constexpr float ratio(int) { return 32768.0f; }
+  METAL_FUNC void read(device const typename Q::block& b, uint k) thread {
+    device const block_nvfp4& inner = Q::inner(b);
+    q.read(inner.qs + k % 64 / 2, false);
+    for (short g = 0; g < 2; ++g) scales[g] = inner.scales[k % 64 / 16 + g];
+    factor = Q::factor(b);
+  }
+  METAL_FUNC void codes(uint, int c, uint, thread float (&w)[chunk]) const thread {
+    for (short j = 0; j < 2; ++j) {
+      const metal::uint2 bits = q.halves(c / 2 * 2 + j, false);
+      interleave(halves_of_e2m1(bits.x, c % 2), halves_of_e2m1(bits.y, c % 2), w + 4 * j);
+    }
+  }
+  METAL_FUNC float scale(uint, int g) const thread { return factor * NVFP4::scale(scales[g]); }
+  METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+};
+#endif
 
 } // namespace foundry

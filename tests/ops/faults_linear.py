@@ -12,6 +12,7 @@ from test_linear import (
     Case,
     test_a_row_does_not_depend_on_its_company,
     test_accuracy,
+    test_codes_that_are_nan,
     test_integers_are_exact,
     test_lane_orders,
     test_one_hot_reads_every_weight_back,
@@ -121,6 +122,26 @@ FAULTS = [
     _codes("one-scale-for-all-groups", "d[g] = raw[n].scale(first, g)", "d[g] = raw[n].scale(first, 0)", "q6_k"),
     _codes(
         "pairs-exchanged", *within("w[1] = float(odd.x); w[2] = float(even.y)", "odd.x", "even.y"), "q4_0", "format.h"
+    ),
+    _codes("odd-bytes-as-even", "bytes = odd ? word", "bytes = !odd ? word", "mxfp4", "format.h"),
+    _codes(
+        "sign-of-two",
+        "sign = bits << (upper ? 8 : 12) & 0x80008000u",
+        "sign = bits << 12 & 0x8000u",
+        "mxfp4",
+        "format.h",
+    ),
+    _codes(
+        "sub-blocks-exchanged", "scales[g] = b.scales[k % 64 / 16 + g]", "scales[g] = b.scales[g]", "nvfp4", "nvfp4.h"
+    ),
+    _codes("exponent-cut", "bits << 7 & 0x3f803f80u", "bits << 7 & 0x1f803f80u", "fp8_g32", "format.h"),
+    Fault(
+        "linear-codes-nan-is-a-number",
+        "linear.metal",
+        "carries & 0x80808080u ?",
+        "carries & 0x80u ?",
+        test_codes_that_are_nan,
+        "fp8.h",
     ),
     Fault(
         "linear-sum-depends-on-the-number-of-rows",

@@ -43,6 +43,7 @@ CODES = ["q8_0", "q4_0"]
 MORE_CODES = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"]
 MORE_CODES += ["affine2_g32_f16", "affine3_g64_bf16", "affine4_g128_f32", "affine5_g64_f16", "affine6_g128_bf16"]
 MORE_CODES += ["affine8_g64_f16", "int2_g32", "int3_g64", "int4_g128", "int8_g32"]
+MORE_CODES += ["mxfp4", "nvfp4", "nvfp4_f32", "mxfp8", "fp8_g32", "fp8_g128"]
 LANE_ORDERS = ("forward", "reverse", "random")
 
 
