@@ -1,6 +1,7 @@
 // The product of 8x8 matrices that lie spread over the lanes. 16-bit operands of one type go through the tensor core,
-// of whose 16 rows half are zero. So do floats times 16 bits: TF32 has as many bits as halves, and two of them 22 bits
-// of a float. All else is a chain of fused multiply-adds in order of k, as exact as the host's.
+// of whose 16 rows half are zero. So do floats: TF32 has as many bits as halves, and two of them all of a float but the
+// last or two, as do two times two of them without the smallest product. GPUs without TF32 have a chain of fused
+// multiply-adds in order of k, as exact as the host's.
 //
 // Lane p holds row p / 4, columns p % 4 * 2 and the next: kernels that multiply matrices are compiled with
 // MSL_PERMUTED.
@@ -61,6 +62,27 @@ template <class B> MSL_INLINE Pair mixed_product(Pair a, uint32_t b, Pair c) {
   return tf32_product(x, y, b0, b1, c);
 }
 
+// A float as the nearest TF32 and what is left.
+struct Split {
+  uint32_t most, rest;
+};
+MSL_INLINE Split split_float(float x) {
+  const uint32_t most = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  return {most, leading(x - __uint_as_float(most))};
+}
+
+MSL_INLINE Pair float_product(Pair a, Pair b, Pair c) {
+  const uint32_t x = __float_as_uint(b.x), y = __float_as_uint(b.y);
+  const uint32_t upper = transposed(__byte_perm(x, y, 0x7632)), lower = transposed(__byte_perm(x, y, 0x5410));
+  const Split b0 = split_float(__uint_as_float(__byte_perm(lower, upper, 0x5410)));
+  const Split b1 = split_float(__uint_as_float(__byte_perm(lower, upper, 0x7632)));
+  const Split a0 = split_float(a.x), a1 = split_float(a.y);
+  Pair sum = tf32_product(a0.rest, a1.rest, b0.most, b1.most, {0.0f, 0.0f}); // a tensor core cuts sums off: to c they
+  sum = tf32_product(a0.most, a1.most, b0.rest, b1.rest, sum);               // are added by lanes, which round
+  sum = tf32_product(a0.most, a1.most, b0.most, b1.most, sum);
+  return {c.x + sum.x, c.y + sum.y};
+}
+
 MSL_INLINE Pair fused_product(Pair a, Pair b, Pair c) {
   const uint32_t lane = own_hardware_lane(), row = lane & ~3u, columns = lane & 3;
   for (uint32_t k = 0; k < 8; k++) {
@@ -80,6 +102,8 @@ MSL_INLINE Pair multiply_accumulate(const metal::vec<A, 2>& a, const metal::vec<
     return tensor_product(packed(a), transposed(packed(b)), c, A());
   else if constexpr (__CUDA_ARCH__ >= 800 && std::is_same_v<A, float> && !std::is_same_v<B, float>)
     return mixed_product<B>(to_pair(a), transposed(packed(b)), c);
+  else if constexpr (__CUDA_ARCH__ >= 800)
+    return float_product(to_pair(a), to_pair(b), c);
   else
     return fused_product(to_pair(a), to_pair(b), c);
 #else
