@@ -15,7 +15,6 @@
 #include "core/executor.h"
 #include "core/quant_table.h"
 #include "core/tuning_table.h"
-#include "linear/linear.h"
 
 namespace foundry::tuning {
 namespace {
@@ -51,15 +50,24 @@ const Space& space(Op op) {
       {"norm_linear", linear_parameters()},
       {"moe_glu", linear_parameters()},
       {"moe_down", linear_parameters()},
+      {"linear_routes",
+       {{"rows", {8, 16, 32, 48, 64}}, // 8: what rows share a reading of W for, whose bits are promised
+        {"matrix", {0, 32, 64, 128}},
+        {"tiles", {0, 32, 64, 128, 192, 256, 512}},
+        {"backward", {8, 16, 32, 64, 128, 256, 512}},
+        {"experts", {16, 32, 64, 128, 256, 512}}}}, // of one: moe_linear
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear, Op::moe_glu, Op::moe_down};
+constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear, Op::moe_glu, Op::moe_down, Op::linear_routes};
 
 Op op_named(std::string_view name) {
   for (Op op : kAllOps)
     if (name == space(op).op) return op;
-  TORCH_CHECK(false, "tuning: expected the op linear, norm_linear, moe_glu, moe_down or attention, got ", name);
+  TORCH_CHECK(false,
+              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention or "
+              "linear_routes, got ",
+              name);
 }
 
 // Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
@@ -69,6 +77,7 @@ const char* objection(Op op, int rows, const Choice& c) {
     if (c[0] % (32 * c[1]) || c[3] % (32 * c[1])) return "keys and far_keys must be multiples of 32 * simdgroups";
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
+  if (op == Op::linear_routes) return nullptr;
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
   if (simdgroups * simd_width > 1024) return "more than 1024 threads";
@@ -108,7 +117,10 @@ struct Table {
   std::string family;
   std::unique_ptr<std::atomic<const Choice*>[]> rows;
 };
-constexpr int buckets(Op op) { return op == Op::attention ? kAttentionBuckets : kLinearBuckets; }
+constexpr int kShapeBuckets = kLinearBuckets / kRowBuckets;
+constexpr int buckets(Op op) {
+  return op == Op::attention ? kAttentionBuckets : op == Op::linear_routes ? kShapeBuckets : kLinearBuckets;
+}
 
 // The last shape of a bucket: kAny where it has no upper end.
 void last_shape(Op op, int bucket, int& rows, int64_t& n, int64_t& k) {
@@ -138,10 +150,14 @@ Choice built_in_choice(const std::string& family, Op op, const QuantFormat& form
 
 // TORCH_FOUNDRY_..: one number for all shapes. Columns are outputs of a threadgroup: outputs * simdgroups / split.
 void override_choice(Op op, int rows, Choice& c) {
-  const auto given = [](const char* name) {
+  const auto given = [](const char* name, int64_t otherwise = 0) {
     auto i = overrides().find(name);
-    return static_cast<uint16_t>(i == overrides().end() ? 0 : i->second);
+    return static_cast<uint16_t>(i == overrides().end() ? otherwise : i->second);
   };
+  if (op == Op::linear_routes) {
+    c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
+    return;
+  }
   if (op == Op::attention) {
     if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;
@@ -168,8 +184,8 @@ Choice choice_of(const std::string& family, Op op, const QuantFormat& format, in
   int rows;
   int64_t n, k;
   last_shape(op, bucket, rows, n, k);
-  if (op != Op::attention) { // one order of sums for all numbers of rows
-    const Choice one = listed_choice(family, op, format, bucket % (kLinearBuckets / kRowBuckets));
+  if (op != Op::attention && op != Op::linear_routes) { // one order of sums for all numbers of rows
+    const Choice one = listed_choice(family, op, format, bucket % kShapeBuckets);
     c[2] = one[2];
     c[3] = std::max(c[3], c[2]);
     c[4] = one[4];
@@ -212,6 +228,7 @@ int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
   if (op != Op::attention) {
     TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: ", space(op).op,
                 ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
+    TORCH_CHECK(op != Op::linear_routes || rows == 1, "tuning: linear_routes are for all rows: expected 1, got ", rows);
     return linear_bucket(static_cast<int>(rows), n, k);
   }
   constexpr int most = 32 * kAttentionBuckets;
@@ -254,9 +271,10 @@ void clear() {
   changed();
 }
 
+// value: -1 for none.
 void set_override(const std::string& name, int64_t value) {
   std::lock_guard<std::mutex> lock(mutex);
-  value ? void(overrides()[name] = value) : void(overrides().erase(name));
+  value >= 0 ? void(overrides()[name] = value) : void(overrides().erase(name));
   changed();
 }
 
@@ -307,17 +325,7 @@ Choice choose(c10::Device device, Op op, int row, int bucket) {
   return choices.load(std::memory_order_acquire)[bucket];
 }
 
-int64_t matrix_rows(c10::Device device) {
-  const std::string& family = table_of(device).family;
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto given = overrides().find("matrix_rows");
-  if (given != overrides().end()) return given->second;
-  const bool tensor_cores = family.starts_with("sm_") && !family.starts_with("sm_7"); // m16n8k16
-  return tensor_cores ? linear_matrix_rows : 0;
-}
-
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  m.def("_tuning_matrix_rows(str device) -> int", [](const std::string& device) { return matrix_rows(device); });
   m.def("_tuning_add(str family, str op, str format, int rows, int n, int k, int[] choice) -> ()", &add);
   m.def("_tuning_check(str op, str format, int rows, int n, int k, int[] choice) -> ()", &check_entry);
   m.def("_tuning_bucket(str op, int rows, int n, int k) -> int[]", &bucket_end);

@@ -30,10 +30,20 @@ struct AttentionChoice {
   uint16_t groups;     // threadgroups to aim at: rows share a reading of the keys as long as there are so many
 };
 
+// Rows of x up to which each way serves a product, where no other before it does: rows share readings of W, products of
+// matrices of 16 bits with a packed W that isn't unpacked first, tiles. Modules ask torch beyond, for a W that is
+// unpacked.
+struct LinearRoutes {
+  uint16_t rows;     // linear_rows; of ops themselves kFewRows at least, as their bits are those of a row alone
+  uint16_t matrix;   // linear_matrix
+  uint16_t tiles;    // linear_tiles
+  uint16_t backward; // linear_backward_input, of a packed W; experts' tiles, behind it, are Python's to choose
+};
+
 namespace tuning {
 
-enum class Op { linear, attention, norm_linear, moe_glu, moe_down };
-constexpr int kOps = 5;
+enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes };
+constexpr int kOps = 6;
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
@@ -54,10 +64,6 @@ constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>((head
 
 // `row` of a table: the index of the weight's format for linear, of the dense format of q, k and v for attention.
 Choice choose(c10::Device device, Op op, int row, int bucket);
-
-// Rows of x of 16 bits up to which packed weights are multiplied as matrices (linear_matrix.metal): 0 where lanes and
-// tiles are as fast.
-int64_t matrix_rows(c10::Device device);
 
 } // namespace tuning
 
@@ -83,6 +89,12 @@ inline LinearChoice moe_glu_choice(c10::Device device, int format, int64_t n, in
 
 inline LinearChoice moe_down_choice(c10::Device device, int format, int64_t n, int64_t k) {
   return choice_of(tuning::Op::moe_down, device, format, 1, n, k);
+}
+
+// n outputs of k inputs, for any number of rows.
+inline LinearRoutes linear_routes(c10::Device device, int format, int64_t n, int64_t k) {
+  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_routes, format, tuning::linear_bucket(1, n, k));
+  return {c[0], c[1], c[2], c[3]};
 }
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {

@@ -6,7 +6,7 @@ namespace {
 constexpr int64_t kAny = INT64_MAX;
 // kNorm: else as kLinear; kGlu: as kNorm; kDown: as kLinear
 constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kGlu = Op::moe_glu, kDown = Op::moe_down,
-             kAttention = Op::attention;
+             kAttention = Op::attention, kRoutes = Op::linear_routes;
 
 // clang-format off
 constexpr Line kLines[] = {
@@ -21,18 +21,27 @@ constexpr Line kLines[] = {
     {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1}},
 
     // Apple GPUs, from published designs and `make agx`; nothing here has been measured by us.
-    // Packed codes are read when they are used, and eight rows share two outputs: else there are too few registers.
-    // Four outputs, of which a step's instructions are the fewest; of few outputs two (llama.cpp, Q8_0), and K is split
-    // where each of four simdgroups has something of it.
+    // Packed codes are read when they are used, and several rows share two outputs (of q8_0, which needs the fewest
+    // registers, eight rows): else there are too few registers. Four outputs of a row, of which a step's instructions are
+    // the fewest; of few outputs two (llama.cpp, Q8_0), and K is split where each simdgroup has a step of it: 512 of
+    // q8_0 and mxfp4, 1024 of K-quants and most others. Threadgroups of two simdgroups (llama.cpp; MLX) leave the fewest
+    // registers unused: q5_k has room for 448 threads, of which a threadgroup of 256 would take 256.
     {"apple", kLinear, "q8_0", 8, kAny, kAny, {2, 0, 1, 4, 1}},
     {"apple", kLinear, "q8_0", 1, 2048, 1024, {2, 0, 1, 4, 1}},
     {"apple", kLinear, "q8_0", 1, 2048, kAny, {2, 0, 4, 4, 1}},
     {"apple", kLinear, "q8_0", 1, kAny, kAny, {4, 0, 1, 4, 1}},
-    {"apple", kLinear, "q4_0", 8, kAny, kAny, {2, 0, 1, 2, 1}},
+    {"apple", kLinear, "q4_0", 2, kAny, kAny, {2, 0, 1, 2, 1}},
     {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 0, 1, 2, 1}}, // llama.cpp
-    {"apple", kLinear, "packed", 4, kAny, kAny, {2, 0, 1, 8, 1}},
+    {"apple", kLinear, "mxfp4", 2, kAny, kAny, {2, 0, 1, 2, 1}},
+    {"apple", kLinear, "mxfp4", 1, 1024, 512, {2, 0, 1, 4, 1}},
+    {"apple", kLinear, "mxfp4", 1, 1024, 1024, {2, 0, 2, 4, 1}},
+    {"apple", kLinear, "mxfp4", 1, 1024, kAny, {2, 0, 4, 4, 1}},
+    {"apple", kLinear, "mxfp4", 1, kAny, kAny, {4, 0, 1, 2, 1}},
+    {"apple", kLinear, "packed", 2, kAny, kAny, {2, 0, 1, 2, 1}},
+    {"apple", kLinear, "packed", 1, 1024, 1024, {2, 0, 1, 4, 1}},
+    {"apple", kLinear, "packed", 1, 1024, 2048, {2, 0, 2, 4, 1}},
     {"apple", kLinear, "packed", 1, 1024, kAny, {2, 0, 4, 4, 1}},
-    {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 8, 1}},
+    {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 2, 1}},
     // MLX, dense: four rows; K is split over eight simdgroups where it is 16 times N, else eight simdgroups from N = 4096
     // and four below. llama.cpp, dense, for few outputs: two rows, four simdgroups share K.
     {"apple", kLinear, "", 1, 1024, kAny, {2, 1, 4, 4, 1}},
@@ -191,12 +200,24 @@ constexpr Line kLines[] = {
     {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256}},
     {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256}},
 
+    // More rows: linear_rows, linear_matrix and linear_tiles up to so many of x, then torch's product;
+    // backward; and of an expert.
+    // Apple: a tile of 32 rows costs what some 24 rows cost that share readings of eight, or fewer of those that aren't
+    // unpacked; from 128 rows on, unpacking W for torch's product costs less than half of that. Not measured by us.
+    {"apple", kRoutes, "packed", 1, kAny, kAny, {32, 0, 128, 16, 128}},
+    {"apple", kRoutes, "", 1, kAny, kAny, {16, 0, 128, 16, 128}},
+    // NVIDIA: decisions 008 and 035; matrix units that multiply 16x8x16 came after sm_75.
+    {"sm_7", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
+    {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
+
     // Any other GPU.
     {"", kLinear, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},
     {"", kLinear, "", 1, 2048, kAny, {2, 2, 4, 8, 1}},
     {"", kLinear, "", 4, kAny, kAny, {4, 1, 1, 4, 1}},
     {"", kLinear, "", 1, kAny, kAny, {2, 2, 2, 4, 1}},
     {"", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64}},
+    {"", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
+    {"", kRoutes, "", 1, kAny, kAny, {8, 0, 0, 16, 64}},
 };
 // clang-format on
 

@@ -12,7 +12,7 @@ struct Line {
   const char* families; // a prefix: "sm_90-h200", "sm_90", "apple", "" for all that have none of their own
   Op op;
   const char* format; // weight format, or dtype's format for attention; "packed" for all packed ones, "" for all
-  int rows;           // smallest number of rows that it is for (1, 2, 4, 8); attention: 1
+  int rows;           // smallest number of rows that it is for (1, 2, 4, 8); attention, routes: 1
   int64_t n, k;
   Choice choice;
 };

@@ -5,8 +5,12 @@
 
 #include "core/launch.h"
 #include "core/tuning.h"
+#include "ops/limits.h"
 
 namespace foundry {
+
+// Of a kernel that so many rows go through: those that share one reading of the weight. More than eight read it again.
+inline int rows_together(int64_t rows) { return rows > 4 ? kRowsTogether : rows > 2 ? 4 : static_cast<int>(rows); }
 
 struct Gemv {
   LinearChoice choice;

@@ -13,28 +13,17 @@
 namespace foundry {
 namespace {
 
-// Which kernel serves M rows: the first line whose limit is not below M. Above FEW and FEW_DENSE rows
-// (torch_foundry/nn/linear.py) modules ask torch for the product instead, so this op sees no more unless it is called
-// by itself. Up to `tuning::matrix_rows` packed weights go through linear_matrix instead of tiles.
-struct Route {
-  int64_t limit; // largest M
-  const char* function;
-  int rows; // rows of x that share one reading of the weight; 0: a tile of linear_bm
-};
-constexpr Route kRoutes[] = {
-    {1, "linear_rows", 1}, // decode: bound by reading W once
-    {2, "linear_rows", 2}, // few rows still are; the sums of one row do not depend on how many share the reading, so
-    {4, "linear_rows", 4}, // results equal those of M = 1 bit for bit
-    {kFewRows, "linear_rows", kRowsTogether}, // 9..16: W is read twice
-    {INT64_MAX, "linear_tiles", 0},
-};
-constexpr int kRouteCount = sizeof(kRoutes) / sizeof(kRoutes[0]);
+enum class Kernel { rows, matrix, tiles };
 
-// apart: by a kernel whose rows don't depend on each other, however many there are.
-int route(int64_t m, bool batch_invariant) {
-  int i = 0;
-  while (m > kRoutes[i].limit && !(batch_invariant && i == kRouteCount - 2)) i++;
-  return i;
+// Which kernel serves M rows. linear_rows: up to eight are bound by reading W once, and the sums of one row do not
+// depend on how many share the reading, so results equal those of M = 1 bit for bit. That is promised up to kFewRows;
+// beyond, the tuning table decides. Modules ask torch for the product of more (torch_foundry/nn/linear.py), so this op
+// sees no more unless it is called by itself.
+Kernel kernel_for(int64_t m, const at::Tensor& x, const WeightMatrix& w, bool batch_invariant) {
+  if (batch_invariant || m <= kFewRows) return Kernel::rows;
+  const LinearRoutes routes = linear_routes(x.device(), w.format.index, w.n, w.k);
+  if (m <= routes.rows) return Kernel::rows;
+  return w.format.packed() && x.element_size() == 2 && m <= routes.matrix ? Kernel::matrix : Kernel::tiles;
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
@@ -59,16 +48,17 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   }
   if (y.numel() == 0) return y;
 
-  const int r = route(m, batch_invariant);
-  const int rows = kRoutes[r].rows;
+  const Kernel kernel = kernel_for(m, x, w, batch_invariant);
+  const int rows = kernel == Kernel::rows ? rows_together(m) : 0;
   const auto device = x.device();
-  const bool matrices = !rows && w.format.packed() && x.element_size() == 2 && m <= tuning::matrix_rows(device);
+  const bool matrices = kernel == Kernel::matrix;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   const Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
                   Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
   const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
-  KernelKey key = matrices ? KernelKey("linear_matrix.metal", "linear_matrix", {w.format.policy, x.scalar_type()})
-                           : KernelKey("linear.metal", kRoutes[r].function, {w.format.policy, x.scalar_type()});
+  KernelKey key =
+      matrices ? KernelKey("linear_matrix.metal", "linear_matrix", {w.format.policy, x.scalar_type()})
+               : KernelKey("linear.metal", rows ? "linear_rows" : "linear_tiles", {w.format.policy, x.scalar_type()});
   key = rows ? gemv.name(key.add({rows})) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);

@@ -68,7 +68,6 @@ struct Projections {
 };
 
 // Rows of x that share a reading of the weights.
-int rows_together(int64_t rows) { return rows > 4 ? kRowsTogether : rows > 2 ? 4 : static_cast<int>(rows); }
 
 // How the matrices from `first` to `end`, of one format, are multiplied. in_pairs: for pairs of outputs.
 Gemv gemv_of(const Projections& p, size_t first, size_t end, bool in_pairs) {

@@ -74,6 +74,12 @@ METAL_FUNC void store(device half* p, thread const float (&v)[8]) {
   *(device metal::uint4*)p = raw;
 }
 
+METAL_FUNC void store(device bfloat* p, thread const float (&v)[8]) {
+  metal::uint4 raw;
+  for (int i = 0; i < 4; ++i) raw[i] = as_type<uint>(metal::vec<bfloat, 2>(bfloat(v[2 * i]), bfloat(v[2 * i + 1])));
+  *(device metal::uint4*)p = raw;
+}
+
 // N elements from an address aligned to the widest vector that N allows, of at most 16 bytes.
 template <typename T, int N> METAL_FUNC void load_wide(device const T* p, thread float (&v)[N]) {
   if (N % 8 == 0) {

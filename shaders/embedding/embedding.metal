@@ -26,7 +26,13 @@ template <typename Q, typename T, typename Id, int VEC>
 
   float w[chunk];
   const float d = known ? load_chunk<Q, VEC>(row, k, args.hidden, w) : NAN;
+  for (int j = 0; j < chunk; ++j)
+    w[j] = args.scale * float(T(known ? d * w[j] : NAN));
   device T* out = y + i * args.hidden + k;
+  if (VEC == chunk) {  // rows are whole chunks: of 16 bits, one write of 16 bytes
+    store(out, w);
+    return;
+  }
   for (uint j = 0; j < chunk && k + j < args.hidden; ++j)
-    out[j] = T(args.scale * float(T(known ? d * w[j] : NAN)));
+    out[j] = T(w[j]);
 }

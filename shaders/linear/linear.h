@@ -12,10 +12,9 @@ FOUNDRY_CONST uint32_t linear_bk = 32;
 FOUNDRY_CONST uint32_t linear_tile_threads = 128;
 FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
 
-// Matrix kernel: outputs of a threadgroup, whose simdgroups share K; at most so many rows go through it.
+// Matrix kernel: outputs of a threadgroup, whose simdgroups share K.
 FOUNDRY_CONST uint32_t linear_matrix_outputs = 16;
 FOUNDRY_CONST uint32_t linear_matrix_split = 8;
-FOUNDRY_CONST uint32_t linear_matrix_rows = 64;
 
 // LinearArgs::activation
 FOUNDRY_CONST uint32_t activation_none = 0;

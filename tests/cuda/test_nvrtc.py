@@ -126,6 +126,38 @@ def test_every_shipped_kernel_compiles(every: bool) -> None:
     assert all(size > 1000 for size in compiled.values())
 
 
+STORES = """
+import json, pathlib, struct, tempfile, torch
+from torch_foundry import ops
+from torch_foundry.core.devices import cuda
+from torch_foundry.testing import weights as blocks
+def instructions(elf):  # of its kernels: 16 bytes each, of a 64-bit ELF file's sections of code
+    at, size, count = struct.unpack_from("<Q10xHH", elf, 40)
+    for i in range(count):
+        kind, flags, _, offset, length = struct.unpack_from("<4xIQQQQ", elf, at + i * size)
+        if kind == 1 and flags & 4:
+            yield from struct.iter_unpack("<QQ", elf[offset : offset + length])
+found = {}
+for name in ("q4_0", "q6_k"):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        cache = tempfile.mkdtemp(dir=FOLDER)
+        torch.ops.compile_only.setup(cuda.libraries("13"), ROOT + "/csrc", "", False, cache, "sm_90")
+        weight = blocks.packed(torch.zeros(32, 256), name)
+        ops.embedding(torch.zeros(1, dtype=torch.int32), weight, format=name, dtype=dtype)
+        (file,) = pathlib.Path(cache).glob("*.cubin")
+        sizes = [high >> 9 & 7 for low, high in instructions(file.read_bytes()) if low & 0x1FF == 0x186]  # STG
+        found[f"{name} {dtype}"] = [{4: 4, 5: 8, 6: 16}.get(size, 1) for size in sizes]
+print(json.dumps(found))
+"""
+
+
+def test_weights_are_unpacked_in_writes_of_16_bytes(tmp_path: Path) -> None:
+    """Eight weights of a thread: one of 16 bits each, two of float32."""
+    script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{STORES}"
+    for what, writes in json.loads(compile_only.run(script)).items():
+        assert writes == ([16, 16] if "float32" in what else [16]), what
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_100"])
 def test_other_architectures(arch: str) -> None:
     """Matrix products have a way without the tensor core's bfloat, conversions one without the instruction."""

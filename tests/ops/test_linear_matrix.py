@@ -17,7 +17,7 @@ from torch_foundry.core.environment import MATRIX_ROWS
 from torch_foundry.core.graph import capture
 from torch_foundry.generation.step_graph import SegmentedGraph
 from torch_foundry.models.weights import Linear
-from torch_foundry.nn.linear import FoundryLinear, max_gemv_rows
+from torch_foundry.nn.linear import FoundryLinear, linear_routes
 from torch_foundry.testing import op_checks
 from torch_foundry.testing import reference as plain
 from torch_foundry.testing import weights as blocks
@@ -83,7 +83,7 @@ def test_lane_orders() -> None:
 
 @pytest.mark.cpu_only
 def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights and 16 bits alone, and rows between those of a vector kernel and `matrix_rows`."""
+    """Packed weights and 16 bits alone, and rows between those of a vector kernel and the limit."""
 
     def kernel(x: Tensor, weight: Tensor, name: str | None, batch_invariant: bool = False) -> str:
         with capture() as graph:
@@ -98,12 +98,14 @@ def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel(rows[17].half(), packed, "q8_0", True) == "linear_rows"
     assert kernel(rows[65].half(), packed, "q8_0") == kernel(rows[17], packed, "q8_0") == "linear_tiles"
     assert kernel(rows[17].half(), dense.half(), None) == "linear_tiles"
-    assert max_gemv_rows(True, F16, DEVICE) == 64 and max_gemv_rows(True, F32, DEVICE) == limits.FEW_ROWS
-    assert max_gemv_rows(False, F16, DEVICE) == 8
+    routes = linear_routes(packed, "q8_0")
+    assert routes.most(True, F16) == 64 and routes.most(True, F32) == limits.FEW_ROWS
+    assert linear_routes(dense, None).most(False, F16) == 8
     monkeypatch.delenv(MATRIX_ROWS.name)
     tuning.load_environment()
     assert kernel(rows[17].half(), packed, "q8_0") == "linear_tiles"
-    assert max_gemv_rows(True, F16, DEVICE) == limits.FEW_ROWS and tuning.matrix_rows(DEVICE) == 0
+    routes = linear_routes(packed, "q8_0")
+    assert routes.most(True, F16) == limits.FEW_ROWS and routes.matrix == 0
 
 
 @pytest.mark.cpu_only  # on the mock every call is watched, so no step is captured

@@ -12,7 +12,7 @@ import torch
 from kit import F32, every_key
 
 from torch_foundry import ops
-from torch_foundry.core import tuning
+from torch_foundry.core import limits, tuning
 from torch_foundry.core.environment import Choice
 
 pytestmark = pytest.mark.tier("kernels")
@@ -26,6 +26,9 @@ THREADS, THREADGROUP_BYTES, SUMS = 1024, 32768, 32
 
 def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
     assert set(choice) == set(tuning.parameters(key.op))
+    if key.op == "linear_routes":
+        assert choice["rows"] >= limits.ROWS_TOGETHER  # which an engine takes to be row by row
+        return
     assert 32 * choice["simdgroups"] <= THREADS
     if key.op != "attention":
         assert choice["simdgroups"] % choice["split"] == 0
@@ -70,6 +73,20 @@ def test_rows_share_the_order_of_sums(family: str) -> None:
         assert (here["split"], here["chains"]) == (one["split"], one["chains"])
 
 
+# Inputs that a simdgroup of Apple's takes in a step: 32 lanes, each a unit of the format's codes.
+STEP = {"q4_0": 1024, "q8_0": 512, "mxfp4": 512, "q2_k": 1024, "q3_k": 1024, "q4_k": 1024, "q5_k": 1024, "q6_k": 1024}
+
+
+def test_no_simdgroup_of_apples_is_idle() -> None:
+    """Those that share K have a step of it each; and rows that share a reading have registers for it."""
+    for name, step in STEP.items():
+        for key in every_key("linear"):
+            if key.format == name:
+                choice = tuning.choice("apple8", key)
+                assert choice["split"] == 1 or choice["split"] * step <= key.k, key
+                assert choice["outputs"] <= (4 if key.rows == 1 or (name == "q8_0" and key.rows < 8) else 2), key
+
+
 @pytest.mark.parametrize("op", tuning.OPS)
 def test_what_is_accepted_keeps_the_limits(op: str) -> None:
     space = tuning.parameters(op)
@@ -96,6 +113,8 @@ def test_every_override_keeps_the_limits(family: str, variable: Choice, monkeypa
         for key in itertools.chain(*map(every_key, tuning.OPS)):
             choice = tuning.choice(family, key)
             within_limits(key, choice)
+            if key.op == "linear_routes":
+                continue
             if key.op != "attention" and "COLS" in variable.name:
                 assert choice["outputs"] * choice["simdgroups"] // choice["split"] == value
             if key.op != "attention" and "SPLIT" in variable.name:

@@ -64,7 +64,7 @@ def others() -> Iterator[Callable[[], object]]:
         yield partial(prebuild._normed, "cpu", F16, op, name, SHAPE)
     yield partial(prebuild._experts, "cpu", F16, "mxfp4", (64, 4096))
     for name in ("q4_k", "q6_k"):
-        yield partial(prebuild._linear, "cpu", F16, 32, name, SHAPE)
+        yield partial(prebuild._linear, "cpu", F16, prebuild.TILED, name, SHAPE)
     for packed in (None, "q8_0", "q4_0", "q4_k"):
         weight = prebuild._weight("cpu", F16, packed, SHAPE)
         yield partial(ops.linear_backward_input, torch.zeros(512, SHAPE[0], dtype=F16), weight, format=packed)

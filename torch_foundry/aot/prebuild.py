@@ -40,6 +40,7 @@ def _rope(device: Device, dtype: torch.dtype) -> None:
 
 Shape = tuple[int, int]
 SMALL = (32, 256)
+TILED = 65  # rows that no built-in line of the tuning table gives another kernel than tiles
 
 
 def _weight(device: Device, dtype: torch.dtype, name: str | None, shape: Shape = SMALL) -> torch.Tensor:
@@ -166,7 +167,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
                 yield name, partial(_attention, device, dtype, head_dim, length)
         for packed in (None, *PACKED):
             weights = packed or short
-            for shape, rows in product(weights_of, (1, 2, 4, 8, 32)):
+            for shape, rows in product(weights_of, (1, 2, 4, 8, TILED)):
                 text = f"linear {weights}, {rows} rows of {short}" + (f", {shape}" if shape != SMALL else "")
                 yield text, partial(_linear, device, dtype, rows, packed, shape)
             for shape, op in product(weights_of, ("norm_linear", "norm_glu", "norm_qkv")):

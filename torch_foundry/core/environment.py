@@ -116,10 +116,20 @@ GEMV_COLS_PER_TG = Choice(
 )
 GEMV_SPLIT_K = Choice("TORCH_FOUNDRY_GEMV_SPLIT_K", "the same: simdgroups that share K", ("", "1", "2", "4", "8", "16"))
 GEMV_STEPS = Choice("TORCH_FOUNDRY_GEMV_STEPS", "the same: steps of K in flight", ("", "1", "2", "4"))
+LINEAR_ROWS = Choice(
+    "TORCH_FOUNDRY_LINEAR_ROWS",
+    "rows up to which products go through the vector kernel, of any shape; `linear` itself takes 16 that way at least",
+    ("", "8", "16", "32", "48", "64"),
+)
 MATRIX_ROWS = Choice(
     "TORCH_FOUNDRY_MATRIX_ROWS",
-    "rows up to which products with packed weights go through 8x8 matrices, beyond those of a vector kernel",
-    ("", "16", "32", "64"),
+    "rows beyond those up to which packed weights are multiplied as 8x8 matrices without unpacking; `0`: none",
+    ("", "0", "32", "64", "128"),
+)
+TILE_ROWS = Choice(
+    "TORCH_FOUNDRY_TILE_ROWS",
+    "rows beyond those up to which products go through tiles, and then through torch's own; `0`: none",
+    ("", "0", "32", "64", "128", "192", "256", "512"),
 )
 ATTENTION_KEYS = Choice(
     "TORCH_FOUNDRY_ATTENTION_KEYS",

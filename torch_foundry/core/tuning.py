@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ import torch
 from torch_foundry.core import environment, extension, sources
 
 VERSION = 2
-OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")  # that have choices
+OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes")  # that have choices
 OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
+    "linear_rows": environment.LINEAR_ROWS,
     "matrix_rows": environment.MATRIX_ROWS,
+    "tile_rows": environment.TILE_ROWS,
     "attention_keys": environment.ATTENTION_KEYS,
 }
 
@@ -37,6 +39,7 @@ class TuningError(ValueError):
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
     moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
+    linear_routes: the same, 1 row, which stands for any number.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str
@@ -87,9 +90,30 @@ def family(device: torch.device | str) -> str:
     return str(torch.ops.torch_foundry._family(str(device)))
 
 
-def matrix_rows(device: torch.device) -> int:
-    """Rows of x of 16 bits up to which `ops.linear` multiplies packed weights as matrices; 0: it never does."""
-    return int(torch.ops.torch_foundry._tuning_matrix_rows(str(device)))
+@dataclass(frozen=True, slots=True)
+class LinearRoutes:
+    """Rows of x up to which each way serves a product, where none before it does: `ops.linear` by its vector kernel
+    (which `ops` themselves take for `limits.FEW_ROWS` at least), as matrices without unpacking (packed weights and x of
+    16 bits alone) and by tiles; torch's product beyond. Up to how many `ops.linear_backward_input` serves, and tiles of
+    an expert (`ops.moe_linear`), for packed weights.
+    """
+
+    rows: int
+    matrix: int
+    tiles: int
+    backward: int
+    experts: int
+
+    def most(self, packed: bool, dtype: torch.dtype) -> int:
+        """Rows of x of `dtype` up to which `ops.linear` is faster than torch."""
+        return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
+
+
+@lru_cache(maxsize=4096)  # emptied by whatever changes a choice
+def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
+    """What is in use on `device` for a weight of n outputs and k inputs."""
+    of = "" if device.type == "meta" else family(device)
+    return LinearRoutes(**choice(of, Key("linear_routes", format, 1, n, k)))
 
 
 def new_table(of: str, device: str = "") -> Table:
@@ -128,11 +152,13 @@ def use(of: str, key: Key, wanted: dict[str, int]) -> None:
     """Use `wanted` for `key`'s bucket of shapes from now on. RuntimeError if it breaks a limit of Apple GPUs."""
     values = [wanted[name] for name in parameters(key.op)]
     torch.ops.torch_foundry._tuning_add(of, key.op, key.format, key.rows, key.n, key.k, values)
+    linear_routes.cache_clear()
 
 
 def forget() -> None:
     """Use the built-in entries alone (and the environment's)."""
     torch.ops.torch_foundry._tuning_clear()
+    linear_routes.cache_clear()
 
 
 def apply(table: Table) -> None:
@@ -244,7 +270,8 @@ def check_fits(table: Table, name: str, of: str | None = None) -> None:
 def load_environment() -> None:
     """Apply the environment's overrides (TORCH_FOUNDRY_...). ValueError names the variable and its allowed values."""
     for name, variable in OVERRIDES.items():
-        torch.ops.torch_foundry._tuning_override(name, int(variable.value() or 0))
+        torch.ops.torch_foundry._tuning_override(name, int(variable.value() or -1))
+    linear_routes.cache_clear()
 
 
 def load_files() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.limits import power_of_two
+from torch_foundry.core.limits import ROWS_TOGETHER, power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
 from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.generation.graph_cache import GraphCache
@@ -24,7 +24,7 @@ from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.outputs import head_of, logits_of
 from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE
+from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
 Parts = Sequence[ScheduledSequence]
 EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be captured of them
@@ -277,9 +277,9 @@ class Forward:
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.plan.vocabulary)
-        if not self.batch_invariant or len(x) <= MAX_GEMV_ROWS_DENSE:
+        if not self.batch_invariant or len(x) <= ROWS_TOGETHER:  # which go row by row on any device
             return logits_of(self.model, self.head, x)
-        few = x.split(MAX_GEMV_ROWS_DENSE)
+        few = x.split(ROWS_TOGETHER)
         return torch.cat([logits_of(self.model, self.head, rows) for rows in few])
 
 

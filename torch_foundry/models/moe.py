@@ -12,7 +12,7 @@ from torch_foundry import ops
 from torch_foundry.models.family import Experts
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual, reduced
 from torch_foundry.nn import FoundryExperts
-from torch_foundry.nn.experts import MANY_EACH, Weights, lay_out
+from torch_foundry.nn.experts import Weights, lay_out
 
 
 class ExpertBlock:
@@ -77,7 +77,7 @@ class ExpertBlock:
             return reduced(self._few(x, residual, weights), self.group)
         h = x if self.norm is None else self.norm(x)
         k = self.facts()["k"]
-        if not isinstance(self.experts, FoundryExperts) or len(x) * k >= MANY_EACH * self.experts.num_experts:
+        if not isinstance(self.experts, FoundryExperts) or self.experts.unpacks(len(x) * k):
             made = self.block(h[None])  # dense, or worth unpacking: torch's own products
             y: torch.Tensor = (made[0] if isinstance(made, tuple) else made)[0]
             return y if residual is None else torch.add(residual, y, alpha=self.scale)

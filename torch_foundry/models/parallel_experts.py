@@ -16,7 +16,7 @@ from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, LinearGroup, Norm, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import activation_of_experts
-from torch_foundry.nn.experts import MANY_EACH, Weights, matrices_of
+from torch_foundry.nn.experts import Weights, matrices_of
 
 FEW = 64  # tokens whose weights are multiplied by factors in a launch of ours; what is captured has no more
 
@@ -123,8 +123,10 @@ class ParallelExperts:
         weights, pre = Weights.of(self.experts, self.activation), self.pre
         if len(x) <= gemm.expert_tokens and weights.together:
             return weights.gemv(x, ids, routing, norm_weight=pre.weight, eps=pre.eps, kind=pre.kind)
-        h, packed = pre(x), isinstance(self.experts, FoundryExperts)
-        if len(x) > gemm.expert_tokens and (not packed or ids.numel() >= MANY_EACH * self.experts.num_experts):
+        h, experts = pre(x), self.experts
+        if len(x) > gemm.expert_tokens and not (
+            isinstance(experts, FoundryExperts) and not experts.unpacks(ids.numel())
+        ):
             made: Tensor = self.experts(h, ids.long(), routing)  # dense, or worth unpacking: torch's own products
             return made
         return weights.gemm(h, ids, routing)

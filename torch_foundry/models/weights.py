@@ -15,7 +15,7 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
 from torch_foundry.nn.activations import BY_TORCH
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, MAX_GEMV_ROWS_DENSE, FoundryLinear, linear_gemm, max_gemv_rows
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes
 
 
 def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
@@ -112,11 +112,11 @@ class Linear:
     @property
     def few(self) -> int:
         """Up to how many rows fused kernels are faster than torch's products."""
-        return MAX_GEMV_ROWS_DENSE if self.format is None else MAX_GEMV_ROWS
+        return linear_routes(self.weights["weight"], self.format).rows
 
     def by_kernel(self, x: torch.Tensor) -> bool:
         """Whether our own kernel is faster than torch for the rows of x."""
-        return x.numel() <= max_gemv_rows(self.format is not None, x.dtype, x.device) * x.shape[-1]
+        return by_kernel(x, self.weights["weight"], self.format)
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """x in the order of the columns."""

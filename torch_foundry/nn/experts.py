@@ -11,11 +11,10 @@ from torch import nn
 
 from torch_foundry import ops, quant
 from torch_foundry.nn.activations import activation_of_experts
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, packed_linear
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, linear_routes, packed_linear
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
 NAMES = ("gate_proj", "up_proj", "down_proj")  # of the matrices of experts with a gate
-MANY_EACH = 64  # tokens of an expert, on average, for which torch's own product on unpacked weights beats tiles
 
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]  # of gate, up and down
@@ -202,6 +201,11 @@ class FoundryExperts(nn.Module):
         """Of its matrices."""
         return tuple(fmt or quant.DENSE_NAMES[self._buffers[name].dtype] for name, fmt in self._stored())  # type: ignore[union-attr]
 
+    def unpacks(self, pairs: int) -> bool:
+        """Whether torch's own product on unpacked weights beats tiles for so many pairs of token and expert."""
+        first: torch.Tensor = getattr(self, self.names[0])
+        return pairs > linear_routes(first[0], self.packed_as[0]).experts * self.num_experts
+
     def to_experts(self, dtype: torch.dtype) -> nn.Module:
         """The stock module that this one was made from, with the dequantised weights."""
         matrices = [self.dequantized(name, dtype) for name in self.names]
@@ -232,7 +236,7 @@ class FoundryExperts(nn.Module):
             or x.dtype not in KERNEL_DTYPES
             or not x.numel()
             or (torch.is_grad_enabled() and (x.requires_grad or top_k_weights.requires_grad))
-            or top_k_index.numel() >= MANY_EACH * self.num_experts
+            or self.unpacks(top_k_index.numel())
         ):
             return self._one_by_one(x, top_k_index, top_k_weights)
         weights, x = Weights.of(self, known), x.contiguous()

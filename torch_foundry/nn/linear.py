@@ -15,15 +15,20 @@ from torch_foundry.core import limits, tuning
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 MAX_GEMV_ROWS = limits.FEW_ROWS
-MAX_GEMV_ROWS_DENSE = 8  # rows from which on torch's own product of a dense weight is faster (docs/decisions/008)
 DEQUANT_CHUNK = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
 
 
-def max_gemv_rows(packed: bool, dtype: torch.dtype, device: torch.device) -> int:
-    """Rows of x of `dtype` up to which `ops.linear` beats torch's product (docs/decisions/008 and 035)."""
-    if not packed:
-        return MAX_GEMV_ROWS_DENSE
-    return max(MAX_GEMV_ROWS, tuning.matrix_rows(device)) if dtype.itemsize == 2 else MAX_GEMV_ROWS
+def linear_routes(weight: torch.Tensor, fmt: str | None) -> tuning.LinearRoutes:
+    """Which way how many rows of x go through a weight [N, K], dense if `fmt` is None (docs/decisions/036)."""
+    if fmt is None:
+        return tuning.linear_routes(weight.device, quant.DENSE_NAMES.get(weight.dtype, "f32"), *weight.shape)
+    known = quant.get_format(fmt)
+    return tuning.linear_routes(weight.device, known.name, weight.shape[0], known.columns(weight.shape[1]))
+
+
+def by_kernel(x: torch.Tensor, weight: torch.Tensor, fmt: str | None) -> bool:
+    """Whether `ops.linear` is faster than torch's product for the rows of x [..., K]."""
+    return x.numel() <= linear_routes(weight, fmt).most(fmt is not None, x.dtype) * x.shape[-1]
 
 
 def linear_gemm(
@@ -33,7 +38,7 @@ def linear_gemm(
     bias: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + b by torch's own matrix product, for more than `max_gemv_rows` of x [..., K]. Not for graphs.
+    """x W^T + b by torch's own matrix product, for more rows of x [..., K] than `by_kernel` says. Not for graphs.
 
     With many rows torch is several times as fast as our kernels (docs/decisions/008). A packed weight is unpacked to
     x's dtype on its device, some rows at a time, so results are those of a dense model. out: where the result is
@@ -112,9 +117,9 @@ def packed_linear(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.T
 def _forward(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.Tensor | None) -> torch.Tensor:
     if not _by_kernels(x) or (bias is not None and bias.dtype != x.dtype):
         return functional.linear(x, quant.dequantize(weight, fmt, x.shape[-1], x.dtype), bias)
-    if x.numel() > max_gemv_rows(True, x.dtype, x.device) * x.shape[-1]:
-        return linear_gemm(x.contiguous(), weight, fmt, bias)
-    return ops.linear(x.contiguous(), weight, format=fmt, bias=bias)
+    if by_kernel(x, weight, fmt):
+        return ops.linear(x.contiguous(), weight, format=fmt, bias=bias)
+    return linear_gemm(x.contiguous(), weight, fmt, bias)
 
 
 def _by_kernels(x: torch.Tensor) -> bool:
@@ -137,7 +142,7 @@ class _PackedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             if not _by_kernels(grad):
                 grad_x = grad @ quant.dequantize(weight, ctx.format, dtype=grad.dtype)
-            elif grad.numel() > MAX_GEMV_ROWS * grad.shape[-1]:
+            elif grad.numel() > linear_routes(weight, ctx.format).backward * grad.shape[-1]:
                 grad_x = linear_gemm_backward(grad, weight, ctx.format)
             else:
                 grad_x = ops.linear_backward_input(grad.contiguous(), weight, format=ctx.format)
