@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/op.h"
+#include "mixers/chunks.h"
 #include "ops/layout.h"
 #include "ops/options.h"
 #include "ops/slots.h"
@@ -56,7 +57,7 @@ at::Tensor gated_delta(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   args.longest = chunks ? args.slots - 1 : std::numeric_limits<uint32_t>::max();
   if (chunks) {
     const int64_t sequences = runs.size(0), parts = std::min<int64_t>(ceil_div(T, 16), 1024);
-    at::Tensor rows = at::empty({T + sequences * gated_delta_chunk, channels + 2 * heads}, states.options());
+    at::Tensor rows = at::empty({T + sequences * recurrent_chunk, channels + 2 * heads}, states.options());
     const char* file = "gated_delta_prompt.metal";
     const KernelArgument type = q.scalar_type(), keys = int(K), values = int(V);
     Launch inputs(q.device(), {file, "gated_delta_inputs", {type, a_log.scalar_type(), keys, values, int(W)}});

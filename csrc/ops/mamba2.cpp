@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/op.h"
+#include "mixers/chunks.h"
 #include "ops/options.h"
 #include "ops/slots.h"
 
@@ -13,7 +14,7 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
                   const OptionalTensor& conv_bias, const at::Tensor& a_log, const at::Tensor& dt_bias,
                   const at::Tensor& d, const at::Tensor& norm_weight, double eps, const at::Tensor& conv_states,
                   const at::Tensor& states, const at::Tensor& runs, const at::Tensor& table, const at::Tensor& count,
-                  const OptionalTensor& keep, const OptionalTensor& prompt, double least, double most) {
+                  const OptionalTensor& keep, const OptionalTensor& prompt, double least, double most, bool prompts) {
   Dim T("tokens"), C("channels"), H("heads"), P("head_dim"), N("state_dim"), W("width"), S("states");
   check("x", x).floating().shape({T, C}).last_dim_contiguous();
   check("dt", dt).like(x).shape({T, H}).last_dim_contiguous();
@@ -43,6 +44,7 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
               ", got ", conv_weight.sizes());
   Mamba2Args args{};
   args.heads = u32(H), args.per_group = u32(H / groups), args.group_size = u32(values / groups);
+  args.channels = u32(C);
   args.slots = u32(table.size(1)), args.runs_stride = u32(runs.stride(0)), args.table_stride = u32(table.stride(0));
   args.count_stride = u32(count.stride(0)), args.x_stride = u32(x.stride(0)), args.dt_stride = u32(dt.stride(0));
   args.z_stride = u32(z.stride(0)), args.eps = epsilon(eps);
@@ -53,16 +55,31 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   at::Tensor out = at::empty({T, values}, x.options());
   if (out.numel() == 0 || runs.size(0) == 0) return out;
   at::Tensor y = at::empty({T, values}, states.options());
-  const KernelKey key("mamba2.metal", "mamba2", {x.scalar_type(), int(P), int(N), int(W)},
-                      {{FC_MAMBA2_CONV_BIAS, conv_bias.has_value()},
-                       {FC_MAMBA2_KEEP, keep.has_value()},
-                       {FC_MAMBA2_PROMPT, prompt.has_value()}});
-  Launch scan(x.device(), key);
+  const KernelKey::Constants given{{FC_MAMBA2_CONV_BIAS, conv_bias.has_value()},
+                                            {FC_MAMBA2_KEEP, keep.has_value()},
+                                            {FC_MAMBA2_PROMPT, prompt.has_value()}};
+  const KernelArgument type = x.scalar_type(), head = int(P), keys = int(N), width = int(W);
+  const int64_t least_chunked = std::max<int64_t>(table.size(1), mamba2_least_chunked), sequences = runs.size(0);
+  const bool chunks = prompts && T >= least_chunked && P % 8 == 0 && N % 8 == 0;
+  args.longest = chunks ? u32(least_chunked - 1) : std::numeric_limits<uint32_t>::max();
+  if (chunks) {
+    const int64_t parts = std::min<int64_t>(ceil_div(T, recurrent_chunk), 1024), blocks = ceil_div(C + H, mamba2_input_threads);
+    at::Tensor rows = at::empty({T + sequences * recurrent_chunk, C + 2 * H}, states.options());
+    Launch inputs(x.device(), {"mamba2_prompt.metal", "mamba2_inputs", {type, width}, given});
+    inputs.in(x).in(dt).in(conv_weight).in(conv_bias).in(a_log).in(dt_bias).inout(conv_states).in(runs).in(table);
+    inputs.in(count).in(keep).in(prompt).out(rows).args(args);
+    inputs.run(per_row(blocks, mamba2_input_threads, sequences, parts));
+    const uint32_t shares = ceil_div(P, 8 * mamba2_chunk_simdgroups), simdgroups = ceil_div(P, 8 * shares);
+    Launch recurrence(x.device(), {"mamba2_prompt.metal", "mamba2_chunks", {type, head, keys}});
+    recurrence.in(rows).in(d).inout(states).in(runs).in(table).in(count).inout(y).args(args);
+    recurrence.run(per_row(H, simd_width * simdgroups, sequences, shares));
+  }
+  Launch scan(x.device(), {"mamba2.metal", "mamba2", {type, head, keys, width}, given});
   scan.in(x).in(dt).in(conv_weight).in(conv_bias).in(a_log).in(dt_bias).in(d).inout(conv_states).inout(states);
-  scan.in(runs).in(table).in(count).in(keep).in(prompt).out(y).args(args);
+  scan.in(runs).in(table).in(count).in(keep).in(prompt).inout(y).args(args);
   const int64_t state = values * N * states.itemsize() + C * W * x.itemsize();
-  scan.min_bytes(runs.size(0) * 2 * state + x.nbytes() + dt.nbytes() + y.nbytes());
-  scan.run(per_row(H, simd_width * mamba2_simdgroups(u32(P * N)), runs.size(0)));
+  scan.min_bytes(sequences * 2 * state + x.nbytes() + dt.nbytes() + y.nbytes());
+  scan.run(per_row(H, simd_width * mamba2_simdgroups(u32(P * N)), sequences));
   Launch norm(x.device(), {"mamba2.metal", "mamba2_norm", {x.scalar_type()}});
   norm.in(y).in(z).in(norm_weight).out(out).args(args).run(per_row(T * groups, mamba2_norm_threads));
   return out;
@@ -72,8 +89,8 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
 
 FOUNDRY_OP("mamba2(Tensor x, Tensor dt, Tensor z, Tensor conv_weight, Tensor? conv_bias, Tensor a_log, Tensor dt_bias, "
            "Tensor d, Tensor norm_weight, float eps, Tensor(a!) conv_states, Tensor(b!) states, Tensor runs, "
-           "Tensor table, Tensor count, Tensor? keep=None, Tensor? prompt=None, float least=0.0, float most=3e38) -> "
-           "Tensor",
+           "Tensor table, Tensor count, Tensor? keep=None, Tensor? prompt=None, float least=0.0, float most=3e38, "
+           "bool prompts=False) -> Tensor",
            "mamba2", mamba2)
 
 } // namespace foundry

@@ -10,21 +10,14 @@
 
 #include <metal_simdgroup_matrix>
 
+#include "mixers/chunks.h"
 #include "mixers/gated_delta_inputs.h"
 
 using namespace metal;
 using namespace foundry;
 
-constant constexpr int chunk = int(gated_delta_chunk), tiles = chunk / 8;
+constant constexpr int chunk = int(recurrent_chunk), tiles = chunk / 8;
 using Matrix = simdgroup_matrix<float, 8, 8>;
-
-// The first row of a sequence: each has whole chunks.
-METAL_FUNC uint first_row(device const int* runs, uint stride, uint sequence) {
-  uint row = 0;
-  for (uint i = 0; i < sequence; ++i)
-    row += (uint(runs[i * stride + 1]) + chunk - 1) / chunk * chunk;
-  return row;
-}
 
 // A row is all channels after convolution and norms, then log decays, then betas, of all value heads. A simdgroup
 // makes what one head of q, k or v has of it.
@@ -67,7 +60,7 @@ template <typename T, typename Gate, int DK, int DV, int W>
                       : is_key ? k + offset(args.k, first, key_head, 0)
                                : q + offset(args.q, first, key_head, 0);
   const int columns = is_value ? DV : DK;
-  const uint padded = (tokens + chunk - 1) / chunk * chunk, row = first_row(runs, args.runs_stride, group.y);
+  const uint padded = rows_of(tokens), row = first_row(runs, args.runs_stride, group.y);
 
   for (uint t = group.z * 4 + simdgroup; t < padded; t += groups.z * 4) {
     device float* to = rows + ulong(row + t) * width;
@@ -139,17 +132,16 @@ template <int DK, int DV>
     device float* v = row + 2 * key_channels + head * DV + column;
     threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
 
-    if (simdgroup == 0) { // matrices that scale rows by products of decays; a difference of sums would lose digits
+    if (simdgroup == 0) { // matrices that scale rows by products of decays
       const float beta = row[lane * width + channels + heads + head], log = row[lane * width + channels + head];
       const float sum = simd_prefix_inclusive_sum(log);
-      const float rest = simd_shuffle(simd_prefix_exclusive_sum(simd_shuffle(log, 31 - lane)), 31 - lane);
       logs[lane] = log;
       betas[lane] = beta;
       if (lane == 31) all[0] = sum;
       diagonal[0][lane / 8][lane % 8][lane % 8] = exp(sum);
       diagonal[1][lane / 8][lane % 8][lane % 8] = -beta * exp(sum);
       diagonal[2][lane / 8][lane % 8][lane % 8] = beta;
-      diagonal[3][lane / 8][lane % 8][lane % 8] = exp(rest);
+      diagonal[3][lane / 8][lane % 8][lane % 8] = exp(logs_behind(log, lane));
     }
     for (uint j = 0; j <= simdgroup; ++j) { // products of this simdgroup's 8 tokens with those up to them
       Matrix with_k = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), with_q = with_k;
@@ -165,9 +157,7 @@ template <int DK, int DV>
       simdgroup_store(with_q, &queries[simdgroup * 8][j * 8], chunk);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    float log = 0.0f; // between token `lane` and `to`
-    for (uint to = lane + 1; to < own; ++to)
-      log += logs[to];
+    float log = logs_between(logs, lane, own); // between token `lane` and `to`
     for (uint to = own; to < own + 8; ++to) {
       log += to > lane ? logs[to] : 0.0f;
       keys[to][lane] = lane < to ? -betas[to] * exp(log) * keys[to][lane] : 0.0f;

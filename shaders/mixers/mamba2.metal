@@ -1,4 +1,4 @@
-// Mamba2's state space, token after token: causal convolution with silu, step sizes, the step of the recurrence. A
+// Mamba2's state space, token after token (for many, see mamba2_prompt.metal): causal convolution with silu, step sizes, the step of the recurrence. A
 // threadgroup has a head of a sequence, whose state stays in registers from the first token to the last.
 //
 // A token with x, B, C and step size dt changes a head's state S [values, keys], which decays by d = exp(dt A), to
@@ -8,6 +8,7 @@
 
 #include "common/reduce.h"
 #include "mixers/gated_delta_inputs.h"
+#include "mixers/mamba2_inputs.h"
 
 using namespace metal;
 using namespace foundry;
@@ -46,6 +47,7 @@ template <typename T, int P, int N, int W>
 
   const uint head = group.x, shared = head / args.per_group, first = runs[group.y * args.runs_stride];
   const uint tokens = runs[group.y * args.runs_stride + 1], begin = count[group.y * args.count_stride];
+  if (tokens > args.longest) return;
   device const int* slots = table + group.y * args.table_stride;
   const uint values = args.heads * P, keys = args.heads / args.per_group * N, channels = values + 2 * keys;
   const ulong slot_before = begin == 0 ? 0 : slots[begin % args.slots];
@@ -82,8 +84,8 @@ template <typename T, int P, int N, int W>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const float free = softplus(float(dt[token * args.dt_stride + head]) + bias);
-    const float step = t < bounded ? min(max(free, args.least), args.most) : free, decay = exp(rate * step);
+    const float step = step_size(float(dt[token * args.dt_stride + head]), bias, t < bounded, args);
+    const float decay = exp(rate * step);
     float b[columns], query[columns];
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;

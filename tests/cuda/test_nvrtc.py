@@ -81,11 +81,12 @@ def mix(dtype, d, dv):
 for dtype, d, dv in ((torch.float16, 128, 128), (torch.bfloat16, 64, 64), (torch.float32, 96, 192)):
     calls.append(lambda t=dtype, a=(d, dv): mix(t, *a))
 def scan(dtype, p, n):
-    x, table = torch.zeros(1, 4 * p + 2 * n, dtype=dtype), torch.zeros(1, 9, dtype=torch.int32)
+    x, table = torch.zeros(32, 4 * p + 2 * n, dtype=dtype), torch.zeros(1, 9, dtype=torch.int32)
     conv, states = torch.zeros(9, x.shape[1], 4, dtype=dtype), torch.zeros(9, 4, p, n)
     h, z, bias = x[:, :4], x[:, :4 * p], x[0] if p == 64 else None
     ops.mamba2(x, h, z, conv[0], bias, h[0], h[0], h[0], z[0], 1e-6, conv, states, table[:, :2], table, table[:, 0],
-               keep=bias if bias is None else h[0, :1], prompt=None if p == 64 else table[:, 0], bounds=(0.1, 1.0))
+               keep=bias if bias is None else h[:, 0].contiguous(), prompt=None if p == 64 else table[:, 0], bounds=(0.1, 1.0),
+               prompts=True)
 for dtype, p, n in ((torch.float16, 64, 128), (torch.bfloat16, 64, 256), (torch.float32, 128, 256)):
     calls.append(lambda t=dtype, a=(p, n): scan(t, *a))
 def streams(dtype, n):

@@ -19,18 +19,16 @@ def _input(name: str, old: str, new: str, file: str = "gated_delta_inputs.h") ->
     return dataclasses.replace(_fault(name, old, new), file=file)
 
 
-def _prompt(name: str, old: str, new: str, run: Any = None) -> Fault:
+def _prompt(name: str, old: str, new: str, run: Any = None, file: str = "") -> Fault:
     check = run or (lambda: tests.test_prompts(Case(prompts=True, lengths=(9, 33, 40), counts=(0, 2, 8)), F32))
-    return Fault(f"gated_delta-prompt-{name}", "gated_delta_prompt.metal", old, new, check)
+    return Fault(f"gated_delta-prompt-{name}", "gated_delta_prompt.metal", old, new, check, file)
 
 
 PROMPT_FAULTS = [
-    _prompt("sequences-overlap", "/ chunk * chunk;\n  return row;", "/ chunk * 8;\n  return row;"),
+    _prompt("sequences-overlap", "/ recurrent_chunk * recurrent_chunk;", "/ recurrent_chunk * 8;", file="chunks.h"),
     _prompt("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
-    _prompt(
-        "decays-between-tiles", "for (uint to = lane + 1; to < own; ++to)", "for (uint to = lane + 2; to < own; ++to)"
-    ),
-    _prompt("rest-of-the-chunk", "simd_prefix_exclusive_sum(simd_shuffle(", "simd_prefix_inclusive_sum(simd_shuffle("),
+    _prompt("decays-between-tiles", "for (uint t = from + 1;", "for (uint t = from + 2;", file="chunks.h"),
+    _prompt("rest-of-the-chunk", "simd_prefix_exclusive_sum", "simd_prefix_inclusive_sum", file="chunks.h"),
     _prompt("window-not-stored", "if (t + 1 == tokens)", "if (t + 1 == 0)"),
     _prompt("queries-not-scaled", "unit * rsqrt(float(DK))", "unit"),
     _prompt("decay-behind-the-end", "softplus(step) : 0.0f", "softplus(step) : -1.0f"),

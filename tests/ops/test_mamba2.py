@@ -34,6 +34,7 @@ class Case(kit.Case):
     bias: bool = True  # of the convolution
     padding: bool = False
     bounds: tuple[float, float] | None = None  # of step sizes of all but the last of each sequence's tokens
+    prompts: bool = False
 
     @property
     def heads(self) -> int:
@@ -56,6 +57,19 @@ CASES = [
     (Case(head_dim=128, state_dim=256, per_group=1, lengths=(2,)), F32),
     (Case(lengths=(3, 10), counts=(0, 2), bounds=(0.5, 1.0)), F32),
     (Case(lengths=(9,), counts=(0,), bounds=(0.4, math.inf)), BF16),
+]
+# Around every multiple of a chunk, with short and empty sequences between long ones; values that leave simdgroups idle,
+# or are shared by two threadgroups; sizes that go token by token.
+PROMPTS = [
+    (Case(prompts=True, lengths=(31, 32, 33, 9), counts=(0, 2, 8)), F32),
+    (Case(prompts=True, lengths=(63, 3, 64, 0, 65), counts=(3, 8), groups=2, per_group=2, padding=True), F32),
+    (Case(prompts=True, lengths=(97,), head_dim=64, state_dim=128, per_group=2), BF16),
+    (Case(prompts=True, lengths=(40, 1), head_dim=80, state_dim=128, per_group=1, bias=False), F32),
+    (Case(prompts=True, lengths=(34,), head_dim=88, state_dim=8, per_group=1, width=2), F32),
+    (Case(prompts=True, lengths=(33, 35), counts=(0, 2), head_dim=8, state_dim=256, bounds=(0.5, 1.0)), F32),
+    (Case(prompts=True, lengths=(36, 10), head_dim=64, state_dim=64, groups=4, per_group=1), F16),
+    (Case(prompts=True, lengths=(33,), head_dim=20, state_dim=32), F32),
+    (Case(prompts=True, lengths=(33,), head_dim=16, state_dim=36), F32),
 ]
 BENCH = [
     Case(per_group=128, head_dim=64, state_dim=128, lengths=(n,) * batch, counts=(1,) * batch)
@@ -84,7 +98,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "count": torch.tensor(counts, dtype=torch.int32),
         "keep": (torch.arange(tokens) % 3 != 1).to(dtype) if case.padding else None,
         "prompt": torch.tensor(case.lengths, dtype=torch.int32) - 1 if case.bounds else None,
-        "bounds": case.bounds or (0.0, math.inf),
+        "bounds": case.bounds or (0.0, math.inf), "prompts": case.prompts,
     }  # fmt: skip
 
 
@@ -115,16 +129,60 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     check(inputs(case, dtype))
 
 
+@kit.cases(*PROMPTS)
+def test_prompts(case: Case, dtype: torch.dtype) -> None:
+    check(inputs(case, dtype))
+
+
+def test_prompts_of_all_lengths() -> None:
+    """Up to a thousand tokens, around each multiple of a chunk; from zeros and from a state."""
+    around = [length + more for length in range(0, 1000, 32) for more in (-1, 0, 1) if length + more > 0]
+    check(inputs(Case(prompts=True, lengths=tuple(around), counts=(0, 7), head_dim=8, state_dim=8, per_group=1), F32))
+
+
+def test_a_prompt_in_parts_leaves_the_same_state() -> None:
+    """Cut between chunks and within them, it ends as it does in one."""
+    given = inputs(Case(prompts=True, lengths=(160,), counts=(0,), groups=2, per_group=2), F32)
+    whole, parts, exact = (copied(given) for _ in range(3))
+    expected, found, first = run(**whole), [], 0
+    for count, length in enumerate((64, 33, 63)):
+        part = {name: given[name][first : first + length] for name in OF_TOKENS}
+        part |= {"runs": torch.tensor([[0, length]], dtype=torch.int32)}
+        found.append(run(**parts | part | {"count": torch.tensor([count], dtype=torch.int32)}))
+        first += length
+    exact = copied(given, lambda x: x.double() if x.is_floating_point() else x.clone())
+    kit.assert_norm(torch.cat(found), reference(**exact), expected)
+    truth = exact["states"][given["table"][0, 1]]
+    kit.assert_norm(parts["states"][given["table"][0, 3]], truth, whole["states"][given["table"][0, 1]])
+
+
+def test_a_prompt_does_not_see_another_s_nan() -> None:
+    both = inputs(Case(prompts=True, lengths=(33, 40), counts=(2, 0)), F32)
+    expected = run(**copied(both))
+    both["x"][33:] = float("nan")
+    kit.assert_equal(run(**both)[:33], expected[:33])
+
+
+def test_decays_of_a_chunk_may_vanish() -> None:
+    """Where a prefix sum of their logarithms has no digits left for what comes behind."""
+    given = inputs(Case(prompts=True, lengths=(70,), counts=(2,)), F32)
+    given["a_log"][:] = 3.0
+    given["dt"][::5] = 40.0
+    check(given)
+
+
 def test_token_by_token_leaves_the_same_states() -> None:
     check_token_by_token(run, inputs(Case(lengths=(8,)), F32))
 
 
-def test_sequences_do_not_depend_on_each_other() -> None:
-    check_alone(run, inputs(Case(lengths=(5, 3), counts=(2, 0)), F32))
+@pytest.mark.parametrize("lengths", [(5, 3), (33, 3, 40)])
+def test_sequences_do_not_depend_on_each_other(lengths: tuple[int, ...]) -> None:
+    check_alone(run, inputs(Case(lengths=lengths, counts=(2, 0), prompts=max(lengths) > SLOTS), F32))
 
 
-def test_tables_may_be_columns_of_more() -> None:
-    check_columns(run, inputs(Case(lengths=(2, 3)), F32))
+@pytest.mark.parametrize("lengths", [(2, 3), (33, 40)])
+def test_tables_may_be_columns_of_more(lengths: tuple[int, ...]) -> None:
+    check_columns(run, inputs(Case(lengths=lengths, prompts=max(lengths) > SLOTS), F32))
 
 
 def test_padding_on_the_left_changes_nothing() -> None:
@@ -139,8 +197,23 @@ def test_padding_on_the_left_changes_nothing() -> None:
     kit.assert_equal(padded["states"][first], fewer["states"][fifth])
 
 
+def test_padding_before_a_prompt_changes_nothing() -> None:
+    """Whole chunks of it, or a part of one."""
+    given = inputs(Case(prompts=True, lengths=(90,), counts=(0,)), F32)
+    for padding in (32, 45):
+        fewer = copied(given) | {name: given[name][padding:] for name in OF_TOKENS}
+        fewer["runs"] = torch.tensor([[0, 90 - padding]], dtype=torch.int32)
+        exact = copied(fewer, lambda x: x.double() if x.is_floating_point() else x.clone())
+        padded = copied(given) | {"keep": (torch.arange(90) >= padding).float()}
+        padded["x"][:padding] = 0
+        kit.assert_norm(run(**padded)[padding:], reference(**exact), run(**fewer))
+        slot = given["table"][0, 1]
+        kit.assert_norm(padded["states"][slot], exact["states"][slot], fewer["states"][slot])
+
+
+@pytest.mark.parametrize("length", [20, 70])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=kit.dtype_id)
-def test_as_in_transformers(dtype: torch.dtype) -> None:
+def test_as_in_transformers(dtype: torch.dtype, length: int) -> None:
     """Its module, a prompt and then two single tokens, is no nearer to float64 than ours."""
     torch.manual_seed(1)
     sizes = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 2}
@@ -149,8 +222,8 @@ def test_as_in_transformers(dtype: torch.dtype) -> None:
     module.norm.weight.data.normal_()
     module.D.data.normal_()
     module = module.to(dtype)
-    x = kit.normal(kit.generator("x"), 2, 22, 32, dtype=dtype)
-    parts = (20, 1, 1)
+    x = kit.normal(kit.generator("x"), 2, length + 2, 32, dtype=dtype)
+    parts = (length, 1, 1)
 
     def stock(module: Any, x: Tensor) -> Tensor:
         cache = DynamicCache(config=config)
@@ -161,13 +234,13 @@ def test_as_in_transformers(dtype: torch.dtype) -> None:
     conv_states, states = torch.zeros(2 * SLOTS, 192, 4, dtype=dtype), torch.zeros(2 * SLOTS, 4, 16, 32)
     found, count = [], 0
     for part in x.split(parts, 1):
-        length = part.shape[1]
-        runs = torch.tensor([[0, length], [length, length]], dtype=torch.int32)
-        found.append(mixed(run, module, part, conv_states, states, runs, table, count, length if length > 1 else 0))
-        count += length if length < SLOTS else 1
+        n = part.shape[1]
+        runs = torch.tensor([[0, n], [n, n]], dtype=torch.int32)
+        found.append(mixed(run, module, part, conv_states, states, runs, table, count, n if n > 1 else 0))
+        count += n if n < SLOTS else 1
     wide, memory = module.double(), (torch.zeros(4, *each.shape[1:]).double() for each in (conv_states, states))
-    runs = torch.tensor([[0, 22], [22, 22]])
-    truth = mixed(reference, wide, x.double(), *memory, runs, torch.arange(4).view(2, 2), 0, 20)
+    runs = torch.tensor([[0, length + 2], [length + 2, length + 2]])
+    truth = mixed(reference, wide, x.double(), *memory, runs, torch.arange(4).view(2, 2), 0, length)
     kit.assert_norm(torch.cat(found, 1), truth, stock(module.to(dtype), x))
 
 
@@ -179,16 +252,20 @@ def mixed(compute: Any, module: Any, x: Tensor, conv: Tensor, states: Tensor, *s
         xbc, dt, z, module.conv1d.weight.squeeze(1), module.conv1d.bias, module.A_log, module.dt_bias, module.D,
         module.norm.weight, module.norm.variance_epsilon, conv, states, runs, table,
         torch.full((2,), count, dtype=torch.int32), prompt=torch.full((2,), prompt, dtype=torch.int32),
-        bounds=module.time_step_limit,
+        bounds=module.time_step_limit, prompts=True,
     )  # fmt: skip
     return module.out_proj(y).view(x.shape)
 
 
-LANES = Case(lengths=(3, 10), head_dim=20, state_dim=36, groups=2, per_group=2)
+LANES = (
+    Case(lengths=(3, 10), head_dim=20, state_dim=36, groups=2, per_group=2),
+    Case(lengths=(70, 3), head_dim=24, state_dim=16, groups=2, per_group=2, prompts=True),
+)
 
 
-def test_lane_orders() -> None:
-    given = inputs(LANES, F32)
+@pytest.mark.parametrize("case", LANES, ids=str)
+def test_lane_orders(case: Case) -> None:
+    given = inputs(case, F32)
 
     def results() -> Tensor:
         ours = copied(given)
@@ -205,8 +282,9 @@ def test_empty() -> None:
 
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
-    *given, bounds = inputs(Case(lengths=(2,), padding=True, bounds=(0.5, 1.0)), F32).values()
-    kit.opcheck("mamba2", *given, *bounds)
+    for case in (Case(lengths=(2,), padding=True, bounds=(0.5, 1.0)), Case(lengths=(33,), prompts=True)):
+        *given, bounds, prompts = inputs(case, F32).values()
+        kit.opcheck("mamba2", *given, *bounds, prompts)
 
 
 def test_bad_inputs() -> None:

@@ -82,7 +82,7 @@ def others() -> Iterator[Callable[[], object]]:
     for prompts, tokens in ((False, 1), (False, 4), (True, 64)):
         yield partial(_gated_delta, prompts, tokens)
         yield partial(_short_conv, tokens)
-        yield partial(_mamba2, tokens)
+        yield partial(_mamba2, prompts, tokens)
     for heads in (16, 20):
         yield partial(_latents, heads)
     x = torch.zeros(2, 4096, dtype=F16)
@@ -173,7 +173,7 @@ def _latents(heads: int) -> None:
     ops.attention(ends, _cache(1, 64, None), latents, KEYS, scale=1.0, value_queries=queries)
 
 
-def _mamba2(tokens: int) -> None:
+def _mamba2(prompts: bool, tokens: int) -> None:
     """A layer of Bamba 9B."""
     heads, dim, state, width = 128, 64, 128, 4
     inner, channels = heads * dim, heads * dim + 2 * state
@@ -182,7 +182,7 @@ def _mamba2(tokens: int) -> None:
     ops.mamba2(
         x, dt, z, torch.zeros(channels, width, dtype=F16), torch.zeros(channels, dtype=F16), of_heads, of_heads.clone(),
         of_heads.clone(), torch.ones(inner, dtype=F16), 1e-5, torch.zeros(9, channels, width, dtype=F16),
-        torch.zeros(9, heads, dim, state), *_sequence(tokens),
+        torch.zeros(9, heads, dim, state), *_sequence(tokens), prompts=prompts,
     )  # fmt: skip
 
 

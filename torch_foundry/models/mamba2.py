@@ -121,6 +121,6 @@ class Mamba2(RecurrentMixer):
             channels, dt, z, conv["weight"].squeeze(1), conv["bias"], own["A_log"], own["dt_bias"], own["D"],
             self.module.norm._parameters["weight"], spec.eps, state.pools[CONV], state.pools[RECURRENT], state.runs,
             state.table, state.count, keep=keep, bounds=spec.bounds,
-            prompt=state.prompt if self.prompts_differ else None,
+            prompt=state.prompt if self.prompts_differ else None, prompts=state.longest >= state.table.shape[1],
         )  # fmt: skip
         return self.residual.add(x, self.out, y.view(*x.shape[:2], -1), gemm)

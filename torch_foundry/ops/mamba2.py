@@ -33,6 +33,7 @@ def mamba2(
     keep: Tensor | None = None,
     prompt: Tensor | None = None,
     bounds: tuple[float, float] = (0.0, math.inf),
+    prompts: bool = False,
 ) -> Tensor:
     """A mixer's work between its projections (Mamba2, "Transformers are SSMs", arXiv:2405.21060), in two launches:
     causal convolution with silu and the recurrence, token after token; then RMSNorm of its outputs times `silu(z)`,
@@ -53,11 +54,13 @@ def mamba2(
     keep: [T], 0 for padding, whose inputs of the recurrence are zeros, and 1 for all else; None: nothing is padding.
     prompt: int32 [N], how many of a sequence's tokens, from the first on, are of a prompt; None: none are. bounds: what
         the step sizes of those are at least, and at most.
+    prompts: that some sequences have many tokens. Those of as many as slots, and of a chunk or more, then go in chunks
+        through matrix products, in two launches more, if P and N are multiples of 8.
     Returns [T, H * P], contiguous; undefined for tokens that are in no run.
     """
     return _ops.mamba2.default(
         x, dt, z, conv_weight, conv_bias, a_log, dt_bias, d, norm_weight, eps, conv_states, states, runs, table, count,
-        keep, prompt, bounds[0], bounds[1],
+        keep, prompt, bounds[0], bounds[1], prompts,
     )  # fmt: skip
 
 

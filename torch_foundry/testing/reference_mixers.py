@@ -69,7 +69,7 @@ def mamba2(
     x: Tensor, dt: Tensor, z: Tensor, conv_weight: Tensor, conv_bias: Tensor | None, a_log: Tensor, dt_bias: Tensor,
     d: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
     count: Tensor, *, keep: Tensor | None = None, prompt: Tensor | None = None,
-    bounds: tuple[float, float] = (0.0, math.inf),
+    bounds: tuple[float, float] = (0.0, math.inf), prompts: bool = False,
 ) -> Tensor:  # fmt: skip
     dtype, wide = x.dtype, states.dtype  # float32, or float64
     heads, head_dim, state_dim = states.shape[1:]
