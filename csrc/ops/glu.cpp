@@ -7,16 +7,17 @@
 namespace foundry {
 namespace {
 
-at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
+at::Tensor glu(const at::Tensor& gate, const at::Tensor& up, std::string_view activation, double gate_scale) {
   const char* policy = activation_named(activation).policy;
   check("gate", gate).floating().last_dim_contiguous();
   check("up", up).like(gate).last_dim_contiguous();
   check_same_shape("up", up, "gate", gate);
+  GluArgs args{};
+  args.gate_scale = finite("gate_scale", gate_scale);
   at::Tensor y = at::empty(gate.sizes(), gate.options());
   if (gate.numel() == 0) return y;
 
   const bool aligned = gate.size(-1) % 8 == 0 && aligned_rows(gate) && aligned_rows(up);
-  GluArgs args{};
   args.n = u32(gate.size(-1));
   args.threads_per_row = ceil_div(args.n, glu_per_thread);
   args.gate = rows_of("gate", gate);
@@ -56,7 +57,7 @@ at::Tensor sparse_glu(const at::Tensor& gate, const at::Tensor& up, double devia
 
 } // namespace
 
-FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation=\"silu\") -> Tensor", "glu", glu)
+FOUNDRY_OP("glu(Tensor gate, Tensor up, str activation=\"silu\", float gate_scale=1.0) -> Tensor", "glu", glu)
 FOUNDRY_OP("sparse_glu(Tensor gate, Tensor up, float deviations, str activation=\"gelu_tanh\") -> Tensor", "sparse_glu",
            sparse_glu)
 

@@ -12,9 +12,10 @@ namespace {
 
 at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z, const at::Tensor& conv_weight,
                   const OptionalTensor& conv_bias, const at::Tensor& a_log, const at::Tensor& dt_bias,
-                  const at::Tensor& d, const at::Tensor& norm_weight, double eps, const at::Tensor& conv_states,
+                  const at::Tensor& d, const OptionalTensor& norm_weight, double eps, const at::Tensor& conv_states,
                   const at::Tensor& states, const at::Tensor& runs, const at::Tensor& table, const at::Tensor& count,
-                  const OptionalTensor& keep, const OptionalTensor& prompt, double least, double most, bool prompts) {
+                  const OptionalTensor& keep, const OptionalTensor& prompt, double least, double most, bool prompts,
+                  bool norm_before_gate, at::ArrayRef<double> factors) {
   Dim T("tokens"), C("channels"), H("heads"), P("head_dim"), N("state_dim"), W("width"), S("states");
   check("x", x).floating().shape({T, C}).last_dim_contiguous();
   check("dt", dt).like(x).shape({T, H}).last_dim_contiguous();
@@ -29,7 +30,7 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   check("a_log", a_log).like(x).shape({H}).contiguous();
   check("dt_bias", dt_bias).like(x).shape({H}).contiguous();
   check("d", d).like(x).shape({H}).contiguous();
-  check("norm_weight", norm_weight).like(x).shape({I}).contiguous();
+  if (norm_weight) check("norm_weight", *norm_weight).like(x).shape({I}).contiguous();
   check_pages("conv_states", conv_states).like(x).shape({S, C, W}).contiguous().disjoint("x", x);
   check_slots(runs, table, count, x);
   if (keep) check("keep", *keep).like(x).shape({T}).contiguous();
@@ -52,18 +53,23 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   constexpr double largest = std::numeric_limits<float>::max(); // infinity is none of fast math's
   args.least = float(std::min(least, largest)), args.most = float(std::min(most, largest));
 
+  TORCH_CHECK(factors.empty() || factors.size() == 5, "factors: expected those of z, x, B, C and dt, or none, got ",
+              factors.size());
+  for (size_t i = 0; i < 5; i++) args.factors[i] = factors.empty() ? 1.0f : finite("factors", factors[i]);
+
   at::Tensor out = at::empty({T, values}, x.options());
   if (out.numel() == 0 || runs.size(0) == 0) return out;
   at::Tensor y = at::empty({T, values}, states.options());
   const KernelKey::Constants given{{FC_MAMBA2_CONV_BIAS, conv_bias.has_value()},
-                                            {FC_MAMBA2_KEEP, keep.has_value()},
-                                            {FC_MAMBA2_PROMPT, prompt.has_value()}};
+                                   {FC_MAMBA2_KEEP, keep.has_value()},
+                                   {FC_MAMBA2_PROMPT, prompt.has_value()}};
   const KernelArgument type = x.scalar_type(), head = int(P), keys = int(N), width = int(W);
   const int64_t least_chunked = std::max<int64_t>(table.size(1), mamba2_least_chunked), sequences = runs.size(0);
   const bool chunks = prompts && T >= least_chunked && P % 8 == 0 && N % 8 == 0;
   args.longest = chunks ? u32(least_chunked - 1) : std::numeric_limits<uint32_t>::max();
   if (chunks) {
-    const int64_t parts = std::min<int64_t>(ceil_div(T, recurrent_chunk), 1024), blocks = ceil_div(C + H, mamba2_input_threads);
+    const int64_t parts = std::min<int64_t>(ceil_div(T, recurrent_chunk), 1024),
+                  blocks = ceil_div(C + H, mamba2_input_threads);
     at::Tensor rows = at::empty({T + sequences * recurrent_chunk, C + 2 * H}, states.options());
     Launch inputs(x.device(), {"mamba2_prompt.metal", "mamba2_inputs", {type, width}, given});
     inputs.in(x).in(dt).in(conv_weight).in(conv_bias).in(a_log).in(dt_bias).inout(conv_states).in(runs).in(table);
@@ -80,7 +86,8 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
   const int64_t state = values * N * states.itemsize() + C * W * x.itemsize();
   scan.min_bytes(sequences * 2 * state + x.nbytes() + dt.nbytes() + y.nbytes());
   scan.run(per_row(H, simd_width * mamba2_simdgroups(u32(P * N)), sequences));
-  Launch norm(x.device(), {"mamba2.metal", "mamba2_norm", {x.scalar_type()}});
+  const KernelKey::Constants form{{FC_MAMBA2_NORM, norm_weight.has_value()}, {FC_MAMBA2_NORM_FIRST, norm_before_gate}};
+  Launch norm(x.device(), {"mamba2.metal", "mamba2_norm", {type}, form});
   norm.in(y).in(z).in(norm_weight).out(out).args(args).run(per_row(T * groups, mamba2_norm_threads));
   return out;
 }
@@ -88,9 +95,9 @@ at::Tensor mamba2(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& z
 } // namespace
 
 FOUNDRY_OP("mamba2(Tensor x, Tensor dt, Tensor z, Tensor conv_weight, Tensor? conv_bias, Tensor a_log, Tensor dt_bias, "
-           "Tensor d, Tensor norm_weight, float eps, Tensor(a!) conv_states, Tensor(b!) states, Tensor runs, "
+           "Tensor d, Tensor? norm_weight, float eps, Tensor(a!) conv_states, Tensor(b!) states, Tensor runs, "
            "Tensor table, Tensor count, Tensor? keep=None, Tensor? prompt=None, float least=0.0, float most=3e38, "
-           "bool prompts=False) -> Tensor",
+           "bool prompts=False, bool norm_before_gate=False, float[] factors=[]) -> Tensor",
            "mamba2", mamba2)
 
 } // namespace foundry

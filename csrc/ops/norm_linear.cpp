@@ -152,7 +152,8 @@ at::Tensor norm_linear(const at::Tensor& x, const at::Tensor& norm_weight, doubl
 }
 
 at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
-                    at::TensorList weights, const Formats& formats, const Biases& biases, std::string_view activation) {
+                    at::TensorList weights, const Formats& formats, const Biases& biases, std::string_view activation,
+                    double gate_scale) {
   const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 2);
   TORCH_CHECK(weights.size() == 2 && p.matrices[0].n == p.matrices[1].n &&
                   &p.matrices[0].format == &p.matrices[1].format,
@@ -162,6 +163,7 @@ at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& norm_weight, double e
   check_output_size(p.rows, n);
   NormGluArgs args{};
   args.activation = activation_named(activation).code;
+  args.gate_scale = finite("gate_scale", gate_scale);
   at::Tensor y = at::empty(shape, x.options());
   if (y.numel() == 0) return y;
   const Gemv gemv = gemv_of(p, 0, 2, true);
@@ -213,7 +215,7 @@ FOUNDRY_OP("norm_linear(Tensor x, Tensor norm_weight, float eps, str kind, Tenso
            "Tensor?[] biases) -> Tensor",
            "norm_linear", norm_linear)
 FOUNDRY_OP("norm_glu(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
-           "Tensor?[] biases, str activation) -> Tensor",
+           "Tensor?[] biases, str activation, float gate_scale=1.0) -> Tensor",
            "norm_glu", norm_glu)
 FOUNDRY_OP("norm_qkv(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
            "Tensor?[] biases, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, Tensor(b!) v_cache, SymInt start, "

@@ -11,7 +11,8 @@ struct GluArgs {
   uint32_t threads_per_row; // ceil(n / glu_per_thread)
   Rows gate;
   Rows up;
+  float gate_scale; // of gates, before the activation
 };
-static_assert(sizeof(GluArgs) == 48, "shared with the host");
+static_assert(sizeof(GluArgs) == 52, "shared with the host");
 
 } // namespace foundry

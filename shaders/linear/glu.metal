@@ -28,7 +28,7 @@ template <typename T, typename Activation, int VEC>
       load(gate_row + i, g);
       load(up_row + i, u);
       for (int j = 0; j < VEC; ++j)
-        g[j] = Gate<Activation>::apply(g[j], u[j]);
+        g[j] = Gate<Activation>::apply(g[j] * args.gate_scale, u[j]);
       store(y + row * args.n + i, g);
     }
   }

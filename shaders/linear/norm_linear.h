@@ -26,6 +26,7 @@ struct NormLinearArgs {
 struct NormGluArgs {
   NormedArgs normed;
   uint32_t activation; // as in LinearArgs
+  float gate_scale;    // of gates, before it
 };
 
 struct NormQkvArgs {

@@ -97,7 +97,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
   const float up = simd_shuffle_xor(value, ushort(pairs));
   if (pos.part(a.split) == 0 && mine < pairs && lane < ROWS * OUTS && m < a.rows && n < width)
-    y[m * width + n] = T(gated(args.activation, value, up));
+    y[m * width + n] = T(gated(args.activation, value * args.gate_scale, up));
 }
 
 // q, k, v = (norm x) W^T + bias; q and k rotate, q goes to q_out, k and v to the caches. A pair is one of a head's.

@@ -10,13 +10,13 @@ METAL_FUNC uint offset(constant HeadStrides& strides, uint token, uint key_head,
 }
 
 // One channel of the convolution after token `t` of a run: its last W inputs, of which those from before the run are in
-// `before`, if there were any. Also what its state becomes.
+// `before`, if there were any. Also what its state becomes. factor: of x.
 template <typename T, int W>
 METAL_FUNC void last_inputs(device const T* x, uint stride, int t, device const T* before, bool any,
-                            thread T (&last)[W]) {
+                            thread T (&last)[W], float factor = 1.0f) {
   for (int w = 0; w < W; ++w) {
     const int at = t - (W - 1) + w;
-    last[w] = at >= 0 ? x[at * stride] : any ? before[W + at] : T(0.0f);
+    last[w] = at >= 0 ? T(float(x[at * stride]) * factor) : any ? before[W + at] : T(0.0f);
   }
 }
 

@@ -5,6 +5,8 @@
 #define FC_MAMBA2_CONV_BIAS 0 // function constants: what is added to the convolution, which tokens are no padding,
 #define FC_MAMBA2_KEEP 1      // and which are of a prompt
 #define FC_MAMBA2_PROMPT 2
+#define FC_MAMBA2_NORM 3 // whether outputs are normed, behind the gate or before it
+#define FC_MAMBA2_NORM_FIRST 4
 
 namespace foundry {
 
@@ -32,7 +34,8 @@ struct Mamba2Args {
   uint32_t prompt_stride;
   float eps;
   float least, most; // that step sizes in prompts may be
+  float factors[5];  // of z, x, B, C and dt
 };
-static_assert(sizeof(Mamba2Args) == 64, "shared with the host");
+static_assert(sizeof(Mamba2Args) == 84, "shared with the host");
 
 } // namespace foundry

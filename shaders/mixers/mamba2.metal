@@ -16,6 +16,8 @@ using namespace foundry;
 constant bool has_conv_bias [[function_constant(FC_MAMBA2_CONV_BIAS)]];
 constant bool has_keep [[function_constant(FC_MAMBA2_KEEP)]];
 constant bool has_prompt [[function_constant(FC_MAMBA2_PROMPT)]];
+constant bool has_norm [[function_constant(FC_MAMBA2_NORM)]];
+constant bool norm_first [[function_constant(FC_MAMBA2_NORM_FIRST)]];
 
 // foundry-lint: instance(mamba2<half, 64, 128, 4>)
 // foundry-lint: instance(mamba2<float, 128, 256, 4>)
@@ -74,7 +76,7 @@ template <typename T, int P, int N, int W>
       const uint channel = is_x ? head * P + i : values + (i < P + N ? 0 : keys - N) + shared * N + i - P;
       T last[W];
       last_inputs<T, W>(x + first * args.x_stride + channel, args.x_stride, t, conv_before + ulong(channel) * W,
-                        begin != 0, last);
+                        begin != 0, last, factor_of(channel, values, keys, args));
       const float added = has_conv_bias ? float(conv_bias[channel]) : 0.0f;
       const float mixed = convolve<T, W>(last, conv_weight + ulong(channel) * W, added);
       input[i] = has_keep ? mixed * float(keep[token]) : mixed;
@@ -109,13 +111,14 @@ template <typename T, int P, int N, int W>
   }
 }
 
-// RMSNorm of y silu(z), over all heads of a group together; a threadgroup has a group of a token.
+// RMSNorm of y silu(z), over all heads of a group together, or of y before the gate, or none; a threadgroup has a group
+// of a token.
 // foundry-lint: instance(mamba2_norm<half>)
 template <typename T>
 [[kernel]] void mamba2_norm(
     device const float* y [[buffer(0)]],
     device const T* z [[buffer(1)]],
-    device const T* weight [[buffer(2)]], // of all groups
+    device const T* weight [[buffer(2), function_constant(has_norm)]], // of all groups
     device T* out [[buffer(3)]],
     constant Mamba2Args& args [[buffer(4)]],
     uint row [[threadgroup_position_in_grid]],
@@ -128,12 +131,18 @@ template <typename T>
   const uint token = row / groups, begin = row % groups * size;
   device const float* from = y + ulong(row) * size;
   device const T* gate = z + token * args.z_stride + begin;
-  float square = 0.0f;
-  for (uint i = tid; i < size; i += mamba2_norm_threads) {
-    const float gated = from[i] * Silu::apply(float(gate[i]));
-    square = fma(gated, gated, square);
+  const float factor = args.factors[0];
+  float inverse = 1.0f;
+  if (has_norm) {
+    float square = 0.0f;
+    for (uint i = tid; i < size; i += mamba2_norm_threads) {
+      const float normed = norm_first ? from[i] : from[i] * Silu::apply(float(gate[i]) * factor);
+      square = fma(normed, normed, square);
+    }
+    inverse = rsqrt(threadgroup_sum(square, squares, lane, simdgroup, simdgroups) / float(size) + args.eps);
   }
-  const float inverse = rsqrt(threadgroup_sum(square, squares, lane, simdgroup, simdgroups) / float(size) + args.eps);
-  for (uint i = tid; i < size; i += mamba2_norm_threads)
-    out[ulong(row) * size + i] = T(from[i] * Silu::apply(float(gate[i])) * inverse * float(weight[begin + i]));
+  for (uint i = tid; i < size; i += mamba2_norm_threads) {
+    const float scale = has_norm ? inverse * float(weight[begin + i]) : 1.0f;
+    out[ulong(row) * size + i] = T(from[i] * Silu::apply(float(gate[i]) * factor) * scale);
+  }
 }

@@ -72,14 +72,16 @@ template <typename T, int W>
   device T* after = conv_states + (ulong(slots[(begin + 1) % args.slots]) * channels + column) * W;
   device const T* own = x + first * args.x_stride + column;
   const float added = has_conv_bias ? float(conv_bias[column]) : 0.0f;
+  const uint values = args.group_size * (heads / args.per_group);
+  const float factor = factor_of(column, values, (channels - values) / 2, args);
   for (uint from = group.z * chunk; from < padded; from += groups.z * chunk) {
     T last[W];
-    last_inputs<T, W>(own, args.x_stride, int(from) - 1, before, begin != 0, last);
+    last_inputs<T, W>(own, args.x_stride, int(from) - 1, before, begin != 0, last, factor);
     for (uint t = from; t < from + chunk; ++t) {
       device float* to = rows + ulong(row + t) * width + column;
       for (int w = 1; w < W; ++w)
         last[w - 1] = last[w];
-      last[W - 1] = t < tokens ? own[t * args.x_stride] : T(0.0f);
+      last[W - 1] = t < tokens ? T(float(own[t * args.x_stride]) * factor) : T(0.0f);
       const float mixed = convolve<T, W>(last, conv_weight + ulong(column) * W, added);
       to[0] = t >= tokens ? 0.0f : has_keep ? mixed * float(keep[first + t]) : mixed;
       if (t + 1 == tokens)

@@ -85,8 +85,8 @@ def scan(dtype, p, n):
     conv, states = torch.zeros(9, x.shape[1], 4, dtype=dtype), torch.zeros(9, 4, p, n)
     h, z, bias = x[:, :4], x[:, :4 * p], x[0] if p == 64 else None
     ops.mamba2(x, h, z, conv[0], bias, h[0], h[0], h[0], z[0], 1e-6, conv, states, table[:, :2], table, table[:, 0],
-               keep=bias if bias is None else h[:, 0].contiguous(), prompt=None if p == 64 else table[:, 0], bounds=(0.1, 1.0),
-               prompts=True)
+               keep=None if p == 64 else h[:, 0].contiguous(), prompt=None if p == 64 else table[:, 0],
+               bounds=(0.1, 1.0), prompts=True)
 for dtype, p, n in ((torch.float16, 64, 128), (torch.bfloat16, 64, 256), (torch.float32, 128, 256)):
     calls.append(lambda t=dtype, a=(p, n): scan(t, *a))
 def streams(dtype, n):

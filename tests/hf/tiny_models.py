@@ -127,6 +127,12 @@ NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
     "time_step_min": 0.5,
 }
+FALCON_H1 = {
+    **{"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 2},
+    **{"embedding_multiplier": 5.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.4, "mlp_multipliers": [0.9, 0.6]},
+    **{"attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.7},
+    "ssm_multipliers": [0.7, 0.5, 1.4, 1.5, 0.8],
+}
 LLAMA4_ROPE = {**GPT_OSS["rope_parameters"], "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
 MISTRAL4: dict[str, Any] = {**LATENT_MOE, "head_dim": 96}
 MISTRAL4["rope_parameters"] = {
@@ -306,6 +312,13 @@ KIN = {
     ),
     # layers of all four kinds; step sizes in prompts have a lower bound
     "nemotron_h": Case("NemotronHConfig", NEMOTRON_H, layers=5),
+    # a state space beside attention, in every layer; without a norm, as most were published
+    "falcon_h1": Case("FalconH1Config", FALCON_H1),
+    "falcon_h1-normed": Case(
+        "FalconH1Config",
+        {**FALCON_H1, "mamba_rms_norm": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True},
+        attention="eager",
+    ),
     "flex_olmo": Case("FlexOlmoConfig", {"num_local_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
     # the first layer has no experts
     "lfm2_moe": Case("Lfm2MoeConfig", {**MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),

@@ -25,9 +25,21 @@ def _prompt(name: str, old: str, new: str, check: Callable[[], None] | None = No
     return Fault(f"mamba2-prompt-{name}", "mamba2_prompt.metal", old, new, run, file)
 
 
-GATED = """from[i] * Silu::apply(float(gate[i]));
-    square = fma(gated, gated, square);"""
+SCALED = Case(lengths=(3, 10), groups=2, per_group=2, norm="first", factors=tests.FACTORS)
+
+
+def _scaled(name: str, old: str, new: str, file: str = "") -> Fault:
+    return _fault(name, old, new, lambda: tests.test_accuracy(SCALED, F32), file)
+
+
 FAULTS = [
+    _scaled("gate-not-scaled", "const float factor = args.factors[0];", "const float factor = 1.0f;"),
+    _scaled("norm-behind-the-gate", "norm_first ? from[i] :", "!norm_first ? from[i] :"),
+    _scaled("factor-of-the-next-part", "channel < values ? 1 :", "channel < values ? 2 :", "mamba2_inputs.h"),
+    _scaled("step-not-scaled", "fma(dt, args.factors[4], bias)", "fma(dt, 1.0f, bias)", "mamba2_inputs.h"),
+    _scaled("inputs-not-scaled", "T(float(x[at * stride]) * factor)", "x[at * stride]", "gated_delta_inputs.h"),
+    _prompt("inputs-not-scaled", "T(float(own[t * args.x_stride]) * factor)", "own[t * args.x_stride]",
+            lambda: tests.test_prompts(Case(lengths=(36, 10), factors=tests.FACTORS, prompts=True), F32)),
     _fault("state-zero-is-read", "state[r][c] = begin != 0 && row < P", "state[r][c] = begin + 1 != 0 && row < P"),
     _fault("keys-of-the-first-group", "+ shared * N + i - P", "+ 0 * N + i - P"),
     _fault("queries-are-keys", "(i < P + N ? 0 : keys - N)", "(i < P + N ? 0 : 0 * keys - N)"),
@@ -41,7 +53,7 @@ FAULTS = [
     _fault("state-not-stored", "if (stored && row < P && column < N) after", "if (stored && row + 1 < P) after"),
     _fault("last-token-of-a-prompt", "t + 1 == tokens;", "t + 2 == tokens;"),
     _fault("norm-of-all-groups", "begin = row % groups * size;", "begin = 0 * size;"),
-    _fault("square-without-the-gate", GATED, GATED.replace("fma(gated,", "fma(from[i],")),
+    _fault("square-without-the-gate", "fma(normed, normed, square)", "fma(from[i], normed, square)"),
     _fault("bounds-for-all-tokens", "step_size(float(dt[token * args.dt_stride + head]), bias, t < bounded, args)",
            "step_size(float(dt[token * args.dt_stride + head]), bias, has_prompt, args)",
            lambda: tests.test_accuracy(BOUNDED, F32)),
@@ -49,7 +61,8 @@ FAULTS = [
            lambda: tests.test_accuracy(BOUNDED, F32), "mamba2_inputs.h"),
     _fault("no-lower-bound", "metal::max(free, args.least)", "free", lambda: tests.test_accuracy(BOUNDED, F32),
            "mamba2_inputs.h"),
-    _fault("no-bias-of-the-step", "softplus(dt + bias)", "softplus(dt)", file="mamba2_inputs.h"),
+    _fault("no-bias-of-the-step", "fma(dt, args.factors[4], bias)", "fma(dt, args.factors[4], 0.0f)",
+           file="mamba2_inputs.h"),
     _fault("prompt-of-the-first-sequence", "prompt[group.y * args.prompt_stride]", "prompt[0]",
            lambda: tests.test_accuracy(BOUNDED, F32)),
     _fault("one-buffer-for-all-tokens", "inputs[t % 2]", "inputs[0]", lambda: tests.test_lane_orders(tests.LANES[0])),

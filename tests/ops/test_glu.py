@@ -21,6 +21,7 @@ class Case(kit.Case):
     rows: int = 3
     n: int = 768
     activation: str = "silu"
+    gate_scale: float = 1.0
 
 
 # Sizes around one vector, around two vectors a thread, and around one threadgroup of threads.
@@ -36,6 +37,8 @@ CASES = [
     (Case(n=9), F16),
     (Case(n=12), F16),
     (Case(rows=1, n=2052), F32),
+    (Case(gate_scale=0.6), F32),
+    (Case(gate_scale=-1.5, n=9, activation="clamped_swiglu"), BF16),
     (Case(activation="gelu_tanh"), F32),
     (Case(activation="gelu_tanh"), BF16),
     (Case(activation="gelu"), F32),
@@ -54,7 +57,8 @@ BENCH = [Case(rows=1), Case(rows=1, n=4864), Case(rows=128, n=4864)]
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     g = kit.generator(case)
     gate = kit.normal(g, case.rows, case.n, dtype=dtype, scale=3).clamp(-8, 8)
-    return {"gate": gate, "up": kit.normal(g, case.rows, case.n, dtype=dtype), "activation": case.activation}
+    up, scale = kit.normal(g, case.rows, case.n, dtype=dtype), case.gate_scale
+    return {"gate": gate, "up": up, "activation": case.activation, "gate_scale": scale}
 
 
 run = ops.glu
@@ -160,6 +164,13 @@ def test_bad_inputs() -> None:
 
 
 FAULTS = [
+    Fault(
+        "glu-gate-not-scaled",
+        "glu.metal",
+        "g[j] * args.gate_scale",
+        "g[j]",
+        lambda: test_accuracy(Case(gate_scale=0.6), F32),
+    ),
     Fault(
         "glu-up-not-clamped-below",
         "glu.metal",

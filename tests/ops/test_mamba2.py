@@ -20,6 +20,7 @@ from torch_foundry import ops
 from torch_foundry.testing import reference_mixers as plain
 
 SLOTS = 9
+FACTORS = 0.4, 1.5, -0.5, 0.7, 0.25
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Case(kit.Case):
     padding: bool = False
     bounds: tuple[float, float] | None = None  # of step sizes of all but the last of each sequence's tokens
     prompts: bool = False
+    norm: str = "last"  # "first": before the gate; "none"
+    factors: tuple[float, ...] = (1.0,) * 5
 
     @property
     def heads(self) -> int:
@@ -57,6 +60,8 @@ CASES = [
     (Case(head_dim=128, state_dim=256, per_group=1, lengths=(2,)), F32),
     (Case(lengths=(3, 10), counts=(0, 2), bounds=(0.5, 1.0)), F32),
     (Case(lengths=(9,), counts=(0,), bounds=(0.4, math.inf)), BF16),
+    (Case(lengths=(3, 10), groups=2, per_group=2, norm="first", factors=FACTORS), F32),
+    (Case(lengths=(3,), norm="none", factors=FACTORS), BF16),
 ]
 # Around every multiple of a chunk, with short and empty sequences between long ones; values that leave simdgroups idle,
 # or are shared by two threadgroups; sizes that go token by token.
@@ -68,6 +73,7 @@ PROMPTS = [
     (Case(prompts=True, lengths=(34,), head_dim=88, state_dim=8, per_group=1, width=2), F32),
     (Case(prompts=True, lengths=(33, 35), counts=(0, 2), head_dim=8, state_dim=256, bounds=(0.5, 1.0)), F32),
     (Case(prompts=True, lengths=(36, 10), head_dim=64, state_dim=64, groups=4, per_group=1), F16),
+    (Case(prompts=True, lengths=(36, 10), groups=2, per_group=2, factors=FACTORS), F32),
     (Case(prompts=True, lengths=(33,), head_dim=20, state_dim=32), F32),
     (Case(prompts=True, lengths=(33,), head_dim=16, state_dim=36), F32),
 ]
@@ -90,7 +96,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "conv_weight": kit.normal(g, case.channels, case.width, dtype=dtype, scale=0.5),
         "conv_bias": kit.normal(g, case.channels, dtype=dtype) if case.bias else None,
         **{name: kit.normal(g, heads, dtype=dtype) for name in ("a_log", "dt_bias", "d")},
-        "norm_weight": kit.normal(g, inner, dtype=dtype), "eps": 1e-5,
+        "norm_weight": None if case.norm == "none" else kit.normal(g, inner, dtype=dtype), "eps": 1e-5,
         "conv_states": kit.normal(g, n * SLOTS, case.channels, case.width, dtype=dtype),
         "states": kit.normal(g, n * SLOTS, heads, case.head_dim, case.state_dim, dtype=F32),
         "runs": torch.tensor(list(zip(starts, case.lengths, strict=True)), dtype=torch.int32),
@@ -99,6 +105,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "keep": (torch.arange(tokens) % 3 != 1).to(dtype) if case.padding else None,
         "prompt": torch.tensor(case.lengths, dtype=torch.int32) - 1 if case.bounds else None,
         "bounds": case.bounds or (0.0, math.inf), "prompts": case.prompts,
+        "norm_before_gate": case.norm == "first", "factors": case.factors,
     }  # fmt: skip
 
 
@@ -283,8 +290,8 @@ def test_empty() -> None:
 @pytest.mark.cpu_only
 def test_opcheck() -> None:
     for case in (Case(lengths=(2,), padding=True, bounds=(0.5, 1.0)), Case(lengths=(33,), prompts=True)):
-        *given, bounds, prompts = inputs(case, F32).values()
-        kit.opcheck("mamba2", *given, *bounds, prompts)
+        *given, bounds, prompts, first, factors = inputs(case, F32).values()
+        kit.opcheck("mamba2", *given, *bounds, prompts, first, list(factors))
 
 
 def test_bad_inputs() -> None:
@@ -312,6 +319,7 @@ def test_bad_inputs() -> None:
         ("prompt", torch.zeros(2, dtype=torch.int32), r"prompt: expected \[sequences=1\], got \[2\]"),
         ("bounds", (0.5, 0.1), r"bounds: expected two numbers from 0 up, the lower one first, got 0.5, 0.1"),
         ("eps", -1.0, r"eps: expected a finite number >= 0"),
+        ("factors", (1.0, 2.0), r"factors: expected those of z, x, B, C and dt, or none, got 2"),
     ]
     for name, value, message in bad:
         wide = {"conv_states": torch.zeros(9, 128, 9)} if "width of" in message else {}

@@ -97,7 +97,7 @@ def glu_inputs(case: Case, dtype: torch.dtype, activation: str = "silu") -> Give
 
 def glu_reference(given: Given) -> Tensor:
     pair = {**given, "weights": [given["gate"], given["up"]], "formats": [given["format"]] * 2}
-    return plain.glu(apart(pair, 0), apart(pair, 1), given["activation"])
+    return plain.glu(apart(pair, 0), apart(pair, 1), given["activation"], gate_scale=given.get("gate_scale", 1.0))
 
 
 def check_glu(given: Given) -> None:
@@ -116,6 +116,10 @@ GLU_CASES = [
 @kit.cases(*GLU_CASES)
 def test_glu(case: Case, dtype: torch.dtype) -> None:
     check_glu(glu_inputs(case, dtype))
+
+
+def test_glu_of_scaled_gates() -> None:
+    check_glu({**glu_inputs(GLU_CASES[7][0], F16), "gate_scale": 0.6})
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
@@ -364,6 +368,7 @@ FAULTS = [
            lambda: test_linear(Case(n=(9,)), F32)),
     _fault("gate-and-up-exchanged", "gated(args.activation, value, up)", "gated(args.activation, up, value)",
            lambda: test_glu(*GLU_CASES[0])),
+    _fault("gate-not-scaled", "value * args.gate_scale", "value", test_glu_of_scaled_gates),
     _fault("up-without-bias", "n + (mine < pairs ? 0 : width), b0", "n, b0", lambda: test_glu(*GLU_CASES[5])),
     _fault("sign-of-sin", "is_first ? -other : other", "is_first ? other : -other", lambda: test_qkv(*QKV_CASES[0])),
     _fault("cos-of-the-first-half", COSINE, COSINE.replace("cosines + column", "cosines + pair.column"),

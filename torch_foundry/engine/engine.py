@@ -60,7 +60,7 @@ class Engine:
             plan = decoder_plan(model)
             with torch.no_grad():
                 plan.check()
-            blocks, self.snapshots = divided(own, [mixer.state for mixer in plan.owners.values()], plan.dtype, longest)
+            blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
             kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
             self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
             self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)

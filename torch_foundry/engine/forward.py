@@ -187,8 +187,8 @@ class Forward:
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
         self._drop()
-        for mixer, layer in zip(self.plan.owners.values(), self.cache.used, strict=True):
-            if not layer.fits(0, mixer.state, self.plan.dtype, self.plan.device):
+        for spec, layer in zip(self.plan.specs, self.cache.used, strict=True):
+            if not layer.fits(0, spec, self.plan.dtype, self.plan.device):
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
 

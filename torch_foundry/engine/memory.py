@@ -21,7 +21,7 @@ SNAPSHOTS = 32  # if nobody says how many, or how many bytes
 def memory_of(cache: PagedCache) -> tuple[int, int]:
     """Bytes of blocks, and of recurrent states: those of running requests, and snapshots."""
     both = [0, 0]
-    for slot in cache.slots:
+    for slot in cache.used:
         both[not isinstance(slot, PagedLayer)] += sum(tensor.nbytes for tensor in slot.memory)
     return both[0], both[1]
 

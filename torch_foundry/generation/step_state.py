@@ -27,8 +27,9 @@ class CacheLayers:
 
     def __init__(self, cache: DynamicCache, numbers: Iterable[int], formats: Formats = PLAIN) -> None:
         self._numbers = tuple(numbers)
-        self.slots = captured_layers(cache, self._numbers, formats)
-        self.memory: list[tuple[torch.Tensor, ...]] = []  # of each layer
+        self._layers = captured_layers(cache, self._numbers, formats)
+        self.slots = [part for layer in self._layers for part in layer.parts]
+        self.memory: list[tuple[torch.Tensor, ...]] = []  # of each of `slots`
         self.batch = 0
         self.starts: list[int] = []  # what `Step.start` has to hold, flat, for the first token that there is room for
         # tokens that `place` has made room for, that are in it, that are part of the text, and of the cache
@@ -43,9 +44,9 @@ class CacheLayers:
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
         layers = cache.layers
-        if not self.slots or max(self._numbers) >= len(layers):
+        if not self._layers or max(self._numbers) >= len(layers):
             return False
-        return all(layers[number] is slot for number, slot in zip(self._numbers, self.slots, strict=True))
+        return all(layers[number] is layer for number, layer in zip(self._numbers, self._layers, strict=True))
 
     def place(self, decoder: DecoderModel, batch: int, tokens: int) -> bool:
         """Room for `tokens` more. Returns whether no memory was exchanged.
@@ -56,14 +57,14 @@ class CacheLayers:
         seen = {number for slot in self.slots if (number := slot.seen) is not None}
         if len(seen) > 1 or not all(slot.memory for slot in self.slots):
             raise Fallback("layers of the cache hold different numbers of tokens")
-        specs = (mixer.state for mixer in decoder.owners.values())
+        specs = decoder.specs
         check_growth(list(zip(self.slots, specs, strict=True)), batch, tokens, decoder.dtype, decoder.device)
         starts = [start for slot in self.slots for start in slot.place(tokens)]
         memory = [slot.memory for slot in self.slots]
         same = _same(memory, self.memory)
         if not same:
-            for slot, mixer in zip(self.slots, decoder.owners.values(), strict=True):
-                if not slot.fits(batch, mixer.state, decoder.dtype, decoder.device):
+            for slot, spec in zip(self.slots, specs, strict=True):
+                if not slot.fits(batch, spec, decoder.dtype, decoder.device):
                     raise Fallback("cache holds another shape, dtype or device")
             self.memory, self.batch = memory, batch
         elif batch != self.batch:

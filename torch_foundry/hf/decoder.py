@@ -100,7 +100,8 @@ def check_prompt(plan: DecoderModel, cache: Any, batch: int, tokens: int) -> Non
     a model or a cache that isn't known."""
     plan.check()
     found = [] if cache is None else [kv_layer(cache, i, plan.state.kv_cache) for i in plan.owners]
-    layers = list(zip(found, [mixer.state for mixer in plan.owners.values()][: len(found)], strict=True))
+    parts = [part for layer in found for part in layer.parts]
+    layers = list(zip(parts, plan.specs[: len(parts)], strict=True))
     check_growth(layers, batch, tokens, plan.dtype, plan.device, lambda n: prompt_bytes(plan, batch * n))
 
 

@@ -23,6 +23,7 @@ from torch_foundry.models.weights import AUTO, weight_reason
 
 Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
 CACHES = ("past_key_values", "layer_past")  # how layers call it
+PADDING = "mamba_attention_mask"  # of a layer in which a state space is beside attention
 USED = frozenset({"attention_mask", *CACHES, "position_embeddings", "shared_kv_states"})
 OWN = "per_layer_input"  # a layer's own embedding
 # what callers pass down without meaning for the result of a layer
@@ -95,13 +96,13 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         known, config_reason = KNOWN_OF_MANY, continuous_batching.attention_reason
     own = kwargs.get(OWN) if plan.spec.per_layer else None
     known = known if own is None else known | {OWN}
+    known = known | {PADDING} if mixer is not None and mixer.children else known
     for name in kwargs:
         if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
             raise Fallback(f"argument {name}")
     if kwargs.get("output_attentions"):  # of models that record them by themselves
         raise Fallback("output_attentions")
-    mask = kwargs.get("attention_mask")
-    if torch.is_grad_enabled() and plan.needs_grad(hidden_states, mask):
+    if torch.is_grad_enabled() and plan.needs_grad(hidden_states, kwargs.get("attention_mask")):
         raise Fallback("gradients are needed")
     if plan.layer.streams is not None and (hidden_states.ndim != 4 or own is None):
         raise Fallback("no streams, or no embedding of the layer's own")
@@ -115,6 +116,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")
     if mixer is None:
         return None
+    mask = mask_of(mixer, kwargs)
     if mixer.rope and kwargs.get("position_embeddings") is None:
         raise Fallback("no position embeddings")
     if plan.spec.family.scaled_queries and kwargs.get("position_ids") is None:
@@ -144,6 +146,15 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
     if mask is not None and (reason := mixer.mask_reason(mask, x, slot)):
         raise Fallback(reason)
     return slot
+
+
+def mask_of(mixer: Mixer, given: dict[str, Any]) -> Any:
+    """What the mixer is given of the arguments; None: nothing is masked."""
+    mask = given.get("attention_mask")
+    if not mixer.children:
+        return mask
+    both = mask, given.get(PADDING)
+    return None if all(each is None for each in both) else both
 
 
 def _no_reason(_: Any) -> None:
@@ -180,7 +191,8 @@ def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], slo
     kv: Any = slot
     if mixer is not None and not isinstance(slot, continuous_batching.Continuous):
         kv = mixer.reserve(slot, x)
-    y = forward(layer, streams, kv, rope, AUTO, given.get("attention_mask"), given=given.get(OWN))
+    mask = None if mixer is None else mask_of(mixer, given)
+    y = forward(layer, streams, kv, rope, AUTO, mask, given=given.get(OWN))
     if hands_on(mixer) and given.get("shared_kv_states") is not None:
         seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)

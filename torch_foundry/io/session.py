@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.io import LoadError, open_safetensors
@@ -147,7 +147,7 @@ class Session:
     def _read(self, cache: Any, ids: torch.Tensor, start: int) -> None:
         """Read all but the last token, in parts that end with a snapshot, if `cache` has layers that need it."""
         end, every = ids.shape[1] - 1, self._snapshots[0]
-        if not any(cache.is_linear) and not any(cache.is_sliding):
+        if not any(cache.is_sliding) and not any(isinstance(each, LinearAttentionLayer) for each in cache.layers):
             return
         if start and not cache.snapshots.take(cache, start):
             return

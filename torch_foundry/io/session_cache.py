@@ -7,10 +7,11 @@ on [1, ...]. A snapshot behind the first n tokens has the same as `n.i.keys` ...
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionLayer
 
 from torch_foundry.core import memory
 from torch_foundry.core.errors import Fallback
@@ -18,24 +19,26 @@ from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container
 from torch_foundry.io.session_file import heads_of
 from torch_foundry.io.storage import TYPES
-from torch_foundry.kvcache.base import KVSpec, RecurrentSpec, StateSpec
+from torch_foundry.kvcache.base import CacheLayer, KVSpec, RecurrentSpec, StateSpec
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import PLAIN, Formats, decoded, row_width
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.room import round_up
-from torch_foundry.kvcache.snapshots import newest, put
+from torch_foundry.kvcache.snapshots import newest, parts_of, put
 from torch_foundry.kvcache.stock import DummyLayer
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 
 _NAMES = {storage.dtype: name for name, storage in reversed(TYPES.items()) if storage.block == 1}
+KV = ("keys", "values")
+T = TypeVar("T")
 Wanted = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of a layer, by the end of its tensors' names
 
 
 def described(cache: Any) -> dict[str, Any]:
     """What the metadata of the file says of `cache`."""
-    formats = {(layer._keys.format, layer._values.format) for layer in cache.layers if isinstance(layer, Buffered)}
+    formats = {(part._keys.format, part._values.format) for _, part in parts_of(cache) if isinstance(part, Buffered)}
     seen = [cache.get_seq_length()] * len(cache.layers)
     places = {str(i): _place(layer) for i, layer in enumerate(cache.layers) if isinstance(layer, FoundrySlidingLayer)}
     known = {"kv_cache": formats.pop() if formats else PLAIN, "snapshots": [*cache.snapshots.stored]}
@@ -54,10 +57,10 @@ def tensors_of(cache: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if not cache.get_seq_length():
         return found
-    for i, layer in enumerate(cache.layers):
+    for i, layer in parts_of(cache):
         if isinstance(layer, Buffered | RecurrentLayer):
             found |= {f"{i}.{name}": tensor for name, tensor in newest(layer).items()}
-        elif cache.is_linear[i]:
+        elif isinstance(layer, LinearAttentionLayer):
             raise TypeError("save: expected a patched model, as transformers' own recurrent states are not written")
         elif not isinstance(layer, DummyLayer):
             found |= {f"{i}.keys": layer.keys, f"{i}.values": layer.values}
@@ -86,7 +89,8 @@ def restore(file: Container, said: dict[str, Any], cache: Any, model: Any) -> No
         expected = "a patched model, as it was saved with"
         raise LoadError("SESSION", file.path, "model", expected=expected, found="one that isn't")
     wanted = dict(_wanted(file, cache, model, plan, length)) if length else {}
-    own = {i: spec for i, spec in wanted.items() if at and not isinstance(layers[i], FoundryLayer)}
+    cut = {i for i in wanted if not at or isinstance(layers[i], FoundryLayer)}  # which cropping takes back
+    own = {i: _uncropped(layers[i], spec) for i, spec in wanted.items() if i not in cut}
     whole = {f"{i}.{name}": each for i, spec in wanted.items() for name, each in spec.items()}
     for tokens in at:
         for i, spec in own.items():
@@ -99,10 +103,24 @@ def restore(file: Container, said: dict[str, Any], cache: Any, model: Any) -> No
     memory.check(model.device, sum(file.tensors[name].nbytes for name in whole), "a restored session")
     read = {name: _read(file, name, formats, plan).to(model.device) for name in whole}
     for i, spec in wanted.items():
-        _fill(layers[i], {name: read[f"{i}.{name}"] for name in spec}, length, plan, places.get(i))
+        found = {name: read[f"{i}.{name}"] for name in spec}
+        for part, of_part in _split(layers[i], found):
+            _fill(part, of_part, length, plan, places.get(i))
     for tokens in at[-cache.snapshots.most :]:
         stored = {i: {name: read[f"{tokens}.{i}.{name}"] for name in spec} for i, spec in own.items()}
         cache.snapshots.stored[tokens] = stored
+
+
+def _split(layer: Any, named: dict[str, T]) -> Iterator[tuple[Any, dict[str, T]]]:
+    """What is of each part of `layer`: keys and values, or states."""
+    parts = layer.parts if isinstance(layer, CacheLayer) else (layer,)
+    for part in parts:
+        yield part, {n: x for n, x in named.items() if len(parts) == 1 or isinstance(part, Buffered) == (n in KV)}
+
+
+def _uncropped(layer: Any, named: dict[str, T]) -> dict[str, T]:
+    """What snapshots have of it."""
+    return next(of_part for part, of_part in _split(layer, named) if not isinstance(part, FoundryLayer))
 
 
 def _checked(file: Container, i: int, layer: Any, said: dict[str, Any], stored: int) -> tuple[int, int]:
@@ -148,11 +166,13 @@ def _wanted(
 
 
 def _of_spec(spec: StateSpec, plan: DecoderModel, tokens: int) -> Wanted:
+    if isinstance(spec, tuple):
+        return {name: each for part in spec for name, each in _of_spec(part, plan, tokens).items()}
     if isinstance(spec, RecurrentSpec):
         return {name: ((1, *shape), kind) for name, shape, kind in spec.of(plan.dtype)}
     assert isinstance(spec, KVSpec)
     rows = [row_width(size, name, plan.dtype) for size, name in zip(spec.widths, plan.state.kv_cache, strict=True)]
-    names = zip(("keys", "values"), rows, strict=True)
+    names = zip(KV, rows, strict=True)
     return {name: ((1, spec.heads, tokens, width), kind) for name, (width, kind) in names}
 
 
@@ -167,7 +187,7 @@ def _stored(file: Container, index: int, layer: Any, length: int) -> int:
 
 
 def _of(shape: tuple[int, ...], name: str, window: int) -> tuple[int, ...]:
-    return (*shape[:2], window, shape[3]) if name in ("keys", "values") else shape
+    return (*shape[:2], window, shape[3]) if name in KV else shape
 
 
 def _check(file: Container, wanted: Wanted) -> None:

@@ -45,7 +45,13 @@ class RecurrentSpec:
         return sum(math.prod(shape) * kind.itemsize for _, shape, kind in self.of(dtype))
 
 
-StateSpec = KVSpec | RecurrentSpec
+# A tuple: what each of several mixers side by side keeps; `CacheLayer.parts` of the layer are in the same order.
+StateSpec = KVSpec | RecurrentSpec | tuple[KVSpec | RecurrentSpec, ...]
+
+
+def specs_of(spec: StateSpec) -> tuple[KVSpec | RecurrentSpec, ...]:
+    """Of each mixer."""
+    return spec if isinstance(spec, tuple) else (spec,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,11 @@ class CacheLayer(ABC):
     capturable = False
     tight = False  # there is little memory: a layer grows by no more than is needed
     in_flight: int | None = None  # tokens that may be written and not committed; None: as many as there is room for
+
+    @property
+    def parts(self) -> tuple[CacheLayer, ...]:
+        """The layers that it consists of; captured steps see those alone."""
+        return (self,)
 
     @abstractmethod
     def fits(self, batch: int, spec: StateSpec, dtype: torch.dtype, device: torch.device) -> bool:

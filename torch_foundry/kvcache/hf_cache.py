@@ -10,12 +10,14 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.base import CacheLayer, KVCache
 from torch_foundry.kvcache.formats import PLAIN, Formats, parse
+from torch_foundry.kvcache.hybrid import HybridLayer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.stock import DummyLayer
@@ -25,6 +27,7 @@ REPLACED: dict[type, Callable[[Any, Formats], CacheLayer | None]] = {
     DynamicLayer: FoundryLayer.replace_layers,
     DynamicSlidingWindowLayer: FoundrySlidingLayer.replace_layers,
     LinearAttentionLayer: RecurrentLayer.replace_layers,
+    LinearAttentionAndFullAttentionLayer: HybridLayer.replace_layers,
 }
 
 
@@ -113,9 +116,9 @@ def new_cache(
     for index, stock in enumerate(cache.layers):
         if isinstance(stock, DummyLayer):  # which keeps nothing
             continue
-        layer = kv_layer(cache, index, formats)
-        if isinstance(layer, FoundryLayer):
-            layer._keys.limit = layer._values.limit = max_length
+        for part in kv_layer(cache, index, formats).parts:
+            if isinstance(part, FoundryLayer):
+                part._keys.limit = part._values.limit = max_length
     return cache
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, RecurrentSpec, StateSpec
+from torch_foundry.kvcache.base import CacheLayer, KVCache, KVLayer, KVSpec, RecurrentSpec, StateSpec, specs_of
 from torch_foundry.kvcache.block_manager import BlockManager, Copy, OutOfBlocks
 from torch_foundry.kvcache.buffered import removed
 from torch_foundry.kvcache.formats import Formats, packed, parse
@@ -169,7 +169,7 @@ class PagedCache(KVCache, Cache):
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
         self.slots: list[PagedLayer | PooledStates] = [PagedLayer(formats) for _ in range(count)]
-        self.used = self.slots  # those that keep anything
+        self.used = self.slots  # those that keep anything; of layers with parts, each part
         super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
         self._adopt()
 
@@ -185,16 +185,19 @@ class PagedCache(KVCache, Cache):
     def prepare(self, specs: Mapping[int, StateSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Have memory for what the layers of a model keep, by their numbers, for sequences of the manager. For
         recurrent layers there have to be `states`."""
-        if not any(isinstance(spec, RecurrentSpec) for spec in specs.values()):
+        parts = [(i, part) for i, spec in specs.items() for part in specs_of(spec)]
+        if not any(isinstance(part, RecurrentSpec) for _, part in parts):
             self.manager.states = NoStates()
-        for i, spec in specs.items():
-            if isinstance(spec, RecurrentSpec):
-                self.slots[i] = PooledStates(self.manager.states.slots)
-        manager, found = self.manager, [(self.slots[i], spec) for i, spec in specs.items()]
+        manager, found = self.manager, list[tuple[PagedLayer | PooledStates, Any]]()
+        for i, part in parts:
+            slot = PooledStates(manager.states.slots) if isinstance(part, RecurrentSpec) else self.slots[i]
+            if part is specs[i]:  # beside keys and values, it is in `used` alone
+                self.slots[i] = slot
+            found.append((slot, part))
         check_pools(found, manager.blocks, manager.block_size, dtype, device)
-        for slot, spec in found:
-            slot.allocate(spec, dtype, device)  # type: ignore[arg-type]
-        self.used = [self.slots[i] for i in specs]
+        for slot, part in found:
+            slot.allocate(part, dtype, device)
+        self.used = [slot for slot, _ in found]
 
     def cache_layer(self, index: int) -> CacheLayer:
         """See `KVCache`."""

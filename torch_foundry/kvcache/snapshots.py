@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torch_foundry.kvcache.base import CacheLayer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.state_tables import EVERY
@@ -40,7 +42,7 @@ class Snapshots:
     def take(self, cache: Any, tokens: int) -> bool:
         """Copy what `cache` has behind its first `tokens`, which are all. False: cropping is enough, or there are
         layers of another kind."""
-        own = {i: layer for i, layer in enumerate(cache.layers) if not isinstance(layer, FoundryLayer | DummyLayer)}
+        own = {i: layer for i, layer in parts_of(cache) if not isinstance(layer, FoundryLayer | DummyLayer)}
         if not own or not all(isinstance(layer, FoundrySlidingLayer | RecurrentLayer) for layer in own.values()):
             return False
         if tokens not in self.stored:
@@ -66,12 +68,19 @@ class Snapshots:
         self.forget(tokens)
         at = max(self.stored, default=0)
         if at:
-            for i, layer in enumerate(cache.layers):
+            for i, layer in parts_of(cache):
                 if isinstance(layer, FoundryLayer):
                     layer.crop(at - layer.get_seq_length())
                 elif i in self.stored[at]:
                     put(layer, self.stored[at][i], at)
         return at
+
+
+def parts_of(cache: Any) -> Iterator[tuple[int, Any]]:
+    """What the layers of `cache` consist of, with their numbers; of each at most one part can't be cropped."""
+    for i, layer in enumerate(cache.layers):
+        for part in layer.parts if isinstance(layer, CacheLayer) else (layer,):
+            yield i, part
 
 
 def stored(layer: Any) -> tuple[int, int]:
@@ -88,7 +97,7 @@ def take_back(cache: Any, surplus: int, keep: int) -> bool:
     windows = [w for w in cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
     reached = all(stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows)
     snapshots = Snapshots.of(cache)
-    if keep and reached and all(reaches(layer, surplus) for layer in cache.layers):
+    if keep and reached and all(reaches(part, surplus) for _, part in parts_of(cache)):
         if snapshots is not None:
             snapshots.forget(keep)
         try:

@@ -12,8 +12,8 @@ import torch
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
-from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.models import gated_delta, latent_attention, mamba2, short_conv  # noqa: F401  (they register mixers)
+from torch_foundry.kvcache.base import KVSpec, RecurrentSpec, specs_of
+from torch_foundry.models import gated_delta, latent_attention, parallel_mixers, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.altup import Streams
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
@@ -71,7 +71,7 @@ class DecoderModel(ModelPlan):
         self._facts: Any = None
         self._ordered: list[LinearGroup] = []  # those whose columns are not stored as they come
         self._scale = 1.0
-        self._places: list[int | None] = []  # of each layer's state among those of `owners`; None: it reads none
+        self._places: list[list[int]] = []  # of each layer's states among `specs`
         self._per_layer: PerLayerEmbedding | None = None
         self._streams: Streams | None = None
         self._mtp: FusedMTPInput | None = None
@@ -98,6 +98,11 @@ class DecoderModel(ModelPlan):
         """The mixers that keep a state of their own, by the number of their layer in a cache."""
         mixers = ((plan.spec.layer_idx, plan.layer.mixer) for plan in self.layers)
         return {index: mixer for index, mixer in mixers if mixer is not None and mixer.source is None}
+
+    @property
+    def specs(self) -> list[KVSpec | RecurrentSpec]:
+        """What is kept of a sequence: of each of `owners`, and of each of its parts."""
+        return [spec for mixer in self.owners.values() for spec in specs_of(mixer.state)]
 
     def check(self) -> None:
         """Raise Fallback if no step may be captured or replayed now. Cheap if nothing has changed since."""
@@ -146,9 +151,9 @@ class DecoderModel(ModelPlan):
         owners, mixers = self.owners, self.mixers
         if not owners:
             raise Fallback("no layers in which tokens see each other")
-        found = {index: place for place, index in enumerate(owners)}
-        self._places = [found.get(plan.place) for plan in self.layers]
-        self.recurrent = any(isinstance(mixer.state, RecurrentSpec) for mixer in mixers)
+        numbers = [index for index, mixer in owners.items() for _ in specs_of(mixer.state)]
+        self._places = [[i for i, index in enumerate(numbers) if index == plan.place] for plan in self.layers]
+        self.recurrent = any(isinstance(spec, RecurrentSpec) for spec in self.specs)
         self.prompts_differ = any(mixer.prompts_differ for mixer in mixers)
         self._ordered = [
             group
@@ -227,8 +232,9 @@ class DecoderModel(ModelPlan):
         return self._mtp(x, hidden, gemm)
 
     def of_layers(self, states: Sequence[Any]) -> list[Any]:
-        """What each layer's mixer is given, of those of `owners`; None where there is no mixer."""
-        return [None if place is None else states[place] for place in self._places]
+        """What each layer's mixer is given, of those of `specs`; None where there is no mixer."""
+        found = [tuple(states[place] for place in places) for places in self._places]
+        return [own if len(own) > 1 else next(iter(own), None) for own in found]
 
     def per_layer(self, ids: torch.Tensor, x: torch.Tensor, gemm: Gemm) -> Sequence[torch.Tensor | None]:
         """What the `PerLayerBlock` of each layer takes, of ids [B, L] and their embeddings x."""
@@ -267,7 +273,7 @@ class DecoderModel(ModelPlan):
     ) -> torch.Tensor:
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
-        states: what the mixers of `owners` are given. tables: by kind of layer. hidden: as of
+        states: views of what `specs` say. tables: by kind of layer. hidden: as of
         `embed_beside`. scoped: count launches by part.
         """
         under = scope if scoped else contextlib.nullcontext

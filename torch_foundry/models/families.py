@@ -22,6 +22,7 @@ from torch_foundry.models.family import (
     GRANITE,
     LATENT,
     LFM2,
+    PARALLEL,
     PERI,
     POST,
     SANDWICH,
@@ -68,7 +69,7 @@ def register(family: Family) -> None:
         if not family.experts.beside:
             BLOCKS[family.key(family.experts.block)] = family.experts
     tables = family.half_tables or family.paired_tables or family.complex_tables or family.backwards
-    if tables or family.scaled_queries:
+    if tables or family.scaled_queries or family.multipliers:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
@@ -102,6 +103,15 @@ COHERE: dict[str, Any] = {
     "interleaved": True,
     "paired_tables": True,
     "head": Head(factor="logit_scale"),
+}
+FALCON_H1: dict[str, Any] = {
+    "norms": BAMBA,
+    "ffn": "feed_forward",
+    "pairs": True,
+    "mixer": PARALLEL,
+    "multipliers": True,
+    "decoder": Decoder(norm="final_layernorm", multiplier="embedding_multiplier"),
+    "head": Head(factor="lm_head_multiplier"),
 }
 for _family in (
     Family("llama"),  # SmolLM2 too
@@ -236,6 +246,7 @@ for _family in (
     ),
     # most have Mamba2's state space (`mamba2.py`); Granite 4 is among those with experts
     Family("bamba", norms=BAMBA, ffn="feed_forward", pairs=True, decoder=Decoder(norm="final_layernorm")),
+    Family("falcon_h1", prefix="FalconH1", **FALCON_H1),  # beside attention, on the same input (`parallel_mixers.py`)
     *EXPERT_FAMILIES,
 ):
     register(_family)

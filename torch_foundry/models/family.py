@@ -243,6 +243,8 @@ class Family(Architecture):
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads ...
     gate_activation: str = "sigmoid"  # ... which pass through that
+    # what blocks take and give has factors, as config and modules say (`parallel_mixers.py`)
+    multipliers: bool = False
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
@@ -280,6 +282,7 @@ class Wrapper(Architecture):
 
 
 LATENT = "LatentAttention"  # a mixer (`latent_attention.py`)
+PARALLEL = "ParallelMixers"  # attention beside a state space (`parallel_mixers.py`)
 
 # What dense families share with those of experts.
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on

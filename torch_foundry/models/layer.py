@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class Mixer(ABC):
     out: Linear
     state: StateSpec
     width: int
+    children: ClassVar[tuple[str, ...]] = ()  # of several modules of a layer, their names; `module` is the layer then
     queries = 0
     rope = False  # whether it rotates heads
     prompts_differ = False  # whether a token of a prompt is mixed in otherwise than a single one
@@ -126,11 +127,11 @@ class MLP:
 class GatedMLP:
     """down(activation(gate(x)) * up(x))."""
 
-    __slots__ = ("activation", "cut", "down", "gate_up", "groups", "inner", "residual")
+    __slots__ = ("activation", "cut", "down", "gate_scale", "gate_up", "groups", "inner", "residual")
 
     def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
         self.activation, self.residual, self.inner = spec.activation, residual, mlp._modules[names.down].in_features
-        self.gate_up = LinearGroup.of(mlp, *names.first)  # one or two
+        self.gate_up, self.gate_scale = LinearGroup.of(mlp, *names.first), spec.gate_scale  # one or two
         self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
         sparsity = mlp.activation_sparsity if spec.family.sparse_gates else 0.0
         # standard deviations above their mean, below which gates are cut off, as of a normal distribution
@@ -153,11 +154,11 @@ class GatedMLP:
                 gate, up = matrices.weights
                 return ops.norm_glu(
                     x, gain, norm.eps, gate, up, kind=norm.kind, format=matrices.formats[0],
-                    biases=matrices.biases, activation=self.activation,
+                    biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
                 )  # fmt: skip
         gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
         gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
-        return ops.glu(gate, up, self.activation)
+        return ops.glu(gate, up, self.activation, gate_scale=self.gate_scale)
 
 
 class FusedLayer:
@@ -170,10 +171,10 @@ class FusedLayer:
         self.spec, self.config = spec, spec.config
         last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
 
-        def residual(pre: str | None, post: str | None) -> Residual:
+        def residual(pre: str | None, post: str | None, scale: float = spec.residual_scale) -> Residual:
             before, behind = (Norm(layer._modules[n]) if has_norm(layer, n) else None for n in (pre, post))
             scaled = spec.family.layer_scalar and post == last
-            return Residual(before, behind, spec.residual_scale, layer._buffers if scaled else None)
+            return Residual(before, behind, scale, layer._buffers if scaled else None)
 
         self.streams = StreamBlock(layer, spec) if spec.family.streams else None
         self.mixer: Mixer | None = None
@@ -181,9 +182,11 @@ class FusedLayer:
             around = residual(roles.pre_attn, roles.post_attn)
             if self.streams is not None:
                 around = replace(around, buffers=self.streams.scalars)
-            self.mixer = spec.kind(layer._modules[spec.mixer], spec.facts, around)
+            module = layer if spec.kind.children else layer._modules[spec.mixer]
+            self.mixer = spec.kind(module, spec.facts, around)
         self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP | None = None
-        around, mlp = residual(roles.pre_ffn, roles.post_ffn), layer._modules.get(spec.ffn)
+        scale = spec.residual_scale * spec.down_scale
+        around, mlp = residual(roles.pre_ffn, roles.post_ffn, scale), layer._modules.get(spec.ffn)
         if spec.experts and (kind := spec.family.experts) is not None:
             outer = GatedMLP(layer._modules[kind.outer], spec, spec.outer, around) if spec.outer else None
             self.block = ExpertBlock(mlp, kind, spec.activation, around, outer)

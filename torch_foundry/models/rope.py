@@ -31,6 +31,9 @@ def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Tabl
     if family.paired_tables:
         cos, sin = (torch.cat((one[..., ::2], one[..., 1::2]), -1) for one in table)
         return cos, sin
+    if family.multipliers:  # of keys; in float32, in which the products are as exact as those of keys are
+        wide = [one.float() for one in table]
+        return tuple(torch.stack((one, one * config.key_multiplier), -2) for one in wide)
     if not family.scaled_queries:
         return table
     rope = config.rope_parameters

@@ -49,6 +49,8 @@ class LayerSpec:
     per_layer: bool  # whether it takes an embedding of its own
     beside: bool  # whether there are experts beside the MLP
     residual_scale: float
+    gate_scale: float  # of gates, before the activation
+    down_scale: float  # of the feed-forward block's result
     norms: NormRoles
     parallel: bool  # whether the feed-forward block sees what attention sees, and not its result
 
@@ -215,10 +217,10 @@ def build_spec(layer: Any) -> LayerSpec:
     per_layer = family.per_layer_inputs and bool(layer.hidden_size_per_layer_input)
     parts = (PER_LAYER if per_layer else frozenset()) | (BESIDE if beside else frozenset())
     parts |= STREAMS if family.streams else frozenset()
-    inert = inert_in(layer, family)
-    check_children(cls.__name__, layer, {child, ffn, outer, *norms.names(), *inert, *parts} - {""})
+    inert, others = inert_in(layer, family), mixer.children if child else ()
+    check_children(cls.__name__, layer, {child, *others, ffn, outer, *norms.names(), *inert, *parts} - {""})
     hidden = int((first if config is None else config).hidden_size)
-    facts = mixer.read(first, family) if child else None
+    facts = mixer.read(layer if mixer.children else first, family) if child else None
     for name in norms.names():
         if has_norm(layer, name):
             check_norm(name, getattr(layer, name), family, hidden)
@@ -239,6 +241,8 @@ def build_spec(layer: Any) -> LayerSpec:
         activation, names, inner = _check_mlp("mlp", mlp, hidden)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
+    scales = (float(mlp.gate_multiplier), float(mlp.down_multiplier)) if family.multipliers else (1.0, 1.0)
+    require(not family.multipliers or (names is not None and names.gated), "multipliers of a block without a gate")
     behind = has_norm(layer, norms.post_ffn)
     require(residual_scale == 1.0 or not behind, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
@@ -256,6 +260,8 @@ def build_spec(layer: Any) -> LayerSpec:
         per_layer=per_layer,
         beside=beside,
         residual_scale=residual_scale,
+        gate_scale=scales[0],
+        down_scale=scales[1],
         norms=norms,
         parallel=parallel,
     )

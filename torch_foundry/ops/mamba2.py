@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def mamba2(
     a_log: Tensor,
     dt_bias: Tensor,
     d: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     conv_states: Tensor,
     states: Tensor,
@@ -34,10 +35,12 @@ def mamba2(
     prompt: Tensor | None = None,
     bounds: tuple[float, float] = (0.0, math.inf),
     prompts: bool = False,
+    norm_before_gate: bool = False,
+    factors: Sequence[float] = (),
 ) -> Tensor:
     """A mixer's work between its projections (Mamba2, "Transformers are SSMs", arXiv:2405.21060), in two launches:
     causal convolution with silu and the recurrence, token after token; then RMSNorm of its outputs times `silu(z)`,
-    over all heads of a group together.
+    over all heads of a group together; or of its outputs, which are multiplied by that then; or no norm.
 
     The convolution makes u [P] of each head, and B and C [N] of each group of heads. A token changes the state S [P, N]
     of a head to `S = exp(-exp(a_log) * step) * S + step * outer(u, B)`, where `step = softplus(dt + dt_bias)`, and
@@ -45,7 +48,8 @@ def mamba2(
 
     x: [T, channels], of u of all heads, then B of all groups, then C. dt: [T, H]. z: [T, H * P]. All may be strided
         views of a projection, but for their last dimension. P and N up to 256, their product up to 32768.
-    conv_weight: [channels, W], W up to 8. conv_bias: [channels]. a_log, dt_bias, d: [H]. norm_weight: [H * P].
+    conv_weight: [channels, W], W up to 8. conv_bias: [channels]. a_log, dt_bias, d: [H]. norm_weight: [H * P]; None: no
+        norm.
     conv_states: [states, channels, W], the last W inputs of the convolution. states: [states, H, P, N], float32.
     runs: int32 [N, 2], the first of a sequence's tokens and their number, which may be 0. table: int32 [N, slots], two
         slots or more; count: int32 [N]. State number n of sequence i lies at `table[i, n % slots]`. The step reads
@@ -56,11 +60,12 @@ def mamba2(
         the step sizes of those are at least, and at most.
     prompts: that some sequences have many tokens. Those of as many as slots, and of a chunk or more, then go in chunks
         through matrix products, in two launches more, if P and N are multiples of 8.
+    factors: of z, u, B, C and dt, before all else; by default 1.
     Returns [T, H * P], contiguous; undefined for tokens that are in no run.
     """
     return _ops.mamba2.default(
         x, dt, z, conv_weight, conv_bias, a_log, dt_bias, d, norm_weight, eps, conv_states, states, runs, table, count,
-        keep, prompt, bounds[0], bounds[1], prompts,
+        keep, prompt, bounds[0], bounds[1], prompts, norm_before_gate, factors,
     )  # fmt: skip
 
 

@@ -136,15 +136,15 @@ def _(ids: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Te
 # -------------------------------------------------------------------------------------------------------- gated product
 
 
-def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """Gated product, of an MLP or of attention: `act(gate) * up`.
+def glu(gate: Tensor, up: Tensor, activation: str = "silu", *, gate_scale: float = 1.0) -> Tensor:
+    """Gated product, of an MLP or of attention: `act(gate_scale * gate) * up`.
 
     gate, up: [..., n], rows may be strided, up to three levels (both halves of one fused projection). activation:
     "silu", "gelu_tanh", "gelu" (exact), "sigmoid", "softplus" or "relu2" (max(0, gate)^2), of a single number; or
     "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
     Returns [..., n], contiguous.
     """
-    return _ops.glu.default(gate, up, activation)
+    return _ops.glu.default(gate, up, activation, gate_scale)
 
 
 @_fake("glu")

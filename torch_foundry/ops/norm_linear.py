@@ -50,13 +50,15 @@ def norm_glu(
     format: str | None = None,
     biases: Sequence[Tensor | None] | None = None,
     activation: str = "silu",
+    gate_scale: float = 1.0,
 ) -> Tensor:
     """`glu(linear(h, gate), linear(h, up), activation)` of `h = rms_norm(x)` in one launch; nothing is rounded between.
 
-    Arguments as in `norm_linear`; gate and up have the same shape [N, K] and format. Returns [..., N], contiguous.
+    Arguments as in `norm_linear` and `glu`; gate and up have the same shape [N, K] and format. Returns [..., N],
+    contiguous.
     """
     return _ops.norm_glu.default(
-        x, norm_weight, eps, kind, *_matrices((gate, up), (format, format), biases), activation
+        x, norm_weight, eps, kind, *_matrices((gate, up), (format, format), biases), activation, gate_scale
     )
 
 

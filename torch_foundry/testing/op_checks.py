@@ -124,7 +124,7 @@ def glu(given: Given, device: Device = "cpu") -> None:
     wide = double(given)
     truth, got = plain.glu(**wide), ops.glu(**on(given, device)).cpu()
     assert_norm(got, truth, plain.glu(**given))
-    gate = wide["gate"]
+    gate = wide["gate"] * given.get("gate_scale", 1.0)
     # exp's argument carries relative roundings, which it multiplies by the argument; Phi's fit adds 3e-7
     argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
     bound = (UNIT[got.dtype] + U32 * (16 + 3 * argument)) * truth.abs() + 1e-15 * gate.abs()

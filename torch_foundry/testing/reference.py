@@ -110,7 +110,8 @@ def embedding(
 # -------------------------------------------------------------------------------------------------------- gated product
 
 
-def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+def glu(gate: Tensor, up: Tensor, activation: str = "silu", *, gate_scale: float = 1.0) -> Tensor:
+    gate = gate * gate_scale
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))

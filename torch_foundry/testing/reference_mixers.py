@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,10 @@ def gated_delta(
     return y.flatten(1)
 
 
+def _normed(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
@@ -67,14 +72,18 @@ def short_conv(
 
 def mamba2(
     x: Tensor, dt: Tensor, z: Tensor, conv_weight: Tensor, conv_bias: Tensor | None, a_log: Tensor, dt_bias: Tensor,
-    d: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
+    d: Tensor, norm_weight: Tensor | None, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
     count: Tensor, *, keep: Tensor | None = None, prompt: Tensor | None = None,
-    bounds: tuple[float, float] = (0.0, math.inf), prompts: bool = False,
+    bounds: tuple[float, float] = (0.0, math.inf), prompts: bool = False, norm_before_gate: bool = False,
+    factors: Sequence[float] = (1.0,) * 5,
 ) -> Tensor:  # fmt: skip
     dtype, wide = x.dtype, states.dtype  # float32, or float64
     heads, head_dim, state_dim = states.shape[1:]
     inner, slots = heads * head_dim, table.shape[1]
     groups = (x.shape[1] - inner) // (2 * state_dim)
+    z, dt = z * factors[0], dt * factors[4]
+    widths = inner, groups * state_dim, groups * state_dim
+    x = torch.cat([part * factor for part, factor in zip(x.split(widths, 1), factors[1:4], strict=True)], 1)
     step = F.softplus(dt.to(wide) + dt_bias.to(wide))
     for (first, _), length in zip(runs.tolist(), [0] * len(runs) if prompt is None else prompt.tolist(), strict=True):
         step[first : first + length].clamp_(*bounds)
@@ -89,14 +98,16 @@ def mamba2(
             window = torch.cat([window[:, 1:], x[t, :, None]], 1)
             mixed = (window * conv_weight).sum(1) + (0 if conv_bias is None else conv_bias)
             mixed = F.silu(mixed).to(wide) * (1 if keep is None else keep[t].to(wide))
-            u, b, c = mixed.split([inner, groups * state_dim, groups * state_dim])
+            u, b, c = mixed.split(widths)
             u = u.view(heads, head_dim)
             b, c = (each.view(groups, state_dim).repeat_interleave(heads // groups, 0) for each in (b, c))
             state = state * decay[t, :, None, None] + (step[t, :, None] * u)[..., None] * b[:, None]
             o = torch.einsum("hpn,hn->hp", state, c).to(dtype).to(wide) + d.to(wide)[:, None] * u
-            gated = (o.flatten() * F.silu(z[t].to(wide))).view(groups, -1)
-            normed = (gated * torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + eps)).flatten()
-            y[t] = norm_weight * normed.to(dtype)
+            o, gate = o.view(groups, -1), F.silu(z[t].to(wide)).view(groups, -1)
+            gated = o if norm_before_gate else o * gate
+            if norm_weight is not None:
+                gated = norm_weight.view(groups, -1) * _normed(gated, eps).to(dtype)
+            y[t] = (gated * gate if norm_before_gate else gated).flatten().to(dtype)
             if stored or t == first + length - 1:
                 slot = row[(number + 1 + (t - first if stored else 0)) % slots]
                 conv_states[slot], states[slot] = window, state

@@ -1,0 +1,94 @@
+"""Attention and a state space side by side: both see the layer's input behind one norm, and their results are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
+from torch_foundry.kvcache.view import KVStep, Rope, StateView
+from torch_foundry.models.attention import Attention
+from torch_foundry.models.attention_spec import AttentionSpec, read_attention
+from torch_foundry.models.family import PARALLEL, Family
+from torch_foundry.models.layer import Mixer, mixes
+from torch_foundry.models.mamba2 import Mamba2, Mamba2Spec
+from torch_foundry.models.mamba2 import read as read_mamba2
+from torch_foundry.models.spec import require
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
+
+Masks = tuple[Tensor | None, Tensor | None]  # of keys, and of tokens that are no padding
+
+
+@dataclass(frozen=True)
+class ParallelSpec:
+    """Facts about both mixers of a layer, and the factors on their results."""
+
+    attention: AttentionSpec
+    state_space: Mamba2Spec
+    attention_scale: float
+    state_space_scale: float
+
+
+def read(layer: Any, family: Family) -> ParallelSpec:
+    """The facts of `layer`. Raises Fallback."""
+    attention, mamba, config = layer.self_attn, layer.mamba, layer.self_attn.config
+    before, behind = float(mamba.ssm_in_multiplier), [float(factor) for factor in config.ssm_multipliers]
+    require(layer.attention_in_multiplier == 1.0, f"attention_in_multiplier is {layer.attention_in_multiplier}")
+    require(attention.key_multiplier == config.key_multiplier, f"key_multiplier is {attention.key_multiplier}")
+    require(before == 1.0 or mamba.in_proj.bias is None, "in_proj has a bias behind a multiplier")
+    require(len(behind) == 5, f"ssm_multipliers are {behind}")
+    state_space = replace(read_mamba2(mamba, family), factors=tuple(before * factor for factor in behind))
+    scales = float(layer.attn_out_multiplier), float(layer.ssm_out_multiplier)
+    return ParallelSpec(read_attention(attention, family), state_space, *scales)
+
+
+@mixes(PARALLEL)
+class ParallelMixers(Mixer):
+    """Attention and Mamba2; its state is that of either."""
+
+    __slots__ = (
+        "attention", "groups", "out", "prompts_differ", "queries", "residual", "rope", "state", "state_space", "width",
+    )  # fmt: skip
+    children: ClassVar[tuple[str, ...]] = ("self_attn", "mamba")
+    read = staticmethod(read)
+    state: tuple[KVSpec, RecurrentSpec]
+
+    def __init__(self, module: Any, facts: ParallelSpec, residual: Residual) -> None:
+        self.attention = Attention(module.self_attn, facts.attention, replace(residual, scale=facts.attention_scale))
+        self.state_space = Mamba2(module.mamba, facts.state_space, replace(residual, scale=facts.state_space_scale))
+        both = self.attention, self.state_space
+        self.groups: tuple[LinearGroup, ...] = tuple(group for each in both for group in each.groups)
+        self.out: Linear = self.attention.out
+        self.state = self.attention.state, self.state_space.state
+        self.width, self.queries = max(each.width for each in both), self.attention.queries
+        self.rope, self.prompts_differ = self.attention.rope, self.state_space.prompts_differ
+
+    def prepare(self, device: torch.device) -> None:
+        """See `Mixer`."""
+        self.attention.prepare(device)
+
+    def without_cache(self, x: Tensor) -> tuple[Any, Any]:
+        """See `Mixer`."""
+        return self.attention.without_cache(x), self.state_space.without_cache(x)
+
+    def config_reason(self, config: Any) -> str | None:
+        """See `Mixer`."""
+        return self.attention.config_reason(config)
+
+    def mask_reason(self, mask: Masks, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`. mask: of either."""
+        keys, padding = mask
+        parts = (None, None) if layer is None else layer.parts
+        reason = None if keys is None else self.attention.mask_reason(keys, x, parts[0])
+        return reason or (None if padding is None else self.state_space.mask_reason(padding, x, parts[1]))
+
+    def __call__(
+        self, x: Tensor, state: tuple[KVStep, StateView], rope: Rope, gemm: Gemm, mask: Masks | None
+    ) -> Tensor:
+        """See `Mixer`."""
+        keys, padding = (None, None) if mask is None else mask
+        y = self.attention(x, state[0], rope, gemm, keys)
+        return self.state_space(x, state[1], rope, gemm, padding, onto=y)
