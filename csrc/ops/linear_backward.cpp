@@ -1,10 +1,7 @@
 // The backward of `linear`, and the product with the transposed weight that it takes: grad W.
 #include "ops/linear_backward.h"
 
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-
-#include "core/op.h"
+#include "ops/autograd.h"
 #include "core/quant_table.h"
 #include "linear/linear.h"
 #include "linear/linear_backward.h"
@@ -45,16 +42,13 @@ at::Tensor linear_backward_input(const at::Tensor& grad, const at::Tensor& weigh
 // Both go through the dispatcher, so that tracing and fake tensors see them.
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
                    const OptionalTensor& residual, double scale, OptionalName activation, bool batch_invariant) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("torch_foundry::linear", "").typed<decltype(linear_autograd)>();
+  static const auto op = dispatched<decltype(linear_autograd)>("linear");
   const at::AutoDispatchBelowADInplaceOrView below;
   return op.call(x, weight, format, bias, residual, scale, activation, batch_invariant);
 }
 
 at::Tensor input_gradient(const at::Tensor& grad, const at::Tensor& weight, OptionalName format) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torch_foundry::linear_backward_input", "")
-                             .typed<decltype(linear_backward_input)>();
+  static const auto op = dispatched<decltype(linear_backward_input)>("linear_backward_input");
   return op.call(grad, weight, format);
 }
 

@@ -100,6 +100,15 @@ def streams(dtype, n):
 for dtype, n in ((torch.bfloat16, 4), (torch.float16, 2), (torch.float32, 8)):
     calls.append(lambda t=dtype, a=n: streams(t, a))
 calls.append(lambda: ops.glu(torch.zeros(1, 8), torch.zeros(1, 8), "clamped_swiglu"))
+def differentiate(dtype, n):
+    x, table = torch.zeros(2, n, dtype=dtype), torch.zeros(1, 2, n)
+    for activation in ("silu", "gelu", "gelu_tanh", "clamped_swiglu"): ops.glu_backward(x, x, x, activation)
+    for kind in ("llama", "gemma"):
+        found, inverse = ops.rms_norm_backward(x, x, x[0], 1e-6, kind=kind)
+    ops.rms_norm_backward_weight(x, x, inverse)
+    for cos in (table, table.to(dtype)): ops.rope(x[None, None], cos, cos)
+for dtype, n in ((torch.float16, 64), (torch.bfloat16, 64), (torch.float32, 10)):
+    calls.append(lambda a=(dtype, n): differentiate(*a))
 def latents(dtype, n):
     x, w = torch.zeros(1, 4, n, dtype=dtype), torch.zeros(4, n, n, dtype=dtype)
     for weight in (w, w.transpose(1, 2)): ops.head_linear(x, weight)

@@ -275,6 +275,7 @@ def test_report_reads_well() -> None:
         "swapped:  1 Embedding, 1 Linear, 2 MistralDecoderLayer, 1 MistralForCausalLM, 1 MistralModel, "
         "1 MistralRMSNorm",
         "fused:    2 decoder layer calls, 6 other calls",
+        "trained:  8 calls of norms, MLPs and rotations in layers that ran stock code",
         "prompts:  2 forward passes of many tokens, or without a filled cache",
         "fallback: 2 calls: training",
     ]

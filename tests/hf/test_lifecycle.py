@@ -221,19 +221,21 @@ def test_gradients_are_those_of_stock(pair: Any, mode: str) -> None:
         model.train(mode != "eval")
         if mode == "checkpointing":
             model.gradient_checkpointing_enable()
-    assert_equal(*(gradients(model) for model in pair))
+    stock, model = pair
+    assert_as_exact(gradients, model, stock)
     reason = "gradients are needed" if mode == "eval" else "training"
     assert report(pair[1]).fallbacks[reason]
 
 
 def test_gradient_for_an_input_of_a_frozen_model(pair: Any) -> None:
-    found = []
-    for model in pair:
-        model.requires_grad_(False)
-        embeddings = model.get_input_embeddings()(PROMPT).clone().requires_grad_()
+    def of_embeddings(model: Any, embeddings: torch.Tensor) -> torch.Tensor:
+        embeddings.requires_grad_()
         model(inputs_embeds=embeddings).logits.sum().backward()
-        found.append(embeddings.grad)
-    assert torch.equal(*found)
+        assert embeddings.grad is not None
+        return embeddings.grad
+
+    stock, model = (each.requires_grad_(False) for each in pair)
+    assert_as_exact(of_embeddings, model, stock, stock.get_input_embeddings()(PROMPT).clone())
 
 
 def test_frozen_model_is_fused_with_grad_enabled(pair: Any) -> None:
@@ -267,13 +269,11 @@ def test_lora(pair: Any) -> None:
     assert tokens(adapted[1]) == tokens(adapted[0])
     assert "self_attn.q_proj was replaced" in report(pair[1]).fallbacks
 
-    for model in adapted:
-        model.train()
-    loss = [model(PROMPT, labels=PROMPT).loss for model in adapted]
-    for value in loss:
-        value.backward()
-    trained = [[p.grad for p in model.parameters() if p.requires_grad] for model in adapted]
-    assert_equal(*trained)
+    def trained(model: Any) -> list[torch.Tensor]:
+        model.train()(PROMPT, labels=PROMPT).loss.backward()
+        return [p.grad for p in model.parameters() if p.requires_grad]
+
+    assert_as_exact(trained, adapted[1], adapted[0])
 
     merged = [model.eval().merge_and_unload() for model in adapted]
     before = report(merged[1])

@@ -167,6 +167,19 @@ def test_without_the_compiler_it_says_so_and_ends_well(
     assert "skipped: missing programs: gcc" in capsys.readouterr().out
 
 
+def test_the_code_of_kernels_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(mesa, "build", lambda place: Path(__file__))
+    launched = [Launched("glu.metal", f"glu<half, {name}, 8>", {}, 256) for name in ("Silu", "Gelu")]
+    monkeypatch.setattr(kernels, "every", lambda: launched)
+    monkeypatch.setattr(compile.Compiler, "_printed", lambda self, text: PRINTED if "Silu" in text else "")
+    monkeypatch.setattr(sys, "argv", ["agx", "--kernels", "Silu", "--code"])
+    assert command.main() == 0
+    assert capsys.readouterr().out == f"glu.metal: glu<half, Silu, 8>\n{PRINTED}\n"
+
+
 def test_what_a_step_of_the_build_said_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mesa.shutil, "which", lambda name: name)
     monkeypatch.setattr(mesa, "_fetch", lambda place, log: (place / "mesa_25.0.7.orig.tar.xz").write_text("another"))

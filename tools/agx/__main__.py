@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.agx", description=__doc__)
     parser.add_argument("--update", action="store_true", help="write the record and the table")
     parser.add_argument("--kernels", default="", help="a regular expression: prints the rows of these alone")
+    parser.add_argument("--code", action="store_true", help="print the instructions of those kernels, nothing else")
     options = parser.parse_args()
     try:
         compiler = compile.Compiler(mesa.build(ROOT / "build/agx"), ROOT / "build/agx/cache")
@@ -32,6 +33,10 @@ def main() -> int:
         print(f"skipped: {why}")
         return 0
     wanted = [kernel for kernel in kernels.every() if re.search(options.kernels, kernel.entry)]
+    if options.code:
+        for kernel in wanted:
+            print(f"{kernel.file}: {kernel.entry}\n{compiler.code(kernel)}")
+        return 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(compiler.try_row, wanted))
     rows = [row for row in found if isinstance(row, record.Row)]

@@ -51,7 +51,15 @@ class Compiler:
         found = json.loads(kept.read_text())
         return record.row(kernel.file, label, kernel.threads, found["statistics"], Loop(**found["loop"]))
 
+    def code(self, kernel: Launched) -> str:
+        """The kernel's instructions, in Mesa's words, last form last. Raises CompileError."""
+        return self._printed(opencl.source(kernel, self._shaders[kernel.file], SHADERS)[0])
+
     def _compiled(self, text: str) -> tuple[str, Loop]:
+        printed = self._printed(text)
+        return json.loads(printed.splitlines()[-1])["stats"], main_loop(printed)
+
+    def _printed(self, text: str) -> str:
         includes = [word for folder in opencl.HEADERS for word in ("-I", str(folder))]
         ir = _run([CLANG, *OPTIONS.split(), *includes, "-"], text)
         # SPIR-V has no freeze; a bitcast to the same type is forgotten by opt.
@@ -62,8 +70,7 @@ class Compiler:
             bitcode, spirv = f"{folder}/kernel.bc", f"{folder}/kernel.spv"
             _run([OPT, "-passes=instsimplify", "-", "-o", bitcode], ir)
             _run([TRANSLATOR, "--spirv-max-version=1.3", bitcode, "-o", spirv])
-            printed = _run([str(self._agx_stats), spirv], AGX_MESA_DEBUG="shaders")
-        return json.loads(printed.splitlines()[-1])["stats"], main_loop(printed)
+            return _run([str(self._agx_stats), spirv], AGX_MESA_DEBUG="shaders")
 
 
 def _run(command: list[str], text: str = "", **environment: str) -> str:

@@ -98,6 +98,10 @@ def others() -> Iterator[Callable[[], object]]:
     yield partial(ops.rms_norm, x, x[0], 1e-6, residual=x)
     yield partial(ops.rms_norm, x, x[0], 1e-6, kind="olmo")
     yield partial(ops.permute_columns_and_norm, x, torch.zeros(4096, dtype=torch.int32), x[0])
+    yield partial(ops.rms_norm_backward, x, x, x[0], 1e-6)
+    yield partial(ops.rms_norm_backward_weight, x, x, torch.ones(2))
+    yield partial(ops.glu_backward, x, x, x)
+    yield partial(ops.rope, x.view(1, 32, 2, 128), torch.ones(1, 2, 128), torch.ones(1, 2, 128))
     yield partial(ops.moe_choose, torch.zeros(1, 256), 8, score="sigmoid", groups=8, top_groups=4)
     for truncate in (False, True):
         yield partial(_sample, truncate)

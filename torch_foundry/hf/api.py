@@ -25,10 +25,12 @@ from torch_foundry.hf.packing import Formats, dequantize_model, pack_model, pack
 from torch_foundry.hf.pretrained import ModelMixin, forget
 from torch_foundry.hf.quantizer import attach
 from torch_foundry.hf.report import Report, build_report
+from torch_foundry.hf.training import trained_parts
 from torch_foundry.hf.wrapper import WrapperMixin
 from torch_foundry.kvcache.formats import parse
 from torch_foundry.models.families import FAMILIES, TESTED_VERSIONS
 from torch_foundry.models.family import class_key
+from torch_foundry.models.guards import CallGuard
 from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.outputs import decoder_of, head_of, wrapper_of
 from torch_foundry.models.spec import known_layers
@@ -48,8 +50,9 @@ def patch(
     """Run `model` on fused kernels, in place; returns it. Results are the same up to rounding.
 
     Decoder layers of known families, embeddings, norms and output layers get another class. Parameters, names, hooks
-    and `state_dict` stay as they are, and `unpatch` restores the classes. Whatever the kernels can't do (training,
-    recorded attentions, foreign caches ...) runs the stock code. `report(model)` says what was replaced, what was not
+    and `state_dict` stay as they are, and `unpatch` restores the classes. Whatever the kernels can't do (recorded
+    attentions, foreign caches ...) runs the stock code; in training that is of layers, whose norms, MLPs and rotations
+    are ops with a backward. `report(model)` says what was replaced, what was not
     and why, and how often stock code ran. Patching again replaces modules that were added since.
 
     quantize: pack the weights first, as `torch_foundry.quantize(model, quantize)` does. Changes results, and `unpatch`
@@ -84,15 +87,21 @@ def patch(
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
     models = [(m, _model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
+    leaves = {id(module) for module, _, _ in leaf_modules}
+    layers = [layer for layer in model.modules() if not is_swapped(layer)]
+    trained = [part for layer in layers for part in trained_parts(layer, state) if id(part[0]) not in leaves]
 
-    replaced = {id(module) for module, _ in plans} | {id(module) for module, _, _ in leaf_modules}
+    replaced = leaves | {id(module) for module, _ in plans}
     not_replaced = modules_not_replaced(model, replaced, not_replaced, {id(module): mixin for module, mixin in models})
 
     # from here on nothing can fail
     state.not_replaced = not_replaced
     state.sync_every = state.sync_every if sync_every is None else sync_every
     state.kv_cache = state.kv_cache if formats is None else formats
+    for part, trained_mixin, part_plan in trained:
+        swap(part, trained_mixin, part_plan)
     for layer, plan in plans:
+        plan.watch = CallGuard(layer)  # of parts with the classes that they have now
         swap(layer, LayerMixin, plan)
     for module, mixin, leaf_plan in leaf_modules:
         swap(module, mixin, leaf_plan)

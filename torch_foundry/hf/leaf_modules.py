@@ -14,12 +14,13 @@ from torch import nn
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
+from torch_foundry.hf.training import NormPlan, trained_norm
 from torch_foundry.models.families import SCALED_EMBEDDINGS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import device_reason, tensor_reason
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
-from torch_foundry.models.weights import Linear, Norm, weight_reason
+from torch_foundry.models.weights import Linear, weight_reason
 
 
 def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
@@ -40,10 +41,15 @@ def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tenso
     """Raise Fallback if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
     if reason := weight_reason((parameters,), dtype):
         raise Fallback(reason)
-    if torch.is_grad_enabled() and (
-        (x is not None and x.requires_grad) or any(p is not None and p.requires_grad for p in parameters.values())
-    ):
+    if needs_grad(parameters, x):
         raise Fallback("gradients are needed")
+
+
+def needs_grad(parameters: dict[str, Any], x: torch.Tensor | None) -> bool:
+    """Whether autograd has to record a call with x."""
+    return torch.is_grad_enabled() and (
+        (x is not None and x.requires_grad) or any(p is not None and p.requires_grad for p in parameters.values())
+    )
 
 
 class LeafMixin(FoundryModule):
@@ -107,22 +113,14 @@ class LinearMixin(LeafMixin):
         return super()._tensors(input) | {"result": ([*input.shape[:-1], self.weight.shape[0]], input.dtype)}
 
 
-class NormPlan(Plan):
-    """A norm's weight, and how it rounds."""
-
-    __slots__ = ("norm",)
-
-    def __init__(self, module: nn.Module, state: ModelState) -> None:
-        super().__init__(state)
-        self.norm = Norm(module)
-
-
 class NormMixin(LeafMixin):
     """The norms of `families.NORMS`, and torch's LayerNorm."""
 
     plan_class = NormPlan
 
     def _fused(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
+        if plan.norm.fuses and needs_grad(plan.norm.parameters, input):
+            return trained_norm(plan.norm, input)
         if reason := tensor_reason(input):
             raise Fallback(reason)
         check_weights(plan.norm.parameters, input.dtype, input)

@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_foundry.hf.layer import LayerMixin
 from torch_foundry.hf.pretrained import ModelMixin
+from torch_foundry.hf.training import TrainedMixin
 from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.models.swap import base_class, is_swapped
@@ -29,6 +30,7 @@ class Report:
     fallbacks: Counter[str] = field(default_factory=Counter)  # reason -> calls of a module that ran stock code
     fused: int = 0  # calls of decoder layers that ran fused
     fused_leaf_modules: int = 0  # calls of embeddings, norms and linear layers that ran fused
+    trained: int = 0  # calls of norms, MLPs and attention in layers that ran stock code, by ops with a backward
     packed: dict[str, str] = field(default_factory=dict)  # module name -> weight format
     layers: int = 0  # fused decoder layers
     steps: int = 0  # forward passes of a few tokens that were one graph
@@ -50,6 +52,8 @@ class Report:
         for fmt, names in _by_value(self.packed).items():
             lines.append(f"packed:   {len(names)} weights as {fmt}")
         lines.append(f"fused:    {self.fused} decoder layer calls, {self.fused_leaf_modules} other calls")
+        if self.trained:
+            lines.append(f"trained:  {self.trained} calls of norms, MLPs and rotations in layers that ran stock code")
         if self.steps:
             lines.append(f"graphs:    {self.steps} forward passes, {self.captured} of them captured")
         if self.graph_bytes:
@@ -87,7 +91,7 @@ def build_report(model: nn.Module) -> Report:
     not_replaced: dict[str, str] = {}
     fallbacks: Counter[str] = Counter()
     captured: list[ModelPlan] = []
-    fused = leaf_modules = layers = 0
+    fused = leaf_modules = layers = trained = 0
     for name, module in model.named_modules():
         if isinstance(module, FoundryLinear | FoundryEmbedding):
             packed[name] = module.format
@@ -96,6 +100,10 @@ def build_report(model: nn.Module) -> Report:
         if not is_swapped(module):
             continue
         plan = module._foundry
+        if isinstance(module, TrainedMixin):  # it has its class for training alone
+            trained += plan.fused
+            fallbacks.update(plan.fallbacks)
+            continue
         swapped[name] = base_class(type(module)).__name__
         not_replaced = not_replaced or plan.state.not_replaced
         if isinstance(module, ModelMixin):
@@ -116,6 +124,7 @@ def build_report(model: nn.Module) -> Report:
         fallbacks,
         fused,
         leaf_modules,
+        trained,
         packed,
         layers,
         steps=sum(plan.steps for plan in captured),

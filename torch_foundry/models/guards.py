@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 from transformers.utils import output_capturing
 
@@ -37,6 +38,24 @@ def device_reason(dtype: torch.dtype, kind: str) -> str | None:
         return "autocast"
     if torch.jit.is_tracing():
         return "tracing"
+    return None
+
+
+def differentiable_reason(x: torch.Tensor) -> str | None:
+    """Why ops with a backward may not take the place of stock code on `x`; None if they may. Autocast leaves the inputs
+    of what they stand for as they are."""
+    if type(x) is not torch.Tensor:
+        return f"input is a {type(x).__name__}"
+    if not x.numel():
+        return "empty input"
+    if x.dtype not in KERNEL_DTYPES:
+        return f"dtype {str(x.dtype).removeprefix('torch.')}"
+    if not has_executor(x.device.type):
+        return f"no executor for device {x.device.type}"
+    if torch.jit.is_tracing():
+        return "tracing"
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return "derivatives by torch.func or in forward mode"
     return None
 
 

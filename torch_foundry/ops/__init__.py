@@ -1,12 +1,13 @@
 """The fused ops: typed functions over `torch.ops.torch_foundry`, and fake implementations for torch.compile.
 
 All take float32, float16 or bfloat16 activations, accumulate in float32 and round once at the end. The device of the
-tensors decides which executor runs. Only `linear` has a backward: differentiating through another op raises. Wrong
-arguments raise RuntimeError with the argument's name and what was expected. `torch_foundry.testing.reference` and
-`reference_moe` are the same in plain torch.
+tensors decides which executor runs. `glu`, `linear`, `rms_norm` and `rope` have a backward: differentiating through
+another op raises, and so does differentiating a gradient, but rope's. Wrong arguments raise RuntimeError with the
+argument's name and what was expected. `torch_foundry.testing.reference` and its neighbours are the same in plain torch.
 """
 
 from torch_foundry.ops.altup import altup_add, altup_collapse, altup_correct, altup_expand, altup_predict
+from torch_foundry.ops.backward import glu_backward, rms_norm_backward, rms_norm_backward_weight, rope
 from torch_foundry.ops.gated_delta import gated_delta
 from torch_foundry.ops.head_linear import head_linear
 from torch_foundry.ops.mamba2 import mamba2
@@ -38,6 +39,7 @@ __all__ = [
     "embedding",
     "gated_delta",
     "glu",
+    "glu_backward",
     "head_linear",
     "layer_norm",
     "linear",
@@ -56,6 +58,9 @@ __all__ = [
     "permute_columns",
     "permute_columns_and_norm",
     "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_backward_weight",
+    "rope",
     "rope_kv",
     "sample",
     "sample_count_prompt",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_foundry import ops, quant
 from torch_foundry.testing import reference as plain
+from torch_foundry.testing import reference_backward as backward
 from torch_foundry.testing.tolerance import (
     U32,
     UNIT,
@@ -54,6 +55,32 @@ def rms_norm(given: Given, device: Device = "cpu") -> None:
     if (scale := wide.get("scale")) is not None:
         bound = bound * scale.abs() + UNIT[got.dtype] * truth.abs()
     assert_bound(got, truth, bound)
+
+
+def rms_norm_backward(given: Given, device: Device = "cpu") -> None:
+    """ops.rms_norm_backward, and the weight's gradient of what it returns: about sqrt(n) roundings of f32 in a sum."""
+    wide = double(given)
+    (truth, root), (stock, _) = backward.rms_norm_backward(**wide), backward.rms_norm_backward(**given)
+    grad, x = wide["grad"], wide["x"]
+    mine = on(given, device)
+    got, inverse = ops.rms_norm_backward(**mine)
+    assert_norm(got.cpu(), truth, stock)
+    rounded = (8 + 2 * x.shape[-1] ** 0.5) * U32
+    weighed = (grad * (wide["weight"] + (given["kind"] == "gemma"))).abs()
+    size = root[..., None] * (weighed + x.abs() * root[..., None].square() * (weighed * x.abs()).mean(-1, keepdim=True))
+    assert_bound(got.cpu(), truth, UNIT[got.dtype] * truth.abs() + 1.01 * rounded * size)
+    assert_bound(inverse.cpu(), root, rounded * root)
+
+    truth, stock = (
+        backward.rms_norm_backward_weight(grad, x, root),
+        backward.rms_norm_backward_weight(given["grad"], given["x"], root.float()),
+    )
+    got = ops.rms_norm_backward_weight(mine["grad"], mine["x"], inverse).cpu()
+    assert_norm(got, truth, stock)
+    terms = (grad * x * root[..., None]).abs().flatten(0, -2)
+    assert_bound(
+        got, truth, UNIT[got.dtype] * truth.abs() + ((4 + 2 * len(terms) ** 0.5) * U32 + rounded) * terms.sum(0)
+    )
 
 
 def layer_norm(given: Given, device: Device = "cpu") -> None:
@@ -140,6 +167,20 @@ def xielu(given: Given, device: Device = "cpu") -> None:
     assert_bound(got, truth, UNIT[got.dtype] * truth.abs() + 16 * U32 * ((truth.abs() + 2 * line) + 1e-6))
 
 
+def glu_backward(given: Given, device: Device = "cpu") -> None:
+    """ops.glu_backward: of slopes, sums and products of a few numbers, as of `glu`."""
+    wide = double(given)
+    truth, stock = backward.glu_backward(**wide), backward.glu_backward(**given)
+    found = [each.cpu() for each in ops.glu_backward(**on(given, device))]
+    gate, up = wide["gate"] * given.get("gate_scale", 1.0), wide["up"]
+    argument = torch.maximum(gate.abs() * (1 + 0.0447 * gate.square()) * 1.6, gate.square())
+    sizes = (1 + gate.abs()) * (1 + up.abs()), gate.abs() + 1
+    for got, exact, theirs, size in zip(found, truth, stock, sizes, strict=True):
+        assert_norm(got, exact, theirs)
+        rounded = U32 * (24 + 3 * argument) * size * wide["grad"].abs()
+        assert_bound(got, exact, UNIT[got.dtype] * exact.abs() + rounded)
+
+
 # ------------------------------------------------------------------------------------------------------- rope and cache
 
 
@@ -174,6 +215,14 @@ def rope_kv(given: Given, device: Device = "cpu") -> None:
     assert_equal(v_cache, stock["v_cache"])
     for old in (slice(0, new.start), slice(new.stop, None)):
         assert_equal(k_cache[:, :, old], given["k_cache"][:, :, old])
+
+
+def rope(given: Given, device: Device = "cpu") -> None:
+    """ops.rope: one rounding of a sum of two products."""
+    truth, got = backward.rope(**double(given)), ops.rope(**on(given, device)).cpu()
+    assert_norm(got, truth, backward.rope(**given))
+    pair = 2 * given["x"].double().abs().amax(-1, keepdim=True) * max(1.0, float(given["cos"].abs().max()))
+    assert_bound(got, truth, UNIT[got.dtype] * truth.abs() + 3 * U32 * pair)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
