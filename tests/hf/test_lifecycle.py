@@ -217,11 +217,9 @@ def test_resized_embeddings(pair: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval", "checkpointing"])
 def test_gradients_are_those_of_stock(pair: Any, mode: str) -> None:
-    for model in pair:
-        model.train(mode != "eval")
-        if mode == "checkpointing":
-            model.gradient_checkpointing_enable()
-    stock, model = pair
+    stock, model = (each.train(mode != "eval") for each in pair)
+    if mode == "checkpointing":
+        model.gradient_checkpointing_enable()
     assert_as_exact(gradients, model, stock)
     reason = "gradients are needed" if mode == "eval" else "training"
     assert report(pair[1]).fallbacks[reason]

@@ -164,7 +164,7 @@ def _fault(name: str, old: str, new: str, case: Case | None = None) -> Fault:
 
 
 FAULTS = [
-    _fault("sign", "-(q * sin_a[n])", "q * sin_a[n]"),
+    _fault("sign", "q * sin_b[n] : -(q * sin_a[n])", "q * sin_b[n] : q * sin_a[n]"),
     _fault("transposed-with-the-other-sine", "args.transposed ? q * sin_b[n]", "args.transposed ? q * sin_a[n]",
            Case(transposed=True)),
     _fault("transposed-sign", "args.transposed ? -(p * sin_a[n])", "args.transposed ? p * sin_a[n]",
