@@ -42,7 +42,7 @@ def drive(
     session = conversation.session
 
     async def run() -> None:
-        app = ChatApp(Commands(conversation, lambda name: (session.model, session.tokenizer, name)), [*lines])
+        app = ChatApp(Commands(conversation, lambda name: (session.model, session.tokenizer, name, "")), [*lines])
         async with app.run_test(size=size) as pilot:
             await test(pilot)
 
@@ -302,23 +302,32 @@ def test_log_and_figures(scripted: Make) -> None:
     assert "tokens/s    40.0\n" in table(FIGURES) and "drafts      15 of 20 accepted\n" in table(FIGURES)
 
 
-def draw(tokenizer: Any, size: tuple[int, int]) -> str:
+def drawn(conversation: Conversation, questions: list[str], size: tuple[int, int], attached: Any = ()) -> str:
     """A conversation as SVG, without what differs from run to run."""
-    answer = "## Weather\n\n- **Hot** by day, `21 °C`\n- cold by night 日本\n\n```python\nprint(21)\n```\n"
-    conversation = Conversation(Scripted(tokenizer, answer), tokenizer, name="scripted, float32", system="Be brief.")
-    drawn = []
+    found = []
 
     async def test(pilot: Pilot[None]) -> None:
-        await send(pilot, "How is the weather?")
+        for path in attached:
+            await send(pilot, f"/image {path}")
+            pilot.app.query(".note").remove()  # it has the folder's name
+        for question in questions:
+            await send(pilot, question)
         conversation.figures = FIGURES
         pilot.app.query_one("#figures", Static).update(table(FIGURES))
         app_of(pilot)._title()
         pilot.app.screen.set_focus(None)  # no cursor, which blinks
         await pilot.pause()
-        drawn.append(pilot.app.export_screenshot(title="torch-foundry chat", simplify=True))
+        found.append(pilot.app.export_screenshot(title="torch-foundry chat", simplify=True))
 
     drive(conversation, test, size)
-    return re.sub(r"terminal-\d+", "terminal", drawn[0]) + "\n"
+    return re.sub(r"terminal-\d+", "terminal", found[0]) + "\n"
+
+
+def draw(tokenizer: Any, size: tuple[int, int]) -> str:
+    """A question and its answer."""
+    answer = "## Weather\n\n- **Hot** by day, `21 °C`\n- cold by night 日本\n\n```python\nprint(21)\n```\n"
+    conversation = Conversation(Scripted(tokenizer, answer), tokenizer, name="scripted, float32", system="Be brief.")
+    return drawn(conversation, ["How is the weather?"], size)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (110, 20)], ids=lambda size: "x".join(map(str, size)))

@@ -147,7 +147,7 @@ def test_settings_that_nothing_can_have(name: str, text: str) -> None:
 
 def test_save_resume_and_another_model(demo: Any, tmp_path: Path) -> None:
     file, other = tmp_path / "chat.safetensors", torch_foundry.load(draft_model_path(), device="cpu", progress=False)
-    commands = Commands(Conversation(*demo), lambda name: (*other, name))
+    commands = Commands(Conversation(*demo), lambda name: (*other, name, ""))
     commands.conversation.ask(HOT, unheard)
     said = list(commands.conversation.messages)
     commands.run(f"/save {file}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import io
 import struct
 import zlib
@@ -14,31 +13,21 @@ import anthropic
 import httpx
 import openai
 import pytest
-import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, LlavaConfig, LlavaProcessor
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from tests.hf.tiny_wrappers import SCALE, TEXT, TOWER
+from tests.hf.seeing import model_and_processor, picture_file
 from tests.serving.conftest import NAME, Serve, address
 from torch_foundry import cli
 from torch_foundry.engine import Engine, SamplingParams
-from torch_foundry.hf.api import patch
 from torch_foundry.serving.app import Server
 
-TEMPLATE = """{% for m in messages %}[{{ m.role }}]{% for part in m.content %}\
-{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}[assistant]"""
 TOKENS = 6
 Seeing = tuple[Any, Any]
 
 
-def picture(color: tuple[int, int, int], size: tuple[int, int] = (20, 24), format: str = "PNG") -> str:
+def picture(*args: Any) -> str:
     """An image, as base64."""
-    file = io.BytesIO()
-    image = Image.new("RGB", size, color)
-    image.putpixel((3, 3), (255, 255, 255))
-    image.save(file, format)
-    return base64.b64encode(file.getvalue()).decode()
+    return base64.b64encode(picture_file(*args)).decode()
 
 
 RED, BLUE = picture((250, 20, 20)), picture((20, 20, 250), (40, 16), "JPEG")
@@ -47,29 +36,7 @@ RED, BLUE = picture((250, 20, 20)), picture((20, 20, 250), (40, 16), "JPEG")
 @pytest.fixture(scope="module")
 def seeing(demo: Any) -> Seeing:
     """A tiny model that is shown images, patched, and its processor, with the demo's tokenizer."""
-    tokenizer = copy.deepcopy(demo[1])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    size = {"height": 16, "width": 16}
-    images = CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False)
-    processor = LlavaProcessor(images, tokenizer, patch_size=4, vision_feature_select_strategy="full")
-    tokenizer.chat_template = processor.chat_template = TEMPLATE
-    config = LlavaConfig(
-        text_config={**TEXT, "model_type": "llama", "vocab_size": len(tokenizer)},
-        vision_config={"model_type": "clip_vision_model", **TOWER},
-        image_token_index=processor.image_token_id,
-        image_seq_length=17,
-        vision_feature_select_strategy="full",
-        tie_word_embeddings=False,
-    )
-    processor.num_additional_image_tokens = 1
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name and "bias" not in name:
-                parameter.copy_(SCALE * torch.randn(parameter.shape))
-    model.generation_config.eos_token_id = None
-    return patch(model), processor
+    return model_and_processor(demo[1])
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
 from textual.widgets import Footer, RichLog, Static
 
+from torch_foundry.chat.answer import Figures
 from torch_foundry.chat.commands import Commands, Outcome
-from torch_foundry.chat.conversation import Figures
+from torch_foundry.chat.pictures import told
 from torch_foundry.chat.widgets import Answer, Prompt, table
 from torch_foundry.core.errors import first_line
 
@@ -116,6 +117,10 @@ class ChatApp(App[None]):
             prompt.remember(sent.text.strip())
             prompt.load_text("")
 
+    def on_prompt_dropped(self, dropped: Prompt.Dropped) -> None:
+        """Attach images whose files were dropped on the input."""
+        self._begin(f"/image {dropped.text.strip()}")
+
     # ------------------------------------------------------------------------------------------------------- at work
 
     def _begin(self, line: str) -> bool:
@@ -213,7 +218,7 @@ class ChatApp(App[None]):
         await talk.mount_all(
             Answer(message["content"])
             if message["role"] == "assistant"
-            else Static(message["content"], classes="note" if message["role"] == "system" else "question", markup=False)
+            else Static(told(message), classes="note" if message["role"] == "system" else "question", markup=False)
             for message in shown
         )
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_foundry import quant
-from torch_foundry.chat.conversation import Conversation, Figures
+from torch_foundry.chat.answer import Figures
+from torch_foundry.chat.conversation import Conversation
+from torch_foundry.chat.pictures import described, files_in, told
 from torch_foundry.hf.api import quantize, report
 
 Ask = Callable[[Callable[[str], None]], Figures]
-Load = Callable[[str], tuple[Any, Any, str]]
+Load = Callable[[str], tuple[Any, Any, str, Any]]
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Outcome:
 class Commands:
     """What each command does, by its method; its docstring is what `/help` says.
 
-    conversation: the one that goes on. load: returns model, tokenizer and name for what somebody calls a model; raises
-    what says why not.
+    conversation: the one that goes on. load: returns model, tokenizer, name and processor, as of `Conversation`, for
+    what somebody calls a model; raises what says why not.
     """
 
     def __init__(self, conversation: Conversation, load: Load) -> None:
@@ -83,7 +85,8 @@ class Commands:
         do. ValueError: no such command, or what is wrong with what follows it."""
         if not line.startswith("/"):
             text = line.strip()
-            return Outcome(ask=lambda emit: self.conversation.ask(text, emit), question=text)
+            question = told({"content": [*self.conversation.attached, {"type": "text", "text": text}]})
+            return Outcome(ask=lambda emit: self.conversation.ask(text, emit), question=question)
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         found = [name for name in self.names() if name.startswith(word)] if word else []
         if len(found) != 1:
@@ -115,7 +118,20 @@ class Commands:
         """take the last question back, to ask it in other words"""
         if self.conversation.last_question() is None:
             raise ValueError("/edit: there is no question yet")
-        return Outcome(edit=self.conversation.take_back(), changed=True)
+        text = self.conversation.take_back()
+        return Outcome(self._attached() if self.conversation.attached else "", edit=text, changed=True)
+
+    def do_image(self, rest: str) -> Outcome:
+        """[FILE ...]: show the model images with the next question; without a file, none"""
+        if rest:
+            self.conversation.attach(*files_in(rest))
+            return Outcome(self._attached())
+        self.conversation.attached = []
+        return Outcome("the next question shows no image")
+
+    def _attached(self) -> str:
+        lines = map(described, self.conversation.attached)
+        return "\n".join([*lines, "shown with the next question (/image alone: not)"])
 
     def do_system(self, rest: str) -> Outcome:
         """[TEXT]: set the system message; without a text, remove it"""
@@ -147,7 +163,8 @@ class Commands:
             raise ValueError(f"/quantize {rest}: expected one of {quant.listing(quant.PACKABLE)}")
         old, session = self.conversation, self.conversation.session
         model = quantize(session.model, rest)
-        self.conversation = old.moved_to(model, session.tokenizer, f"{old.name.partition(', ')[0]}, {rest}")
+        name = f"{old.name.partition(', ')[0]}, {rest}"
+        self.conversation = old.moved_to(model, session.tokenizer, name, old.processor)
         return Outcome(f"weights are packed as {rest}; the conversation is read anew")
 
     def do_save(self, rest: str) -> Outcome:
@@ -162,7 +179,12 @@ class Commands:
         if not rest:
             raise ValueError("/resume: expected the name of a file")
         self.conversation.resume(rest)
-        return Outcome(f"resumed: {rest}", changed=True)
+        return Outcome("\n".join([f"resumed: {rest}", *self.gone()]), changed=True)
+
+    def gone(self) -> list[str]:
+        """A line for each image of the conversation that is not there any more."""
+        why = "an image of this conversation that is gone, or another one by now; without it, nothing can be asked"
+        return [f"{path}: {why}" for path in self.conversation.gone()]
 
     def do_tool(self, rest: str) -> Outcome:
         """TEXT: what a tool that the model called has returned"""

@@ -7,17 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
+from torch_foundry.chat.answer import Answer, Ended, Figures
+from torch_foundry.chat.pictures import Pictures, text_of
 from torch_foundry.core import devices, runtime
-from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.hf.api import report
 from torch_foundry.io.session import Session
 from torch_foundry.serving.parsing import AnswerParser, Piece
+from torch_foundry.text.images import in_parts, inputs_of, shown_in
 
 # For models that were not trained to chat: they are shown the transcript of one, and stopped where they go on with it.
 TRANSCRIPT = (
@@ -28,88 +28,12 @@ TRANSCRIPT = (
 NEXT_TURN = "\nUser:"
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What an answer took."""
-
-    prompt: int  # tokens
-    reused: int  # of these, the ones that were not read again
-    tokens: int  # new
-    first: float  # seconds until the first of them
-    later: float  # seconds from then to the last
-    launches: int
-    drafted: int
-    accepted: int
-    memory: int  # bytes: what the device has allocated, or the process
-    ended: str  # "stop": the model said so; "length"; "interrupted"
-
-    @property
-    def rate(self) -> float:
-        """New tokens a second, behind the first one."""
-        return (self.tokens - 1) / self.later if self.later > 0 else 0.0
-
-    @property
-    def prefill(self) -> float:
-        """Tokens of the prompt that were read in a second."""
-        return (self.prompt - self.reused) / self.first if self.first > 0 else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """All of them; times in seconds, memory in bytes."""
-        return asdict(self) | {"tokens_per_second": self.rate, "prefill_tokens_per_second": self.prefill}
-
-
-class _Ended(Exception):
-    """Ends generate() from within: the answer is complete, or nobody wants more of it."""
-
-
-class Answer(BaseStreamer):
-    """Takes an answer's tokens from generate(), and hands their text to `emit` as it becomes final."""
-
-    def __init__(self, tokenizer: Any, stop: list[str], emit: Callable[[str], None], go_on: Callable[[], bool]) -> None:
-        self._text, self._emit, self._go_on = Detokenizer(tokenizer, stop), emit, go_on
-        self._shown = 0  # characters
-        self.tokens: list[int] = []
-        self.times: list[float] = []  # of the prompt, and of each block of tokens
-        self.ended = ""
-
-    @property
-    def text(self) -> str:
-        """So far, of what is final."""
-        return self._text.text
-
-    def put(self, value: Any) -> None:
-        """Take the prompt, which comes first, or new tokens. Raises _Ended where the answer ends early."""
-        self.times.append(time.perf_counter())
-        for token in value.flatten().tolist() if len(self.times) > 1 else ():
-            self.tokens.append(token)
-            self.ended = self.ended or self._text.push(token)
-        self._show()
-        if self._text.error is not None:
-            raise self._text.error
-        if not self.ended and not self._go_on():
-            self.ended = "interrupted"
-        if self.ended:
-            raise _Ended
-
-    def end(self) -> None:
-        """Called by generate()."""
-
-    def finish(self) -> None:
-        """Hand out the rest, once there are no more tokens."""
-        self._text.finish()
-        self._show()
-
-    def _show(self) -> None:
-        if len(new := self.text[self._shown :]):
-            self._shown += len(new)
-            self._emit(new)
-
-
 class Conversation:
     """Messages, settings and the model that answers. One thread at a time asks; any may call `stop`.
 
     model, tokenizer: as `torch_foundry.load` returns them. name: of the model, to be shown. system: a system message.
-    tools: their JSON schemas, for templates that know them. log: is told, a line at a time, what else happened: stock
+    tools: their JSON schemas, for templates that know them. processor: of a model that is shown images, with that
+    tokenizer; or, in words, why it is shown none. log: is told, a line at a time, what else happened: stock
     code that ran and why, what a model without a chat template is shown.
 
     An exchange that fails leaves the messages as before.
@@ -123,10 +47,13 @@ class Conversation:
         name: str = "model",
         system: str = "",
         tools: list[dict[str, Any]] | None = None,
+        processor: Any = "it has no processor of images",
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings: dict[str, int | float] = {}
         self.log, self.name, self._stop = log, name, threading.Event()
+        self.processor, self._pictures = processor, Pictures()
+        self.attached: list[dict[str, Any]] = []  # images that the next question shows
         self._logged: list[str] = []
         self.figures: Figures | None = None  # of the last answer
         self.calls: list[Piece] = []  # of tools, in it
@@ -156,28 +83,51 @@ class Conversation:
 
     def clear(self) -> None:
         """Begin anew; the system message stays."""
-        self.session.messages = self.messages[: bool(self.system)]
+        self.session.messages, self.attached = self.messages[: bool(self.system)], []
 
     def last_question(self) -> int | None:
         """Where the last message lies that is the user's; None if there is none."""
         return next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
 
     def take_back(self) -> str:
-        """Remove the last question, and what followed it, and return it; empty if there is none."""
+        """Remove the last question, and what followed it, and return its text; empty if there is none. Its images are
+        attached to the next one."""
         if (at := self.last_question()) is None:
             return ""
-        text: str = self.messages[at]["content"]
+        question = self.messages[at]
+        self.attached = [*shown_in([question])]
         self.session.messages = self.messages[:at]
-        return text
+        return text_of(question)
+
+    def attach(self, *paths: str | os.PathLike[str]) -> None:
+        """Let the next question show the images in these files, behind those that it shows by now. ValueError says what
+        is wrong with one, or why this model is shown none; then none is."""
+        self._sees()
+        self.attached = [*self.attached, *map(self._pictures.add, paths)]
+
+    def _sees(self) -> None:
+        if isinstance(self.processor, str):
+            raise ValueError(f"{self.name} is shown no images: {self.processor}")
+
+    def gone(self) -> list[str]:
+        """Files of images of the conversation that are gone, or have another content by now."""
+        return self._pictures.gone(self.messages)
 
     # ------------------------------------------------------------------------------------------------------------- ask
 
     def ask(self, text: str, emit: Callable[[str], None], role: str = "user") -> Figures:
-        """Append a message and let the model answer; `emit` gets the answer in pieces.
+        """Append a message, with the images that are attached, and let the model answer; `emit` gets the answer in
+        pieces.
 
-        role: "user", or "tool" for what a tool returned. ValueError: the conversation fills the model's context.
+        role: "user", or "tool" for what a tool returned. ValueError: the conversation fills the model's context, or an
+        image can't be shown.
         """
-        return self._answer([*self.messages, {"role": role, "content": text}], emit)
+        attached = self.attached if role == "user" else []
+        content = [*attached, {"type": "text", "text": text}] if attached else text
+        figures = self._answer([*self.messages, {"role": role, "content": content}], emit)
+        if attached and figures.tokens:
+            self.attached = []
+        return figures
 
     def regenerate(self, emit: Callable[[str], None]) -> Figures:
         """Answer the last question again, in place of what followed it. ValueError if there is none."""
@@ -192,17 +142,15 @@ class Conversation:
     def _answer(self, messages: list[dict[str, Any]], emit: Callable[[str], None]) -> Figures:
         session, began = self.session, time.perf_counter()
         self._stop.clear()
-        inputs = session.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **session.template
-        )
+        inputs = self._prompt(messages)
         prompt = inputs["input_ids"].to(session.model.device)
         stop = [] if self._chats else [NEXT_TURN]
         answer = Answer(session.tokenizer, stop, emit, lambda: not self._stop.is_set())
         options = self._options()
         limits = session.limits(prompt.shape[1], options)
         before, launches = report(session.model), runtime.counters().launches
-        with contextlib.suppress(_Ended):
-            session.generate(prompt, streamer=answer, **options | limits)
+        with contextlib.suppress(Ended):
+            session.generate(prompt, shown=inputs, streamer=answer, **options | limits)
         answer.finish()
         self.figures = self._measured(answer, prompt.shape[1], began, before, runtime.counters().launches - launches)
         self.calls = self._calls(session.tokenizer.decode(prompt[0]), answer.text)
@@ -210,6 +158,17 @@ class Conversation:
             said = answer.text if self._chats else answer.text.strip()
             session.messages = [*messages, {"role": "assistant", "content": said}]
         return self.figures
+
+    def _prompt(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """`input_ids` [1, n], and what the model's processor makes of images."""
+        render, told = self.session.tokenizer.apply_chat_template, {"add_generation_prompt": True}
+        told |= self.session.template
+        if any(shown_in(messages)):
+            self._sees()
+            images = self._pictures.of(messages)
+            return inputs_of(self.processor, render(in_parts(messages), tokenize=False, **told), images)
+        messages = messages if isinstance(self.processor, str) else in_parts(messages)
+        return {"input_ids": render(messages, return_tensors="pt", return_dict=True, **told)["input_ids"]}
 
     def _calls(self, prompt: str, answer: str) -> list[Piece]:
         if not (tools := self.session.template.get("tools")):
@@ -270,9 +229,10 @@ class Conversation:
         session = self.session
         self.session = Session.restore(path, session.model, session.tokenizer, template=session.template)
 
-    def moved_to(self, model: Any, tokenizer: Any, name: str) -> Conversation:
+    def moved_to(self, model: Any, tokenizer: Any, name: str, processor: Any) -> Conversation:
         """The same conversation with another model, which reads it when it is asked next."""
         tools = self.session.template.get("tools")
-        other = Conversation(model, tokenizer, name=name, tools=tools, log=self.log)
+        other = Conversation(model, tokenizer, name=name, tools=tools, processor=processor, log=self.log)
+        other.attached, other._pictures = self.attached, self._pictures
         other.session.messages, other.settings = self.messages, self.settings
         return other

@@ -7,11 +7,12 @@ import re
 from markdown_it import MarkdownIt
 from rich.markdown import Markdown as RichMarkdown
 from textual.containers import Vertical
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import Static, TextArea
 
-from torch_foundry.chat.conversation import Figures
+from torch_foundry.chat.answer import Figures
+from torch_foundry.chat.pictures import are_dropped
 
 PART = 40  # lines that are drawn again as they change
 ITEM = re.compile(r"(?:[-*+]|\d+[.)]) ")
@@ -27,6 +28,9 @@ class Prompt(TextArea):
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
+
+    class Dropped(Sent):
+        """Files of images, as a terminal names those that are dropped on it."""
 
     def __init__(self) -> None:
         super().__init__(soft_wrap=True, show_line_numbers=False, placeholder="Ask, or /help")
@@ -58,6 +62,12 @@ class Prompt(TextArea):
             return await super()._on_key(event)
         event.stop()
         event.prevent_default()
+
+    async def _on_paste(self, event: Paste) -> None:
+        if are_dropped(event.text):
+            self.post_message(self.Dropped(event.text))
+            event.stop()
+            event.prevent_default()  # else TextArea takes it
 
     def _recall(self, at: int) -> None:
         self._at = at

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, load_with_processor, why_blind
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--set", metavar="NAME=VALUE", nargs="+", default=[], help="temperature=0.7, seed=1 ...")
     parser.add_argument("--resume", metavar="FILE", type=Path, help="go on with a conversation that /save wrote")
     parser.add_argument("--tools", metavar="FILE", type=Path, help="JSON: schemas of functions that it may call")
+    parser.add_argument(
+        "--image", metavar="FILE", type=Path, nargs="+", default=[], help="shown with the first question"
+    )
+    parser.add_argument("--no-images", action="store_true", help="load the language model alone, which is shown none")
     parser.add_argument("--plain", action="store_true", help="line by line, also where the terminal could do more")
     parser.add_argument("--json", action="store_true", help="plain: a line of JSON for each answer, with its figures")
     parser.set_defaults(run=run)
@@ -57,31 +61,50 @@ def _conversation(args: argparse.Namespace, settings: dict[str, Any], log: Any) 
     from torch_foundry.chat.commands import Commands
     from torch_foundry.chat.conversation import Conversation
 
-    def another(name: str) -> tuple[Any, Any, str]:
+    def another(name: str) -> tuple[Any, Any, str, Any]:
         return _load(argparse.Namespace(**(vars(args) | {"model": Path(name), "quantize": None})))
 
-    model, tokenizer, name = _load(args)
-    tools = _tools(args.tools)
-    conversation = Conversation(model, tokenizer, name=name, system=args.system, tools=tools, log=log)
+    model, tokenizer, name, processor = _load(args)
+    told = {"system": args.system, "tools": _tools(args.tools), "processor": processor}
+    conversation = Conversation(model, tokenizer, name=name, **told, log=log)
     conversation.settings |= settings
     if args.resume is not None:
         try:
             conversation.resume(args.resume)
         except Exception as error:  # a LoadError, or what the system says
             raise UserError(f"--resume {first_line(error)}") from error
-    return Commands(conversation, another)
+    try:
+        conversation.attach(*args.image) if args.image else None
+    except ValueError as error:
+        raise UserError(f"--image {first_line(error)}") from error
+    commands = Commands(conversation, another)
+    for line in commands.gone():
+        log(line)
+    return commands
 
 
-def _load(args: argparse.Namespace) -> tuple[Any, Any, str]:
-    """Model, patched and packed, its tokenizer, and what it is called."""
+def _load(args: argparse.Namespace) -> tuple[Any, Any, str, Any]:
+    """Model, patched and packed, its tokenizer, what it is called, and its processor, or why it has none."""
     import torch_foundry
 
-    model, tokenizer = load(args)
+    processor: Any = "it was loaded with --no-images" if args.no_images else why_blind(args)
+    if processor and args.image:
+        raise UserError(f"--image: {args.model or 'the demo model'} is shown no images: {processor}")
+    model = None
+    if not processor:
+        try:
+            model, tokenizer, processor = load_with_processor(args)
+        except UserError as error:
+            if args.image:
+                raise
+            processor = str(error)
+    if model is None:
+        model, tokenizer = load(args)
     if tokenizer is None:
         raise UserError(f"{args.model}: it has no tokenizer, which a chat needs")
     torch_foundry.patch(model, quantize=args.quantize)
     name = args.model.resolve().stem if args.model else "demo model"
-    return model, tokenizer, f"{name}, {args.quantize or str(model.dtype).removeprefix('torch.')}"
+    return model, tokenizer, f"{name}, {args.quantize or str(model.dtype).removeprefix('torch.')}", processor
 
 
 def _tools(path: Path | None) -> list[dict[str, Any]] | None:
@@ -155,7 +178,7 @@ def converse(commands: Commands, lines: TextIO, as_json: bool = False) -> int:
             continue
         try:
             outcome = commands.run(line)
-            if text := outcome.text or outcome.edit:
+            for text in filter(None, (outcome.text, outcome.edit)):
                 print(text, file=sys.stderr)
             if outcome.ask is not None:
                 print_answer(outcome.ask, commands.conversation, as_json)

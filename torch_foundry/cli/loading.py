@@ -109,6 +109,26 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
 
 
+def why_blind(args: argparse.Namespace) -> str:
+    """Why the model of `args` is loaded without what sees images; empty if it is loaded with that, by
+    `load_with_processor`."""
+    path = find_model(args.model) if args.model else None
+    if path is None or not path.is_dir() or any(path.glob("*.gguf")):
+        return "only the folder of a model that sees them has what it takes"
+    _check_directory(path)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    from torch_foundry.models.families import HEADS
+
+    known = {key.rpartition(".")[2] for key in HEADS}
+    if "vision_config" not in config or not known.intersection(config.get("architectures") or ()):
+        return "it is no model that is known to see them"
+    if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        return "its folder has no processor of images (preprocessor_config.json)"
+    if config.get("quantization_config"):
+        return "its weights are packed, and packed models are loaded without what sees images"
+    return ""
+
+
 def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The same of a model that is shown images, whole, by transformers, and its processor."""
     path = find_model(args.model) if args.model else None

@@ -39,7 +39,8 @@ class Images:
     """The images of a prompt, and its tokens up to the end of the last one.
 
     end: how many those are. shift: position of any later token, less its number: below 0 where an image has fewer
-    positions than tokens. digest: SHA-256 of what the model is shown. inputs: of the forward pass.
+    positions than tokens. digest: SHA-256 of what the model is shown, which text behind it does not change. inputs: of
+    the forward pass.
     """
 
     end: int
@@ -72,7 +73,6 @@ class Images:
         end = _end(tokens, given, model.config, replaced_ids(around[-1]))
         if end == len(ids):
             raise ValueError("prompt: expected text behind the last image")
-        digest = _digest(given)
         given = {
             name: value.to(decoder.device) if isinstance(value, Tensor) else value for name, value in given.items()
         }
@@ -84,7 +84,7 @@ class Images:
         if shift > 0 or shift != int(behind.min()):
             raise ValueError("prompt: expected positions of text behind the last image, none beyond the tokens' number")
         inputs = {name: value[:, :end] if name in ("input_ids", *TYPES) else value for name, value in inputs.items()}
-        return Images(end, shift, digest, inputs | {"position_ids": positions[..., :end]})
+        return Images(end, shift, _digest(inputs), inputs | {"position_ids": positions[..., :end]})
 
     def read(self, name: Any, model: Any, decoder: DecoderModel, cache: PagedCache) -> None:
         """Take in the first `end` tokens of the sequence `name` of `cache`, in which there is room for them."""

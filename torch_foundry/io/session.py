@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
+from torch_foundry.engine.images import PIXELS, Images
 from torch_foundry.io import LoadError, open_safetensors
 from torch_foundry.io.files import replacing
 from torch_foundry.io.safetensors import write_tensors
@@ -18,6 +20,7 @@ from torch_foundry.io.session_cache import described, restore, tensors_of
 from torch_foundry.io.session_file import FORMAT, about, fingerprint, texts
 from torch_foundry.kvcache.snapshots import MOST, Snapshots, stored, take_back
 from torch_foundry.kvcache.state_tables import EVERY
+from torch_foundry.models.decoder import decoder_plan
 
 
 class Session:
@@ -61,6 +64,7 @@ class Session:
         vars(self.cache)["snapshots"] = Snapshots(*self._snapshots)
         self.tokens: list[int] = []
         self._mask: list[int] = []
+        self._shown = ""  # a digest of the images among them
 
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
@@ -102,12 +106,21 @@ class Session:
         return settings.get(name) or getattr(settings.get("generation_config") or self.model.generation_config, name)
 
     def generate(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        shown: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> torch.Tensor:
         """Generate, as `model.generate(input_ids, attention_mask=...)`, reading only what the cache doesn't hold.
 
         input_ids: int64 [1, n], the whole text so far. attention_mask: [1, n], zeros where it is padded on the left.
-        Returns int64 [1, n + new tokens]. After an interrupt the next turn reads everything again.
+        shown: of a text with images, what the model's processor returns beside these two, for all images of the text.
+        The cache is gone on with if it has read all of the same images; with others, everything is read again.
+
+        Returns int64 [1, n + new tokens]. After an interrupt the next turn reads everything again. ValueError: images
+        for a model that is not patched, is shown none, or can't be shown these; or padding beside images.
         """
         if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
             raise ValueError(f"input_ids: expected [1, n] with n > 0, got {list(input_ids.shape)}")
@@ -115,37 +128,71 @@ class Session:
         mask = [1] * len(text) if attention_mask is None else attention_mask[0].tolist()
         if len(mask) != len(text):
             raise ValueError(f"attention_mask: expected [1, {len(text)}], got [1, {len(mask)}]")
+        images = self._images(shown or {}, text, mask)
         settings = {"tokenizer": self.tokenizer, **self.options, **options}
         settings |= {"return_dict_in_generate": False, "use_cache": True}
         more_rows = max(self._setting(name, options) or 1 for name in ("num_beams", "num_return_sequences")) > 1
+        if more_rows and images is not None:
+            raise ValueError("shown: expected one answer to a text with images, neither beams nor several")
         if more_rows:
             self.reset()  # generate() does not repeat the rows of a cache that it is given
         given = None if attention_mask is None else attention_mask.to(self.model.device)
         if given is None:  # without one, generate() guesses from padding tokens
             given = torch.ones_like(input_ids)
         with uninterruptible():
+            digest, end = ("", 0) if images is None else (images.digest.hex(), images.end)
             self._go_back(text, mask)
+            if digest != self._shown or len(self.tokens) < end:
+                self.reset()
             if any(self.cache.is_sliding):
                 self.cache.activate_past_recording()
                 if self.tokens:
                     self._crop(0, len(self.tokens))  # windows let go of what they kept for the turn before
             reused, cache = len(self.tokens), self.cache
+            if images is not None:
+                settings |= self._about(images, shown or {}, len(text), read=bool(reused))
             self.reset()  # the turn has the cache: if Ctrl-C ends it, the session has an empty one
             self.reused = reused
         try:
-            if all(mask) and not more_rows:
-                self._read(cache, input_ids, reused)
+            if all(mask) and not more_rows and (images is None or reused):
+                self._read(cache, input_ids, reused, settings.get("position_ids"))
             ids: torch.Tensor = self.model.generate(input_ids, attention_mask=given, past_key_values=cache, **settings)
         except Exception:
-            self._keep(cache, text, mask)
+            self._keep(cache, text, mask, digest)
             raise
         new = ids.shape[1] - len(text)
-        self._keep(cache, ids[0].tolist(), [*mask, *[1] * new])
+        self._keep(cache, ids[0].tolist(), [*mask, *[1] * new], digest)
         return ids
 
+    def _images(self, shown: Mapping[str, Any], text: list[int], mask: list[int]) -> Images | None:
+        """Those of a text, checked; None: it has none."""
+        if not any(shown.get(name) is not None for name in PIXELS):
+            return None
+        if not all(mask):
+            raise ValueError("attention_mask: expected a text without padding, as it is shown images")
+        try:
+            return Images.of(shown, text, self.model, decoder_plan(self.model))
+        except Fallback as fallback:
+            raise ValueError(f"shown: expected a patched model of a known family, and {fallback}") from None
+        except AttributeError:
+            raise ValueError("shown: expected a patched model") from None
+
+    def _about(self, images: Images, shown: Mapping[str, Any], length: int, read: bool) -> dict[str, Any]:
+        """What generate() is told of a text of `length` tokens with images; read: the cache has them."""
+        first = images.inputs["position_ids"]
+        rest = torch.arange(images.end, length, device=first.device) + images.shift
+        positions = torch.cat([first, rest.expand(*first.shape[:-1], -1)], dim=-1)
+        names = images.inputs.keys() - {"input_ids", "position_ids"}
+        told = {} if read else {name: shown[name] for name in names}
+        return {"position_ids": positions} | {
+            name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
+            for name, value in told.items()
+        }
+
     @torch.no_grad()
-    def _read(self, cache: Any, ids: torch.Tensor, start: int) -> None:
-        """Read all but the last token, in parts that end with a snapshot, if `cache` has layers that need it."""
+    def _read(self, cache: Any, ids: torch.Tensor, start: int, positions: torch.Tensor | None) -> None:
+        """Read all but the last token, in parts that end with a snapshot, if `cache` has layers that need it.
+        positions: as the model takes them; None: the usual ones."""
         end, every = ids.shape[1] - 1, self._snapshots[0]
         if not any(cache.is_sliding) and not any(isinstance(each, LinearAttentionLayer) for each in cache.layers):
             return
@@ -153,16 +200,18 @@ class Session:
             return
         for border in (*range((start // every + 1) * every, end, every), end):
             if border > start:
-                told = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+                told: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+                if positions is not None:
+                    told["position_ids"] = positions[..., start:border]
                 self.model(input_ids=ids[:, start:border], **told)
                 if not cache.snapshots.take(cache, border):
                     return
                 start = border
 
     @uninterruptible()
-    def _keep(self, cache: Any, tokens: list[int], mask: list[int]) -> None:
+    def _keep(self, cache: Any, tokens: list[int], mask: list[int], shown: str) -> None:
         """Take the cache of a turn back, as far as it holds `tokens`. Beams leave nothing of use."""
-        self.cache, self.tokens, self._mask = cache, tokens, mask
+        self.cache, self.tokens, self._mask, self._shown = cache, tokens, mask, shown
         surplus = cache.get_seq_length() - len(tokens)
         if surplus > 0:  # the turn failed: these were generated, but nobody knows which they are
             self._crop(surplus, len(tokens))
@@ -201,7 +250,8 @@ class Session:
         """
         text = {"tokens": self.tokens, "mask": self._mask}
         tensors = {name: torch.tensor(each, dtype=torch.int64) for name, each in text.items()} | tensors_of(self.cache)
-        told = {"messages": self.messages, "model": fingerprint(self.model), **described(self.cache)}
+        told = {"messages": self.messages, "model": fingerprint(self.model), "shown": self._shown}
+        told |= described(self.cache)
         with replacing(path) as file:
             write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(told)})
 
@@ -221,5 +271,5 @@ class Session:
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             restore(file, said, session.cache, model)
             session.tokens, session._mask = (texts(file, name, said["seen"]) for name in ("tokens", "mask"))
-        session.messages = said["messages"]
+        session.messages, session._shown = said["messages"], said.get("shown", "")
         return session

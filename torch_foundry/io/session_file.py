@@ -49,7 +49,7 @@ def about(path: Path, metadata: Any) -> dict[str, Any]:
         good = good and all(map(_is_message, said["messages"]))
         formats, snapshots = said.get("kv_cache", [None, None]), said.get("snapshots", [])
         good = good and isinstance(formats, list) and len(formats) == 2 and isinstance(snapshots, list)
-        good = good and isinstance(said.get("windows", {}), dict)
+        good = good and isinstance(said.get("windows", {}), dict) and isinstance(said.get("shown", ""), str)
         good = good and all(type(tokens) is int for tokens in snapshots)
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False

@@ -1,4 +1,4 @@
-"""Images in requests: parts of messages in each protocol, and pixels of what they hold, within limits.
+"""Images in requests: parts of messages in each protocol, and what they hold (`text.images`), within limits.
 
 An image comes as a data URL or as base64. Addresses are never followed: a server that does would ask on behalf of
 strangers what only its own network may.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
 
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.text.images import pixels
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # of a GIF, or another that moves, the first picture
 DATA_URL = re.compile(r"data:image/[a-z]+;base64,", re.IGNORECASE)
 KINDS = ("image_url", "input_image", "image")  # of parts, in OpenAI's chats and responses, and in Anthropic's protocol
 
@@ -64,29 +62,12 @@ def part_of(part: Any, where: str, kinds: Sequence[str] = ("text",)) -> dict[str
     return {"type": "image", "data": data, "field": where}
 
 
-def shown_in(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The parts of messages that are images."""
-    for message in messages:
-        if isinstance(message["content"], list):
-            yield from (part for part in message["content"] if part["type"] == "image")
-
-
-def pixels(part: dict[str, Any], most: int) -> Image.Image:
+def pixels_of(part: dict[str, Any], most: int) -> Image.Image:
     """The image of a part, in RGB. ApiError: it is none, or has more than `most` pixels; it is not decoded then."""
     where = part["field"]
     try:
-        file = io.BytesIO(base64.b64decode(part["data"], validate=True))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large ones, which are refused below, and of odd metadata
-            image = Image.open(file, formats=FORMATS)
-            if image.width * image.height > most:
-                message = f"{where}: expected at most {most} pixels, got {image.width} x {image.height}"
-                raise ApiError(400, message, where)
-            return image.convert("RGB")
+        return pixels(base64.b64decode(part["data"], validate=True), most)
     except binascii.Error:
         raise ApiError(400, f"{where}: expected base64", where) from None
-    except ApiError:
-        raise
-    except Exception as fault:  # whatever a broken file makes its decoder raise
-        expected = f"expected an image ({', '.join(FORMATS)})"
-        raise ApiError(400, f"{where}: {expected}: {type(fault).__name__}", where) from fault
+    except ValueError as fault:
+        raise ApiError(400, f"{where}: {fault}", where) from fault

@@ -18,10 +18,11 @@ from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
-from torch_foundry.serving.images import pixels, shown_in
+from torch_foundry.serving.images import pixels_of
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
 from torch_foundry.serving.tool_calls import NO_TOOLS, ToolUse, call_grammar
+from torch_foundry.text.images import MAX_BYTES, MAX_PIXELS, in_parts, inputs_of, shown_in
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class ServerConfig:
 
     names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
-    max_body: int = 8 << 20
+    max_body: int = MAX_BYTES
     max_prompt: int | None = None
     max_tokens: int | None = None
     max_choices: int = 8
     max_images: int = 4
-    max_pixels: int = 4 << 20
+    max_pixels: int = MAX_PIXELS
     concurrent: int = 256
     per_key: int | None = None
     timeout: float = 600.0
@@ -134,7 +135,7 @@ class Service:
             )
 
         def render() -> Prompt:
-            images = [pixels(part, self.config.max_pixels) for part in shown]
+            images = [pixels_of(part, self.config.max_pixels) for part in shown]
             told = {"tools": list(use.tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
             text = self.tokenizer.apply_chat_template(
                 messages if self.processor is None else in_parts(messages), **told
@@ -146,11 +147,10 @@ class Service:
     def _shown(self, text: str, images: list[Any], use: ToolUse) -> Prompt:
         """The prompt of a conversation with images."""
         try:
-            inputs = self.processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt")
-        except Exception as fault:  # of sizes and shapes that it doesn't take
-            why = f"{type(fault).__name__}: {fault!s:.200}"
-            raise ApiError(400, f"messages: the model's processor can't read the images: {why}", "messages") from fault
-        return Prompt(inputs["input_ids"][0].tolist(), text, use, dict(inputs))
+            inputs = inputs_of(self.processor, text, images)
+        except ValueError as fault:
+            raise ApiError(400, f"messages: {fault}", "messages") from fault
+        return Prompt(inputs["input_ids"][0].tolist(), text, use, inputs)
 
     async def text(self, prompt: str) -> Prompt:
         """The prompt that is a text."""
@@ -265,14 +265,3 @@ class Service:
         """Nobody waits for its answers any more."""
         for request in exchange.requests:
             self.thread.cancel(request)
-
-
-def in_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the templates of models with images read them: texts are lists of parts, too."""
-    found = []
-    for message in messages:
-        content = message["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
-        shown = [{"type": "image"} if part["type"] == "image" else part for part in parts]
-        found.append({**message, "content": shown})
-    return found
