@@ -64,13 +64,13 @@ def test_an_image_is_shown_kept_and_read_once(seeing: Any, red: Path) -> None:
     conversation.attach(red)
     figures = conversation.ask("What is this?", unheard)
     first, model, processor = said(conversation), *seeing
-    image = pictures.Pictures().of([{"content": [pictures.Pictures().add(red)]}])
+    image = pictures.Pictures(processor).of([{"content": [pictures.Pictures(processor).add(red)]}])
     inputs = processor(
         text=["[user]<image>What is this?[assistant]"], images=image, add_special_tokens=False, return_tensors="pt"
     )
     whole = model.generate(**{**inputs, "max_new_tokens": 6, "do_sample": False})
     assert first == processor.tokenizer.decode(whole[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert figures.prompt == inputs["input_ids"].shape[1] and not conversation.attached
+    assert figures.prompt == inputs["input_ids"].shape[1] and not conversation.pictures.attached
     question = conversation.messages[0]["content"]
     assert question[0] | {"sha256": ""} == {
         **{"type": "image", "path": str(red), "sha256": "", "width": 20, "height": 24, "bytes": len(RED)}
@@ -78,8 +78,8 @@ def test_an_image_is_shown_kept_and_read_once(seeing: Any, red: Path) -> None:
     assert conversation.ask("Really?", unheard).reused >= figures.prompt
     red.unlink()  # its pixels are known
     conversation.regenerate(unheard)
-    assert conversation.take_back() == "Really?" and not conversation.attached
-    assert conversation.take_back() == "What is this?" and conversation.attached == question[:1]
+    assert conversation.take_back() == "Really?" and not conversation.pictures.attached
+    assert conversation.take_back() == "What is this?" and conversation.pictures.attached == question[:1]
     conversation.ask("What is this?", unheard)
     assert said(conversation) == first
     blind = talk(seeing)
@@ -92,7 +92,7 @@ def test_an_exchange_that_fails_leaves_images_attached(seeing: Any, red: Path) -
     conversation.attach(red, red)
     with pytest.raises(ValueError, match="the model's processor can't read the images"):
         conversation.ask("<image>", unheard)  # of nothing that is shown
-    assert len(conversation.attached) == 2 and not conversation.messages
+    assert len(conversation.pictures.attached) == 2 and not conversation.messages
 
 
 def test_saved_conversations_name_their_images(seeing: Any, red: Path, tmp_path: Path) -> None:
@@ -157,7 +157,11 @@ def test_bad_files_are_refused_by_name(seeing: Any, tmp_path: Path, red: Path, k
     conversation = talk(seeing)
     with pytest.raises(ValueError) as caught:
         conversation.attach(red, path)
-    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value) and not conversation.attached
+    assert (
+        str(caught.value).startswith(f"{path}: ")
+        and message in str(caught.value)
+        and not conversation.pictures.attached
+    )
 
 
 def test_what_terminals_paste(red: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

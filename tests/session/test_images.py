@@ -65,7 +65,7 @@ def test_turns(name: str, tmp_path: Path) -> None:
     assert answer(session, again).tolist() == said.tolist()
     session.save(tmp_path / "x")
     restored = Session.restore(tmp_path / "x", model_of(name), **OPTIONS)
-    assert restored._shown == session._shown and answer(restored, again).tolist() == said.tolist()
+    assert restored.cache.shown == session.cache.shown and answer(restored, again).tolist() == said.tolist()
     assert restored.reused > length or name in WINDOWED
     for images in ([1, 2, 3], [3, 2], []):
         other = prompt(name, images)
@@ -100,7 +100,7 @@ def test_what_can_not_be_shown_is_refused(tmp_path: Path) -> None:
         end = int((inputs["input_ids"][0] == shared("llava").config.image_token_index).nonzero().max()) + 1
         session.generate(inputs["input_ids"][:, :end], shown={**inputs, "attention_mask": None})
     assert answer(session, inputs).tolist() == whole("llava", inputs)
-    session._shown = 1  # type: ignore[assignment]
+    session.cache.shown = 1
     session.save(tmp_path / "x")
     with pytest.raises(LoadError, match="a session's description"):
         Session.restore(tmp_path / "x", model_of("llava"))

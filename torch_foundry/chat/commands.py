@@ -85,7 +85,7 @@ class Commands:
         do. ValueError: no such command, or what is wrong with what follows it."""
         if not line.startswith("/"):
             text = line.strip()
-            question = told({"content": [*self.conversation.attached, {"type": "text", "text": text}]})
+            question = told({"content": [*self.conversation.pictures.attached, {"type": "text", "text": text}]})
             return Outcome(ask=lambda emit: self.conversation.ask(text, emit), question=question)
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         found = [name for name in self.names() if name.startswith(word)] if word else []
@@ -119,18 +119,18 @@ class Commands:
         if self.conversation.last_question() is None:
             raise ValueError("/edit: there is no question yet")
         text = self.conversation.take_back()
-        return Outcome(self._attached() if self.conversation.attached else "", edit=text, changed=True)
+        return Outcome(self._attached() if self.conversation.pictures.attached else "", edit=text, changed=True)
 
     def do_image(self, rest: str) -> Outcome:
         """[FILE ...]: show the model images with the next question; without a file, none"""
         if rest:
             self.conversation.attach(*files_in(rest))
             return Outcome(self._attached())
-        self.conversation.attached = []
+        self.conversation.pictures.attached = []
         return Outcome("the next question shows no image")
 
     def _attached(self) -> str:
-        lines = map(described, self.conversation.attached)
+        lines = map(described, self.conversation.pictures.attached)
         return "\n".join([*lines, "shown with the next question (/image alone: not)"])
 
     def do_system(self, rest: str) -> Outcome:
@@ -164,7 +164,7 @@ class Commands:
         old, session = self.conversation, self.conversation.session
         model = quantize(session.model, rest)
         name = f"{old.name.partition(', ')[0]}, {rest}"
-        self.conversation = old.moved_to(model, session.tokenizer, name, old.processor)
+        self.conversation = old.moved_to(model, session.tokenizer, name, old.pictures.processor)
         return Outcome(f"weights are packed as {rest}; the conversation is read anew")
 
     def do_save(self, rest: str) -> Outcome:
@@ -184,7 +184,7 @@ class Commands:
     def gone(self) -> list[str]:
         """A line for each image of the conversation that is not there any more."""
         why = "an image of this conversation that is gone, or another one by now; without it, nothing can be asked"
-        return [f"{path}: {why}" for path in self.conversation.gone()]
+        return [f"{path}: {why}" for path in self.conversation.pictures.gone(self.conversation.messages)]
 
     def do_tool(self, rest: str) -> Outcome:
         """TEXT: what a tool that the model called has returned"""

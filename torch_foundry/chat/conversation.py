@@ -52,8 +52,7 @@ class Conversation:
     ) -> None:
         self.settings: dict[str, int | float] = {}
         self.log, self.name, self._stop = log, name, threading.Event()
-        self.processor, self._pictures = processor, Pictures()
-        self.attached: list[dict[str, Any]] = []  # images that the next question shows
+        self.pictures = Pictures(processor)
         self._logged: list[str] = []
         self.figures: Figures | None = None  # of the last answer
         self.calls: list[Piece] = []  # of tools, in it
@@ -83,7 +82,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Begin anew; the system message stays."""
-        self.session.messages, self.attached = self.messages[: bool(self.system)], []
+        self.session.messages, self.pictures.attached = self.messages[: bool(self.system)], []
 
     def last_question(self) -> int | None:
         """Where the last message lies that is the user's; None if there is none."""
@@ -95,23 +94,15 @@ class Conversation:
         if (at := self.last_question()) is None:
             return ""
         question = self.messages[at]
-        self.attached = [*shown_in([question])]
+        self.pictures.attached = [*shown_in([question])]
         self.session.messages = self.messages[:at]
         return text_of(question)
 
     def attach(self, *paths: str | os.PathLike[str]) -> None:
         """Let the next question show the images in these files, behind those that it shows by now. ValueError says what
         is wrong with one, or why this model is shown none; then none is."""
-        self._sees()
-        self.attached = [*self.attached, *map(self._pictures.add, paths)]
-
-    def _sees(self) -> None:
-        if isinstance(self.processor, str):
-            raise ValueError(f"{self.name} is shown no images: {self.processor}")
-
-    def gone(self) -> list[str]:
-        """Files of images of the conversation that are gone, or have another content by now."""
-        return self._pictures.gone(self.messages)
+        self.pictures.check(self.name)
+        self.pictures.attached = [*self.pictures.attached, *map(self.pictures.add, paths)]
 
     # ------------------------------------------------------------------------------------------------------------- ask
 
@@ -122,11 +113,11 @@ class Conversation:
         role: "user", or "tool" for what a tool returned. ValueError: the conversation fills the model's context, or an
         image can't be shown.
         """
-        attached = self.attached if role == "user" else []
+        attached = self.pictures.attached if role == "user" else []
         content = [*attached, {"type": "text", "text": text}] if attached else text
         figures = self._answer([*self.messages, {"role": role, "content": content}], emit)
         if attached and figures.tokens:
-            self.attached = []
+            self.pictures.attached = []
         return figures
 
     def regenerate(self, emit: Callable[[str], None]) -> Figures:
@@ -164,10 +155,10 @@ class Conversation:
         render, told = self.session.tokenizer.apply_chat_template, {"add_generation_prompt": True}
         told |= self.session.template
         if any(shown_in(messages)):
-            self._sees()
-            images = self._pictures.of(messages)
-            return inputs_of(self.processor, render(in_parts(messages), tokenize=False, **told), images)
-        messages = messages if isinstance(self.processor, str) else in_parts(messages)
+            self.pictures.check(self.name)
+            images = self.pictures.of(messages)
+            return inputs_of(self.pictures.processor, render(in_parts(messages), tokenize=False, **told), images)
+        messages = messages if isinstance(self.pictures.processor, str) else in_parts(messages)
         return {"input_ids": render(messages, return_tensors="pt", return_dict=True, **told)["input_ids"]}
 
     def _calls(self, prompt: str, answer: str) -> list[Piece]:
@@ -233,6 +224,6 @@ class Conversation:
         """The same conversation with another model, which reads it when it is asked next."""
         tools = self.session.template.get("tools")
         other = Conversation(model, tokenizer, name=name, tools=tools, processor=processor, log=self.log)
-        other.attached, other._pictures = self.attached, self._pictures
+        other.pictures = self.pictures.moved_to(processor)
         other.session.messages, other.settings = self.messages, self.settings
         return other

@@ -18,10 +18,27 @@ SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg"}
 
 
 class Pictures:
-    """Pixels of the images of a conversation, by the SHA-256 of their files: a file may change, or go."""
+    """Images of a conversation: pixels, by the SHA-256 of their files, as a file may change, or go; and what is
+    attached to the next question.
 
-    def __init__(self) -> None:
+    processor: of a model that is shown images; or, in words, why it is shown none.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.attached: list[dict[str, Any]] = []  # parts of a message
         self._pixels: dict[str, Any] = {}
+
+    def check(self, name: str) -> None:
+        """ValueError if the model, called `name`, is shown none."""
+        if isinstance(self.processor, str):
+            raise ValueError(f"{name} is shown no images: {self.processor}")
+
+    def moved_to(self, processor: Any) -> Pictures:
+        """The same, for another model."""
+        other = Pictures(processor)
+        other.attached, other._pixels = self.attached, self._pixels
+        return other
 
     def add(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The part of a message that shows the file `path`. ValueError: it is no image, or has more bytes or pixels

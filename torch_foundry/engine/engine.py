@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch_foundry.engine.drafting import Drafting, paged_drafter
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.images import Images
 from torch_foundry.engine.memory import divided
-from torch_foundry.engine.next_tokens import row_of, sample, sample_ahead
+from torch_foundry.engine.next_tokens import fill_rows, free_rows, row_of, sample, sample_ahead
+from torch_foundry.engine.ranks import Ranks
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
@@ -42,6 +44,9 @@ class Engine:
 
     tokenizer: for prompts given as text and for `SamplingParams.stop`. options: fields of `EngineConfig`.
 
+    Of a model whose weights are sharded over processes, each makes an engine with the same options at the same time.
+    The first is asked; the others call `follow`.
+
     After changing weights, call `cache.manager.forget()` while the engine is idle; otherwise later prompts may continue
     from what the old weights computed. RuntimeError: the model can't be run by an engine (the message says why).
     LoadError: `use_mtp`, and there is no MTP head that fits. DoesNotFit (a torch.OutOfMemoryError): the device has no
@@ -63,6 +68,7 @@ class Engine:
             blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
             kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
             self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
+            self._ranks = Ranks(plan.split, own)
             self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
@@ -97,7 +103,8 @@ class Engine:
         salt: requests share cached prefixes only with requests of the same salt; prompts with images, only with those
             of the same images.
         ValueError: an empty prompt, ids outside the vocabulary, more tokens than the model or the cache can hold, or
-            images for a model that is shown none. QueueFull: too many requests are waiting.
+            images for a model that is shown none; a constraint or images, where weights are sharded. QueueFull: too
+            many requests are waiting.
         """
         params, vocabulary = SamplingParams() if params is None else params, self._sampler.vocab_size
         if not isinstance(params, SamplingParams) or not isinstance(salt, bytes):
@@ -118,6 +125,7 @@ class Engine:
         for token in ids[images.end if images else 0 :]:
             if token in self._replaced:
                 raise ValueError(f"prompt: {_not_embedded(token)}")
+        self._ranks.check(params, images)
         salt += b"" if images is None else images.digest
         text = None
         if self.tokenizer is not None:
@@ -125,21 +133,15 @@ class Engine:
         limit = min(len(ids) + params.max_tokens, self.limit)
         sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text, images=images)
         sequence.speculation, sequence.top_logprobs = SpeculationStats(), params.logprobs
-        sequence.constraint, sequence.bias = params.constraint, self._bias(params.logit_bias)
+        sequence.constraint, sequence.bias = params.constraint, params.bias(vocabulary, self._decoder.device)
         with self._exclusive():
             if len(self.scheduler.waiting) >= self.config.queue:
                 raise QueueFull(f"{self.config.queue} requests are waiting, as many as this engine takes")
+            self._ranks.tell("submit", ids, replace(params, seed=seed), salt=salt)
             self.scheduler.add(sequence)
-            possible = not settings.counts_tokens and not sequence.watched and images is None
+            possible = not (settings.counts_tokens or sequence.watched or images or self._ranks.shared)
             self._drafting.begin(sequence, params, possible=possible)
         return Stream(sequence, self.step, self.cancel)
-
-    def _bias(self, bias: Mapping[int, float]) -> tuple[Tensor, Tensor] | None:
-        device, vocabulary = self._decoder.device, self._sampler.vocab_size
-        if wrong := [i for i in bias if not 0 <= i < vocabulary]:
-            raise ValueError(f"logit_bias: expected tokens of a vocabulary of {vocabulary}, got {wrong[0]}")
-        values = torch.tensor([*bias.values()], dtype=torch.float32)
-        return (torch.tensor([*bias]).to(device), values.to(device)) if bias else None
 
     def cancel(self, stream: Stream) -> None:
         """End a request now; what it has so far stays. Does nothing if it has ended already.
@@ -169,6 +171,25 @@ class Engine:
         while not self.idle:
             self.step()
 
+    def follow(self) -> None:
+        """Do what the first of the processes that share the model's weights does with its engine, until that is closed.
+
+        ValueError: this is the first, or there are no others.
+        """
+        if self._ranks.first:
+            raise ValueError("follow: expected a process, other than the first, that has a part of the weights")
+
+        def cancel(id: int) -> None:
+            self._cancelled += [each for each in (*self.scheduler.running, *self.scheduler.waiting) if each.id == id]
+            with self._exclusive():
+                pass
+
+        self._ranks.follow({"submit": self.submit, "step": self.step, "cancel": cancel})
+
+    def close(self) -> None:
+        """Let the processes that follow this engine go on; it is of no use afterwards. Nothing, if none does."""
+        self._ranks.tell("close")
+
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One thread at a time changes an engine, and Ctrl-C waits for the end of the change.
@@ -179,7 +200,9 @@ class Engine:
             self._changing = True
             try:
                 while self._cancelled:
-                    self._end(self._cancelled.pop(), "cancelled")
+                    sequence = self._cancelled.pop()
+                    self._ranks.tell("cancel", sequence.id)
+                    self._end(sequence, "cancelled")
                 yield
             finally:
                 self._changing = False
@@ -194,6 +217,7 @@ class Engine:
         with self._exclusive():
             if self.model.lm_head.out_features != self._sampler.vocab_size:
                 raise RuntimeError(f"{REFUSED}: its vocabulary has changed, which needs a new engine")
+            self._ranks.tell("step")
             try:
                 return self._step()
             except Fallback as fallback:
@@ -207,12 +231,12 @@ class Engine:
         batch = self.scheduler.next()
         for sequence in before:
             if sequence not in self.scheduler.running:
-                self._free_rows([sequence])
+                free_rows(self._sampler, [sequence])
                 self._drafting.leave(sequence)
         if not batch:
             return 0
         try:
-            self._fill_rows([each.sequence for each in batch])
+            fill_rows(self._sampler, self.scheduler.running, [each.sequence for each in batch])
             batch.sort(key=row_of)
             steps = self._steps_ahead(batch)
             for each in batch:
@@ -228,25 +252,8 @@ class Engine:
                 self._drafting.timed(len(batch), rows, tokens, seconds, steps=steps)
             return sum(self._commit(each) for each in sorted(batch, key=lambda each: each.wanted > 0))
         except BaseException:  # the device may have gone on: rows are filled again by the next step
-            self._free_rows([each.sequence for each in batch])
+            free_rows(self._sampler, [each.sequence for each in batch])
             raise
-
-    def _fill_rows(self, sequences: list[Sequence]) -> None:
-        """Give each sequence a row of the sampler, if it has none."""
-        taken = {sequence.row for sequence in self.scheduler.running}
-        free = iter([row for row in range(self.config.requests) if row not in taken])
-        for sequence in sequences:
-            if sequence.row is None:
-                sequence.row = row = next(free)
-                told = {"seed": sequence.seed, "prompt": sequence.prompt}
-                self._sampler.fill(row, sequence.sampling, sequence.tokens, **told)
-
-    def _free_rows(self, sequences: list[Sequence]) -> None:
-        rows = [sequence.row for sequence in sequences if sequence.row is not None]
-        for sequence in sequences:
-            sequence.row = None
-        for row in rows:
-            self._sampler.clear(row)
 
     def _steps_ahead(self, batch: list[ScheduledSequence]) -> int:
         """How many steps are handed to the device before their tokens are read; there is room for them."""
@@ -283,7 +290,7 @@ class Engine:
             self.scheduler.remove(sequence)
             self._drafting.end(sequence)
             sequence.finish(reason)
-            self._free_rows([sequence])
+            free_rows(self._sampler, [sequence])
 
 
 def _not_embedded(token: int) -> str:

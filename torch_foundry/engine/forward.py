@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any, cast
 
@@ -80,8 +81,10 @@ class PagedStep:
     def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
         """See `StepInputs`."""
         if self.batch_invariant or len(self.inputs.ids) <= self.decoder.mixers[0].out.few:
-            return ROW_BY_ROW
-        return Gemm(Linear.gemm if graph is None else graph.product, expert_tokens=EXPERTS)
+            return ROW_BY_ROW if graph is None else replace(ROW_BY_ROW, call=graph.call)
+        if graph is None:
+            return Gemm(Linear.gemm, expert_tokens=EXPERTS)
+        return Gemm(graph.product, expert_tokens=EXPERTS, call=graph.call)
 
     def run(self) -> Tensor:
         """The last norm's result [T, hidden], launched from Python."""

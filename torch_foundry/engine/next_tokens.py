@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.engine.sequence import Sequence as EngineSequence
 from torch_foundry.generation.drafting import accepted
 from torch_foundry.sampling import Sampler
 
@@ -94,6 +95,26 @@ def sample_ahead(
             each.error_bits = each.error_bits or step[len(newest) + row]
             if not each.error_bits:
                 each.new_tokens.append(step[row])
+
+
+def fill_rows(sampler: Sampler, running: Sequence[EngineSequence], sequences: Sequence[EngineSequence]) -> None:
+    """Give each of `sequences` a row of the sampler that none of the `running` ones has, if it has none."""
+    taken = {sequence.row for sequence in running}
+    free = iter([row for row in range(len(sampler.token)) if row not in taken])
+    for sequence in sequences:
+        if sequence.row is None:
+            sequence.row = row = next(free)
+            told = {"seed": sequence.seed, "prompt": sequence.prompt}
+            sampler.fill(row, sequence.sampling, sequence.tokens, **told)
+
+
+def free_rows(sampler: Sampler, sequences: Sequence[EngineSequence]) -> None:
+    """Take the rows of `sequences`, if they have any."""
+    rows = [sequence.row for sequence in sequences if sequence.row is not None]
+    for sequence in sequences:
+        sequence.row = None
+    for row in rows:
+        sampler.clear(row)
 
 
 def row_of(each: ScheduledSequence) -> int:

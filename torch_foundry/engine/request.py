@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_foundry.core.load_errors import is_fault
@@ -119,6 +120,13 @@ class SamplingParams:
             masked=self.constraint is not None,
             eos=ends,
         )
+
+    def bias(self, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """`logit_bias` on `device`: ids, and what is added. ValueError: an id that a vocabulary of that size lacks."""
+        if wrong := [i for i in self.logit_bias if not 0 <= i < vocabulary]:
+            raise ValueError(f"logit_bias: expected tokens of a vocabulary of {vocabulary}, got {wrong[0]}")
+        values = torch.tensor([*self.logit_bias.values()], dtype=torch.float32)
+        return (torch.tensor([*self.logit_bias]).to(device), values.to(device)) if self.logit_bias else None
 
 
 @dataclass(frozen=True)

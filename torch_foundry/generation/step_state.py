@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -158,7 +159,7 @@ class StepState:
 
     def gemm(self, graph: Any = None) -> Gemm:
         """See `StepInputs`."""
-        return GEMV
+        return GEMV if graph is None else replace(GEMV, call=graph.call)
 
     def seek(self, starts: list[int], positions: list[int]) -> None:
         """Set what the next step reads: start of each layer (flat), and a row of the rope tables for each token."""

@@ -30,6 +30,7 @@ from torch_foundry.hf import kept_cache, registration
 from torch_foundry.hf.generation_request import Request, chosen_by_call, without_usual_positions
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.models.calls import collect_hidden, generated, generation
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.mtp import is_head_of
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.state import FallbackWarning, ModelPlan, ModelState
@@ -245,6 +246,8 @@ def speculative(request: Request, totals: SpeculationStats, config: Any, assista
     """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
     if request.input_ids.shape[0] != 1:
         raise Fallback("several rows")
+    if decoder_plan(request.model).split:
+        raise Fallback("each process would time by itself how many drafts pay")
     if replaced_ids(path_to_decoder(request.model)[-2]):
         raise Fallback("a draft may have an image's token")
     if request.settings.counts_tokens or request.settings.bans_sequences:

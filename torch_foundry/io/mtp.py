@@ -29,7 +29,7 @@ from torch_foundry.io.packed import read_weights
 from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import Weight, WeightReader
-from torch_foundry.models.decoder import dtype_of
+from torch_foundry.models.embedding import dtype_of
 from torch_foundry.models.mtp import NAME, MTPInput
 
 _OWN = re.compile(r"^(?:[a-z_]+\.){0,2}mtp\.(?:layers\.([0-9]{1,5})\.)?(.+)$")  # Qwen's names

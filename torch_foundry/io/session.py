@@ -62,9 +62,9 @@ class Session:
         """Forget what was read; `messages` stay."""
         self.cache: Any = DynamicCache(config=self.model.config)
         vars(self.cache)["snapshots"] = Snapshots(*self._snapshots)
+        vars(self.cache)["shown"] = ""  # a digest of the images that it has read
         self.tokens: list[int] = []
         self._mask: list[int] = []
-        self._shown = ""  # a digest of the images among them
 
     def send(self, content: str, *, role: str = "user", **options: Any) -> str:
         """Append a message, let the model answer, append the answer and return it. options: of this turn's generate().
@@ -142,7 +142,7 @@ class Session:
         with uninterruptible():
             digest, end = ("", 0) if images is None else (images.digest.hex(), images.end)
             self._go_back(text, mask)
-            if digest != self._shown or len(self.tokens) < end:
+            if digest != self.cache.shown or len(self.tokens) < end:
                 self.reset()
             if any(self.cache.is_sliding):
                 self.cache.activate_past_recording()
@@ -211,7 +211,8 @@ class Session:
     @uninterruptible()
     def _keep(self, cache: Any, tokens: list[int], mask: list[int], shown: str) -> None:
         """Take the cache of a turn back, as far as it holds `tokens`. Beams leave nothing of use."""
-        self.cache, self.tokens, self._mask, self._shown = cache, tokens, mask, shown
+        vars(cache)["shown"] = shown
+        self.cache, self.tokens, self._mask = cache, tokens, mask
         surplus = cache.get_seq_length() - len(tokens)
         if surplus > 0:  # the turn failed: these were generated, but nobody knows which they are
             self._crop(surplus, len(tokens))
@@ -250,7 +251,7 @@ class Session:
         """
         text = {"tokens": self.tokens, "mask": self._mask}
         tensors = {name: torch.tensor(each, dtype=torch.int64) for name, each in text.items()} | tensors_of(self.cache)
-        told = {"messages": self.messages, "model": fingerprint(self.model), "shown": self._shown}
+        told = {"messages": self.messages, "model": fingerprint(self.model), "shown": self.cache.shown}
         told |= described(self.cache)
         with replacing(path) as file:
             write_tensors(file, tensors, {"format": FORMAT, "session": json.dumps(told)})
@@ -271,5 +272,5 @@ class Session:
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             restore(file, said, session.cache, model)
             session.tokens, session._mask = (texts(file, name, said["seen"]) for name in ("tokens", "mask"))
-        session.messages, session._shown = said["messages"], said.get("shown", "")
+        session.messages, vars(session.cache)["shown"] = said["messages"], said.get("shown", "")
         return session

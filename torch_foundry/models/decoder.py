@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
-from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import KVSpec, RecurrentSpec, specs_of
 from torch_foundry.models import gated_delta, latent_attention, parallel_mixers, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.altup import Streams
+from torch_foundry.models.embedding import TokenEmbedding
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import Mixer, forward
@@ -27,7 +27,6 @@ from torch_foundry.models.state import ModelPlan, ModelState
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
 from torch_foundry.models.weights import Gemm, LinearGroup, Norm, weight_reason
-from torch_foundry.nn import FoundryEmbedding
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,9 +51,9 @@ class DecoderModel(ModelPlan):
     """
 
     __slots__ = (
-        "__weakref__", "_facts", "_module", "_mtp", "_ordered", "_per_layer", "_places", "_ropes", "_scale", "_streams",
-        "config", "decoder", "device", "dtype", "final", "graphs", "guard", "prompts_differ", "recurrent", "rotary",
-        "vocabulary",
+        "__weakref__", "_embedding", "_facts", "_module", "_mtp", "_ordered", "_per_layer", "_places", "_ropes",
+        "_split", "_streams", "config", "decoder", "device", "dtype", "final", "graphs", "guard", "prompts_differ",
+        "recurrent", "rotary", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, module: Any, state: ModelState, graphs: Graphs) -> None:
@@ -70,11 +69,12 @@ class DecoderModel(ModelPlan):
         self.guard: ModuleGuard | None = None
         self._facts: Any = None
         self._ordered: list[LinearGroup] = []  # those whose columns are not stored as they come
-        self._scale = 1.0
         self._places: list[list[int]] = []  # of each layer's states among `specs`
         self._per_layer: PerLayerEmbedding | None = None
         self._streams: Streams | None = None
         self._mtp: FusedMTPInput | None = None
+        self._embedding: TokenEmbedding | None = None
+        self._split: list[tuple[Any, LayerPlan]] = []  # layers of which other processes have parts
         self._ropes: RopeTables | None = None
 
     @property
@@ -127,11 +127,22 @@ class DecoderModel(ModelPlan):
         routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [group.same_perm for group in self._ordered]
         routing += [facts for mixer in self.mixers if (facts := mixer.facts())]
-        return self.config.num_hidden_layers, self.decoder.factor(module), versions, routing, orders
+        return self.config.num_hidden_layers, self.decoder.factor(module), versions, routing, orders, self._stale()
+
+    def _stale(self) -> bool:
+        """Whether what is split over processes is another by now."""
+        if self._embedding is not None and self._embedding.changed():
+            return True
+        return any(plan.shards.changed() or plan.watch.changed() or layer.training for layer, plan in self._split)
+
+    @property
+    def split(self) -> bool:
+        """Whether other processes have parts of it, and take the same steps at the same time."""
+        return bool(self._split) or (self._embedding is not None and self._embedding.rows is not None)
 
     def forget(self) -> None:
         """Let go of captured steps, and of the tensors that they read."""
-        self.guard, self._ropes = None, None
+        self.guard, self._ropes, self._embedding = None, None, None
         self.graphs.clear()
 
     def _renew(self) -> None:
@@ -142,8 +153,13 @@ class DecoderModel(ModelPlan):
             raise Fallback("training")
         embedding, listed, norm = self.parts
         used = list(listed)[: self.config.num_hidden_layers]
-        self.dtype, self.device = dtype_of(embedding), embedding.weight.device
+        self._embedding, self._split = None, []
+        self._embedding = TokenEmbedding(module, self.decoder)
+        self.dtype, self.device = self._embedding.dtype, embedding.weight.device
         self.layers = [self._layer(layer) for layer in used]
+        self._split = [
+            (layer, plan) for layer, plan in zip(used, self.layers, strict=True) if plan.shards.view is not None
+        ]
         if not self.layers:
             raise Fallback("no layers")
         for plan in self.layers:
@@ -162,8 +178,6 @@ class DecoderModel(ModelPlan):
             for group in (() if part is None else part.groups)
             if any(linear.order is not None for linear in group)
         ]
-        if not (is_swapped(embedding) or isinstance(embedding, FoundryEmbedding)):
-            raise Fallback(f"the embedding is a {type(embedding).__name__}")
         if not is_swapped(norm) or norm_kind(norm) is None:
             raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
@@ -175,19 +189,22 @@ class DecoderModel(ModelPlan):
         self._mtp = input_of(module)
         parts = (self._per_layer, self._streams, self._mtp)
         others = [m for part in parts if part is not None for m in part.modules]
-        rest = tuple(m._parameters for m in (norm, embedding, *others))
+        others += self._embedding.modules
+        rest = tuple(m._parameters for m in (norm, *others))
         for parameters, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
             if reason := weight_reason(parameters, self.dtype, free):
                 raise Fallback(reason)
         if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
             raise Fallback("layer_scalar is not of the model's dtype")
-        inside = (m for layer in used for m in layer.modules())
-        guard = ModuleGuard([listed, embedding, norm, *others, *inside], module)
+        inside = (
+            m for layer, plan in zip(used, self.layers, strict=True) for m in (plan.shards.view or layer).modules()
+        )
+        guard = ModuleGuard([listed, norm, *others, *inside], module)
         if reason := guard.reason():
             raise Fallback(reason)
         if any(t.device != self.device for t in guard.tensors):
             raise Fallback("weights on several devices")
-        self._facts, self._scale, self.guard = self._read_facts(), self._read_scale(), guard
+        self._facts, self.guard = self._read_facts(), guard
 
     def _layer(self, layer: Any) -> LayerPlan:
         if not hasattr(layer, "layer_plan"):
@@ -197,25 +214,19 @@ class DecoderModel(ModelPlan):
             raise Fallback("training")
         if plan.config is not None and plan.config is not self.config:
             raise Fallback("a layer has a config of its own")  # `check` looks at one
-        if reason := plan.shards.reason or plan.watch.changed():  # a graph has launches, no sums over processes
+        if reason := plan.watch.changed():
             raise Fallback(reason)
         return plan
-
-    def _read_scale(self) -> float:
-        """The factor on embeddings: a buffer that stock code rounds to the model's dtype, or an exact number."""
-        buffer = self.parts[0]._buffers.get("embed_scale")
-        return self.decoder.factor(self.module) if buffer is None else float(buffer.to(self.dtype))
 
     @property
     def takes_hidden(self) -> bool:
         """Whether this is an MTP head's, which sees a hidden state beside each token."""
         return self._mtp is not None
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor, gemm: Gemm) -> torch.Tensor:
         """Ids [B, L] to their embeddings, [B, L, hidden], normed if the decoder does so."""
-        embedding = self.parts[0]
-        fmt = embedding.format if isinstance(embedding, FoundryEmbedding) else None
-        x = ops.embedding(ids, embedding.weight, format=fmt, dtype=self.dtype, scale=self._scale)
+        assert self._embedding is not None
+        x = self._embedding(ids, gemm)
         return self.norm(x) if self.decoder.first_norm else x
 
     def new_hidden(self, batch: int, length: int) -> torch.Tensor | None:
@@ -225,7 +236,7 @@ class DecoderModel(ModelPlan):
 
     def embed_beside(self, ids: torch.Tensor, hidden: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
         """What the first layer gets, [B, L, hidden]; hidden: as large, if the decoder is an MTP head's."""
-        x = self.embed(ids)
+        x = self.embed(ids, gemm)
         if self._mtp is None:
             return x
         assert hidden is not None
@@ -285,12 +296,6 @@ class DecoderModel(ModelPlan):
         with under("head"):
             x = self.norm(self.collapse(x, gemm))
             return x if tail is None else tail(x)
-
-
-def dtype_of(embedding: Any) -> torch.dtype:
-    """Of the rows that it gives."""
-    dtype: torch.dtype = (embedding.anchor if isinstance(embedding, FoundryEmbedding) else embedding.weight).dtype
-    return dtype
 
 
 def decoder_plan(model: Any) -> DecoderModel:

@@ -10,7 +10,7 @@ import torch
 
 from torch_foundry import ops
 from torch_foundry.models.family import Experts
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual, reduced
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import Weights, lay_out
 
@@ -68,13 +68,13 @@ class ExpertBlock:
         base = rows if onto is None else onto.view(rows.shape)
         if self.residual.post is None and self.group is None:
             return self._block(rows, base, gemm).view(x.shape)
-        return self.residual.onto(base, self._block(rows, None, gemm)).view(x.shape)
+        return self.residual.onto(base, self._block(rows, None, gemm), gemm).view(x.shape)
 
     def _block(self, x: torch.Tensor, residual: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
         """residual + scale * block(norm(x)) for x [T, hidden]."""
         weights = self._weights()
         if len(x) <= gemm.expert_tokens:
-            return reduced(self._few(x, residual, weights), self.group)
+            return gemm.reduced(self._few(x, residual, weights), self.group)
         h = x if self.norm is None else self.norm(x)
         k = self.facts()["k"]
         if not isinstance(self.experts, FoundryExperts) or self.experts.unpacks(len(x) * k):

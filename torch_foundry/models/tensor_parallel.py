@@ -30,10 +30,12 @@ Origin = tuple[dict[str, Any], str, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What a view of a layer was made from. reason: that the layer is split, in words; None: it is not."""
+    """What a view of a layer was made from. reason: that weights are split, in words; None: they are not. view: the
+    layer as this process has it; None: as all have it."""
 
     reason: str | None = None
     origins: tuple[Origin, ...] = ()
+    view: nn.Module | None = None
 
     def changed(self) -> bool:
         """Whether the layer has other tensors by now."""
@@ -54,13 +56,41 @@ def local_layer(layer: nn.Module) -> tuple[nn.Module, LayerSpec, Shards]:
         _check(view, spec)
     except Fallback as fallback:
         raise Fallback(f"{reason or 'it has forwards for tensor parallelism'}: {fallback}") from None
-    return view, spec, Shards(reason, tuple(origins))
+    return view, spec, Shards(reason, tuple(origins), view)
 
 
 def sharding_of(module: nn.Module) -> str | None:
     """That parameters of `module` are split over processes, in words; None: they are not."""
     counts = [parameter.device_mesh.size() for parameter in _parameters(module) if _is_dtensor(parameter)]
     return f"weights are sharded over {max(counts)} processes" if counts else None
+
+
+class ShardedRows:
+    """Those of an embedding, of which this process has some. Each is one process's: the sum over all has its bits."""
+
+    def __init__(self, module: Any) -> None:
+        from torch.distributed.tensor import Shard
+
+        weight = module.weight
+        require(_is_dtensor(weight) and weight.placements == (Shard(0),), "the embedding is split in another way")
+        require(module.max_norm is None, "the embedding has a largest norm")
+        self.module, self.weight, self.rows = module, weight, weight.to_local().detach()
+        self.group, each = weight.device_mesh.get_group(), -(-len(weight) // weight.device_mesh.size())
+        self.first = each * weight.device_mesh.get_local_rank()
+
+    def changed(self) -> bool:
+        """Whether it has another weight by now."""
+        return self.module.weight is not self.weight or _memory(self.weight).data_ptr() != self.rows.data_ptr()
+
+    def __call__(self, ids: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        """Embeddings of ids [B, L], times `scale`, in out [B, L, hidden]."""
+        own = ids - self.first
+        others = (own < 0) | (own >= len(self.rows))
+        x = self.rows[own.masked_fill_(others, 0)] if len(self.rows) else torch.zeros_like(out)
+        out.copy_(x.masked_fill_(others[..., None], 0))
+        torch.distributed.all_reduce(out, group=self.group)
+        if scale != 1.0:
+            out.mul_(scale)
 
 
 def share_random_numbers(model: nn.Module) -> None:

@@ -162,13 +162,6 @@ class Linear:
         return y if residual is None else torch.add(residual, y, alpha=scale)
 
 
-def reduced(y: torch.Tensor, group: Any) -> torch.Tensor:
-    """The sum of y over the processes of `group`, in its memory; None: y is whole."""
-    if group is not None:
-        torch.distributed.all_reduce(y, group=group)
-    return y
-
-
 class LinearGroup(tuple[Linear, ...]):
     """Linear layers with the same input."""
 
@@ -248,13 +241,20 @@ class Gemm:
     product: of a `Linear`, x, and the residual, its scale and an activation if they are given. fused_rows: up to so
     many rows an RMS norm and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are
     part of the rotation, which sums in another order. expert_tokens: up to so many, routed experts run on the GEMV
-    kernels, one by one.
+    kernels, one by one. call: runs what is not ours, on memory that stays where it is: now, or at each replay as well.
     """
 
     product: Callable[..., torch.Tensor]
     fused_rows: int = 0
     fused_heads: bool = True
     expert_tokens: int = MAX_GEMV_ROWS
+    call: Callable[[Callable[[], object]], object] = lambda function: function()
+
+    def reduced(self, y: torch.Tensor, group: Any) -> torch.Tensor:
+        """The sum of y over the processes of `group`, in its memory; None: y is whole."""
+        if group is not None:
+            self.call(partial(torch.distributed.all_reduce, y, group=group))
+        return y
 
     def fuses(self, norm: Norm | None, x: torch.Tensor) -> TypeGuard[Norm]:
         """Whether `norm` of x [..., K] is part of the products behind it."""
@@ -286,8 +286,12 @@ class Residual:
         """x and what the block's last layer makes of `h`."""
         if self.post is None and linear.group is None:
             return gemm.product(linear, h, x, self.scale)
-        return self.onto(x, reduced(gemm.product(linear, h), linear.group))
+        return self.onto(x, gemm.reduced(gemm.product(linear, h), linear.group), gemm)
 
-    def onto(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def onto(self, x: torch.Tensor, y: torch.Tensor, gemm: Gemm) -> torch.Tensor:
         """x and the block's result y, which is whole."""
-        return torch.add(x, y, alpha=self.scale) if self.post is None else self.post(y, x, self.scalar)
+        if self.post is not None:
+            return self.post(y, x, self.scalar)
+        result = torch.empty_like(x)
+        gemm.call(partial(torch.add, x, y, alpha=self.scale, out=result))
+        return result

@@ -192,7 +192,7 @@ class _Kernels:
         inputs: list[Any] = []
 
         def embed(ids: torch.Tensor) -> torch.Tensor:
-            x = self.plan.embed(ids)
+            x = self.plan.embed(ids, GEMV)
             inputs[:] = self.plan.per_layer(ids, x, GEMV)
             return self.plan.expand(x, GEMV)
 
