@@ -14,7 +14,7 @@ from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import KVSpec, RecurrentSpec, specs_of
 from torch_foundry.models import gated_delta, latent_attention, parallel_mixers, short_conv  # noqa: F401  (they register mixers)
 from torch_foundry.models.altup import Streams
-from torch_foundry.models.embedding import TokenEmbedding
+from torch_foundry.models.embedding import TokenEmbedding, dtype_of
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
 from torch_foundry.models.layer import Mixer, forward
@@ -154,8 +154,7 @@ class DecoderModel(ModelPlan):
         embedding, listed, norm = self.parts
         used = list(listed)[: self.config.num_hidden_layers]
         self._embedding, self._split = None, []
-        self._embedding = TokenEmbedding(module, self.decoder)
-        self.dtype, self.device = self._embedding.dtype, embedding.weight.device
+        self.dtype, self.device = dtype_of(embedding), embedding.weight.device
         self.layers = [self._layer(layer) for layer in used]
         self._split = [
             (layer, plan) for layer, plan in zip(used, self.layers, strict=True) if plan.shards.view is not None
@@ -178,6 +177,7 @@ class DecoderModel(ModelPlan):
             for group in (() if part is None else part.groups)
             if any(linear.order is not None for linear in group)
         ]
+        self._embedding = TokenEmbedding(module, self.decoder)
         if not is_swapped(norm) or norm_kind(norm) is None:
             raise Fallback(f"the last norm is a {type(norm).__name__}")
         self.final = Norm(norm)
