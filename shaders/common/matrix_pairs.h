@@ -1,4 +1,4 @@
-// Products of 16-bit 8x8 matrices, as many at once as a tensor core takes.
+// Products of 8x8 matrices as tensor cores have them: of 16 bits as many at once as one takes, of floats in parts.
 #pragma once
 #include <metal_simdgroup_matrix>
 
@@ -39,6 +39,13 @@ METAL_FUNC void multiply_accumulate_2x2_transposed(thread D (&d)[2], thread cons
     }
   }
   multiply_accumulate_2x2(d, a, turned);
+}
+
+// d += a * b of floats, of whose bits 22 are enough: a tensor core has them in three products, where all bits take a
+// chain of shuffles.
+template <typename D, typename A, typename B>
+METAL_FUNC void multiply_accumulate_near(thread D& d, thread const A& a, thread const B& b) {
+  metal::simdgroup_multiply_accumulate(d, a, b, d);
 }
 
 // Two floats as sums of 16-bit numbers: together they are off by less than 2^-17 of a float.

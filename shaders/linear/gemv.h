@@ -34,8 +34,8 @@ METAL_FUNC void add_values(thread const float (&x)[chunk], bool first, thread fl
 template <typename T, int VEC> struct PlainRows {
   using type = T;
   device const T* x;
-  METAL_FUNC void load(uint row, uint k, uint c, uint end, thread float (&v)[chunk], thread float&) const {
-    load_row<T, VEC>(x + row, k, c, end, v);
+  METAL_FUNC void load(uint row, uint k, uint end, thread float (&v)[chunk], thread float&) const {
+    load_chunk<Dense<T>, VEC>(x + row, k, end, v);
   }
 };
 
@@ -47,10 +47,10 @@ template <typename T, int VEC, int CHAINS> struct NormedRows {
   device const T* x;
   device const T* norm_weight;
   float offset;
-  METAL_FUNC void load(uint row, uint k, uint c, uint end, thread float (&v)[chunk], thread float& squares) const {
+  METAL_FUNC void load(uint row, uint k, uint end, thread float (&v)[chunk], thread float& squares) const {
     float g[chunk];
-    load_row<T, VEC>(x + row, k, c, end, v);
-    load_row<T, VEC>(norm_weight, k, c, end, g);
+    load_chunk<Dense<T>, VEC>(x + row, k, end, v);
+    load_chunk<Dense<T>, VEC>(norm_weight, k, end, g);
     squares += dot<CHAINS>(v, v);
     for (int j = 0; j < chunk; ++j) v[j] *= offset + g[j];
   }
@@ -71,7 +71,7 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[OUTS]
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
       float v[C][chunk];
-      for (int c = 0; c < C; ++c) x.load(x_row[m], k + u * step, c * Unit<Q>::gap, end, v[c], squares[m]);
+      for (int c = 0; c < C; ++c) x.load(x_row[m], k + u * step + c * Unit<Q>::gap, end, v[c], squares[m]);
       for (int n = 0; n < OUTS; ++n) {
         float products = dot<CHAINS>(w[u][n][0], v[0]);
         for (int c = 1; c < C; ++c) products += dot<CHAINS>(w[u][n][c], v[c]);
@@ -97,7 +97,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
     for (int m = 0; m < ROWS; ++m)
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        x.load(x_row[m], k, Codes::at(c), end, v[m][c], squares[m]);
+        x.load(x_row[m], k + Codes::at(c), end, v[m][c], squares[m]);
         if (Codes::has_offset) add_values(v[m][c], c % in_group == 0, total[m][c / in_group]);
       }
 #pragma unroll
@@ -136,7 +136,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
         }
         for (int m = 0; m < ROWS; ++m) {
           float v[chunk];
-          x.load(x_row[m], k, Codes::at(c), end, v, squares[m]);
+          x.load(x_row[m], k + Codes::at(c), end, v, squares[m]);
           if (Codes::has_offset) add_values(v, c % in_group == 0, total[m]);
 #pragma unroll
           for (int n = 0; n < OUTS; ++n)

@@ -25,18 +25,17 @@ template <typename Q, int VEC, bool Packed = (Q::block_size > 1)> struct Loader 
   }
 };
 
-// Where element at.x + at.y of a row lies, both multiples of a chunk and at.y a constant. In units of 16 bytes Apple's
-// GPUs scale an index on the way, where single elements are an address in three instructions of 64 bits. The preludes
-// of platforms that have it otherwise overload this for `at` as it is.
+// Where a chunk of a row begins: at.x is its number, at.y its first element. Apple's GPUs scale an index of 16 bytes on
+// the way, where single elements are an address in three instructions of 64 bits. A prelude may overload this for its
+// platform.
 template <typename T, typename At> METAL_FUNC device const T* chunk_at(device const T* row, At at) {
-  constexpr uint units = chunk * sizeof(T) / sizeof(metal::uint4);
-  return (device const T*)((device const metal::uint4*)row + at.x / chunk * units + at.y / chunk * units);
+  return (device const T*)((device const metal::uint4*)row + at.x * (chunk * sizeof(T) / sizeof(metal::uint4)));
 }
 
 template <typename Q> struct Loader<Q, 8, false> {
   static METAL_FUNC float load(device const typename Q::block* row, uint k, int, uint, thread float (&w)[chunk]) {
     static_assert(chunk == 8, "a chunk is what one load gives");
-    foundry::load(chunk_at(row, metal::uint2(k, 0)), w);
+    foundry::load(chunk_at(row, metal::uint2(k / chunk, k)), w);
     return 1.0f;
   }
 };
@@ -53,15 +52,6 @@ template <typename Q, int VEC>
 METAL_FUNC float load_chunk(device const typename Q::block* row, uint k, uint end, thread float (&w)[chunk]) {
   const uint c = k / Unit<Q>::gap % Unit<Q>::chunks;
   return Loader<Q, VEC>::load(row, k - c * Unit<Q>::gap, c, end, w);
-}
-
-// Elements k + c .. of a row of x.
-template <typename T, int VEC>
-METAL_FUNC void load_row(device const T* row, uint k, uint c, uint end, thread float (&w)[chunk]) {
-  if (VEC == 8)
-    foundry::load(chunk_at(row, metal::uint2(k, c)), w);
-  else
-    Loader<Dense<T>, VEC>::load(row, k + c, 0, end, w);
 }
 
 } // namespace foundry

@@ -8,7 +8,7 @@
 // state behind it is D[last] S + sum over i of D[last] / D[i] k_i e_i^T.
 #include "mixers/gated_delta.h"
 
-#include <metal_simdgroup_matrix>
+#include "common/matrix_pairs.h"
 
 #include "mixers/chunks.h"
 #include "mixers/gated_delta_inputs.h"
@@ -149,9 +149,9 @@ template <int DK, int DV>
         Matrix left, right;
         simdgroup_load(right, k + ulong(j * 8) * width + r * 8, width, ulong2(0, 0), true);
         simdgroup_load(left, k + ulong(simdgroup * 8) * width + r * 8, width);
-        simdgroup_multiply_accumulate(with_k, left, right, with_k);
+        multiply_accumulate_near(with_k, left, right);
         simdgroup_load(left, q + ulong(simdgroup * 8) * width + r * 8, width);
-        simdgroup_multiply_accumulate(with_q, left, right, with_q);
+        multiply_accumulate_near(with_q, left, right);
       }
       simdgroup_store(with_k, &keys[simdgroup * 8][j * 8], chunk);
       simdgroup_store(with_q, &queries[simdgroup * 8][j * 8], chunk);
@@ -170,22 +170,22 @@ template <int DK, int DV>
       Matrix with_k = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), with_q = with_k, left, right;
       for (int r = 0; r < DK / 8; ++r) {
         simdgroup_load(left, k + ulong(i * 8) * width + r * 8, width);
-        simdgroup_multiply_accumulate(with_k, left, state[r], with_k);
+        multiply_accumulate_near(with_k, left, state[r]);
         simdgroup_load(left, q + ulong(i * 8) * width + r * 8, width);
-        simdgroup_multiply_accumulate(with_q, left, state[r], with_q);
+        multiply_accumulate_near(with_q, left, state[r]);
       }
       out[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       simdgroup_load(left, &diagonal[0][i][0][0], 8);
-      simdgroup_multiply_accumulate(out[i], left, with_q, out[i]);
+      multiply_accumulate_near(out[i], left, with_q);
       Matrix sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       simdgroup_load(left, &diagonal[2][i][0][0], 8);
       simdgroup_load(right, v + ulong(i * 8) * width, width);
-      simdgroup_multiply_accumulate(sum, left, right, sum);
+      multiply_accumulate_near(sum, left, right);
       simdgroup_load(left, &diagonal[1][i][0][0], 8);
-      simdgroup_multiply_accumulate(sum, left, with_k, sum);
+      multiply_accumulate_near(sum, left, with_k);
       for (int j = 0; j < i; ++j) {
         simdgroup_load(left, &keys[i * 8][j * 8], chunk);
-        simdgroup_multiply_accumulate(sum, left, change[j], sum);
+        multiply_accumulate_near(sum, left, change[j]);
       }
       simdgroup_store(sum, &changes[i * 8][own], chunk);
       simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -200,7 +200,7 @@ template <int DK, int DV>
       simdgroup_load(change[i], &changes[i * 8][own], chunk);
       for (int j = 0; j <= i; ++j) {
         simdgroup_load(left, &queries[i * 8][j * 8], chunk);
-        simdgroup_multiply_accumulate(out[i], left, change[j], out[i]);
+        multiply_accumulate_near(out[i], left, change[j]);
       }
       simdgroup_store(out[i], v + ulong(i * 8) * width, width);
     }
@@ -208,7 +208,7 @@ template <int DK, int DV>
     for (int i = 0; i < tiles; ++i) {
       Matrix left, scaled = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       simdgroup_load(left, &diagonal[3][i][0][0], 8);
-      simdgroup_multiply_accumulate(scaled, left, change[i], scaled);
+      multiply_accumulate_near(scaled, left, change[i]);
       change[i] = scaled;
     }
     for (int r = 0; r < DK / 8; ++r) {
@@ -217,7 +217,7 @@ template <int DK, int DV>
       for (int i = 0; i < tiles; ++i) {
         Matrix left;
         simdgroup_load(left, k + ulong(i * 8) * width + r * 8, width, ulong2(0, 0), true);
-        simdgroup_multiply_accumulate(state[r], left, change[i], state[r]);
+        multiply_accumulate_near(state[r], left, change[i]);
       }
     }
   }

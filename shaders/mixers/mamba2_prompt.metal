@@ -148,7 +148,7 @@ template <typename T, int P, int N>
       for (int r = 0; r < N / 8; ++r) {
         simdgroup_load(left, c + ulong(i * 8) * width + r * 8, width);
         simdgroup_load(right, b + ulong(j * 8) * width + r * 8, width, ulong2(0, 0), true);
-        simdgroup_multiply_accumulate(sum, left, right, sum);
+        multiply_accumulate_near(sum, left, right);
       }
       simdgroup_store(sum, &scores[i * 8][j * 8], chunk);
     }
@@ -171,13 +171,13 @@ template <typename T, int P, int N>
       Matrix sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), left;
       for (int r = 0; r < N / 8; ++r) {
         simdgroup_load(left, c + ulong(i * 8) * width + r * 8, width);
-        simdgroup_multiply_accumulate(sum, left, state[r], sum);
+        multiply_accumulate_near(sum, left, state[r]);
       }
       for (int e = 0; e < 2; ++e)
         sum.thread_elements()[e] *= until[i * 8 + own.row];
       for (int j = 0; j <= i; ++j) {
         simdgroup_load(left, &scores[i * 8][j * 8], chunk);
-        simdgroup_multiply_accumulate(sum, left, inputs[j], sum);
+        multiply_accumulate_near(sum, left, inputs[j]);
       }
       const uint t = start + i * 8 + own.row;
       if (t < tokens)
@@ -194,7 +194,7 @@ template <typename T, int P, int N>
       for (int i = 0; i < tiles; ++i) {
         Matrix left;
         simdgroup_load(left, b + ulong(i * 8) * width + r * 8, width, ulong2(0, 0), true);
-        simdgroup_multiply_accumulate(state[r], left, inputs[i], state[r]);
+        multiply_accumulate_near(state[r], left, inputs[i]);
       }
     }
   }

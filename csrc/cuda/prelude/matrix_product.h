@@ -1,7 +1,7 @@
 // The product of 8x8 matrices that lie spread over the lanes. 16-bit operands of one type go through the tensor core,
-// of whose 16 rows half are zero. So do floats: TF32 has as many bits as halves, and two of them all of a float but the
-// last or two, as do two times two of them without the smallest product. GPUs without TF32 have a chain of fused
-// multiply-adds in order of k, as exact as the host's.
+// of whose 16 rows half are zero. So do floats times 16 bits: TF32 has as many bits as halves, and two of them 22 bits
+// of a float. All else is a chain of fused multiply-adds in order of k, as exact as the host's, or, where a kernel asks
+// for no more than 22 bits (shaders/common/matrix_pairs.h), three products of TF32.
 //
 // Lane p holds row p / 4, columns p % 4 * 2 and the next: kernels that multiply matrices are compiled with
 // MSL_PERMUTED.
@@ -102,8 +102,6 @@ MSL_INLINE Pair multiply_accumulate(const metal::vec<A, 2>& a, const metal::vec<
     return tensor_product(packed(a), transposed(packed(b)), c, A());
   else if constexpr (__CUDA_ARCH__ >= 800 && std::is_same_v<A, float> && !std::is_same_v<B, float>)
     return mixed_product<B>(to_pair(a), transposed(packed(b)), c);
-  else if constexpr (__CUDA_ARCH__ >= 800)
-    return float_product(to_pair(a), to_pair(b), c);
   else
     return fused_product(to_pair(a), to_pair(b), c);
 #else

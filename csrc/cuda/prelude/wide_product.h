@@ -39,5 +39,13 @@ MSL_WIDE_PRODUCT(half)
 MSL_WIDE_PRODUCT(bfloat)
 #undef MSL_WIDE_PRODUCT
 
+MSL_INLINE void multiply_accumulate_near(simdgroup_matrix<float, 8, 8>& d, const simdgroup_matrix<float, 8, 8>& a,
+                                         const simdgroup_matrix<float, 8, 8>& b) {
+  MSL_MARK_MATRIX_PRODUCT;
+  const msl_::Pair sum =
+      msl_::float_product(msl_::to_pair(a.elements), msl_::to_pair(b.elements), msl_::to_pair(d.elements));
+  d.elements = vec<float, 2>(sum.x, sum.y);
+}
+
 } // namespace metal
 #endif
