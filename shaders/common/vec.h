@@ -63,21 +63,26 @@ METAL_FUNC void load(device const bfloat* p, thread float (&v)[8]) { // a bfloat
   }
 }
 
-template <typename T> METAL_FUNC void store(device T* p, thread const float (&v)[8]) {
-  for (int i = 0; i < 2; ++i)
-    ((device metal::vec<T, 4>*)p)[i] = metal::vec<T, 4>(T(v[4 * i]), T(v[4 * i + 1]), T(v[4 * i + 2]), T(v[4 * i + 3]));
+// 16 bytes at an address aligned to them. CUDA's prelude overloads this: an assignment is four writes there.
+template <typename V> METAL_FUNC void write_whole(device V* p, V v) { *p = v; }
+
+METAL_FUNC void store(device float* p, thread const float (&v)[8]) {
+  for (int i = 0; i < 2; ++i) {
+    const metal::float4 x = metal::float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+    write_whole((device metal::uint4*)p + i, as_type<metal::uint4>(x));
+  }
 }
 
 METAL_FUNC void store(device half* p, thread const float (&v)[8]) {
   metal::uint4 raw;
   for (int i = 0; i < 4; ++i) raw[i] = as_type<uint>(metal::half2(half(v[2 * i]), half(v[2 * i + 1])));
-  *(device metal::uint4*)p = raw;
+  write_whole((device metal::uint4*)p, raw);
 }
 
 METAL_FUNC void store(device bfloat* p, thread const float (&v)[8]) {
   metal::uint4 raw;
   for (int i = 0; i < 4; ++i) raw[i] = as_type<uint>(metal::vec<bfloat, 2>(bfloat(v[2 * i]), bfloat(v[2 * i + 1])));
-  *(device metal::uint4*)p = raw;
+  write_whole((device metal::uint4*)p, raw);
 }
 
 // N elements from an address aligned to the widest vector that N allows, of at most 16 bytes.

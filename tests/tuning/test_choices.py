@@ -12,7 +12,7 @@ import torch
 from kit import F32, every_key
 
 from torch_foundry import ops
-from torch_foundry.core import limits, tuning
+from torch_foundry.core import environment, limits, tuning
 from torch_foundry.core.environment import Choice
 
 pytestmark = pytest.mark.tier("kernels")
@@ -104,16 +104,21 @@ def test_what_is_accepted_keeps_the_limits(op: str) -> None:
     assert accepted > len(keys) * 5
 
 
+ROUTES = {environment.LINEAR_ROWS: "rows", environment.MATRIX_ROWS: "matrix", environment.TILE_ROWS: "tiles"}
+
+
 @pytest.mark.parametrize("variable", tuning.OVERRIDES.values(), ids=lambda variable: variable.name)
 @pytest.mark.parametrize("family", ["host", "apple7", "sm_90"])
 def test_every_override_keeps_the_limits(family: str, variable: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ROUTES.get(variable)
     for value in map(int, variable.allowed[1:]):
         monkeypatch.setenv(variable.name, str(value))
         tuning.load_environment()
-        for key in itertools.chain(*map(every_key, tuning.OPS)):
+        for key in itertools.chain(*(every_key(op) for op in tuning.OPS if (name is None) == (op != "linear_routes"))):
             choice = tuning.choice(family, key)
             within_limits(key, choice)
-            if key.op == "linear_routes":
+            if name is not None:
+                assert choice[name] == value
                 continue
             if key.op != "attention" and "COLS" in variable.name:
                 assert choice["outputs"] * choice["simdgroups"] // choice["split"] == value

@@ -1,5 +1,5 @@
-// Sums of pairs of 16-bit floats in one instruction, where the GPU has it. The bits are those of the general way, which
-// computes in float and rounds: a float holds more than twice their digits.
+// What C++ has no words for. Sums of pairs of 16-bit floats in one instruction, where the GPU has it. The bits are
+// those of the general way, which computes in float and rounds: a float holds more than twice their digits.
 #pragma once
 #include "vector.h"
 
@@ -20,5 +20,13 @@ MSL_PACKED(bfloat, +, "add.rn.bf16x2")
 MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
 #endif
 #undef MSL_PACKED
+
+// 16 bytes of device memory in one write, which assigning elements isn't: an overload of shaders/common/vec.h.
+MSL_INLINE void write_whole(vec<uint32_t, 4>* p, const vec<uint32_t, 4>& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
+               :
+               : "l"(__cvta_generic_to_global(p)), "r"(v.d[0]), "r"(v.d[1]), "r"(v.d[2]), "r"(v.d[3])
+               : "memory");
+}
 
 } // namespace msl_::vectors
