@@ -68,8 +68,9 @@ template <typename V> METAL_FUNC void write_whole(device V* p, V v) { *p = v; }
 
 METAL_FUNC void store(device float* p, thread const float (&v)[8]) {
   for (int i = 0; i < 2; ++i) {
-    const metal::float4 x = metal::float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-    write_whole((device metal::uint4*)p + i, as_type<metal::uint4>(x));
+    metal::uint4 raw;
+    for (int j = 0; j < 4; ++j) raw[j] = as_type<uint>(v[4 * i + j]);
+    write_whole((device metal::uint4*)p + i, raw);
   }
 }
 
