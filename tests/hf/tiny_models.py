@@ -45,18 +45,12 @@ class Case:
 
 
 LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    **{"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "original_max_position_embeddings": 64,
 }
 GRANITE = {
-    "residual_multiplier": 0.4,
-    "embedding_multiplier": 6.0,
-    "logits_scaling": 4.0,
-    "attention_multiplier": 0.1,
+    **{"residual_multiplier": 0.4, "embedding_multiplier": 6.0},
+    **{"logits_scaling": 4.0, "attention_multiplier": 0.1},
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 GROUPED_MOE = {
@@ -79,18 +73,10 @@ LAGUNA = {
     **{"sliding_window": 12, "layer_types": MIXED},
 }
 GPT_OSS: dict[str, Any] = {
-    "num_local_experts": 6,
-    "num_experts_per_tok": 3,
-    "sliding_window": 12,
-    "layer_types": MIXED,
+    **{"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 12, "layer_types": MIXED},
     "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 1.5e5,
-        "factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 64,
+        **{"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0},
+        **{"truncate": False, "original_max_position_embeddings": 64},
     },
 }
 # as 12B and 31B: heads of full attention are wider and share more, values are keys

@@ -28,7 +28,12 @@ PROMPT_FAULTS = [
     _prompt("sequences-overlap", "/ recurrent_chunk * recurrent_chunk;", "/ recurrent_chunk * 8;", file="chunks.h"),
     _prompt("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
     _prompt("decays-between-tiles", "for (uint t = from + 1;", "for (uint t = from + 2;", file="chunks.h"),
-    _prompt("rest-of-the-chunk", "simd_prefix_exclusive_sum", "simd_prefix_inclusive_sum", file="chunks.h"),
+    _prompt(
+        "rest-of-the-chunk",
+        "simd_prefix_exclusive_sum(metal::simd_shuffle(",
+        "simd_prefix_inclusive_sum(metal::simd_shuffle(",
+        file="chunks.h",
+    ),
     _prompt("window-not-stored", "if (t + 1 == tokens)", "if (t + 1 == 0)"),
     _prompt("queries-not-scaled", "unit * rsqrt(float(DK))", "unit"),
     _prompt("decay-behind-the-end", "softplus(step) : 0.0f", "softplus(step) : -1.0f"),

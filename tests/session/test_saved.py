@@ -23,7 +23,7 @@ from torch_foundry.io.container import Container
 pytestmark = pytest.mark.usefixtures("quiet")
 EVERY = 16
 OPTIONS: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "snapshot_every": EVERY}
-KINDS = ["ripple", "qwen3_5", "lfm2", "nemotron_h", "deepseek_v3", "mistral", "gemma3"]
+KINDS = ["ripple", "qwen3_5", "lfm2", "nemotron_h", "falcon_h1", "deepseek_v3", "mistral", "gemma3"]
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 

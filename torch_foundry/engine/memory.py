@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_foundry.kvcache.base import KVSpec, StateSpec
+from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
 from torch_foundry.kvcache.formats import parse, row_width
 from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
@@ -26,7 +26,7 @@ def memory_of(cache: PagedCache) -> tuple[int, int]:
     return both[0], both[1]
 
 
-def block_bytes(specs: Iterable[StateSpec], block_size: int, kv_cache: Any, dtype: torch.dtype) -> int:
+def block_bytes(specs: Iterable[KVSpec | RecurrentSpec], block_size: int, kv_cache: Any, dtype: torch.dtype) -> int:
     """Of a block, in all layers."""
     rows = [
         (spec.heads, row_width(columns, name, dtype))
@@ -37,12 +37,14 @@ def block_bytes(specs: Iterable[StateSpec], block_size: int, kv_cache: Any, dtyp
     return block_size * sum(heads * width * kind.itemsize for heads, (width, kind) in rows)
 
 
-def snapshot_bytes(specs: Iterable[StateSpec], dtype: torch.dtype) -> int:
+def snapshot_bytes(specs: Iterable[KVSpec | RecurrentSpec], dtype: torch.dtype) -> int:
     """Of a snapshot, in all layers."""
     return sum(spec.nbytes(dtype) for spec in specs if not isinstance(spec, KVSpec))
 
 
-def divided(config: EngineConfig, specs: Iterable[StateSpec], dtype: torch.dtype, longest: int) -> tuple[int, int]:
+def divided(
+    config: EngineConfig, specs: Iterable[KVSpec | RecurrentSpec], dtype: torch.dtype, longest: int
+) -> tuple[int, int]:
     """Blocks and snapshots of an engine for texts of up to `longest` tokens.
 
     Of `cache_bytes`, as many blocks as there is room for beside a snapshot for each `snapshot_every` of their tokens;

@@ -27,9 +27,9 @@ class CacheLayers:
     have."""
 
     def __init__(self, cache: DynamicCache, numbers: Iterable[int], formats: Formats = PLAIN) -> None:
-        self._numbers = tuple(numbers)
-        self._layers = captured_layers(cache, self._numbers, formats)
-        self.slots = [part for layer in self._layers for part in layer.parts]
+        numbers = tuple(numbers)
+        self._layers = dict(zip(numbers, captured_layers(cache, numbers, formats), strict=True))
+        self.slots = [part for layer in self._layers.values() for part in layer.parts]
         self.memory: list[tuple[torch.Tensor, ...]] = []  # of each of `slots`
         self.batch = 0
         self.starts: list[int] = []  # what `Step.start` has to hold, flat, for the first token that there is room for
@@ -45,9 +45,9 @@ class CacheLayers:
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
         layers = cache.layers
-        if not self._layers or max(self._numbers) >= len(layers):
+        if not self._layers or max(self._layers) >= len(layers):
             return False
-        return all(layers[number] is layer for number, layer in zip(self._numbers, self._layers, strict=True))
+        return all(layers[number] is layer for number, layer in self._layers.items())
 
     def place(self, decoder: DecoderModel, batch: int, tokens: int) -> bool:
         """Room for `tokens` more. Returns whether no memory was exchanged.

@@ -103,8 +103,8 @@ def restore(file: Container, said: dict[str, Any], cache: Any, model: Any) -> No
     memory.check(model.device, sum(file.tensors[name].nbytes for name in whole), "a restored session")
     read = {name: _read(file, name, formats, plan).to(model.device) for name in whole}
     for i, spec in wanted.items():
-        found = {name: read[f"{i}.{name}"] for name in spec}
-        for part, of_part in _split(layers[i], found):
+        of_layer = {name: read[f"{i}.{name}"] for name in spec}
+        for part, of_part in _split(layers[i], of_layer):
             _fill(part, of_part, length, plan, places.get(i))
     for tokens in at[-cache.snapshots.most :]:
         stored = {i: {name: read[f"{tokens}.{i}.{name}"] for name in spec} for i, spec in own.items()}

@@ -32,16 +32,16 @@ class ParallelSpec:
     state_space_scale: float
 
 
-def read(layer: Any, family: Family) -> ParallelSpec:
-    """The facts of `layer`. Raises Fallback."""
-    attention, mamba, config = layer.self_attn, layer.mamba, layer.self_attn.config
+def read(module: Any, family: Family) -> ParallelSpec:
+    """The facts of the layer `module`. Raises Fallback."""
+    attention, mamba, config = module.self_attn, module.mamba, module.self_attn.config
     before, behind = float(mamba.ssm_in_multiplier), [float(factor) for factor in config.ssm_multipliers]
-    require(layer.attention_in_multiplier == 1.0, f"attention_in_multiplier is {layer.attention_in_multiplier}")
+    require(module.attention_in_multiplier == 1.0, f"attention_in_multiplier is {module.attention_in_multiplier}")
     require(attention.key_multiplier == config.key_multiplier, f"key_multiplier is {attention.key_multiplier}")
     require(before == 1.0 or mamba.in_proj.bias is None, "in_proj has a bias behind a multiplier")
     require(len(behind) == 5, f"ssm_multipliers are {behind}")
     state_space = replace(read_mamba2(mamba, family), factors=tuple(before * factor for factor in behind))
-    scales = float(layer.attn_out_multiplier), float(layer.ssm_out_multiplier)
+    scales = float(module.attn_out_multiplier), float(module.ssm_out_multiplier)
     return ParallelSpec(read_attention(attention, family), state_space, *scales)
 
 
@@ -85,10 +85,8 @@ class ParallelMixers(Mixer):
         reason = None if keys is None else self.attention.mask_reason(keys, x, parts[0])
         return reason or (None if padding is None else self.state_space.mask_reason(padding, x, parts[1]))
 
-    def __call__(
-        self, x: Tensor, state: tuple[KVStep, StateView], rope: Rope, gemm: Gemm, mask: Masks | None
-    ) -> Tensor:
-        """See `Mixer`."""
+    def __call__(self, x: Tensor, state: tuple[KVStep, StateView], rope: Rope, gemm: Gemm, mask: Any) -> Tensor:
+        """See `Mixer`. mask: `Masks`, or None."""
         keys, padding = (None, None) if mask is None else mask
         y = self.attention(x, state[0], rope, gemm, keys)
         return self.state_space(x, state[1], rope, gemm, padding, onto=y)
