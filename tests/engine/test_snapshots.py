@@ -11,6 +11,7 @@ import pytest
 from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.kvcache.block_manager import BlockManager
+from torch_foundry.kvcache.packed_state_tables import PackedStateTables
 from torch_foundry.kvcache.state_tables import StateTables
 
 SIZE = 16  # of a block
@@ -19,8 +20,11 @@ SIZE = 16  # of a block
 class Pretended:
     """What an engine does, but for the model: the next token is a function of the state."""
 
-    def __init__(self, *, blocks: int, snapshots: int, every: int, requests: int = 4, budget: int = 64) -> None:
-        self.tables = StateTables(requests, 5, snapshots, every=every)
+    def __init__(
+        self, *, blocks: int, snapshots: int, every: int, requests: int = 4, budget: int = 64, packed: bool = False
+    ) -> None:
+        self.tables = (PackedStateTables if packed else StateTables)(requests, 5, snapshots, every=every)
+        self.places = [0] * self.tables.places
         self.manager = BlockManager(blocks, SIZE, states=self.tables)
         self.scheduler = Scheduler(self.manager, running=requests, budget=budget)
         self.slots = [0] * self.tables.slots
@@ -45,6 +49,11 @@ class Pretended:
         steps = min(self.chance.randrange(1, 5), left) if single else 1
         if steps > 1 and not self.scheduler.room(batch, steps):
             steps = 1
+        if isinstance(self.tables, PackedStateTables):
+            for pack, source, target in self.tables.moves:
+                given, taken = (self.slots, self.places) if pack else (self.places, self.slots)
+                taken[target] = given[source]
+            self.tables.moves = []
         for part in batch:
             for old, new in part.copies:
                 self.pages[new * SIZE : (new + 1) * SIZE] = self.pages[old * SIZE : (old + 1) * SIZE]
@@ -102,10 +111,11 @@ def words(count: int, seed: int) -> list[int]:
     return [chance.randrange(50) for _ in range(count)]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("budget", [48, 64, 70, 300])
 @pytest.mark.parametrize("every", [16, 64, 100])
-def test_an_edited_text_is_read_again_from_one_interval_before(every: int, budget: int) -> None:
-    engine, text = Pretended(blocks=200, snapshots=200, every=every, budget=budget), words(500, 0)
+def test_an_edited_text_is_read_again_from_one_interval_before(every: int, budget: int, packed: bool) -> None:
+    engine, text = Pretended(blocks=200, snapshots=200, every=every, budget=budget, packed=packed), words(500, 0)
     engine.run()
     assert engine.submit(text[:20]) and engine.submit(words(5, 1), 60)  # another one takes its share of the budget
     whole = engine.submit(text, 90)
@@ -196,9 +206,10 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def test_preempted_requests_go_on_from_snapshots() -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_preempted_requests_go_on_from_snapshots(packed: bool) -> None:
     """What others have not taken of the pages of one is not computed again."""
-    engine = Pretended(blocks=60, snapshots=40, every=32)
+    engine = Pretended(blocks=60, snapshots=40, every=32, packed=packed)
     sequences = [engine.submit(words(200, seed), 60) for seed in range(4)]
     engine.run()
     assert [sequence.tokens for sequence in sequences] == [answered(words(200, seed), 60) for seed in range(4)]
@@ -212,12 +223,14 @@ def edited(chance: random.Random, texts: list[list[int]]) -> list[int]:
     return [*text[: chance.randrange(len(text) + 1)], *(chance.randrange(50) for _ in range(chance.randrange(1, 60)))]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_histories(seed: int) -> None:
+def test_random_histories(seed: int, packed: bool) -> None:
     """With cancels, preemptions and little room: each state and key is that of the tokens before it; nothing leaks."""
     chance = random.Random(seed)
     every, budget = chance.choice([16, 32, 100]), chance.choice([8, 40, 200])
-    engine = Pretended(blocks=chance.choice([20, 40, 90]), snapshots=seed % 7, every=every, budget=budget)
+    blocks = chance.choice([20, 40, 90])
+    engine = Pretended(blocks=blocks, snapshots=seed % 7, every=every, budget=budget, packed=packed)
     texts, running, preempted = [words(90, seed)], list[tuple[Sequence, list[int]]](), 0
     for _ in range(150):
         prompt, new = edited(chance, texts)[:200], chance.randrange(1, 60)

@@ -18,14 +18,15 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
     options = ["--name", "a", "--name", "b", "--max-tokens", "7", "--requests", "3", "--api-keys", str(keys)]
-    options += ["--cache-memory", "3"]
+    options += ["--cache-memory", "3", "--snapshot-format", "q8_0"]
     given = ["serve", str(draft_model_path()), "--device", "cpu", "--port", "1234", "--timeout", "2.5"]
     assert cli.main([*given, *options]) == 0
     (server,) = served
     config = server.service.config
     assert (config.names, config.api_keys, config.max_tokens) == (("a", "b"), ("one", "two"), 7)
     assert (config.timeout, config.max_prompt, server.service.engine.config.requests) == (2.5, None, 3)
-    assert (server.service.engine.config.cache_bytes, server.service.engine.config.use_mtp) == (3 << 20, False)
+    own = server.service.engine.config
+    assert (own.cache_bytes, own.snapshot_format, own.use_mtp) == (3 << 20, "q8_0", False)
     assert (server.config.host, server.config.port) == ("127.0.0.1", 1234)
     server.service.thread.close()
     server.service.thread.join(60)

@@ -31,6 +31,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")
     memory = "for the KV cache and snapshots of recurrent states together, in MiB"
     parser.add_argument("--cache-memory", type=int, metavar="N", help=memory)
+    packed = "q8_0 keeps snapshots in about a quarter of the memory, with a small error (default: exact)"
+    parser.add_argument("--snapshot-format", metavar="FORMAT", help=packed)
     parser.add_argument("--mtp", action="store_true", help="the model's own MTP head drafts; answers stay the same")
     for name, value, what in (
         ("max-prompt", None, "tokens of a prompt"),
@@ -73,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         torch_foundry.patch(model, quantize=args.quantize)
         limits = {name: getattr(args, name) for name in ("requests", "queue", "blocks")}
         memory = None if args.cache_memory is None else args.cache_memory << 20
-        engine = torch_foundry.Engine(model, tokenizer, **limits, cache_bytes=memory, use_mtp=args.mtp)
+        kept = {"cache_bytes": memory, "snapshot_format": args.snapshot_format}
+        engine = torch_foundry.Engine(model, tokenizer, **limits, **kept, use_mtp=args.mtp)
         engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # warm up
         service = Service(engine, config, processor)
     except (ValueError, RuntimeError, KeyError, LoadError) as error:

@@ -67,6 +67,7 @@ class Engine:
                 plan.check()
             blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
             kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
+            kept["snapshot_format"] = own.snapshot_format
             self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
             self._ranks = Ranks(plan.split, own)
             self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)

@@ -19,6 +19,7 @@ from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
 from torch_foundry.kvcache.paged import PagedCache
+from torch_foundry.kvcache.pooled_states import move_snapshots
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
@@ -140,6 +141,7 @@ class Forward:
         self.plan.check()
         if self._snapshot is not self.plan.guard:
             self._change()
+        move_snapshots(self.cache.manager.states, self.cache.used)
         for part in parts:
             if part.shows_images:
                 self._show(part)

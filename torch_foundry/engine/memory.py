@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
 from torch_foundry.kvcache.formats import parse, row_width
 from torch_foundry.kvcache.paged import PagedCache, PagedLayer
@@ -22,7 +23,10 @@ def memory_of(cache: PagedCache) -> tuple[int, int]:
     """Bytes of blocks, and of recurrent states: those of running requests, and snapshots."""
     both = [0, 0]
     for slot in cache.used:
-        both[not isinstance(slot, PagedLayer)] += sum(tensor.nbytes for tensor in slot.memory)
+        if isinstance(slot, PagedLayer):
+            both[0] += sum(tensor.nbytes for tensor in slot.memory)
+        else:
+            both[1] += slot.nbytes
     return both[0], both[1]
 
 
@@ -37,9 +41,9 @@ def block_bytes(specs: Iterable[KVSpec | RecurrentSpec], block_size: int, kv_cac
     return block_size * sum(heads * width * kind.itemsize for heads, (width, kind) in rows)
 
 
-def snapshot_bytes(specs: Iterable[KVSpec | RecurrentSpec], dtype: torch.dtype) -> int:
+def snapshot_bytes(specs: Iterable[KVSpec | RecurrentSpec], dtype: torch.dtype, format: str | None = None) -> int:
     """Of a snapshot, in all layers."""
-    return sum(spec.nbytes(dtype) for spec in specs if not isinstance(spec, KVSpec))
+    return sum(packed_states.nbytes(spec, dtype, format) for spec in specs if isinstance(spec, RecurrentSpec))
 
 
 def divided(
@@ -51,7 +55,7 @@ def divided(
     if one number is given, the other gets what is left. ValueError: there is no room for a block and a snapshot.
     """
     specs, every = list(specs), config.snapshot_every
-    snapshot = snapshot_bytes(specs, dtype)
+    snapshot = snapshot_bytes(specs, dtype, config.snapshot_format)
     blocks, snapshots = config.blocks, config.snapshots if snapshot else 0
     if config.cache_bytes is None:
         return config.cache_blocks(longest), SNAPSHOTS if snapshots is None else snapshots

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine.next_tokens import Constraint
+from torch_foundry.kvcache import packed_states
+from torch_foundry.kvcache.packed_state_tables import PackedStateTables
 from torch_foundry.kvcache.state_tables import EVERY, StateTables
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Settings
@@ -148,6 +150,8 @@ class EngineConfig:
         A model with recurrent layers keeps that many states of each request, and one more.
     snapshots: of a model with recurrent layers: states at the ends of cached prefixes, from which later prompts go on;
         default: 32. snapshot_every: tokens between two of a prompt, at most; a step reads no more of one.
+        snapshot_format: "q8_0" keeps them in about a quarter of the memory, with an error that what goes on from one
+        has (decision 44), so not with `batch_invariant`; default: as they are.
     cache_bytes: memory of blocks and snapshots together, in place of their numbers, or of one of them; the states of
         running requests come on top.
     """
@@ -166,6 +170,7 @@ class EngineConfig:
     ahead: int = 4
     snapshots: int | None = None
     snapshot_every: int = EVERY
+    snapshot_format: str | None = None
     cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -178,6 +183,9 @@ class EngineConfig:
                 check_whole(name, value, least)
         if None not in (self.cache_bytes, self.blocks, self.snapshots):
             raise ValueError("cache_bytes, blocks, snapshots: expected two of them at most, got all")
+        packed_states.check(self.snapshot_format)
+        if self.snapshot_format is not None and self.batch_invariant:
+            raise ValueError("snapshot_format: answers that go on from packed snapshots are not batch_invariant")
         check_lookup(self.prompt_lookup_num_tokens)
         if type(self.use_mtp) is not bool:
             raise ValueError(f"use_mtp: expected True or False, got {self.use_mtp!r}")
@@ -190,7 +198,8 @@ class EngineConfig:
         """Slots for the recurrent states of all requests, and snapshots."""
         drafts = self.prompt_lookup_num_tokens or self.use_mtp or self.assistant_model is not None
         ring = 1 + max(self.ahead, LONGEST_STEP if drafts else 1)
-        return StateTables(self.requests, ring, snapshots, every=self.snapshot_every)
+        kind = StateTables if self.snapshot_format is None else PackedStateTables
+        return kind(self.requests, ring, snapshots, every=self.snapshot_every)
 
     def cache_blocks(self, max_tokens: int) -> int:
         """Blocks of the cache, for texts of up to `max_tokens` tokens."""

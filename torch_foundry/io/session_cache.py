@@ -1,7 +1,8 @@
 """A session's cache in a file: keys and values, recurrent states, and the snapshots that it can be taken back to.
 
 Layer i has `i.keys` and `i.values` [1, heads, tokens, D], as they lie in memory, or its newest state: `i.conv` and so
-on [1, ...]. A snapshot behind the first n tokens has the same as `n.i.keys` ..., of layers that can not be cropped.
+on [1, ...]. A snapshot behind the first n tokens has the same as `n.i.keys` ..., of layers that can not be cropped;
+states may be packed there, as uint8 [1, n] (`kvcache/packed_states.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import Container
 from torch_foundry.io.session_file import heads_of
 from torch_foundry.io.storage import TYPES
+from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import CacheLayer, KVSpec, RecurrentSpec, StateSpec
 from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.formats import PLAIN, Formats, decoded, row_width
@@ -42,7 +44,7 @@ def described(cache: Any) -> dict[str, Any]:
     seen = [cache.get_seq_length()] * len(cache.layers)
     places = {str(i): _place(layer) for i, layer in enumerate(cache.layers) if isinstance(layer, FoundrySlidingLayer)}
     known = {"kv_cache": formats.pop() if formats else PLAIN, "snapshots": [*cache.snapshots.stored]}
-    return {"seen": seen, "windows": places, **known}
+    return {"seen": seen, "windows": places, "snapshot_format": cache.snapshots.format, **known}
 
 
 def _place(layer: FoundrySlidingLayer) -> tuple[int, int]:
@@ -81,7 +83,10 @@ def restore(file: Container, said: dict[str, Any], cache: Any, model: Any) -> No
     if length and tuple(said.get("kv_cache", PLAIN)) != formats:
         found = str(said["kv_cache"])[:60]
         raise LoadError("SESSION", file.path, "kv_cache", expected=f"{list(formats)}, as the model", found=found)
-    at = said.get("snapshots", [])
+    at, format = said.get("snapshots", []), cache.snapshots.format
+    if at and said.get("snapshot_format") != format:
+        expected, found = f"{format!r}, as the session", repr(said.get("snapshot_format"))[:60]
+        raise LoadError("SESSION", file.path, "snapshot_format", expected=expected, found=found)
     if any(b <= a for a, b in zip([0, *at], [*at, length + 1], strict=True)) or len(at) > len(file.tensors):
         expected = f"rising numbers of tokens, up to {length}, with tensors for each"
         raise LoadError("SESSION", file.path, "snapshots", expected=expected, found=str(at)[:60])
@@ -95,13 +100,13 @@ def restore(file: Container, said: dict[str, Any], cache: Any, model: Any) -> No
     for tokens in at:
         for i, spec in own.items():
             window = min(tokens, getattr(layers[i], "sliding_window", 1) - 1)
-            fits = {name: (_of(shape, name, window), dtype) for name, (shape, dtype) in spec.items()}
+            fits = {name: _kept_as(name, *each, window, format) for name, each in spec.items()}
             whole |= {f"{tokens}.{i}.{name}": each for name, each in fits.items()}
     _check(file, whole)
     windows = {i: layers[i] for i in wanted if isinstance(layers[i], FoundrySlidingLayer)}
     places = {i: _checked(file, i, layer, said, wanted[i]["keys"][0][2]) for i, layer in windows.items()}
     memory.check(model.device, sum(file.tensors[name].nbytes for name in whole), "a restored session")
-    read = {name: _read(file, name, formats, plan).to(model.device) for name in whole}
+    read = {name: _read(file, name, formats, format).to(model.device) for name in whole}
     for i, spec in wanted.items():
         of_layer = {name: read[f"{i}.{name}"] for name in spec}
         for part, of_part in _split(layers[i], of_layer):
@@ -186,8 +191,14 @@ def _stored(file: Container, index: int, layer: Any, length: int) -> int:
     return min(max(shape[2], least), length) if len(shape) == 4 else least
 
 
-def _of(shape: tuple[int, ...], name: str, window: int) -> tuple[int, ...]:
-    return (*shape[:2], window, shape[3]) if name in KV else shape
+def _kept_as(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, window: int, format: str | None
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """What a snapshot has of a tensor of a layer: of keys and values a window, of states their `format`."""
+    if name in KV:
+        return (*shape[:2], window, shape[3]), dtype
+    of_one, kind = packed_states.kept_as(shape[1:], dtype, format)
+    return (shape[0], *of_one), kind
 
 
 def _check(file: Container, wanted: Wanted) -> None:
@@ -203,12 +214,16 @@ def _check(file: Container, wanted: Wanted) -> None:
             raise LoadError("SESSION", file.path, name, expected="what the model keeps of a text", found="a tensor")
 
 
-def _read(file: Container, name: str, formats: Formats, plan: DecoderModel | None) -> Tensor:
+def _read(file: Container, name: str, formats: Formats, snapshot_format: str | None) -> Tensor:
     """A tensor, which is finite: of floats the file says so, of rows of codes what they stand for."""
-    data = file.read(name)
-    if data.dtype == torch.uint8 and plan is not None:
-        format = formats[name.endswith(".values")]
-        if not bool(decoded(data, format, torch.float32).isfinite().all()):
+    data, last = file.read(name), name.rpartition(".")[2]
+    if data.dtype == torch.uint8:
+        if last in KV:
+            stands_for = decoded(data, formats[last == "values"], torch.float32)
+        else:
+            assert snapshot_format is not None
+            stands_for = packed_states.rows_of(data, snapshot_format)
+        if not bool(stands_for.isfinite().all()):
             raise LoadError("NONFINITE", file.path, name, expected="finite values", found="NaN or infinity")
     return data
 

@@ -50,6 +50,7 @@ def about(path: Path, metadata: Any) -> dict[str, Any]:
         formats, snapshots = said.get("kv_cache", [None, None]), said.get("snapshots", [])
         good = good and isinstance(formats, list) and len(formats) == 2 and isinstance(snapshots, list)
         good = good and isinstance(said.get("windows", {}), dict) and isinstance(said.get("shown", ""), str)
+        good = good and isinstance(said.get("snapshot_format"), str | None)
         good = good and all(type(tokens) is int for tokens in snapshots)
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False

@@ -146,7 +146,7 @@ class PagedCache(KVCache, Cache):
 
     config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`. salt: as in `BlockManager`. As a
     transformers cache it has the rows of one batch; beams share blocks instead of copying them. Callers with sequences
-    of their own, by name, use `manager`, `pools` and `tables`.
+    of their own, by name, use `manager`, `pools` and `tables`. snapshot_format: of the places of packed `states`.
     """
 
     def __init__(
@@ -158,11 +158,12 @@ class PagedCache(KVCache, Cache):
         kv_cache: str | Mapping[str, str | None] | None = None,
         salt: bytes = b"",
         states: StateTables | None = None,
+        snapshot_format: str | None = None,
     ) -> None:
         if block_size < 16 or block_size & (block_size - 1):
             raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
         self.manager = BlockManager(blocks, block_size, salt=salt, states=states)
-        formats = parse(kv_cache)
+        formats, self._snapshot_format = parse(kv_cache), snapshot_format
         text = config.get_text_config(decoder=True)
         count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
         self._rows: list[object] = []  # the batch's sequences
@@ -188,9 +189,12 @@ class PagedCache(KVCache, Cache):
         parts = [(i, part) for i, spec in specs.items() for part in specs_of(spec)]
         if not any(isinstance(part, RecurrentSpec) for _, part in parts):
             self.manager.states = NoStates()
+        tables, format = self.manager.states, self._snapshot_format
         manager, found = self.manager, list[tuple[PagedLayer | PooledStates, Any]]()
         for i, part in parts:
-            slot = PooledStates(manager.states.slots) if isinstance(part, RecurrentSpec) else self.slots[i]
+            slot = (
+                PooledStates(tables.slots, tables.places, format) if isinstance(part, RecurrentSpec) else self.slots[i]
+            )
             if part is specs[i]:  # beside keys and values, it is in `used` alone
                 self.slots[i] = slot
             found.append((slot, part))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import CacheLayer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
@@ -21,11 +22,13 @@ class Snapshots:
     """Of one `DynamicCache`, whose attribute `snapshots` it is: recurrent states, and sliding windows.
 
     every: tokens between two that are taken while a text grows. most: of more, one is given up whose neighbours are the
-    nearest to each other, so that later ones are denser. Only for caches all of whose layers are ours.
+    nearest to each other, so that later ones are denser. format: of recurrent states, "q8_0" for codes of 8 bits;
+    default: as they are. Only for caches all of whose layers are ours. ValueError: an unknown format.
     """
 
-    def __init__(self, every: int = EVERY, most: int = MOST) -> None:
-        self.every, self.most = every, most
+    def __init__(self, every: int = EVERY, most: int = MOST, format: str | None = None) -> None:
+        packed_states.check(format)
+        self.every, self.most, self.format = every, most, format
         self.stored: dict[int, Stored] = {}  # by the number of tokens, rising
 
     @classmethod
@@ -46,7 +49,7 @@ class Snapshots:
         if not own or not all(isinstance(layer, FoundrySlidingLayer | RecurrentLayer) for layer in own.values()):
             return False
         if tokens not in self.stored:
-            self.stored[tokens] = {i: _copied(layer) for i, layer in own.items()}
+            self.stored[tokens] = {i: self._copied(layer) for i, layer in own.items()}
             if len(self.stored) > self.most:
                 at = [0, *self.stored]
                 del self.stored[min(zip(at, at[1:], at[2:], strict=False), key=lambda three: three[2] - three[0])[1]]
@@ -72,8 +75,20 @@ class Snapshots:
                 if isinstance(layer, FoundryLayer):
                     layer.crop(at - layer.get_seq_length())
                 elif i in self.stored[at]:
-                    put(layer, self.stored[at][i], at)
+                    put(layer, self._unpacked(layer, self.stored[at][i]), at)
         return at
+
+    def _copied(self, layer: Any) -> dict[str, torch.Tensor]:
+        if not isinstance(layer, RecurrentLayer):
+            return {name: tensor.clone() for name, tensor in newest(layer, layer.sliding_window - 1).items()}
+        states, format = newest(layer), self.format
+        return {n: s.clone() if format is None else packed_states.packed(s, format) for n, s in states.items()}
+
+    def _unpacked(self, layer: Any, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self.format is None or not isinstance(layer, RecurrentLayer):
+            return stored
+        shapes = {name: state.shape for name, state in newest(layer).items()}
+        return {name: packed_states.unpacked(data, self.format, shapes[name]) for name, data in stored.items()}
 
 
 def parts_of(cache: Any) -> Iterator[tuple[int, Any]]:
@@ -119,11 +134,6 @@ def newest(layer: Any, tokens: int | None = None) -> dict[str, torch.Tensor]:
         return {name: layer._newest(name) for name in layer._data}
     count = layer._keys.length if tokens is None else tokens
     return {"keys": layer._keys.last(count), "values": layer._values.last(count)}
-
-
-def _copied(layer: Any) -> dict[str, torch.Tensor]:
-    window = None if isinstance(layer, RecurrentLayer) else layer.sliding_window - 1
-    return {name: tensor.clone() for name, tensor in newest(layer, window).items()}
 
 
 def put(layer: Any, stored: dict[str, torch.Tensor], tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 States are numbered and laid out as `kvcache.recurrent` says; a slot holds a state of all recurrent layers. A sequence
 uses its slots in turn. A slot that somebody else sees as well is exchanged before it is written to, so a snapshot of a
-state, and a sequence that starts from it, cost no copy.
+state, and a sequence that starts from it, cost no copy. Snapshots that are packed have places of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Ring:
 
 @dataclass(slots=True)
 class _Entry:
-    slot: int
+    slot: int  # or place
     tokens: int  # up to the end of its block
     user: _Ring  # of the sequence that was the last to make it or to begin behind it
 
@@ -41,6 +41,8 @@ class StateTables:
     turns' ends. When there is no room, those of the prefix that was used longest ago make it, its end before its
     beginning. Not thread-safe.
     """
+
+    places = 0  # of snapshots that don't lie in slots
 
     def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY) -> None:
         self.ring, self.slots, self.every = ring, sequences * ring + snapshots, every
@@ -70,10 +72,9 @@ class StateTables:
         for block in blocks:
             if (entry := self._snapshots.get(block)) is not None:
                 entry.user = ring
-                ring.stays, slot = entry.tokens, entry.slot
+                ring.stays, kept = entry.tokens, entry.slot
         if blocks:
-            self._references[slot] += 1
-            ring.count, ring.written, ring.slots[1 % self.ring] = 1, 1, slot
+            ring.count, ring.written, ring.slots[1 % self.ring] = 1, 1, self._begin(kept)
 
     def reserve(self, name: Hashable, tokens: int) -> None:
         """Slots of its own for the states that a step of `tokens` tokens leaves. Raises OutOfBlocks."""
@@ -126,8 +127,9 @@ class StateTables:
         if behind > ring.back:
             return
         if (entry := self._snapshots.get(block)) is None:
-            self._references[slot] += 1
-            entry = self._snapshots[block] = _Entry(slot, tokens, ring)
+            if (kept := self._keep(slot)) is None:
+                return
+            entry = self._snapshots[block] = _Entry(kept, tokens, ring)
         mine, entry.user = entry.user is ring, ring
         if (passed := ring.passing) is not None and passed[0] != block:
             if tokens - ring.stays > self.every:
@@ -141,7 +143,7 @@ class StateTables:
     def forget(self, block: int) -> None:
         """Give up the snapshot behind a block, if there is one."""
         if (entry := self._snapshots.pop(block, None)) is not None:
-            self._release(entry.slot)
+            self._let_go(entry.slot)
 
     def slot(self, name: Hashable, tokens: int) -> int:
         """Where the state behind a step of `tokens` tokens lies, for which slots are reserved."""
@@ -171,13 +173,35 @@ class StateTables:
         """States that a step of so many tokens leaves."""
         return tokens if tokens < self.ring else 1
 
+    def _begin(self, kept: int) -> int:
+        """A slot with the state of a snapshot."""
+        self._references[kept] += 1
+        return kept
+
+    def _keep(self, slot: int) -> int | None:
+        """Where a snapshot of the state in `slot` is; None: there is no room for any."""
+        self._references[slot] += 1
+        return slot
+
+    def _let_go(self, kept: int) -> None:
+        """Nothing is kept there any more."""
+        self._release(kept)
+
+    def _make_room(self) -> None:
+        """Give up a snapshot for a slot: not one whose slot a sequence has as well, which would leave no room."""
+        self._give_up([block for block, entry in self._snapshots.items() if self._references[entry.slot] == 1])
+
+    def _give_up(self, blocks: Sequence[int]) -> None:
+        """One of these blocks' snapshots, if there are any."""
+        known = self._snapshots
+        if blocks:
+            self.forget(min(blocks, key=lambda block: (known[block].user.used, -known[block].tokens, block)))
+
     def _new(self) -> int:
-        if not self._free:  # a snapshot whose slot a sequence has as well would leave no room
-            idle = [(entry.user.used, -entry.tokens, block) for block, entry in self._snapshots.items()
-                    if self._references[entry.slot] == 1]  # fmt: skip
-            if not idle:
-                raise OutOfBlocks(f"all of {self.slots} recurrent states are in use")
-            self.forget(min(idle)[2])
+        if not self._free:
+            self._make_room()
+        if not self._free:
+            raise OutOfBlocks(f"all of {self.slots} recurrent states are in use")
         slot = self._free.pop()
         self._references[slot] = 1
         return slot
@@ -190,11 +214,14 @@ class StateTables:
     def check(self) -> None:
         """Every slot is accounted for; AssertionError says what isn't. For tests."""
         seen = [0] * self.slots
-        kept = (entry.slot for entry in self._snapshots.values())
-        for slot in (*(s for ring in self._rings.values() for s in ring.slots if s >= 0), *kept):
+        for slot in (*(s for ring in self._rings.values() for s in ring.slots if s >= 0), *self._shared()):
             seen[slot] += 1
         assert seen == self._references, "references are not those of the tables"
         assert sorted(self._free) == [slot for slot in range(self.slots) if not seen[slot]], "a slot is lost"
+
+    def _shared(self) -> list[int]:
+        """Slots of snapshots."""
+        return [entry.slot for entry in self._snapshots.values()]
 
 
 class NoStates(StateTables):
