@@ -3,9 +3,11 @@
 python -m benchmarks.bench_speculation --device cuda --models qwen2.5-0.5b --formats f16,q8_0 --holds 1,0.9,0.7,0.5
 
 Networks: `repeating` has a model's shapes and, by construction, a text that repeats itself (see `repeating`); --holds
-is the fraction of tokens that are the same as the time before. `random` has random weights and a prompt that repeats
-itself. `demo` is the bundled model, also with its draft. A whole call of generate() is timed, except for the first
-token; of an engine with --concurrent requests, each with a repeating text of its own, all tokens but the first of each.
+is the fraction of tokens that are the same as the time before. `scripted` is the same with drafts of an MTP head and of
+a smaller model, each of which is right with a probability of --right, if those before it are (`scripted_drafts`).
+`random` has random weights and a prompt that repeats itself. `demo` is the bundled model, also with its draft. A whole
+call of generate() is timed, except for the first token; of an engine with --concurrent requests, each with a repeating
+text of its own, all tokens but the first of each.
 Records go to speculation.jsonl in --out. A text with drafts must equal the one without, token for token; otherwise its
 row is invalid and the exit code is 1.
 """
@@ -13,6 +15,7 @@ row is invalid and the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import math
@@ -28,12 +31,13 @@ from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
+from benchmarks.scripted_drafts import LITTLE, PAIRS, give_head, right
 from torch_foundry import quant
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.testing.timing import synchronize
 
-NETWORKS = ("repeating", "random", "demo")
+NETWORKS = ("repeating", "scripted", "random", "demo")
 PERIOD = 64  # tokens after which the text of a repeating network begins again
 SECOND = 0.9  # of the largest logit there: the one of the other token that may come
 WARM = 3  # runs before those that count: they compile and capture steps, of more and more sizes
@@ -48,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = ["tiny"] if args.quick else options.some_of(args.models, MODELS, "--models")
     formats = options.some_of(args.formats, quant.FORMATS, "--formats")
     networks = options.some_of(args.networks, NETWORKS, "--networks")
-    holds = _holds(args.holds)
-    concurrent = [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent")
+    args.holds, args.right = _shares(args.holds, "--holds", least=0.51), _shares(args.right, "--right", least=0)
+    args.concurrent = [] if args.concurrent == "0" else options.numbers(args.concurrent, "--concurrent")
     found = machine.look(device, quick=args.quick, commit=args.commit)
     records: list[Record] = []
     for network in networks:
@@ -58,21 +62,38 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if network == "demo" and fmt not in DTYPES:
                     continue
                 model, prompt = _network(network, name, fmt, device, args)
-                for hold in holds if network == "repeating" else [1.0]:
-                    runs = Runs(model, prompt, hold, args)
-                    ways = [("generate", "prompt lookup", runs.generate)]
-                    if network == "demo":
-                        ways += [("generate", "draft model", functools.partial(runs.generate, draft=_draft(model)))]
-                    if network == "repeating":
-                        ways += [
-                            (f"engine, {n}", "prompt lookup", functools.partial(runs.engine, n)) for n in concurrent
-                        ]
-                    for row in (row for way in ways for row in runs.rows(*way)):
-                        records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
-                        records[-1].shape["network"] = network
-                        record.append(args.out / "speculation.jsonl", records[-1:])
+                for row in _rows(network, name, fmt, model, prompt, args):
+                    records.append(dataclasses.replace(row, name=name, format=fmt, machine=found, seed=args.seed))
+                    records[-1].shape["network"] = network
+                    record.append(args.out / "speculation.jsonl", records[-1:])
     print(f"{found}\n{_table(records)}")
     return int(any(not row.valid for row in records))
+
+
+def _rows(network: str, name: str, fmt: str, model: Any, prompt: list[int], args: Any) -> Iterator[Record]:
+    """What is measured with a network."""
+    sources: dict[str, dict[str, Any]] = {"prompt lookup": {"prompt_lookup_num_tokens": args.drafts}}
+    if network == "demo":
+        sources["draft model"] = {"assistant_model": _draft(model)}
+    if network == "scripted":
+        give_head(model, fmt, args.seed)
+        sources = {"MTP head": {"use_mtp": True}}
+        if name in PAIRS:
+            draft, _ = _network(network, PAIRS[name], fmt, model.device, args)
+            sources["draft model"] = {"assistant_model": draft}
+    for hold in args.holds if network == "repeating" else [1.0]:
+        for share in args.right if network == "scripted" else [None]:
+            runs = Runs(model, prompt, hold, args)
+            for source, given in sources.items():
+                ways = [("generate", functools.partial(runs.generate, given))]
+                if network in ("repeating", "scripted"):
+                    ways += [(f"engine, {n}", functools.partial(runs.engine, n, given)) for n in args.concurrent]
+                for way, run in ways:
+                    with contextlib.nullcontext() if share is None else right(share, args.seed):
+                        for row in runs.rows(way, source, run):
+                            yield (
+                                row if share is None else dataclasses.replace(row, shape={**row.shape, "right": share})
+                            )
 
 
 def _network(network: str, name: str, fmt: str, device: torch.device, args: Any) -> tuple[Any, list[int]]:
@@ -128,9 +149,9 @@ def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> An
         output.normal_(std=0.1)
         output[following] = embedding[tokens]
         output[half + following] = SECOND * embedding[tokens]
-        for layer in network.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.01)
-            layer.mlp.down_proj.weight.mul_(0.01)
+        for path, weight in network.named_parameters():
+            if path.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                weight.mul_(LITTLE)
     if fmt not in DTYPES:
         pack(network, fmt)
     return network
@@ -142,7 +163,7 @@ class Runs:
     def __init__(self, model: Any, prompt: list[int], hold: float, args: Any) -> None:
         """hold: how often the first of the two tokens that may come is to be drawn; 1: greedy."""
         self.model, self.device, self.prompt, self.hold, self.args = model, model.device, prompt, hold, args
-        self._engines: dict[tuple[int, int], Engine] = {}
+        self._engines: dict[Any, Engine] = {}
         self.sampling: dict[str, Any] = {"do_sample": False}
         if hold < 1:
             with torch.no_grad():
@@ -150,10 +171,10 @@ class Runs:
             temperature = (1 - SECOND) * largest / math.log(hold / (1 - hold))
             self.sampling = {"do_sample": True, "top_k": 2, "temperature": temperature}
 
-    def rows(self, way: str, source: str, run: Callable[[int], Ran]) -> Iterator[Record]:
+    def rows(self, way: str, source: str, run: Callable[[bool], Ran]) -> Iterator[Record]:
         """Records without drafts and with; the caller fills in what they have in common."""
-        expected, plain, _ = self._measured(run, 0)
-        texts, times, extra = self._measured(run, self.args.drafts)
+        expected, plain, _ = self._measured(run, False)
+        texts, times, extra = self._measured(run, True)
         for name, seconds, more in ((way, plain, {}), (f"{way}, {source}", times, extra)):
             yield Record(
                 kind="e2e",
@@ -169,17 +190,18 @@ class Runs:
                 extra=more,
             )
 
-    def _measured(self, run: Callable[[int], Ran], drafts: int) -> tuple[list[list[int]], list[float], dict[str, Any]]:
+    def _measured(
+        self, run: Callable[[bool], Ran], drafts: bool
+    ) -> tuple[list[list[int]], list[float], dict[str, Any]]:
         """Texts, seconds per token of each run, and what became of drafts in the last run."""
         for _ in range(WARM):
             run(drafts)
         taken = [run(drafts) for _ in range(self.args.iterations)]
         return taken[-1][0], [seconds for _, seconds, _ in taken], taken[-1][2] if drafts else {}
 
-    def generate(self, drafts: int, draft: Any = None) -> Ran:
-        """A call of generate(), with prompt lookup or a draft model."""
-        source = {"prompt_lookup_num_tokens": drafts} if draft is None else {"assistant_model": draft}
-        source = source if drafts else {}
+    def generate(self, given: dict[str, Any], drafts: bool) -> Ran:
+        """A call of generate(), with drafts from what is `given`, or without."""
+        source = given if drafts else {}
         short = self._generate(1, **source)[1]
         before = dataclasses.replace(self.model.generator_plan().speculation)
         tokens, whole = self._generate(self.args.max_tokens + 1, **source)
@@ -201,14 +223,12 @@ class Runs:
         )
         return out[0, len(self.prompt) :].tolist(), self._now() - start
 
-    def engine(self, requests: int, drafts: int) -> Ran:
+    def engine(self, requests: int, given: dict[str, Any], drafts: bool) -> Ran:
         """The same in an engine, which is kept because its steps are captured."""
-        key = requests, drafts
+        key = requests, drafts and tuple(given)
         if key not in self._engines:
             blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)
-            self._engines[key] = Engine(
-                self.model, requests=requests, blocks=blocks, prompt_lookup_num_tokens=drafts or None
-            )
+            self._engines[key] = Engine(self.model, requests=requests, blocks=blocks, **(given if drafts else {}))
         run = self._engines[key]
         run.cache.manager.forget()
         before = dataclasses.replace(run.speculation)
@@ -244,7 +264,7 @@ def _difference(before: SpeculationStats, after: SpeculationStats) -> dict[str, 
 
 
 def _table(records: Sequence[Record]) -> str:
-    lines = [f"{'model':14} {'format':6} {'network':9} {'hold':>5} {'way':26} {'tok/s':>8} {'x':>6}  drafts"]
+    lines = [f"{'model':14} {'format':6} {'network':9} {'holds':>5} {'way':26} {'tok/s':>8} {'x':>6}  drafts"]
     for row in records:
         assert row.times is not None
         speed = "WRONG" if row.speedup is None else f"{row.speedup:.2f}"
@@ -252,18 +272,19 @@ def _table(records: Sequence[Record]) -> str:
         if extra := row.extra:
             said = f"{extra['accepted']} of {extra['drafted']} right, {extra['tokens_per_step']:.2f} tokens a step, "
             said += f"us by rows {extra.get('step_us_by_rows', '-')}; {extra['stopped']}"
-        what = f"{row.name:14} {row.format:6} {shape['network']:9} {shape['hold']:5} {row.way:26}"
+        share = shape.get("right", shape["hold"])
+        what = f"{row.name:14} {row.format:6} {shape['network']:9} {share:5} {row.way:26}"
         lines.append(f"{what} {1 / row.times.median:8.1f} {speed:>6}  {said}")
     return "\n".join(lines)
 
 
-def _holds(text: str) -> list[float]:
+def _shares(text: str, name: str, *, least: float) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or not all(0.5 < value <= 1 for value in values):
-        raise options.UserError(f"--holds: expected numbers above 0.5, up to 1, got {text!r}")
+    if not values or not all(least <= value <= 1 for value in values):
+        raise options.UserError(f"{name}: expected numbers from {least} to 1, got {text!r}")
     return values
 
 
@@ -275,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--holds", default="1,0.95,0.9,0.8,0.6", help="how often a repeating text repeats; default %(default)s"
     )
+    parser.add_argument("--right", default="0.9,0.7,0.5,0", help="how often scripted drafts are; default %(default)s")
     parser.add_argument(
         "--concurrent", default="1,8,32", help="requests of an engine; 0: no engine; default %(default)s"
     )

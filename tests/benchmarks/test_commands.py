@@ -406,5 +406,17 @@ def test_bench_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(bench_speculation.Runs, "_generate", wrong)
     assert bench_speculation.main([*few, "--iterations", "1", "--holds", "1", "--out", str(tmp_path)]) == 1
     assert "WRONG" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--holds: expected numbers above"):
+    few[few.index("repeating,random")] = "scripted"
+    few[few.index("90")] = "30"
+    out = tmp_path / "scripted"
+    monkeypatch.undo()
+    monkeypatch.setattr(DraftLengthController, "pays", lambda *_: True)
+    assert bench_speculation.main([*few, "--iterations", "1", "--right", "1,0", "--out", str(out)]) == 0
+    found = rows(out / "speculation.jsonl")
+    ways = ["generate, MTP head", "engine, 2, MTP head", "generate, draft model", "engine, 2, draft model"]
+    assert [row["way"] for row in found[1::2]] == ways * 2 and all(row["valid"] for row in found)
+    for row in found[1::2]:
+        drafted, share = row["extra"]["drafted"], row["shape"]["right"]
+        assert row["extra"]["accepted"] == share * drafted and drafted > 10, str(row)
+    with pytest.raises(UserError, match=r"--holds: expected numbers from 0\.51 to 1, got '0\.3'"):
         bench_speculation.main([*few, "--holds", "0.3"])
