@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import AutoTokenizer, DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 import torch_foundry
 from tests.exact import InFloat64, doubled
@@ -55,9 +55,7 @@ def random_hybrid(layers: int, hidden: int, keys: int, values: int, width: int) 
 @torch.no_grad()
 def logits_behind(model: Any, text: Tensor, format: str | None) -> tuple[Tensor, dict[str, float]]:
     """Logits [MORE, V] behind a snapshot after the first AT tokens of `text`, and the error of each kind of state."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     vars(cache)["snapshots"] = Snapshots(format=format)
     model(text[:, :AT], past_key_values=cache)
     cache.snapshots.take(cache, AT)
