@@ -81,7 +81,10 @@ def test_what_cannot_be_done(
     assert message in err and err.startswith("torch-foundry: ") and not out
 
 
-def test_names_of_the_hub_are_looked_up_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_hub_are_looked_up_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stdin", Typed("hi\n"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--Somebody--Some-Model"
     snapshot = repository / "snapshots" / ("0" * 40)
@@ -91,6 +94,8 @@ def test_names_of_the_hub_are_looked_up_in_its_cache(tmp_path: Path, monkeypatch
     assert find_model(Path("Somebody/Some-Model")) == snapshot
     assert find_model(Path("Somebody/Some-Model/x.gguf")) == snapshot / "x.gguf"
     assert find_model(Path("Somebody/Other")) == Path("Somebody/Other")
+    assert main(["chat", "--device", "cpu", "--plain", "some-model"]) == 2
+    assert "some-model: no such model directory; in the Hub's cache: Somebody/Some-Model" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Somebody" / "Some-Model").mkdir(parents=True)
     assert find_model(Path("Somebody/Some-Model")) == Path("Somebody/Some-Model")  # a folder goes first

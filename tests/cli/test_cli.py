@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +254,7 @@ def test_without_a_command_it_says_what_to_do(
         (["chat", "--pl"], ["--plain"]),
         (["completion", "z"], ["zsh"]),
         (["chat", "models/a"], ["models/a b.gguf"]),
+        (["chat", "Some"], ["Somebody/Some-Model"]),
     ],
 )
 def test_bash_completes(typed: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -260,8 +263,12 @@ def test_bash_completes(typed: list[str], expected: list[str], tmp_path: Path, c
     script = f"{capsys.readouterr().out}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed)}; _torch_foundry\n"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a b.gguf").touch()
+    for name in ("Somebody--Some-Model", "Else--Model"):
+        (tmp_path / "hub" / f"models--{name}" / "snapshots").mkdir(parents=True)
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub")}
     script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
-    found = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    told: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": True}
+    found = subprocess.run(["bash", "-c", script], **told)
     assert found.stdout.splitlines() == expected and not found.stderr
 
 

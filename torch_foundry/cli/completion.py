@@ -14,6 +14,13 @@ _torch_foundry() {
       *) all="" ;;
     esac
   fi
+  if [ "$COMP_CWORD" -gt 1 ] && [ "${word#-}" = "$word" ]; then
+    local folder
+    for folder in "${HF_HUB_CACHE:-${HF_HOME:-$HOME/.cache/huggingface}/hub}"/models--*/snapshots; do
+      folder=${folder%%/snapshots} folder=${folder##*/models--}
+      case $folder in '*') ;; *) all="$all ${folder/--//}" ;; esac
+    done
+  fi
   local IFS=$'\\n'
   COMPREPLY=($(IFS=' '; compgen -W "$all" -- "$word"; [ "$COMP_CWORD" -eq 1 ] || compgen -f -- "$word"))
 }

@@ -214,7 +214,9 @@ def _check_directory(directory: Path) -> None:
     from torch_foundry.io.load import how_to_get
 
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such model directory; {how_to_get(directory)}")
+        near = [name for name in cached_models() if directory.name.lower() in name.lower()]
+        hint = f"in the Hub's cache: {', '.join(near[:4])}" if near and directory.name else how_to_get(directory)
+        raise UserError(f"{directory}: no such model directory; {hint}")
     if any(directory.glob("*.gguf")):
         return
     config = directory / "config.json"
