@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray air test-hf test-oldest test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-guidellm air test-hf test-oldest test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -45,6 +45,15 @@ $(TESTS): $(VENV)/.built $(VENV)/.dev
 test-ray: $(VENV)/.built $(VENV)/.dev  ## replicas on a local Ray cluster (minutes)
 	$(BIN)/pip install -q -r requirements-ray.txt
 	$(PY) -m pytest tests/serving/test_ray.py $(PYTEST_ARGS)
+
+# guidellm measures a server of the demo model, each answer beside the one alone. It wants an older click than a linter
+# does, so it has an environment of its own, which looks up torch and transformers in ours.
+test-guidellm: $(VENV)/.built $(VENV)/.dev  ## guidellm's load on a server (minutes)
+	$(PY) -m venv build/guidellm
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$(echo build/guidellm/lib/python3*/site-packages)/ours.pth
+	build/guidellm/bin/pip install -q -r requirements-guidellm.txt
+	$(PY) -m pytest -q tests/serving/test_guidellm.py $(PYTEST_ARGS)
 
 # The tests that all models of transformers share, from its source distribution, which pip fetches (10 MB); or those of
 # the models' own folders, with those of generate(), from a checkout: HF_TESTS=/path. UPDATE=1 writes docs/hf_tests.md.

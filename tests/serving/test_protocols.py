@@ -66,6 +66,12 @@ def test_a_streamed_chat(ai: openai.OpenAI, alone: Any) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == alone(SAID, 12)
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert last.usage and last.usage.completion_tokens == 12 and not last.choices
+    told["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        chunk.usage and chunk.usage.completion_tokens
+        for chunk in ai.chat.completions.create(**GREEDY, **told, stream=True)
+    ]
+    assert None not in counts and counts == sorted(counts) and counts[0] < 12 == counts[-1]
 
 
 def test_parts_of_a_message_and_an_answer_before(ai: openai.OpenAI, alone: Any) -> None:

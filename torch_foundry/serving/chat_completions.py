@@ -220,7 +220,7 @@ async def create(body: ChatBody, http: HttpRequest) -> Any:
         async for part in parts:
             answer, choice = answers[part.choice], {"index": part.choice, **answers[part.choice].add(part)}
             if choice["delta"] or choice["logprobs"] or answer.finish_reason:
-                yield "", chunk | {"choices": [choice]}
+                yield "", chunk | {"choices": [choice]} | body.usage_so_far(exchange)
         if body.wants_usage:
             yield "", chunk | {"choices": [], "usage": usage_of(exchange)}
 

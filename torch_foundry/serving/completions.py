@@ -32,6 +32,7 @@ class StreamOptions(Body):
     """What a stream has besides its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with each chunk, as benchmarks ask vLLM
     include_obfuscation: Literal[False] | None = None
 
 
@@ -65,6 +66,11 @@ class CompletionOptions(SamplingBody):
     def wants_usage(self) -> bool:
         """Whether a stream ends with how many tokens there were."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def usage_so_far(self, exchange: Exchange) -> dict[str, Any]:
+        """What a chunk of a stream says of tokens."""
+        wanted = self.wants_usage and self.stream_options and self.stream_options.continuous_usage_stats
+        return {"usage": usage_of(exchange)} if wanted else {}
 
 
 class CompletionBody(CompletionOptions):
@@ -105,7 +111,7 @@ async def create(body: CompletionBody, http: HttpRequest) -> Any:
         async for part in parts:
             choice = answers[part.choice].add(part)
             if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
-                yield "", head | {"choices": [{"index": part.choice, **choice}]}
+                yield "", head | {"choices": [{"index": part.choice, **choice}]} | body.usage_so_far(exchange)
         if body.wants_usage:
             yield "", head | {"choices": [], "usage": usage_of(exchange)}
 
