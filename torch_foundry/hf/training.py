@@ -43,14 +43,14 @@ class TrainedMixin(FoundryModule):
         """The same as stock code."""
         plan = self._foundry
         if not plan.state.enabled or torch.compiler.is_compiling() or not self._wanted(args, kwargs):
-            return super().forward(*args, **kwargs)
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         if plan.__class__ is Plan:  # after deepcopy or unpickling
             plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
         try:
             result = self._trained(plan, *args, **kwargs)
         except Fallback as fallback:
             plan.fell_back(self._foundry_base.__name__, str(fallback))
-            return super().forward(*args, **kwargs)
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         return result
 
@@ -162,7 +162,8 @@ def _watched(module: Any) -> bool:
 def mlp_names(module: nn.Module) -> MLPNames | None:
     """What the layers of a gated MLP are called, if its code names nothing else; None if it is no such MLP."""
     names = next((each for each in MLPS if each.gated and each.children() == module._modules.keys()), None)
-    code = getattr(base_class(type(module)).forward, "__code__", None)
+    stock: Any = base_class(type(module))
+    code = getattr(stock.forward, "__code__", None)
     if names is None or code is None or not names.children() | PLAIN >= set(code.co_names):
         return None
     act = module._modules[names.activation] if names.activation else torch.nn.functional.silu

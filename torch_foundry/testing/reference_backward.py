@@ -32,7 +32,8 @@ def glu_backward(
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaves = _wanted(gate, up)
-        of_gate, of_up = torch.autograd.grad(reference.glu(*leaves, activation, gate_scale=gate_scale), leaves, grad)
+        product = reference.glu(leaves[0], leaves[1], activation, gate_scale=gate_scale)
+        of_gate, of_up = torch.autograd.grad(product, leaves, grad)
     return of_gate, of_up
 
 
