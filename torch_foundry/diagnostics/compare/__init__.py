@@ -56,9 +56,11 @@ def _compare(model: nn.Module, ids: torch.Tensor, inputs: dict[str, Any]) -> Dri
     from torch_foundry.core.errors import Fallback
     from torch_foundry.diagnostics.compare.steps import KNOWN, compare_steps, why_not
     from torch_foundry.hf.pretrained import ModelMixin
+    from torch_foundry.hf.training import TrainedMixin
     from torch_foundry.models.swap import is_swapped
 
-    swapped = {n: m for n, m in model.named_modules() if is_swapped(m) and not isinstance(m, ModelMixin)}
+    others = (ModelMixin, TrainedMixin)  # of which the latter are of no use in inference
+    swapped = {n: m for n, m in model.named_modules() if is_swapped(m) and not isinstance(m, others)}
     if not swapped:
         raise ValueError(f"nothing in {type(model).__name__} could be patched; see torch_foundry.report")
     states = {id(m._foundry.state): m._foundry.state for m in swapped.values()}
