@@ -37,9 +37,10 @@ def demo(path: Path) -> Any:
 
 
 def pair(path: Path, fmt: str) -> tuple[Any, Any]:
-    """The demo model at `path` with packed weights, and the dense one that has their values."""
+    """The demo model at `path` with packed weights, patched, and the dense one that has their values, of stock code."""
     ours = torch_foundry.quantize(copy.deepcopy(demo(path)), fmt)
-    return torch_foundry.patch(ours), torch_foundry.dequantize(copy.deepcopy(ours))
+    dense = torch_foundry.dequantize(copy.deepcopy(ours))
+    return torch_foundry.patch(ours), dense
 
 
 def with_lora(model: Any) -> Any:
