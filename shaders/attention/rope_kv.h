@@ -2,10 +2,10 @@
 #pragma once
 #include "common/portable.h"
 
-#define FC_ROPE_ROTATE 0 // function constant: false for layers without position embedding (NoPE)
-#define FC_ROPE_NORM 1   // rope_kv.metal: q and k heads pass a norm first
-#define FC_ROPE_PAGED 2  // rope_kv.metal: the caches lie in pages
-#define FC_ROPE_NORM_V 3 // with norms of q and k heads: v heads pass one without a weight
+#define FC_ROPE_ROTATE 6 // function constant: false for layers without position embedding (NoPE)
+#define FC_ROPE_NORM 7   // rope_kv.metal: q and k heads pass a norm first
+#define FC_ROPE_PAGED 8  // rope_kv.metal: the caches lie in pages
+#define FC_ROPE_NORM_V 9 // with norms of q and k heads: v heads pass one without a weight
 
 namespace foundry {
 

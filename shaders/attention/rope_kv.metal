@@ -4,15 +4,14 @@
 #include "attention/heads.h"
 
 #include "attention/kv_pack.h"
+#include "attention/rope_constants.h"
 #include "norm/norm_kinds.h"
 
 using namespace metal;
 using namespace foundry;
 
-constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 constant bool has_norm [[function_constant(FC_ROPE_NORM)]];
-constant bool paged [[function_constant(FC_ROPE_PAGED)]];
-constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
+constant bool in_pages [[function_constant(FC_ROPE_PAGED)]];
 
 // Where a new token's row is, or that it is nowhere: one of those that a sequence does not have.
 struct KvSlot {
@@ -31,7 +30,7 @@ METAL_FUNC KvSlot kv_slot(constant RopeKvArgs& args, device const int* step, dev
     slot = rows[2 * batch] + int(token);
     exists = int(token) < rows[2 * batch + 1] && slot >= 0 && uint(slot) < capacity;
   }
-  if (!paged || !exists)
+  if (!in_pages || !exists)
     return {exists, batch, uint(slot)};
   const uint page = uint(table[batch * args.table_row + (uint(slot) >> args.page_shift)]);
   return {page < args.pages, page, uint(slot) & ((1u << args.page_shift) - 1)};

@@ -3,14 +3,12 @@
 // end all is f32.
 #include "attention/heads.h"
 
+#include "attention/rope_constants.h"
 #include "norm/norm_kinds.h"
 #include "common/vec.h"
 
 using namespace metal;
 using namespace foundry;
-
-constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
-constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
 
 // a and b in one row: its even elements to a, the odd ones to b.
 template <int VEC>

@@ -2,8 +2,8 @@
 #pragma once
 #include "common/portable.h"
 
-#define FC_ALTUP_SCALE 0 // function constants: the active stream's result is multiplied by a vector
-#define FC_ALTUP_ONTO 1  // there is something that the matched row is added to
+#define FC_ALTUP_SCALE 4 // function constants: the active stream's result is multiplied by a vector
+#define FC_ALTUP_ONTO 5  // there is something that the matched row is added to
 
 namespace foundry {
 

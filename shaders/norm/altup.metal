@@ -8,7 +8,7 @@
 using namespace metal;
 using namespace foundry;
 
-constant bool has_scale [[function_constant(FC_ALTUP_SCALE)]];
+constant bool has_gain [[function_constant(FC_ALTUP_SCALE)]];
 constant bool has_onto [[function_constant(FC_ALTUP_ONTO)]];
 
 // tanh(scale * normed x . router): one number for each stream, the same bits in every thread.
@@ -95,7 +95,7 @@ template <typename T, int N>
     device const T* norm [[buffer(2)]],
     device const T* router [[buffer(3)]],
     device const T* coefs [[buffer(4)]], // [N, N]
-    device const T* scale [[buffer(5), function_constant(has_scale)]],
+    device const T* scale [[buffer(5), function_constant(has_gain)]],
     device T* y [[buffer(6)]],
     device T* own [[buffer(7)]],
     constant AltupArgs& args [[buffer(8)]],
@@ -117,7 +117,7 @@ template <typename T, int N>
       const float v = fma(c[p], change, float(x[p * stream + first + i]));
       y[p * stream + first + i] = T(v);
       if (uint(p) == args.active)
-        own[first + i] = T(has_scale ? float(T(v)) * float(scale[i]) : v);
+        own[first + i] = T(has_gain ? float(T(v)) * float(scale[i]) : v);
     }
   }
 }

@@ -2,8 +2,8 @@
 #pragma once
 #include "common/rows.h"
 
-#define FC_LAYER_NORM_WEIGHT 0 // function constants: what the normed row is multiplied by, and what is added
-#define FC_LAYER_NORM_BIAS 1
+#define FC_LAYER_NORM_WEIGHT 2 // function constants: what the normed row is multiplied by, and what is added
+#define FC_LAYER_NORM_BIAS 3
 
 namespace foundry {
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -81,10 +82,19 @@ def test_a_translation_keeps_its_text_through_json() -> None:
 def test_lines_are_said(tmp_path: Path) -> None:
     main = write(tmp_path, main='int a;\n#include "x.h"\nint b;\n', x="#pragma once\n\nint x;\n")
     x = tmp_path / "x.h"
+    guard = f"MSL_FILE_{hashlib.sha1(x.read_bytes()).hexdigest()[:16]}"
     assert resolve(main).text == (
-        f'#line 1 "{main}"\nint a;\n#ifndef MSL_FILE_1\n#define MSL_FILE_1\n#line 1 "{x}"\n\n\nint x;\n#endif\n'
+        f'#line 1 "{main}"\nint a;\n#ifndef {guard}\n#define {guard}\n#line 1 "{x}"\n\n\nint x;\n#endif\n'
         f'#line 3 "{main}"\nint b;\n'
     )
+
+
+def test_texts_one_behind_the_other_have_a_header_once(tmp_path: Path) -> None:
+    """Each comes with what it includes; a compiler that reads both meets the header's text in the first only."""
+    write(tmp_path, x="#pragma once\nint x;\n", **{n: f'#include "x.h"\nint {n};\n' for n in ("first", "second")})
+    texts = [resolve(tmp_path / f"{name}.h").text for name in ("first", "second")]
+    whole = preprocess("".join(texts), name="both.metal").text
+    assert body(whole) == ["int x;", "int first;", "int second;"]
 
 
 def test_once_means_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ CUDA executors get the same text, so all see the same source."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -43,8 +44,9 @@ def resolve(
 
     `#include "x.h"` is looked up beside the including file, then in `include_dirs`; `#include <x.h>` in `include_dirs`
     only, and stays as it is if it isn't there (a header of the compiler's). A file with `#pragma once`, or with an
-    include guard around it, comes once. A file that is missing, or that includes itself, becomes an `#error` line: it
-    may stand where no compiler looks. Raises MslError if the main file is missing or a file isn't text.
+    include guard around it, comes once, even if such texts are put one behind the other. A file that is missing, or
+    that includes itself, becomes an `#error` line: it may stand where no compiler looks. Raises MslError if the main
+    file is missing or a file isn't text.
     """
     work = _Work([os.fspath(directory) for directory in include_dirs])
     if is_source(path_or_source):
@@ -75,7 +77,7 @@ class _Work:
 
     include_dirs: list[str]
     out: list[str] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)  # absolute path -> serial number
+    files: dict[str, int] = field(default_factory=dict)  # absolute path -> place
     stack: list[str] = field(default_factory=list)  # real paths of the files that are open, names for messages
     names: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)  # of the include that each of them is at
@@ -127,10 +129,11 @@ class _Work:
             cycle = " includes ".join(os.path.basename(n) for n in [*self.names[self.stack.index(real) :], found])
             self._error(f"a file includes itself: {cycle}")
             return
-        serial = self.files.setdefault(os.path.abspath(found), len(self.files))
+        self.files.setdefault(os.path.abspath(found), len(self.files))
         settles, before = once and self.depth == 0, self.depth
         if once:
-            self.out.append(f"#ifndef MSL_FILE_{serial}\n#define MSL_FILE_{serial}\n")
+            guard = f"MSL_FILE_{hashlib.sha1(text.encode()).hexdigest()[:16]}"
+            self.out.append(f"#ifndef {guard}\n#define {guard}\n")
         self.add(text, found, real)
         self.depth = before
         if once:

@@ -1,0 +1,10 @@
+// Function constants of rope_kv.metal and rope_kv_dense.metal, which may be parts of one library.
+#pragma once
+#include "attention/rope_kv.h"
+
+namespace foundry {
+
+constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
+constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
+
+} // namespace foundry
