@@ -45,12 +45,11 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     code, report = doctor(tmp_path / "report.json", "--quick")
     assert code == 0 and report["complete"] and report["failures"] == []
     kernels, checks = report["kernels"], report["checks"]
-    assert kernels["compiled"] == kernels["all"] == len(list(prebuild.calls())) and not kernels["failed"]
-    assert checks["passed"] == checks["all"] == len(checks["names"]) > 50
+    assert kernels["compiled"] == kernels["all"] == len(prebuild.of_dense_models("cpu")) and not kernels["failed"]
+    assert checks["passed"] == checks["all"] == len(checks["names"]) > 30
     assert {name.split()[0].rstrip(":") for name in checks["names"]} == {
-        "rms_norm", "layer_norm", "linear", "embedding", "glu", "xielu", "rope_kv", "attention", "demo",
-        "norm_linear", "norm_glu", "norm_qkv", "permute_columns", "sample",
-        "moe_route", "moe_glu", "moe_down", "moe_choose", "moe_linear",
+        "rms_norm", "layer_norm", "linear", "embedding", "glu", "rope_kv", "attention", "demo",
+        "norm_linear", "norm_glu", "norm_qkv", "sample", "moe_route", "moe_glu", "moe_down", "moe_linear",
     }  # fmt: skip
     assert "golden" not in report  # its kernels are many
     assert report["bandwidth"]["read_gb_s"] > 0 and report["dispatch"]["one_by_one_us"] > 0

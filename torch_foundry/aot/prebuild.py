@@ -180,6 +180,16 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
             yield f"embedding {weights} to {short}", partial(_embedding, device, dtype, packed)
 
 
+_LINEAR = tuple(f"linear float16, {rows} " for rows in (1, 8, 32))
+_NORMED = tuple(f"{op} float16" for op in ("norm_linear", "norm_glu", "norm_qkv"))
+DENSE = ("rms_norm llama", "glu", "rope_kv", "embedding float16", *_LINEAR, *_NORMED)
+
+
+def of_dense_models(device: Device) -> list[tuple[str, Callable[[], object]]]:
+    """Those of `calls` without which no dense model runs, of float16 alone."""
+    return [(name, call) for name, call in calls(device) if name.startswith(DENSE) and name.endswith(" float16")]
+
+
 class Launched(NamedTuple):
     """A kernel as a GPU would be given it."""
 

@@ -41,7 +41,7 @@ def examine(device: torch.device, report: Report, quick: bool, icb: bool = False
     data["unusable"] = unusable()
     data["cache_bytes"] = machine.directory_size(extension.cache_dir())
     scale = measure.Scale.of(device, emulated, quick)
-    _kernels(device, report)
+    _kernels(device, report, quick)
     _checks(device, report, quick)
     for name, measured in (("bandwidth", measure.bandwidth), ("dispatch", measure.dispatch)):
         report.step(name)
@@ -73,8 +73,8 @@ def _bar(items: Iterable[Item], title: str) -> Iterable[Item]:
     return tqdm(list(items), desc=title, leave=False, disable=None)  # None: only on a terminal
 
 
-def _kernels(device: torch.device, report: Report) -> None:
-    calls = list(prebuild.calls(device))
+def _kernels(device: torch.device, report: Report, quick: bool) -> None:
+    calls = prebuild.of_dense_models(device) if quick else list(prebuild.calls(device))
     row: dict[str, Any] = {"all": len(calls), "compiled": 0, "seconds": 0.0, "failed": [], "slowest_s": 0.0}
     report.data["kernels"] = row
     for name, call in _bar(calls, "kernels"):
