@@ -1,11 +1,16 @@
 #include "core/compiling.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include <torch/library.h>
 
@@ -21,6 +26,7 @@ struct Waiting {
   int compiling = 0, times = 0; // now, and how often there was something
   Clock::time_point since;      // while something is compiled
   Clock::duration before{0};    // spent compiling until then
+  int kernels = 0, done = 0;    // of all CompileProgress
 };
 
 Waiting& waiting() {
@@ -29,6 +35,19 @@ Waiting& waiting() {
 }
 
 constexpr auto kPatience = std::chrono::seconds(1);
+constexpr auto kRefresh = std::chrono::milliseconds(200);
+constexpr int kBar = 24;
+
+std::string bar(const Waiting& w) {
+  const int filled = kBar * w.done / w.kernels;
+  std::ostringstream text;
+  text << "\rtorch_foundry: compiling kernels (once) [" << std::string(filled, '#') << std::string(kBar - filled, ' ')
+       << "] " << w.done << " of " << w.kernels;
+  const auto so_far = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - w.since).count();
+  if (w.done) text << ", " << so_far * (w.kernels - w.done) / w.done << " s left";
+  text << "\033[K"; // what is left of a longer line goes
+  return text.str();
+}
 
 void watch(int time) {
   Waiting& w = waiting();
@@ -36,8 +55,24 @@ void watch(int time) {
   const auto over = [&] { return w.compiling == 0 || w.times != time; };
   w.changed.wait_until(lock, w.since + kPatience - w.before, over);
   if (over() || !w.wanted) return;
+  if (w.kernels && isatty(STDERR_FILENO)) {
+    while (!over() && w.kernels) {
+      std::fputs(bar(w).c_str(), stderr);
+      w.changed.wait_for(lock, kRefresh, over);
+    }
+    std::fputs("\r\033[K", stderr);
+    return;
+  }
   std::fputs("torch_foundry: compiling kernels (once: they are kept for the next time)\n", stderr);
   w.wanted = false;
+}
+
+int expect(int kernels) {
+  Waiting& w = waiting();
+  std::lock_guard<std::mutex> lock(w.mutex);
+  w.kernels += kernels;
+  if (kernels < 0) w.done += kernels;
+  return kernels;
 }
 
 } // namespace
@@ -57,6 +92,26 @@ CompileNotice::~CompileNotice() {
   if (--w.compiling) return;
   w.before += Clock::now() - w.since;
   w.changed.notify_all();
+}
+
+CompileProgress::CompileProgress(int kernels) : kernels_(expect(kernels)) {}
+
+CompileProgress::~CompileProgress() { expect(-kernels_); }
+
+void CompileProgress::one() {
+  std::lock_guard<std::mutex> lock(waiting().mutex);
+  waiting().done++;
+}
+
+void side_by_side(size_t count, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  const auto run = [&] {
+    for (size_t i; (i = next++) < count;) work(i);
+  };
+  std::vector<std::thread> threads;
+  const size_t most = std::max(4u, std::thread::hardware_concurrency());
+  while (threads.size() < std::min(count, most)) threads.emplace_back(run);
+  for (std::thread& thread : threads) thread.join();
 }
 
 std::string first_errors(const std::string& log) {

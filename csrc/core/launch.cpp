@@ -4,6 +4,7 @@
 
 #include "core/counters.h"
 #include "core/graph.h"
+#include "core/kernel_list.h"
 
 namespace foundry {
 
@@ -19,6 +20,7 @@ Launch& Launch::bytes(const void* data, size_t size) {
 
 void Launch::run(const Grid& grid) {
   if (grid.size[0] == 0 || grid.size[1] == 0 || grid.size[2] == 0) return;
+  if (KernelList* list = KernelList::recording(); list && list->take(pipeline_, grid)) return;
   if (min_bytes_ < 0) {
     min_bytes_ = 0;
     for (const Binding& b : bindings_) min_bytes_ += b.tensor ? b.tensor->nbytes() : 0;

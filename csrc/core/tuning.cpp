@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "core/executor.h"
+#include "core/kernel_list.h"
 #include "core/quant_table.h"
 #include "core/tuning_table.h"
 
@@ -204,6 +205,7 @@ const Choice* make_row(const std::string& family, Op op, int format) {
 std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
 Table& table_of(c10::Device device) {
+  if (const KernelList* list = device.is_meta() ? KernelList::recording() : nullptr) device = list->device;
   std::atomic<Table*>& current = tables[static_cast<size_t>(device.type())];
   if (Table* table = current.load(std::memory_order_acquire)) return *table;
   const std::string family = executor(device).family();

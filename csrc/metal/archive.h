@@ -1,5 +1,5 @@
-// Pipelines in the GPU's own code, kept on disk by Metal from one process to the next. Optional, and off by default:
-// macOS keeps a cache of its own.
+// Pipelines in the GPU's own code, kept on disk by Metal from one process to the next, beside macOS's own cache of
+// them. Where anything is wrong with the file it is as if there were none.
 #pragma once
 
 #import <Metal/Metal.h>
@@ -16,7 +16,7 @@ void use_archive(const std::string& prefix);
 // Writes what was added; nothing to do without an archive. Says so in a warning if it can't.
 void save_archive();
 
-// The device's method of that name; finds the pipeline in the archive, or adds it there.
+// The device's method of that name; finds the pipeline in the archive, or remembers that it has to be added there.
 Ref<id<MTLComputePipelineState>> new_pipeline(MTLComputePipelineDescriptor* descriptor, MTLPipelineOption options,
                                               MTLAutoreleasedComputePipelineReflection* reflection, NSError** error);
 

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 #include <mutex>
-#include <optional>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -18,7 +18,7 @@ struct Archive {
   std::mutex mutex;
   std::string prefix, path; // `path`: once it was opened
   Ref<id<MTLBinaryArchive>> object;
-  bool changed = false;
+  std::vector<Ref<MTLComputePipelineDescriptor*>> missing; // what it had no pipeline for
 
   void open();
 };
@@ -65,15 +65,23 @@ void use_archive(const std::string& prefix) {
   own.prefix = prefix;
   own.path.clear();
   own.object = {};
-  own.changed = false;
+  own.missing.clear();
 }
 
 void save_archive() {
   Archive& own = archive();
   std::lock_guard<std::mutex> lock(own.mutex);
-  if (!own.object || !own.changed) return;
+  bool changed = false;
   std::string problem;
   try {
+    @autoreleasepool {
+      for (const auto& descriptor : own.missing) {
+        NSError* ignored = nil; // its pipeline is there, whether or not it can be kept
+        changed |= bool([own.object.get() addComputePipelineFunctionsWithDescriptor:descriptor.get() error:&ignored]);
+      }
+    }
+    own.missing.clear();
+    if (!changed) return;
     const std::filesystem::path path(own.path);
     NewEntry entry({{}, path.parent_path()}, path.filename());
     @autoreleasepool {
@@ -84,10 +92,11 @@ void save_archive() {
     if (problem.empty()) entry.keep();
   } catch (const c10::Error& error) {
     problem = error.what_without_backtrace();
+  } catch (...) { // Metal's
+    problem = "Metal raised an exception";
   }
   if (!problem.empty())
     TORCH_WARN("torch_foundry: the archive of compiled kernels ", own.path, " was not written (", problem, ")");
-  own.changed = false;
 }
 
 Ref<id<MTLComputePipelineState>> new_pipeline(MTLComputePipelineDescriptor* descriptor, MTLPipelineOption options,
@@ -109,11 +118,8 @@ Ref<id<MTLComputePipelineState>> new_pipeline(MTLComputePipelineDescriptor* desc
   }
   auto made = make(options); // side by side with those of other threads
   std::lock_guard<std::mutex> lock(own.mutex);
-  NSError* ignored = nil; // the pipeline is there, whether or not it can be kept
-  if (made && own.object) {
-    const bool added = [own.object.get() addComputePipelineFunctionsWithDescriptor:descriptor error:&ignored];
-    own.changed |= added;
-  }
+  // Added when it is saved: adding may compile once more, and only one thread at a time may do it.
+  if (made && own.object) own.missing.push_back(Ref<MTLComputePipelineDescriptor*>::retained(descriptor));
   return made;
 }
 

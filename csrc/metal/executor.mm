@@ -6,7 +6,9 @@
 #include <torch/library.h>
 
 #include "core/graph.h"
+#include "core/kernel_list.h"
 #include "metal/archive.h"
+#include "metal/batch.h"
 #include "metal/pipeline.h"
 #include "metal/prebuilt.h"
 #include "metal/replay.h"
@@ -89,8 +91,18 @@ public:
   }
 };
 
+class Batches : public GroupCompiler {
+public:
+  std::shared_ptr<void> begin(const std::vector<Kernel>& kernels) override {
+    check_gpu();
+    return make_batch(kernels);
+  }
+  void finish(Pipeline& pipeline, uint32_t threads) override { metal(pipeline).state(threads); }
+};
+
 const bool registered = [] {
   register_executor(c10::DeviceType::MPS, *new MetalExecutor); // never destroyed: no order with Metal's own end
+  register_group_compiler(c10::DeviceType::MPS, *new Batches);
   return true;
 }();
 

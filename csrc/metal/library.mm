@@ -13,6 +13,7 @@
 
 #include "core/compiling.h"
 #include "metal/archive.h"
+#include "metal/batch.h"
 #include "metal/prebuilt.h"
 #include "metal/stream.h"
 
@@ -46,24 +47,8 @@ Ref<MTLCompileOptions*> compile_options() {
   return options;
 }
 
-// The name that the kernel has in its library. Of a template's instance it is the entry as an identifier
-// (metallib.py makes the same one): that Metal takes other characters is not documented.
-std::string library_name(const Kernel& kernel) {
-  if (!kernel.host_name.empty() || kernel.arguments.empty())
-    return kernel.host_name.empty() ? kernel.entry() : kernel.host_name;
-  std::string name = kernel.entry();
-  for (char& c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  return name;
-}
-
-// The library's text: a template of our own gets its one instance, under the name by which it is asked for.
-std::string library_text(const Source& source, const Kernel& kernel) {
-  if (!kernel.host_name.empty() || kernel.arguments.empty()) return source.text;
-  const std::string entry = kernel.entry();
-  return source.text + "\n#line 1 \"" + source.file + ": instance\"\ntemplate [[host_name(\"" + library_name(kernel) +
-         "\")]] [[kernel]] decltype(" + entry + ") " + entry + ";\n";
-}
+// Whether it is a template's instance, which the text doesn't name itself.
+bool is_instance(const Kernel& kernel) { return kernel.host_name.empty() && !kernel.arguments.empty(); }
 
 constexpr int kNewest = 400;
 
@@ -96,17 +81,6 @@ std::string language_problem(const Source& source, const std::string& messages, 
   return " needs Metal " + language_name(needed) + ", which " + system_with(needed) + " has, and " +
          (chosen_version.load() ? "TORCH_FOUNDRY_METAL_VERSION asks for" : "this macOS has") + " Metal " +
          language_name(version) + ":\n";
-}
-
-Ref<id<MTLLibrary>> compiled_library(const Source& source, const Kernel& kernel, std::string& problem) {
-  NSError* error = nil;
-  const Ref<NSString*> text_of = string(library_text(source, kernel));
-  const Ref<MTLCompileOptions*> options = compile_options();
-  const CompileNotice notice;
-  Ref<id<MTLLibrary>> library([device() newLibraryWithSource:text_of.get() options:options.get() error:&error]);
-  const std::string plain = " does not compile as Metal " + language_name(language_version()) + ":\n";
-  if (!library) problem = language_problem(source, text(error), plain) + text(error);
-  return library;
 }
 
 template <class T>
@@ -155,6 +129,40 @@ uint32_t buffers_used(MTLComputePipelineReflection* reflection) {
 
 } // namespace
 
+std::string library_name(const Kernel& kernel) {
+  if (!is_instance(kernel)) return kernel.host_name.empty() ? kernel.entry() : kernel.host_name;
+  std::string name = kernel.entry();
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+}
+
+std::string library_text(const std::vector<const Source*>& sources, const std::vector<Kernel>& kernels) {
+  std::string text, instances;
+  for (const Source* source : sources) text += source->text;
+  for (const Kernel& kernel : kernels) {
+    const std::string entry = kernel.entry();
+    if (is_instance(kernel))
+      instances += "template [[host_name(\"" + library_name(kernel) + "\")]] [[kernel]] decltype(" + entry + ") " +
+                   entry + ";\n";
+  }
+  return instances.empty() ? text : text + "\n#line 1 \"" + sources[0]->file + ": instance\"\n" + instances;
+}
+
+Ref<id<MTLLibrary>> compiled_library(const std::string& text_of, std::string& problem) {
+  NSError* error = nil;
+  const Ref<NSString*> written = string(text_of);
+  const Ref<MTLCompileOptions*> options = compile_options();
+  const CompileNotice notice;
+  Ref<id<MTLLibrary>> library([device() newLibraryWithSource:written.get() options:options.get() error:&error]);
+  if (!library) problem = text(error);
+  return library;
+}
+
+bool has_prebuilt(const Source& source, const std::string& name) {
+  return bool(prebuilt_library(source, name, language_version(), chosen_version.load() != 0));
+}
+
 int language_version() {
   const int chosen = chosen_version.load();
   return chosen ? chosen : system_version();
@@ -183,7 +191,12 @@ Ref<id<MTLComputePipelineState>> make_pipeline(const Source& source, const Kerne
     const Ref<NSString*> name = string(library_name(kernel));
     Ref<id<MTLLibrary>> library =
         prebuilt_library(source, library_name(kernel), language_version(), chosen_version.load() != 0);
-    if (!library) library = compiled_library(source, kernel, problem);
+    if (!library) library = batch_library(source, kernel);
+    if (!library) {
+      const std::string plain = " does not compile as Metal " + language_name(language_version()) + ":\n";
+      library = compiled_library(library_text({&source}, {kernel}), problem);
+      if (!library) problem = language_problem(source, problem, plain) + problem;
+    }
     if (library) {
       const Ref<MTLFunctionConstantValues*> values([[MTLFunctionConstantValues alloc] init]);
       for (const Constant& constant : kernel.constants) set_constant(values.get(), constant);

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pty
+import re
 import resource
 import shutil
 import signal
@@ -252,3 +254,44 @@ def test_an_interrupt_is_an_interrupt(slow: dict[str, str], tmp_path: Path) -> N
     out, error = process.communicate()
     assert process.returncode == -signal.SIGINT and error.endswith("KeyboardInterrupt\n") and out == ""
     assert "does not compile" not in error
+
+
+LIST = """
+import torch
+from torch_foundry import ops
+from torch_foundry.core.ahead import KernelList
+kernels = KernelList(torch.device("cpu"))
+x, weight = torch.empty(2, 64, device="meta"), torch.empty(64, device="meta")
+with kernels.record():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        ops.rms_norm(x.to(dtype), weight.to(dtype), 1e-6, kind="olmo")
+kernels.compile()
+print(len(kernels))
+"""
+
+
+def test_a_terminal_shows_how_far_it_is(slow: dict[str, str], tmp_path: Path) -> None:
+    """A bar, once a second has passed, which goes when all is done. Elsewhere nothing."""
+    own, terminal = pty.openpty()
+    environment = {**os.environ, **slow, "TORCH_FOUNDRY_CACHE": str(tmp_path / "cache"), "TORCH_FOUNDRY_PROGRESS": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LIST], env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal
+    )
+    os.close(terminal)
+    seen = b""
+    while b"] 0 of 3" not in seen:
+        seen += os.read(own, 4096)
+    (tmp_path / "go").touch()
+    assert process.communicate()[0] == b"3\n" and process.returncode == 0
+    while chunk := _read(own):
+        seen += chunk
+    lines = seen.decode().split("\r")
+    assert all(re.search(r"compiling kernels \(once\) \[[# ]{24}\] [0-3] of 3", line) for line in lines[1:-1] if line)
+    assert lines[-1] == "\033[K", lines
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # nobody writes any more
+        return b""

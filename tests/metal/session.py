@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    torch.ops.torch_foundry._metal_archive("")  # what is compiled doesn't depend on earlier sessions
     torch.mps.synchronize = mock.synchronize
 
 

@@ -123,7 +123,7 @@ print(*(event for event in torch.ops.mock_metal.trace() if event.startswith("pip
 
 
 def test_the_environment_asks_for_it(tmp_path: Path) -> None:
-    """Off by default; written when the process ends."""
+    """On by default; written when the process ends."""
 
     def process(value: str) -> tuple[str, str]:
         own = {"TORCH_FOUNDRY_METAL_ARCHIVE": value, "TORCH_FOUNDRY_CACHE": str(tmp_path)}
@@ -131,8 +131,8 @@ def test_the_environment_asks_for_it(tmp_path: Path) -> None:
         result = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
         return result.stdout.strip(), result.stderr
 
-    assert process("")[0] == "pipeline a" and not (tmp_path / "metal").exists()
-    assert [process("1")[0] for _ in range(2)] == ["pipeline a", "pipeline from archive a"]
+    assert process("0")[0] == "pipeline a" and not (tmp_path / "metal").exists()
+    assert [process("")[0] for _ in range(2)] == ["pipeline a", "pipeline from archive a"]
     file, of_it = sorted((tmp_path / "metal").iterdir())
     assert file.name.endswith("-apple9.archive") and of_it.name == f"{file.name}.sum"
-    assert "TORCH_FOUNDRY_METAL_ARCHIVE='yes': expected one of '0', '1'" in process("yes")[1]
+    assert "TORCH_FOUNDRY_METAL_ARCHIVE='yes': expected one of '1', '0'" in process("yes")[1]

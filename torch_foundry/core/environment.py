@@ -95,7 +95,7 @@ CACHE = Text(
 )
 PROGRESS = Choice(
     "TORCH_FOUNDRY_PROGRESS",
-    "a line on stderr when kernels have been compiled for a second; if it isn't set, on a terminal alone",
+    "a line on stderr, or a bar, when kernels have been compiled for a second; if it isn't set, on a terminal alone",
     ("1", "0"),
 )
 SANITIZE = Choice(
@@ -149,6 +149,12 @@ METALLIB = Choice(
 METAL_ARCHIVE = Choice(
     "TORCH_FOUNDRY_METAL_ARCHIVE",
     "Metal: pipelines in the GPU's code kept in the cache (`MTLBinaryArchive`), beside macOS's own cache of them",
+    ("1", "0"),
+)
+COMPILE_AHEAD = Choice(
+    "TORCH_FOUNDRY_COMPILE_AHEAD",
+    "`patch` compiles what a model's first token needs, in parallel; if it isn't set, on Metal alone",
+    ("", "1", "0"),
 )
 METAL_IO = Choice(
     "TORCH_FOUNDRY_METAL_IO",

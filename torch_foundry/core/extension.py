@@ -76,6 +76,8 @@ def add_own_shaders() -> None:
         add_shaders(shader_dir())
     else:
         add_built_shaders()
+    for shader in sources.shader_files(shader_dir()):
+        torch.ops.torch_foundry._group_source(shader.name, shader.parent.name)
 
 
 def places(kernels: Path | None = None) -> Places:

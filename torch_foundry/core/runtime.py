@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_foundry.core import devices, extension
+from torch_foundry.core.ahead import recording
 from torch_foundry.core.devices.host import LANE_ORDERS as LANE_ORDERS
 from torch_foundry.core.devices.host import host_options as host_options
 from torch_foundry.core.devices.metal import commit as commit
@@ -61,9 +62,13 @@ def executor(device: torch.device | str) -> str:
     return str(torch.ops.torch_foundry._executor(str(device)))
 
 
-@functools.cache
 def has_executor(kind: str) -> bool:
-    """Whether this build has an executor for devices of type `kind`."""
+    """Whether this build has an executor for devices of type `kind`: for "meta" while kernels are only listed."""
+    return recording() if kind == "meta" else _has_executor(kind)
+
+
+@functools.cache
+def _has_executor(kind: str) -> bool:
     try:
         executor(kind)
     except RuntimeError:

@@ -17,6 +17,7 @@ from torch_foundry.core import devices, runtime
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.adapters import SAME, merge
 from torch_foundry.hf.decoder import DecoderMixin
+from torch_foundry.hf.first_token import compile_first_token
 from torch_foundry.hf.generate import CountingMixin, GeneratorMixin
 from torch_foundry.hf.layer import LayerMixin
 from torch_foundry.hf.leaf_modules import leaf_mixin
@@ -107,6 +108,7 @@ def patch(
         swap(module, mixin, leaf_plan)
     for pretrained, model_class in models:
         swap(pretrained, model_class, Plan(state))
+    compile_first_token(model, state)
     return model
 
 

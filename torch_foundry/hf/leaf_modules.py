@@ -18,6 +18,7 @@ from torch_foundry.hf.training import NormPlan, trained_norm
 from torch_foundry.models.families import SCALED_EMBEDDINGS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import device_reason, tensor_reason
+from torch_foundry.models.outputs import number
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
 from torch_foundry.models.weights import Linear, weight_reason
@@ -147,7 +148,7 @@ class EmbeddingPlan(Plan):
             buffer, dtype = self.buffers["embed_scale"], self.parameters["weight"].dtype
             version = 0 if buffer.is_inference() else buffer._version
             if self._read is None or self._read[0] is not buffer or self._read[1:] != (version, dtype):
-                self._read, self._scale = (buffer, version, dtype), float(buffer.to(dtype))
+                self._read, self._scale = (buffer, version, dtype), number(buffer, dtype)
         return self._scale
 
 

@@ -63,8 +63,7 @@ class DecoderModel(ModelPlan):
         assert decoder is not None
         self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config
         self.rotary = Rotary(rotaries_of(module, decoder.rotary), decoder.mrope)
-        self.dtype, self.device = torch.float32, torch.device("cpu")
-        self.vocabulary = 0
+        self.dtype, self.device, self.vocabulary = torch.float32, torch.device("cpu"), 0
         self.final: Norm | None = None
         self.guard: ModuleGuard | None = None
         self._facts: Any = None
@@ -131,9 +130,10 @@ class DecoderModel(ModelPlan):
 
     def _stale(self) -> bool:
         """Whether what is split over processes is another by now."""
-        if self._embedding is not None and self._embedding.changed():
-            return True
-        return any(plan.shards.changed() or plan.watch.changed() or layer.training for layer, plan in self._split)
+        moved = self._embedding is not None and self._embedding.changed()
+        return moved or any(
+            plan.shards.changed() or plan.watch.changed() or layer.training for layer, plan in self._split
+        )
 
     @property
     def split(self) -> bool:
@@ -142,8 +142,8 @@ class DecoderModel(ModelPlan):
 
     def forget(self) -> None:
         """Let go of captured steps, and of the tensors that they read."""
-        self.guard, self._ropes, self._embedding = None, None, None
-        self.graphs.clear()
+        self._ropes, self._embedding = None, None
+        self._renew()
 
     def _renew(self) -> None:
         self.guard = None
@@ -244,7 +244,7 @@ class DecoderModel(ModelPlan):
 
     def of_layers(self, states: Sequence[Any]) -> list[Any]:
         """What each layer's mixer is given, of those of `specs`; None where there is no mixer."""
-        found = [tuple(states[place] for place in places) for places in self._places]
+        found = (tuple(states[place] for place in places) for places in self._places)
         return [own if len(own) > 1 else next(iter(own), None) for own in found]
 
     def per_layer(self, ids: torch.Tensor, x: torch.Tensor, gemm: Gemm) -> Sequence[torch.Tensor | None]:
@@ -284,8 +284,7 @@ class DecoderModel(ModelPlan):
     ) -> torch.Tensor:
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
-        states: views of what `specs` say. tables: by kind of layer. hidden: as of
-        `embed_beside`. scoped: count launches by part.
+        states: views of what `specs` say. tables: by kind of layer. hidden: see `embed_beside`. scoped: count launches.
         """
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):

@@ -10,6 +10,7 @@ import torch
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.family import Decoder
+from torch_foundry.models.outputs import number
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.tensor_parallel import ShardedRows, sharding_of
 from torch_foundry.models.weights import Gemm
@@ -38,7 +39,7 @@ class TokenEmbedding:
             raise Fallback(f"the embedding is a {type(module).__name__}")
         # a buffer that stock code rounds to the model's dtype, or an exact number
         buffer = module._buffers.get("embed_scale")
-        self.scale = decoder.factor(owner) if buffer is None else float(buffer.to(self.dtype))
+        self.scale = decoder.factor(owner) if buffer is None else number(buffer, self.dtype)
 
     @property
     def modules(self) -> list[Any]:

@@ -34,7 +34,7 @@ def device_reason(dtype: torch.dtype, kind: str) -> str | None:
         return f"dtype {str(dtype).removeprefix('torch.')}"
     if not has_executor(kind):
         return f"no executor for device {kind}"
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         return "autocast"
     if torch.jit.is_tracing():
         return "tracing"

@@ -89,3 +89,8 @@ def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
     if head.factor is not None:
         logits = logits * getattr(config, head.factor)
     return logits
+
+
+def number(buffer: torch.Tensor, dtype: torch.dtype) -> float:
+    """The value of a buffer of one number, rounded to `dtype`. On the meta device, where there is none, 1."""
+    return 1.0 if buffer.is_meta else float(buffer.to(dtype))

@@ -24,6 +24,7 @@ class ModelState:
     quantized: str | None = None  # format of packed weights
     kv_cache: Formats = PLAIN  # what keys and values are stored as
     sync_every: int | None = None  # tokens that generate() may have in flight before it reads them; None: by default
+    ahead: str = ""  # what was compiled when it was patched; empty: nothing was to be
     warned: set[str] = field(default_factory=set)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torch_foundry.core.ahead import recording
+
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for the function that allocates an op's results without computing them. It takes those of the op's
@@ -17,13 +19,16 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
     if not hasattr(torch.ops.torch_foundry, name):
         raise ImportError(f"torch_foundry was built from other sources ({name} is missing): run `make build`")
-    arguments = getattr(torch.ops.torch_foundry, name).default._schema.arguments
+    op = getattr(torch.ops.torch_foundry, name).default
+    arguments = op._schema.arguments
 
     def register(allocate: Callable[..., Any]) -> Callable[..., Any]:
         needed = inspect.signature(allocate).parameters
         places = [(i, a.name, a.default_value) for i, a in enumerate(arguments) if a.name in needed]
 
         def of_all(*args: Any, **kwargs: Any) -> Any:
+            if recording():  # the op itself, of tensors without data, says which kernels it would launch
+                return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
             return allocate(**{n: args[i] if i < len(args) else kwargs.get(n, default) for i, n, default in places})
 
         torch.library.register_fake(f"torch_foundry::{name}", of_all)

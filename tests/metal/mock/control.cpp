@@ -41,6 +41,7 @@ std::atomic<int64_t>& setting(const std::string& name) {
   if (name == "private_memory") return s.private_memory;
   if (name == "recycle") return s.recycle;
   if (name == "io") return s.io;
+  if (name == "whole") return s.whole;
   if (name == "run") return s.run;
   TORCH_CHECK_VALUE(false, "the mock has no setting '", name, "'");
 }

@@ -40,7 +40,10 @@ using MockConstants = std::map<unsigned, foundry::Constant>;
 }
 @end
 
-@interface MockDevice : MockObject <MTLDevice>
+@interface MockDevice : MockObject <MTLDevice> {
+@public
+  BOOL concurrent; // compilation
+}
 @end
 
 namespace mock {

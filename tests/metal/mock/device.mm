@@ -225,6 +225,12 @@ bool uses(const MockPipeline* pipeline, const Parameter& parameter) {
 @end
 
 @implementation MockDevice
+- (BOOL)shouldMaximizeConcurrentCompilation {
+  return concurrent;
+}
+- (void)setShouldMaximizeConcurrentCompilation:(BOOL)wanted {
+  concurrent = wanted;
+}
 - (NSString*)name {
   return mock::settings().paravirtual ? @"Apple Paravirtual device" : @"Mock GPU";
 }
@@ -267,7 +273,7 @@ bool uses(const MockPipeline* pipeline, const Parameter& parameter) {
   for (NSString* name in [given.preprocessorMacros.get() allKeys])
     text += "#define " + mock::text(name) + " " +
             mock::text([[given.preprocessorMacros.get() objectForKey:name] description]) + "\n";
-  mock::trace("compile");
+  mock::trace(concurrent ? "compile side by side" : "compile");
   return make_library({text + mock::text(source)}, static_cast<int>((version >> 16) * 100 + (version & 0xffff) * 10),
                       error);
 }

@@ -2,10 +2,12 @@
 
 #import <Foundation/Foundation.h>
 
+#include <algorithm>
 #include <dlfcn.h>
 #include <fstream>
 #include <mutex>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -152,6 +154,35 @@ std::string as_the_host_has_it(const std::string& source, const std::string& tra
   return translated;
 }
 
+std::set<std::string> lines_of(const std::string& translated) {
+  std::istringstream code(code_of(translated));
+  std::set<std::string> lines;
+  for (std::string line; std::getline(code, line);) lines.insert(line);
+  return lines;
+}
+
+// The same for a text of several shaders, one behind the other, with the headers of all but once: the host's
+// translation of the one that has the kernel, if the text has every line of it.
+std::string as_the_host_has_it(const std::string& translated, const ProgramKernel& kernel) {
+  static const std::regex marker("# \\d+ \"(?:[^\"]*/)?([^\"/]+\\.metal)\"");
+  std::set<std::string> files;
+  for (auto each = std::sregex_iterator(translated.begin(), translated.end(), marker); each != std::sregex_iterator();
+       ++each)
+    files.insert((*each)[1]);
+  if (files.size() < 2) return translated;
+  const std::set<std::string> lines = lines_of(translated);
+  for (const std::string& file : files) {
+    try {
+      const auto known = foundry::find_source(file);
+      const std::set<std::string> own = lines_of(known->translated);
+      const bool has_it = known->translated.find(kernel.signature) != std::string::npos;
+      if (has_it && std::includes(lines.begin(), lines.end(), own.begin(), own.end())) return known->translated;
+    } catch (const c10::Error&) { // compile_shader's
+    }
+  }
+  return translated;
+}
+
 const Translation& translation(const std::string& source, int metal_version) {
   static std::mutex mutex;
   static auto* known = new std::map<std::pair<int, std::string>, Translation>;
@@ -223,7 +254,8 @@ std::shared_ptr<const Program> compile_program(const std::string& text, int meta
 
 std::unique_ptr<foundry::Pipeline> compile_kernel(const Program& program, const ProgramKernel& kernel,
                                                   const std::vector<foundry::Constant>& constants) {
-  const foundry::Source source{"program_source", "", program.translated, foundry::content_hash(program.translated)};
+  const std::string text = settings().whole ? program.translated : as_the_host_has_it(program.translated, kernel);
+  const foundry::Source source{"program_source", "", text, foundry::content_hash(text)};
   foundry::Kernel host{"program_source", kernel.entry, {}, constants, kernel.signature, ""};
   try {
     return foundry::executor(c10::Device(c10::kCPU)).compile(source, host);

@@ -41,6 +41,7 @@ struct Settings {
   std::atomic<int64_t> thread_streams{0};            // 1: each thread has a stream of its own, as from torch 2.14 on
   std::atomic<int64_t> plain_pointers{0};            // 1: a storage's data is no buffer, as in a torch to come
   std::atomic<int64_t> io{1};                        // 0: the system can't make queues that read files
+  std::atomic<int64_t> whole{0};                     // 1: texts of several shaders are compiled as they are
   std::atomic<int64_t> run{1};                       // 0: kernels are neither compiled to the end nor run
 };
 Settings& settings();

@@ -38,6 +38,7 @@ class Metal(Device):
     built_from = ("metal/*.mm",)
     maps_files = True
     float64 = False
+    compiles_ahead = True
     emulated = platform.system() != "Darwin"
 
     def builds(self) -> bool:
@@ -52,7 +53,8 @@ class Metal(Device):
             _op("_metal_commit_interval")(every)
         add_metallibs(places.built)
         if environment.METAL_ARCHIVE.on():
-            name = f"{sources.tree_digest(places.shaders)[:16]}-"
+            system = support.sysctl("kern.osversion")  # whose update brings another compiler
+            name = f"{sources.tree_digest(places.shaders)[:16]}-{system}-"
             _op("_metal_archive")(str(places.cache / "metal" / name))
             atexit.register(_op("_metal_save_archive"))
 

@@ -410,6 +410,7 @@ API_AVAILABLE(macos(10.11))
 @property(readonly) NSUInteger currentAllocatedSize API_AVAILABLE(macos(10.13));
 @property(readonly) NSUInteger maxThreadgroupMemoryLength API_AVAILABLE(macos(10.13));
 @property(readonly) NSUInteger maxBufferLength API_AVAILABLE(macos(10.14));
+@property(atomic) BOOL shouldMaximizeConcurrentCompilation API_AVAILABLE(macos(13.3));
 - (BOOL)supportsFamily:(MTLGPUFamily)gpuFamily API_AVAILABLE(macos(10.15));
 - (nullable id<MTLCommandQueue>)newCommandQueue;
 - (nullable id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
