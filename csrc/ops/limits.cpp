@@ -25,7 +25,7 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("head_dim_step", kHeadDimStep);
   dict.insert("rows_together", kRowsTogether);
   dict.insert("few_rows", kFewRows);
-  dict.insert("tile_rows", linear_bm);
+  dict.insert("expert_tile_rows", linear_bm);
   dict.insert("max_experts", moe_max_experts);
   dict.insert("max_chosen", moe_max_chosen);
   dict.insert("max_groups", moe_max_groups);

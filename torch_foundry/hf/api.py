@@ -88,11 +88,11 @@ def patch(
         if id(module) not in inside and not is_swapped(module) and (mixin := leaf_mixin(module)) is not None
     ]
     models = [(m, _model_mixin(m)) for m in model.modules() if isinstance(m, PreTrainedModel) and not is_swapped(m)]
-    leaves = {id(module) for module, _, _ in leaf_modules}
+    leaf_ids = {id(module) for module, _, _ in leaf_modules}
     layers = [layer for layer in model.modules() if not is_swapped(layer)]
-    trained = [part for layer in layers for part in trained_parts(layer, state) if id(part[0]) not in leaves]
+    trained = [part for layer in layers for part in trained_parts(layer, state) if id(part[0]) not in leaf_ids]
 
-    replaced = leaves | {id(module) for module, _ in plans}
+    replaced = leaf_ids | {id(module) for module, _ in plans}
     not_replaced = modules_not_replaced(model, replaced, not_replaced, {id(module): mixin for module, mixin in models})
 
     # from here on nothing can fail

@@ -184,17 +184,14 @@ class PagedCache(KVCache, Cache):
                 slot._cache = weakref.proxy(self)
 
     def prepare(self, specs: Mapping[int, StateSpec], dtype: torch.dtype, device: torch.device) -> None:
-        """Have memory for what the layers of a model keep, by their numbers, for sequences of the manager. For
-        recurrent layers there have to be `states`."""
+        """Have memory for what the layers of a model keep, by their numbers. For recurrent ones there are `states`."""
         parts = [(i, part) for i, spec in specs.items() for part in specs_of(spec)]
+        manager, states, found = self.manager, self.manager.states, list[tuple[PagedLayer | PooledStates, Any]]()
         if not any(isinstance(part, RecurrentSpec) for _, part in parts):
-            self.manager.states = NoStates()
-        tables, format = self.manager.states, self._snapshot_format
-        manager, found = self.manager, list[tuple[PagedLayer | PooledStates, Any]]()
+            manager.states = NoStates()
         for i, part in parts:
-            slot = (
-                PooledStates(tables.slots, tables.places, format) if isinstance(part, RecurrentSpec) else self.slots[i]
-            )
+            recurrent = isinstance(part, RecurrentSpec)
+            slot = PooledStates(states.slots, states.places, self._snapshot_format) if recurrent else self.slots[i]
             if part is specs[i]:  # beside keys and values, it is in `used` alone
                 self.slots[i] = slot
             found.append((slot, part))

@@ -131,9 +131,8 @@ class DecoderModel(ModelPlan):
     def _stale(self) -> bool:
         """Whether what is split over processes is another by now."""
         moved = self._embedding is not None and self._embedding.changed()
-        return moved or any(
-            plan.shards.changed() or plan.watch.changed() or layer.training for layer, plan in self._split
-        )
+        split = (plan.shards.changed() or plan.watch.changed() or layer.training for layer, plan in self._split)
+        return moved or any(split)
 
     @property
     def split(self) -> bool:
@@ -156,9 +155,8 @@ class DecoderModel(ModelPlan):
         self._embedding, self._split = None, []
         self.dtype, self.device = dtype_of(embedding), embedding.weight.device
         self.layers = [self._layer(layer) for layer in used]
-        self._split = [
-            (layer, plan) for layer, plan in zip(used, self.layers, strict=True) if plan.shards.view is not None
-        ]
+        pairs = list(zip(used, self.layers, strict=True))
+        self._split = [(layer, plan) for layer, plan in pairs if plan.shards.view is not None]
         if not self.layers:
             raise Fallback("no layers")
         for plan in self.layers:
@@ -196,9 +194,7 @@ class DecoderModel(ModelPlan):
                 raise Fallback(reason)
         if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
             raise Fallback("layer_scalar is not of the model's dtype")
-        inside = (
-            m for layer, plan in zip(used, self.layers, strict=True) for m in (plan.shards.view or layer).modules()
-        )
+        inside = (m for layer, plan in pairs for m in (plan.shards.view or layer).modules())
         guard = ModuleGuard([listed, norm, *others, *inside], module)
         if reason := guard.reason():
             raise Fallback(reason)

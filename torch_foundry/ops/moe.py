@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry.core import extension, tuning  # noqa: F401  (they load the extension and the choices of kernels)
-from torch_foundry.core.limits import TILE_ROWS
+from torch_foundry.core.limits import EXPERT_TILE_ROWS
 from torch_foundry.ops.fake import fake as _fake
 
 _ops = torch.ops.torch_foundry
@@ -165,7 +165,7 @@ def moe_group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 @_fake("moe_group")
 def _(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     pairs = ids.numel()
-    return ids.new_empty((pairs,)), ids.new_empty((pairs // TILE_ROWS + torch.sym_min(pairs, experts), 3))
+    return ids.new_empty((pairs,)), ids.new_empty((pairs // EXPERT_TILE_ROWS + torch.sym_min(pairs, experts), 3))
 
 
 def moe_linear(
