@@ -46,12 +46,8 @@ TITLES = (
     ("Not known", "Linear layers, embeddings and norms of a known kind are replaced, one by one."),
     ("Not made", "The configuration's defaults make no model:"),
 )
-# What was tried and waits for a block that there is none of. Folders leave the list when `patch` knows them.
+# What was tried and waits for a block that there is none of. It leaves the list when `patch` knows it.
 MISSING = {
-    "falcon_h1": "a layer has attention and a state space side by side, which need caches of two kinds in a layer; "
-    "multipliers lie before activations and convolutions, and a state space may have a gate without a norm",
-}
-MISSING_PARTS = {
     "`nemotron_h` with `moe_latent_size`": "experts see a projection of what their router sees",
 }
 
@@ -94,7 +90,7 @@ def document() -> Iterator[str]:
     )
     for kind, (title, what) in enumerate(TITLES):
         if kind == UNKNOWN:
-            yield from _missing(by_kind[UNKNOWN])
+            yield from _missing()
         if not (folders := by_kind[kind]):
             continue
         yield from ("", f"## {title} ({len(folders)})", what, "")
@@ -104,11 +100,10 @@ def document() -> Iterator[str]:
             yield from textwrap.wrap(", ".join(f"`{name}`" for name in folders), 118, break_on_hyphens=False)
 
 
-def _missing(unknown: dict[str, str]) -> Iterator[str]:
+def _missing() -> Iterator[str]:
     """The table of what waits for a block."""
-    reasons = {f"`{folder}`": why for folder, why in MISSING.items() if folder in unknown} | MISSING_PARTS
     yield from ("", "## Which blocks are missing", "What keeps out some that are asked for:", "")
-    yield from ("| what | why |", "|---|---|", *(f"| {what} | {why} |" for what, why in sorted(reasons.items())))
+    yield from ("| what | why |", "|---|---|", *(f"| {what} | {why} |" for what, why in sorted(MISSING.items())))
 
 
 def main() -> None:
