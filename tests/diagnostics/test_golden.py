@@ -77,7 +77,7 @@ def test_a_report_to_compare_devices_by(
     (right,) = found["families"]
     assert right["family"] == "llama" and not right["problem"]
     glu = ops.glu
-    monkeypatch.setattr(ops, "glu", lambda *args: 1.0001 * glu(*args))
+    monkeypatch.setattr(ops, "glu", lambda *args, **given: 1.0001 * glu(*args, **given))
     assert main(command) == 1
     (wrong,) = json.loads(file.read_text())["families"]
     assert "relative L2 error" in wrong["problem"] and wrong["ours"] > 10 * wrong["stock"]
@@ -132,7 +132,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     for file in files:
         with pytest.MonkeyPatch.context() as patch:
             if file.stem == "wrong":
-                patch.setattr(ops, "glu", lambda gate, *rest: glu(gate, *rest) * (1 + 1e-4 * (gate.shape[1] == 1)))
+                patch.setattr(ops, "glu", lambda x, *rest, **to: glu(x, *rest, **to) * (1 + 1e-4 * (x.shape[1] == 1)))
             main(["compare", "--device", "cpu", "--golden", "llama", "--json", str(file)])
     (row,) = (rounded := json.loads(files[2].read_text()))["families"]
     row["bits"] = "0"

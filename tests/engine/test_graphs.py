@@ -353,7 +353,7 @@ def test_what_cannot_be_recorded_runs_without_graphs(monkeypatch: pytest.MonkeyP
     engine = Engine(model, requests=4)
     plan = engine._forward.plan
     embed = plan.embed
-    monkeypatch.setattr(type(plan), "embed", lambda self, ids: embed(ids) * 1)
+    monkeypatch.setattr(type(plan), "embed", lambda self, ids, gemm: embed(ids, gemm) * 1)
     streams = [engine.submit(prompt, GREEDY) for prompt in prompts(4)]
     drain(engine)
     assert [s.tokens for s in streams] == expected

@@ -80,7 +80,7 @@ def test_a_fault_is_found_at_its_layer(layer: int) -> None:
 def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = patch(build("llama"))
     right = ops.glu
-    monkeypatch.setattr(ops, "glu", lambda *args: 1.001 * right(*args))
+    monkeypatch.setattr(ops, "glu", lambda *args, **given: 1.001 * right(*args, **given))
     assert compare(model, PROMPT).first_bad == "model.layers.0"
 
 
@@ -146,7 +146,7 @@ def test_a_graph_that_differs_from_its_kernels_is_found(monkeypatch: pytest.Monk
 
 def test_nan_is_out_of_line(monkeypatch: pytest.MonkeyPatch) -> None:
     model = patch(build("llama"))
-    monkeypatch.setattr(ops, "glu", lambda gate, *_: torch.full_like(gate, torch.nan))
+    monkeypatch.setattr(ops, "glu", lambda gate, *_, **__: torch.full_like(gate, torch.nan))
     assert compare(model, PROMPT).first_bad == "model.layers.0"
 
 

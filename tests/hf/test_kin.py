@@ -29,7 +29,7 @@ from tests.hf.tiny_models import (
 )
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import report
-from torch_foundry.models.weights import ones
+from torch_foundry.models.weights import AUTO, ones
 from torch_foundry.nn import FoundryLinear
 
 TOKENS = 64
@@ -169,7 +169,7 @@ def test_a_factor_on_embeddings_is_not_rounded() -> None:
     model = torch_foundry.patch(copy.deepcopy(stock))
     embedded = model.model.decoder_plan()
     model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=3, do_sample=False)
-    assert torch.equal(embedded.embed(PROMPT), stock.model.embed_tokens(PROMPT) * 96**0.5)
+    assert torch.equal(embedded.embed(PROMPT, AUTO), stock.model.embed_tokens(PROMPT) * 96**0.5)
     seen = report(model)
     assert seen.steps and not seen.eager and not seen.fallbacks, str(seen)
 

@@ -22,8 +22,9 @@ PLATFORMS = {
         ["-nostdinc", "-nostdinc++", "-D__CUDA_ARCH__=900", "-DMSL_PERMUTED", "-D__forceinline__=inline"],
     ),
 }
-# The shaders' own function, which the CUDA prelude overloads (shaders/common/matrix_pairs.h).
-OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed"}
+# The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h).
+OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed", "multiply_accumulate_near"}
+OVERLOADED |= {"chunk_at", "write_whole"}
 
 
 def declared(platform: str, checked: bool = False) -> dict[str, set[str]]:
@@ -116,7 +117,7 @@ def test_what_lies_beside_a_type_is_operators() -> None:
     """Functions there would be found by their names in whatever a shader calls with a vector or a number."""
     for platform in PLATFORMS:
         found = declared(platform)
-        assert found["msl_::vectors"] <= {"vec", "packed_vec", "swizzle", "storage"}
+        assert found["msl_::vectors"] <= {"vec", "packed_vec", "swizzle", "storage"} | OVERLOADED
         assert found["msl_::numbers"] <= {"Float16", "BrainFormat", "HalfFormat"}
         assert found.get("msl_::divisors", set()) <= {"Divisor"}  # not on CUDA, which divides as the GPU does
 

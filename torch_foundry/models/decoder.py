@@ -141,8 +141,8 @@ class DecoderModel(ModelPlan):
 
     def forget(self) -> None:
         """Let go of captured steps, and of the tensors that they read."""
-        self._ropes, self._embedding = None, None
-        self._renew()
+        self.guard, self._ropes, self._embedding = None, None, None
+        self.graphs.clear()
 
     def _renew(self) -> None:
         self.guard = None

@@ -1,7 +1,6 @@
 // Metal Shading Language for NVRTC: included first by every translated kernel source.
 #pragma once
 #include "arguments.h"
-#include "addresses.h"
 #include "arithmetic.h"
 #include "atomic.h"
 #include "barrier.h"

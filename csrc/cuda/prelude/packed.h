@@ -21,6 +21,10 @@ MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
 #endif
 #undef MSL_PACKED
 
+// Where a chunk of a row begins (shaders/linear/loader.h): constants behind an element are part of a load here, those
+// behind an index that is scaled are not.
+template <class T> MSL_INLINE const T* chunk_at(const T* row, const vec<uint32_t, 2>& at) { return row + at.d[1]; }
+
 // 16 bytes of device memory in one write, which assigning elements isn't: an overload of shaders/common/vec.h.
 MSL_INLINE void write_whole(vec<uint32_t, 4>* p, const vec<uint32_t, 4>& v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
