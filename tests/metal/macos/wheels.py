@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import zipfile
@@ -28,7 +29,9 @@ def _downloaded(name: str, version: str, platforms: Sequence[str]) -> Path:
         command += ["--only-binary=:all:", "-d", str(CACHE), f"{name}=={version}"]
         command += [part for platform in platforms for part in ("--platform", platform)]
         command += ["--python-version", "3.12"] if platforms else []
-        result = subprocess.run(command, capture_output=True, text=True)
+        # pip may be told which versions this machine installs: nothing is installed here
+        environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
         if result.returncode:
             raise Failure(f"{name} {version} can't be downloaded: {result.stderr.strip()[-300:]}")
     return sorted(CACHE.glob(pattern))[-1]
