@@ -227,6 +227,6 @@ FAULTS = [
     _embedding("last-column-dropped", "k + j < args.hidden", "k + j + 1 < args.hidden", EmbeddingCase()),
     _embedding("row-of-id-0", "inside ? given :", "inside && given > 1 ? given :", EmbeddingCase(vocab=2)),
     _embedding(
-        "factor-rounded", "T(args.scale * float", "T(float(T(args.scale)) * float", EmbeddingCase(scale=33.941125)
+        "factor-rounded", "args.scale * float(T(", "float(T(args.scale)) * float(T(", EmbeddingCase(scale=33.941125)
     ),
 ]

@@ -165,8 +165,8 @@ def _fault(name: str, old: str, new: str, case: Case | None = None) -> Fault:
 
 FAULTS = [
     _fault("sign", "q * sin_b[n] : -(q * sin_a[n])", "q * sin_b[n] : q * sin_a[n]"),
-    _fault("transposed-with-the-other-sine", "args.transposed ? q * sin_b[n]", "args.transposed ? q * sin_a[n]",
-           Case(transposed=True)),
+    _fault("transposed-with-the-other-sine", "args.transposed ? q * sin_b[n] : -(q * sin_a[n])",
+           "args.transposed ? q * sin_a[n] : -(q * sin_a[n])", Case(transposed=True)),
     _fault("transposed-sign", "args.transposed ? -(p * sin_a[n])", "args.transposed ? p * sin_a[n]",
            Case(transposed=True)),
     _fault("pairs-of-the-whole-head", "half_dim = args.rotary_dim / 2", "half_dim = args.head_dim / 2"),
