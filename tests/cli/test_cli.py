@@ -89,7 +89,7 @@ def test_compare_prints_the_drift_table(tiny_model: Path, capsys: pytest.Capture
 @pytest.mark.tier("models")
 def test_compare_looks_at_decode_steps(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A fault in a kernel that no prompt goes through is named, and the exit code says so."""
-    fault = ("norm_linear.metal", "gated(args.activation, value, up)", "value * up")
+    fault = ("norm_linear.metal", "gated(args.activation, value * args.gate_scale, up)", "value * up")
     with runtime.use_shaders(edited_shaders(tmp_path, fault)):
         assert main(["compare", "--model", str(tiny_model), "--prompt", "abcdef"]) == 1
     assert "first out of line: model.layers.0 of the decode step, by norm_glu" in capsys.readouterr().out

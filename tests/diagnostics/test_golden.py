@@ -25,7 +25,7 @@ from torch_foundry.testing.tolerance import relative_error
 
 SOME = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "bamba", "qwen3_next"]
 CPU = torch.device("cpu")
-FAULT = ("norm_linear.metal", "gated(args.activation, value, up)", "value * up")
+FAULT = ("norm_linear.metal", "gated(args.activation, value * args.gate_scale, up)", "value * up")
 
 
 def test_every_family_has_a_model() -> None:

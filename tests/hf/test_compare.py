@@ -86,7 +86,7 @@ def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch
 
 # of norm_linear.metal, which no prompt goes through
 FAULTS = {
-    "norm_glu": ("llama", "gated(args.activation, value, up)", "gated(args.activation, up, value)"),
+    "norm_glu": ("llama", "gated(args.activation, value * args.gate_scale, up)", "gated(args.activation, up, value)"),
     "norm_qkv": ("llama", "is_first ? -other : other", "is_first ? other : -other"),
     "norm_linear": ("qwen3", "= T(product + bias_of", "= T(1.1f * product + bias_of"),
 }

@@ -37,7 +37,7 @@ def rope(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def activation(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.glu
-    monkeypatch.setattr(ops, "glu", lambda *args: 1.00001 * right(*args))
+    monkeypatch.setattr(ops, "glu", lambda *args, **given: 1.00001 * right(*args, **given))
 
 
 def weight(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
