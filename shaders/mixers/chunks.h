@@ -8,6 +8,9 @@ namespace foundry {
 FOUNDRY_CONST uint32_t recurrent_chunk = 32; // tokens that go together: one for each lane
 
 #ifdef __METAL_VERSION__
+constant constexpr int chunk = int(recurrent_chunk), tiles = chunk / 8;
+using Matrix = metal::simdgroup_matrix<float, 8, 8>;
+
 // Rows that a sequence of so many tokens has.
 METAL_FUNC uint rows_of(uint tokens) { return (tokens + recurrent_chunk - 1) / recurrent_chunk * recurrent_chunk; }
 

@@ -16,9 +16,6 @@
 using namespace metal;
 using namespace foundry;
 
-constant constexpr int chunk = int(recurrent_chunk), tiles = chunk / 8;
-using Matrix = simdgroup_matrix<float, 8, 8>;
-
 // A row is all channels after convolution and norms, then log decays, then betas, of all value heads. A simdgroup
 // makes what one head of q, k or v has of it.
 // foundry-lint: instance(gated_delta_inputs<half, float, 128, 128, 4>)

@@ -1,5 +1,6 @@
-// Mamba2's state space, token after token (for many, see mamba2_prompt.metal): causal convolution with silu, step sizes, the step of the recurrence. A
-// threadgroup has a head of a sequence, whose state stays in registers from the first token to the last.
+// Mamba2's state space, token after token (for many, see mamba2_prompt.metal): causal convolution with silu, step
+// sizes, the step of the recurrence. A threadgroup has a head of a sequence, whose state stays in registers from the
+// first token to the last.
 //
 // A token with x, B, C and step size dt changes a head's state S [values, keys], which decays by d = exp(dt A), to
 //   S' = d S + dt x B^T,   and gives   y = S' C + D x.
@@ -13,9 +14,6 @@
 using namespace metal;
 using namespace foundry;
 
-constant bool has_conv_bias [[function_constant(FC_MAMBA2_CONV_BIAS)]];
-constant bool has_keep [[function_constant(FC_MAMBA2_KEEP)]];
-constant bool has_prompt [[function_constant(FC_MAMBA2_PROMPT)]];
 constant bool has_norm [[function_constant(FC_MAMBA2_NORM)]];
 constant bool norm_first [[function_constant(FC_MAMBA2_NORM_FIRST)]];
 

@@ -16,13 +16,6 @@
 using namespace metal;
 using namespace foundry;
 
-constant bool has_conv_bias [[function_constant(FC_MAMBA2_CONV_BIAS)]];
-constant bool has_keep [[function_constant(FC_MAMBA2_KEEP)]];
-constant bool has_prompt [[function_constant(FC_MAMBA2_PROMPT)]];
-
-constant constexpr int chunk = int(recurrent_chunk), tiles = chunk / 8;
-using Matrix = simdgroup_matrix<float, 8, 8>;
-
 // A row is all channels behind the convolution, then log decays, then step sizes, of all heads. A thread has a column
 // of a chunk, so that it reads each input once.
 // foundry-lint: instance(mamba2_inputs<half, 4>)

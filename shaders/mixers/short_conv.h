@@ -2,7 +2,7 @@
 #pragma once
 #include "common/portable.h"
 
-#define FC_SHORT_CONV_BIAS 3 // function constant: what is added to the convolution
+#define FC_SHORT_CONV_BIAS 5 // function constant: what is added to the convolution
 
 namespace foundry {
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-import torch_foundry.core.extension  # noqa: F401
 from torch_foundry import quant
+from torch_foundry.core import tuning
 
 foundry = torch.ops.torch_foundry
 
@@ -19,12 +19,13 @@ def same_variants(of: str, on: str) -> Iterator[None]:
     theirs, ours = foundry._family(of), foundry._family(on)
     shapes = [("linear", rows, 2**n, 2**k) for rows in (1, 2, 4, 8) for n in range(8, 18) for k in range(9, 16)]
     shapes += [("norm_linear", *shape) for _, *shape in shapes]
+    shapes += [("linear_routes", 1, 2**n, 2**k) for n in range(5, 18) for k in range(5, 16)]
     shapes += [("attention", 1, head_dim, 1) for head_dim in range(32, 257, 32)]
     for op, rows, n, k in shapes:
         for format_ in ("f32", "f16", "bf16") if op == "attention" else quant.FORMATS:
-            choice = foundry._tuning_choice(theirs, op, format_, rows, n, k)
-            foundry._tuning_add(ours, op, format_, rows, n, k, choice)
+            choice = tuning.choice(theirs, tuning.Key(op, format_, rows, n, k))
+            tuning.use(ours, tuning.Key(op, format_, rows, n, k), choice)
     try:
         yield
     finally:
-        foundry._tuning_clear()
+        tuning.forget()

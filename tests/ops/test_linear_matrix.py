@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torch_foundry import ops, quant
 from torch_foundry.core import limits, tuning
-from torch_foundry.core.environment import MATRIX_ROWS
+from torch_foundry.core.environment import LINEAR_ROWS, MATRIX_ROWS
 from torch_foundry.core.graph import capture
 from torch_foundry.generation.step_graph import SegmentedGraph
 from torch_foundry.models.weights import Linear
@@ -37,6 +37,7 @@ CASES += [(Case(33, 24, 256, "q8_0", **FULL), F16), (Case(64, 24, 256, "q4_0", *
 @pytest.fixture(autouse=True)
 def by_matrices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The host multiplies so if it is told to; a GPU whose table says so does anyway."""
+    monkeypatch.setenv(LINEAR_ROWS.name, "16")  # whatever the device's table has
     monkeypatch.setenv(MATRIX_ROWS.name, "64")
     tuning.load_environment()
     yield

@@ -18,6 +18,7 @@ class KernelList:
     """The kernels that `record` has seen, of a device."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._list: Any = torch.classes.torch_foundry.KernelList(str(device))
 
     def __len__(self) -> int:
@@ -38,14 +39,14 @@ class KernelList:
         """Inside, ops of this thread on meta tensors check their arguments as always, run nothing, and add the kernels
         that they would launch on the list's device."""
         self._list.start()
-        _thread.recording = True
+        _thread.device = self._device
         try:
             yield
         finally:
-            _thread.recording = False
+            _thread.device = None
             self._list.stop()
 
 
-def recording() -> bool:
-    """Whether this thread is inside of `KernelList.record`."""
-    return getattr(_thread, "recording", False)
+def recording_for() -> torch.device | None:
+    """The device of the `KernelList` that records in this thread, if any."""
+    return getattr(_thread, "device", None)

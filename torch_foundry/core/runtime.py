@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_foundry.core import devices, extension
-from torch_foundry.core.ahead import recording
+from torch_foundry.core.ahead import recording_for
 from torch_foundry.core.devices.host import LANE_ORDERS as LANE_ORDERS
 from torch_foundry.core.devices.host import host_options as host_options
 from torch_foundry.core.devices.metal import commit as commit
@@ -64,7 +64,7 @@ def executor(device: torch.device | str) -> str:
 
 def has_executor(kind: str) -> bool:
     """Whether this build has an executor for devices of type `kind`: for "meta" while kernels are only listed."""
-    return recording() if kind == "meta" else _has_executor(kind)
+    return recording_for() is not None if kind == "meta" else _has_executor(kind)
 
 
 @functools.cache

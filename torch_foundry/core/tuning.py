@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torch_foundry.core import environment, extension, sources
+from torch_foundry.core.ahead import recording_for
 
 VERSION = 2
 OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes")  # that have choices
@@ -109,9 +110,14 @@ class LinearRoutes:
         return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
 
 
-@lru_cache(maxsize=4096)  # emptied by whatever changes a choice
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
-    """What is in use on `device` for a weight of n outputs and k inputs."""
+    """What is in use on `device` for a weight of n outputs and k inputs: on "meta" that of the device which kernels are
+    listed for."""
+    return _linear_routes((recording_for() if device.type == "meta" else device) or device, format, n, k)
+
+
+@lru_cache(maxsize=4096)  # emptied by whatever changes a choice
+def _linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
     of = "" if device.type == "meta" else family(device)
     return LinearRoutes(**choice(of, Key("linear_routes", format, 1, n, k)))
 
@@ -152,13 +158,13 @@ def use(of: str, key: Key, wanted: dict[str, int]) -> None:
     """Use `wanted` for `key`'s bucket of shapes from now on. RuntimeError if it breaks a limit of Apple GPUs."""
     values = [wanted[name] for name in parameters(key.op)]
     torch.ops.torch_foundry._tuning_add(of, key.op, key.format, key.rows, key.n, key.k, values)
-    linear_routes.cache_clear()
+    _linear_routes.cache_clear()
 
 
 def forget() -> None:
     """Use the built-in entries alone (and the environment's)."""
     torch.ops.torch_foundry._tuning_clear()
-    linear_routes.cache_clear()
+    _linear_routes.cache_clear()
 
 
 def apply(table: Table) -> None:
@@ -271,7 +277,7 @@ def load_environment() -> None:
     """Apply the environment's overrides (TORCH_FOUNDRY_...). ValueError names the variable and its allowed values."""
     for name, variable in OVERRIDES.items():
         torch.ops.torch_foundry._tuning_override(name, int(variable.value() or -1))
-    linear_routes.cache_clear()
+    _linear_routes.cache_clear()
 
 
 def load_files() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_foundry.core.ahead import recording
+from torch_foundry.core.ahead import recording_for
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -27,7 +27,7 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         places = [(i, a.name, a.default_value) for i, a in enumerate(arguments) if a.name in needed]
 
         def of_all(*args: Any, **kwargs: Any) -> Any:
-            if recording():  # the op itself, of tensors without data, says which kernels it would launch
+            if recording_for():  # the op itself, of tensors without data, says which kernels it would launch
                 return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
             return allocate(**{n: args[i] if i < len(args) else kwargs.get(n, default) for i, n, default in places})
 
