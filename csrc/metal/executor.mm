@@ -20,15 +20,28 @@ namespace {
 // Encodes all launches again, in one block of the queue.
 class EncodingReplayer : public Replayer {
 public:
-  explicit EncodingReplayer(c10::ArrayRef<CapturedLaunch> launches) : launches_(launches) {}
+  EncodingReplayer(c10::ArrayRef<CapturedLaunch> launches, MTLDispatchType type) : launches_(launches), type_(type) {}
   void replay() override {
     encode_on_stream([this](id<MTLComputeCommandEncoder> encoder) { launches_.encode(encoder); }, launches_.size(),
-                     this, kGraphName);
+                     this, kGraphName, type_);
   }
 
 private:
   EncodedLaunches launches_;
+  const MTLDispatchType type_;
 };
+
+// How graphs are replayed: encoded again, each launch behind the one before; the same with barriers only where launches
+// depend on others; as indirect command buffers. The first by default: no measurement says that another is faster.
+enum class Replays { serial, concurrent, indirect };
+constexpr const char* kReplays[] = {"serial", "concurrent", "indirect"};
+std::atomic<Replays> replays{Replays::serial};
+
+void set_replays(const std::string& name) {
+  for (size_t i = 0; i < std::size(kReplays); i++)
+    if (name == kReplays[i]) return replays.store(static_cast<Replays>(i));
+  TORCH_CHECK_VALUE(false, "expected serial, concurrent or indirect, got ", name);
+}
 
 // Why the kernels can't run on this GPU; empty if they can. A virtual machine's says that it has no family, and may
 // run them all the same.
@@ -49,9 +62,6 @@ void check_gpu() {
   }
   check_storage();
 }
-
-// Whether graphs become indirect command buffers. Off by default: no measurement says that it is faster.
-std::atomic<bool> indirect{false};
 
 IndirectReplay& indirect_replay() {
   static IndirectReplay function = nullptr; // filled while the library is loaded
@@ -81,13 +91,15 @@ public:
 
   std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches) override {
     // each launch was checked when it was captured
-    if (indirect) {
+    const Replays how = replays;
+    if (how == Replays::indirect) {
       std::string why_not = "this build has no indirect command buffers";
       if (const IndirectReplay make = indirect_replay())
         if (auto replayer = make(launches, why_not)) return replayer;
       TORCH_WARN_ONCE("torch_foundry: graphs are encoded again at each replay: ", why_not);
     }
-    return std::make_unique<EncodingReplayer>(launches);
+    return std::make_unique<EncodingReplayer>(launches, how == Replays::concurrent ? MTLDispatchTypeConcurrent
+                                                                                   : MTLDispatchTypeSerial);
   }
 };
 
@@ -118,7 +130,7 @@ c10::Dict<std::string, std::string> info() {
     out.insert("max_buffer_bytes", std::to_string([device() maxBufferLength]));
     out.insert("unified_memory", [device() hasUnifiedMemory] ? "true" : "false");
     out.insert("problem", gpu_problem());
-    out.insert("icb", indirect ? "on" : "off");
+    out.insert("replays", kReplays[static_cast<int>(replays.load())]);
   }
   return out;
 }
@@ -134,7 +146,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
            const std::vector<std::string>& hashes) { add_metallib(static_cast<int>(version), path, files, hashes); });
   m.def("_metal_archive(str prefix) -> ()", &use_archive);
   m.def("_metal_save_archive() -> ()", &save_archive);
-  m.def("_metal_icb(bool on) -> ()", [](bool on) { indirect = on; });
+  m.def("_metal_replays(str how) -> ()", &set_replays);
   m.def("_metal_language(int version) -> ()", [](int64_t version) { set_language_version(static_cast<int>(version)); });
   m.def("_metal_commit_interval(int launches) -> int",
         [](int64_t launches) -> int64_t { return set_commit_interval(static_cast<int>(launches)); });

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <set>
 
-#include "core/graph.h"
+#include "metal/hazards.h"
 #include "metal/pipeline.h"
 #include "metal/replay.h"
 #include "metal/stream.h"
@@ -26,33 +26,6 @@ struct Commands {
 struct Stretch {
   bool threads;
   NSRange range;
-};
-
-using Buffers = std::set<id<MTLBuffer>>;
-
-// What commands touched since the last barrier.
-class Hazards {
-public:
-  // Whether a command with these accesses has to wait for those before it; remembers them.
-  bool wait(const Buffers& read, const Buffers& written) {
-    const bool conflict = meets(read, written_) || meets(written, read_) || meets(written, written_);
-    if (conflict) clear();
-    read_.insert(read.begin(), read.end());
-    written_.insert(written.begin(), written.end());
-    return conflict;
-  }
-  void clear() {
-    read_.clear();
-    written_.clear();
-  }
-
-private:
-  static bool meets(const Buffers& some, const Buffers& others) {
-    for (id<MTLBuffer> buffer : some)
-      if (others.count(buffer)) return true;
-    return false;
-  }
-  Buffers read_, written_;
 };
 
 // All that the GPU needs until it is done. Nothing of it changes once it is captured, so it may be in flight many
@@ -110,7 +83,6 @@ void Plan::add(const CapturedLaunch& launch, Hazards& hazards, NSUInteger& const
   id<MTLComputePipelineState> state = pipeline.state(threads_of(launch.grid), true);
   [command setComputePipelineState:state];
   pipelines.push_back(state);
-  Buffers read, written;
   for (size_t i = 0; i < launch.bindings.size(); i++) {
     const Binding& b = launch.bindings[i];
     if (b.tensor) {
@@ -120,8 +92,6 @@ void Plan::add(const CapturedLaunch& launch, Hazards& hazards, NSUInteger& const
         continue;
       }
       [command setKernelBuffer:at.buffer offset:at.offset atIndex:i];
-      if (b.access != Access::write) read.insert(at.buffer);
-      if (b.access != Access::read) written.insert(at.buffer);
       tensors.push_back(*b.tensor);
     } else if (b.bytes) {
       std::memcpy(static_cast<char*>([constants.get() contents]) + constant, b.bytes, b.size);
@@ -131,7 +101,7 @@ void Plan::add(const CapturedLaunch& launch, Hazards& hazards, NSUInteger& const
   }
   for (size_t i = 0; i < launch.threadgroup_memory.size(); i++)
     [command setThreadgroupMemoryLength:launch.threadgroup_memory[i] atIndex:i];
-  if (hazards.wait(read, written)) [command setBarrier];
+  if (hazards.wait(launch)) [command setBarrier];
   const MTLSize size = size_of(launch.grid.size), group = size_of(launch.grid.group);
   if (launch.grid.threads)
     [command concurrentDispatchThreads:size threadsPerThreadgroup:group];
@@ -143,7 +113,7 @@ void Plan::capture(c10::ArrayRef<CapturedLaunch> launches) {
   @autoreleasepool {
     Hazards hazards;
     NSUInteger constant = 0;
-    Buffers read, written;
+    std::set<id<MTLBuffer>> read, written;
     for (const CapturedLaunch& launch : launches) {
       add(launch, hazards, constant);
       for (const Binding& b : launch.bindings)
@@ -194,9 +164,8 @@ public:
 
 private:
   void encode_into(id<MTLComputeCommandEncoder> encoder) const {
-    // Where torch captures the stream, its encoder stands for a real one and takes plain dispatches only.
-    if ([encoder respondsToSelector:@selector(executeCommandsInBuffer:withRange:)]) return plan_->encode(encoder);
-    launches_.encode(encoder);
+    if (is_stand_in(encoder)) return launches_.encode(encoder);
+    plan_->encode(encoder);
   }
 
   std::shared_ptr<Plan> plan_;

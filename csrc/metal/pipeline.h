@@ -53,12 +53,14 @@ void encode(id<MTLComputeCommandEncoder> encoder, MetalPipeline& pipeline, const
 class EncodedLaunches {
 public:
   explicit EncodedLaunches(c10::ArrayRef<CapturedLaunch> launches);
+  // With barriers if the encoder is a concurrent one.
   void encode(id<MTLComputeCommandEncoder> encoder) const;
   int size() const { return static_cast<int>(launches_.size()); }
 
 private:
   c10::ArrayRef<CapturedLaunch> launches_;
   std::vector<LongBytes> long_bytes_; // of each launch
+  std::vector<bool> waits_;           // whether each has to wait for those before it
 };
 
 // "apple7" (M1) and later.

@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "core/graph.h"
+#include "metal/hazards.h"
 #include "metal/stream.h"
 
 namespace foundry::metal {
@@ -101,14 +101,19 @@ void encode(id<MTLComputeCommandEncoder> encoder, MetalPipeline& pipeline, const
 }
 
 EncodedLaunches::EncodedLaunches(c10::ArrayRef<CapturedLaunch> launches) : launches_(launches) {
-  long_bytes_.reserve(launches.size());
-  for (const CapturedLaunch& launch : launches)
+  Hazards hazards;
+  for (const CapturedLaunch& launch : launches) {
     long_bytes_.push_back(long_bytes(metal(*launch.pipeline), launch.record()));
+    waits_.push_back(hazards.wait(launch));
+  }
 }
 
 void EncodedLaunches::encode(id<MTLComputeCommandEncoder> encoder) const {
-  for (size_t i = 0; i < launches_.size(); i++)
+  const bool concurrent = !is_stand_in(encoder) && [encoder dispatchType] == MTLDispatchTypeConcurrent;
+  for (size_t i = 0; i < launches_.size(); i++) {
+    if (concurrent && waits_[i]) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
     metal::encode(encoder, metal(*launches_[i].pipeline), launches_[i].record(), long_bytes_[i]);
+  }
 }
 
 int family_number() {

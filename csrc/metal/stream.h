@@ -28,12 +28,15 @@ void check_storage();
 // One of torch's streams, which live as long as the process.
 using StreamHandle = void*;
 
-// Runs `encode` on the current stream's queue with torch's shared, serial compute encoder: the encoder is valid inside
-// only, and is torch's to end. `encode` must not allocate tensors, compile, or wait. `launches`: how many it encodes,
-// for the policy of commits. `profiled`: a pipeline or a graph, and its name, for torch.mps.profiler. Returns the
-// stream.
+// Whether torch captures the stream, so that the encoder stands for a real one and takes plain dispatches only.
+bool is_stand_in(id<MTLComputeCommandEncoder> encoder);
+
+// Runs `encode` on the current stream's queue with torch's shared, serial compute encoder, or with a concurrent one of
+// its own where there is a real one. The encoder is valid inside only, and not to be ended there. `encode` must not
+// allocate tensors, compile, or wait. `launches`: how many it encodes, for the policy of commits. `profiled`: a
+// pipeline or a graph, and its name, for torch.mps.profiler. Returns the stream.
 StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
-                              const void* profiled, const char* name);
+                              const void* profiled, const char* name, MTLDispatchType type = MTLDispatchTypeSerial);
 
 // Lets go of `object` when the GPU is done with all that has been encoded on `stream`, whosever the calling thread's
 // is. Not to be called while encoding.

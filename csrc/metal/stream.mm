@@ -28,6 +28,23 @@ bool due(int more) {
   return true;
 }
 
+// A concurrent encoder behind all that torch has encoded on its stream; torch makes another of its own when it needs
+// one.
+class OwnEncoder {
+public:
+  OwnEncoder(const OwnEncoder&) = delete;
+  explicit OwnEncoder(at::mps::MPSStream* stream) {
+    stream->endKernelCoalescing();
+    encoder_ = [static_cast<id<MTLCommandBuffer>>(stream->commandBuffer())
+        computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+  }
+  ~OwnEncoder() { [encoder_ endEncoding]; } // also if something was thrown: else Metal aborts the process
+  id<MTLComputeCommandEncoder> get() const { return encoder_; }
+
+private:
+  id<MTLComputeCommandEncoder> encoder_;
+};
+
 void synchronize(at::mps::SyncType how) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
   encoded = 0;
@@ -74,8 +91,12 @@ void check_storage() {
               "its kernels can't be given them: install one of those, and build torch_foundry again");
 }
 
+bool is_stand_in(id<MTLComputeCommandEncoder> encoder) {
+  return ![encoder respondsToSelector:@selector(executeCommandsInBuffer:withRange:)];
+}
+
 StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncoder>)>& encode, int launches,
-                              const void* profiled, const char* name) {
+                              const void* profiled, const char* name, MTLDispatchType type) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
   const auto* work = &encode; // blocks copy what they capture
   const bool hand_over = due(launches);
@@ -85,7 +106,10 @@ StreamHandle encode_on_stream(const std::function<void(id<MTLComputeCommandEncod
       const bool profile = profiler.isOperationProfilingEnabled();
       id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
       if (profile) profiler.beginProfileKernel(profiled, name, at::TensorList());
-      (*work)(encoder);
+      if (type == MTLDispatchTypeConcurrent && !is_stand_in(encoder))
+        (*work)(OwnEncoder(stream).get());
+      else
+        (*work)(encoder);
       if (profile) profiler.endProfileKernel(profiled);
       if (hand_over) stream->synchronize(at::mps::SyncType::COMMIT); // does not wait
     }

@@ -66,12 +66,12 @@ def test_the_next_process_finds_what_the_last_one_made(run: Run, tmp_path: Path)
 
 
 def test_pipelines_for_indirect_commands_are_others(run: Run) -> None:
-    foundry._metal_icb(True)
+    foundry._metal_replays("indirect")
     try:
         assert run("a") == ("pipeline a, pipeline a", "")
         assert run("a") == ("pipeline from archive a, pipeline from archive a", "")
     finally:
-        foundry._metal_icb(False)
+        foundry._metal_replays("serial")
 
 
 @pytest.mark.parametrize("content", [b"\n", b"MTLArchive of another system\n"], ids=["empty", "foreign"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_foundry import compile_shader, ops
-from torch_foundry.core import runtime
+from torch_foundry.core import environment, runtime
 from torch_foundry.core.graph import capture
 from torch_foundry.sampling import Settings
 from torch_foundry.sampling.sampler import Sampler
@@ -141,11 +141,11 @@ def test_a_threadgroup_larger_than_registers_leave_room_for() -> None:
     assert events("pipeline") == ["pipeline roomy"] * 3
 
 
-@pytest.mark.parametrize("indirect", [False, True])
-def test_a_graphs_threadgroup_larger_than_registers_leave_room_for(indirect: bool) -> None:
+@pytest.mark.parametrize("how", environment.REPLAYS.allowed)
+def test_a_graphs_threadgroup_larger_than_registers_leave_room_for(how: str) -> None:
     x, w = torch.randn(2, 16384), torch.ones(16384)
     placed = x.to("mps"), w.to("mps")
-    foundry._metal_icb(indirect)
+    foundry._metal_replays(how)
     try:
         with capture() as graph:
             y = ops.rms_norm(*placed, 1e-6)  # 1024 threads
@@ -153,7 +153,7 @@ def test_a_graphs_threadgroup_larger_than_registers_leave_room_for(indirect: boo
         graph.replay()
         assert torch.equal(y.cpu(), ops.rms_norm(x, w, 1e-6))
     finally:
-        foundry._metal_icb(False)
+        foundry._metal_replays("serial")
 
 
 def test_a_draw_fits_an_m1() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch_foundry
 from tests.metal.test_rules import in_a_child
 from torch_foundry import compile_shader, ops
+from torch_foundry.core import environment
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -32,22 +33,23 @@ def events(*kinds: str) -> list[str]:
     return [event for event in mock.trace() if event.startswith(kinds)]
 
 
-@pytest.fixture(params=["encoded again", "indirect"])
+@pytest.fixture(params=environment.REPLAYS.allowed)
 def graphs(request: pytest.FixtureRequest) -> Iterator[str]:
-    foundry._metal_icb(request.param == "indirect")
+    """How graphs are replayed."""
+    foundry._metal_replays(request.param)
     yield request.param
-    foundry._metal_icb(False)
+    foundry._metal_replays("serial")
 
 
 @pytest.fixture
 def indirect() -> Iterator[None]:
     """Graphs as indirect commands; a warning comes each time, not once in the process."""
     before = torch.is_warn_always_enabled()
-    foundry._metal_icb(True)
+    foundry._metal_replays("indirect")
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(before)
-    foundry._metal_icb(False)
+    foundry._metal_replays("serial")
 
 
 @pytest.fixture
@@ -106,12 +108,16 @@ def test_graphs(graphs: str) -> None:
         mock.synchronize()
         mock.trace()
         graph.replay()
-        found = events("compute encoder", "dispatch", "icb")
-        assert found[0] == "compute encoder" and found.count("compute encoder") == 1
+        found = events("compute encoder", "concurrent encoder", "barrier", "dispatch", "icb")
+        assert found.pop(0) == "compute encoder"
+        if graphs == "concurrent":  # up and gate are read from what both depend on, and the last norm writes elsewhere
+            assert found.pop(0) == "concurrent encoder" and found.count("barrier") == len(graph) - 2
+            found = [event for event in found if event != "barrier"]
+        assert not any(event.endswith("encoder") for event in found)
         if graphs == "indirect":
-            assert sum(int(event.removeprefix("icb x")) for event in found[1:]) == len(graph)
+            assert sum(int(event.removeprefix("icb x")) for event in found) == len(graph)
         else:
-            assert len(found) == 1 + len(graph)
+            assert len(found) == len(graph)
         assert torch.equal(y.cpu(), eager.run().cpu())
 
 
@@ -167,6 +173,43 @@ def test_threads_replay_one_graph(graphs: str) -> None:
             for done in [pool.submit(replay) for _ in range(workers)]:
                 done.result()
             assert y.tolist() == [2.0 + 2 * 3 * workers] * 8
+
+
+# ------------------------------------------------------------------------------------------------------ concurrent only
+
+
+@pytest.fixture
+def concurrent() -> Iterator[None]:
+    foundry._metal_replays("concurrent")
+    yield
+    foundry._metal_replays("serial")
+
+
+def test_a_barrier_where_a_launch_depends_on_another(concurrent: None) -> None:
+    """A reader behind the writer, a writer behind readers and writers; nothing else."""
+    count, x, weight = compile_shader(STEP).count, torch.full((1, 64), 2.0, device="mps"), torch.ones(64, device="mps")
+    with torch_foundry.capture() as graph:
+        one, other = ops.rms_norm(x, weight, 0.0), ops.rms_norm(x, weight, 0.0)
+        last = ops.rms_norm(other, weight, 0.0)
+        count(x)  # whose readers are before a barrier already
+        count(x)
+        ops.rms_norm(x, weight, 0.0)
+    one.zero_(), last.zero_()
+    mock.synchronize()
+    mock.trace()
+    graph.replay()
+    found = events("dispatch", "barrier")
+    assert "".join("|" if event == "barrier" else "." for event in found) == "..|..|.|."
+    assert (x.unique().tolist(), one.unique().tolist(), last.unique().tolist()) == ([6.0], [1.0], [1.0])
+
+
+def test_a_capture_gets_a_serial_encoder(concurrent: None, setting: Callable[[str, int], None]) -> None:
+    y, graph = captured(3)
+    setting("capturing", 1)
+    mock.trace()
+    graph.replay()
+    assert events("captured", "concurrent") == ["captured"] * 3
+    assert y.tolist() == [6.0] * 8
 
 
 # ----------------------------------------------------------------------------------------------- indirect commands only
@@ -266,7 +309,7 @@ def test_the_longest_graph_of_indirect_commands(indirect: None) -> None:
 def test_the_warning_comes_once(setting: Callable[[str, int], None]) -> None:
     def warnings_of_two_graphs() -> list[str]:
         mock.set("paravirtual", 1)
-        foundry._metal_icb(True)
+        foundry._metal_replays("indirect")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):

@@ -120,10 +120,10 @@ def test_one_compilation_for_many_threads() -> None:
     "name, value, message",
     [
         ("TORCH_FOUNDRY_METAL_VERSION", "3.0", "TORCH_FOUNDRY_METAL_VERSION='3.0': expected one of '', '3.1'"),
-        ("TORCH_FOUNDRY_ICB", "yes", "TORCH_FOUNDRY_ICB='yes': expected one of '0', '1'"),
+        ("TORCH_FOUNDRY_REPLAYS", "1", "TORCH_FOUNDRY_REPLAYS='1': expected one of 'serial', 'concurrent', 'indirect'"),
         ("TORCH_FOUNDRY_COMMIT_EVERY", "-1", "TORCH_FOUNDRY_COMMIT_EVERY='-1': expected 0 (never) or a number"),
         ("TORCH_FOUNDRY_METAL_VERSION", "3.1", ""),
-        ("TORCH_FOUNDRY_ICB", "1", ""),
+        ("TORCH_FOUNDRY_REPLAYS", "indirect", ""),
         ("TORCH_FOUNDRY_COMMIT_EVERY", "17", ""),
     ],
 )

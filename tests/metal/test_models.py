@@ -18,7 +18,7 @@ from tests.exact import InFloat64, doubled
 from tests.hf.tiny_models import ALL_FAMILIES, PROMPT, classes, fused_all, ids, padded, shared
 from tests.metal.variants import same_variants
 from torch_foundry.aot import prebuild
-from torch_foundry.core import runtime
+from torch_foundry.core import environment, runtime
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch
@@ -121,23 +121,36 @@ def test_the_demo_model_tells_the_same_story() -> None:
     assert stories[0] == stories[1] and len(stories[0][0]) > 30
 
 
-@pytest.fixture
-def indirect() -> Any:
-    foundry._metal_icb(True)
-    yield
-    foundry._metal_icb(False)
+@pytest.fixture(params=environment.REPLAYS.allowed[1:])
+def replays(request: pytest.FixtureRequest) -> Any:
+    foundry._metal_replays(request.param)
+    yield request.param
+    foundry._metal_replays("serial")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
-def test_generating_by_indirect_commands(family: str, indirect: None) -> None:
-    """Each token is a replay of a graph: of indirect commands, on the same stream as torch's own ops."""
+def test_generating_by_other_replays(family: str, replays: str) -> None:
+    """Each token is a replay of a graph, on the same stream as torch's own ops."""
     cpu, mps = on_both(family)
     mock.synchronize()
     mock.trace()
     assert tokens(mps, max_new_tokens=12) == tokens(cpu, max_new_tokens=12)
     events = mock.trace()
-    assert sum(event.startswith("icb") for event in events) >= 8 and fused_all(mps)
+    kind = {"indirect": "icb", "concurrent": "concurrent encoder"}[replays]
+    assert sum(event.startswith(kind) for event in events) >= 8 and fused_all(mps)
     assert tokens(mps, {"input_ids": ids(3, 6, seed=3)}) == tokens(cpu, {"input_ids": ids(3, 6, seed=3)})
+
+
+@pytest.mark.parametrize("replays", ["concurrent"], indirect=True)
+@pytest.mark.parametrize("family, launches, waits", [("llama", 15, 14), ("qwen2_moe", 18, 15), ("qwen3_5_moe", 24, 18)])
+def test_waits_of_a_step(family: str, launches: int, waits: int, replays: str) -> None:
+    """Of two layers, the last norm with the output layer, and the sampler (docs/decisions/047)."""
+    tokens(on_both(family)[1], {"input_ids": PROMPT})
+    mock.synchronize()
+    events = mock.trace()
+    start = len(events) - events[::-1].index("concurrent encoder")  # behind the last
+    step = [event.partition(" ")[0] for event in events[start:]]
+    assert (step.count("dispatch"), step.count("barrier")) == (launches, waits)
 
 
 # ---------------------------------------------------------------------------------------------------------- life cycle

@@ -9,6 +9,7 @@ import torch
 
 import torch_foundry
 from torch_foundry import compile_shader, ops
+from torch_foundry.core import environment
 
 mock = torch.ops.mock_metal
 foundry = torch.ops.torch_foundry
@@ -20,7 +21,7 @@ def signposts() -> Iterator[None]:
     mock.profile(True)
     yield
     mock.profile(False)
-    foundry._metal_icb(False)
+    foundry._metal_replays("serial")
 
 
 def events() -> list[str]:
@@ -39,16 +40,20 @@ def test_signposts_of_kernels(signposts: None) -> None:
     assert events() == ["begin rms_norm", "dispatch rms_norm", "end", "begin count", "dispatch count", "end"]
 
 
-@pytest.mark.parametrize("icb", [False, True])
-def test_signposts_of_graphs(icb: bool, signposts: None) -> None:
-    foundry._metal_icb(icb)
+@pytest.mark.parametrize("how", environment.REPLAYS.allowed)
+def test_signposts_of_graphs(how: str, signposts: None) -> None:
+    foundry._metal_replays(how)
     count, y = compile_shader(COUNT).count, torch.zeros(4, device="mps")
     with torch_foundry.capture() as graph:
         count(y)
         count(y)
     mock.trace()
     graph.replay()
-    assert events() == ["begin torch_foundry graph", *(["icb x2"] if icb else ["dispatch count"] * 2), "end"]
+    assert events() == [
+        "begin torch_foundry graph",
+        *(["icb x2"] if how == "indirect" else ["dispatch count"] * 2),
+        "end",
+    ]
 
 
 def test_no_signposts_without_the_profiler() -> None:

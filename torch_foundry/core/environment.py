@@ -166,8 +166,11 @@ COMMIT_EVERY = Count(
     "launches",
     "never",
 )
-ICB = Choice(
-    "TORCH_FOUNDRY_ICB", "Metal: graphs as indirect commands, in builds that have them, instead of encoding again"
+REPLAYS = Choice(
+    "TORCH_FOUNDRY_REPLAYS",
+    "Metal: how graphs are replayed: encoded again, each launch behind the one before; the same, but only behind those "
+    "that it depends on; as indirect command buffers",
+    ("serial", "concurrent", "indirect"),
 )
 SYNC_EVERY = Count(
     "TORCH_FOUNDRY_SYNC_EVERY",

@@ -109,7 +109,7 @@ MPSCommandBuffer* make_mps_buffer(MockQueue* queue) {
   [self openEncoder:made];
   made->buffer = [self retain];
   made->concurrent = type == MTLDispatchTypeConcurrent;
-  mock::trace("compute encoder");
+  mock::trace(made->concurrent ? "concurrent encoder" : "compute encoder");
   return made;
 }
 - (id<MTLBlitCommandEncoder>)blitCommandEncoder {

@@ -140,6 +140,7 @@ void run_dispatch(const Dispatch& d) {
   for (; !group->empty(); group->pop_back()) [buffer add:std::move(group->back())];
 }
 - (void)memoryBarrierWithScope:(MTLBarrierScope)scope {
+  mock::trace("barrier");
   [self barrier];
 }
 - (void)memoryBarrierWithResources:(const id<MTLResource>*)resources count:(NSUInteger)count {

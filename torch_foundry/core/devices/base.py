@@ -147,13 +147,13 @@ class Device:
         raise NotImplementedError
 
     @property
-    def has_indirect(self) -> bool:
-        """Whether there are indirect command buffers."""
-        return False
+    def replays(self) -> tuple[str, ...]:
+        """The ways in which graphs can be replayed, the plainest first: see TORCH_FOUNDRY_REPLAYS."""
+        return ("serial",)
 
     @contextlib.contextmanager
-    def indirect(self, on: bool) -> Iterator[None]:
-        """Graphs captured inside become indirect command buffers, or not, where there are any."""
+    def replaying(self, how: str) -> Iterator[None]:
+        """Graphs captured inside are replayed so: one of `replays`."""
         yield
 
     def name(self, device: torch.device) -> str:

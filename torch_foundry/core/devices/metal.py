@@ -48,7 +48,7 @@ class Metal(Device):
         if (language := _op("_metal_language")) is None:
             return
         language(int(environment.METAL_VERSION.value().replace(".", "") or 0) * 10)
-        _op("_metal_icb")(environment.ICB.on())
+        _op("_metal_replays")(environment.REPLAYS.value())
         if (every := environment.COMMIT_EVERY.value()) is not None:
             _op("_metal_commit_interval")(every)
         add_metallibs(places.built)
@@ -131,20 +131,20 @@ class Metal(Device):
         return str(_op("_metal_read")(str(path.absolute()), offset, out))
 
     @property
-    def has_indirect(self) -> bool:
-        return _op("_metal_icb") is not None
+    def replays(self) -> tuple[str, ...]:
+        return super().replays if _op("_metal_replays") is None else environment.REPLAYS.allowed
 
     @contextlib.contextmanager
-    def indirect(self, on: bool) -> Iterator[None]:
-        if not self.has_indirect:
+    def replaying(self, how: str) -> Iterator[None]:
+        if (set_replays := _op("_metal_replays")) is None:
             yield
             return
-        before = _info().get("icb") == "on"
-        _op("_metal_icb")(on)
+        before = _info()["replays"]
+        set_replays(how)
         try:
             yield
         finally:
-            _op("_metal_icb")(before)
+            set_replays(before)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
         found: dict[str, Any] = {"metal": info} if (info := _info()) else {}

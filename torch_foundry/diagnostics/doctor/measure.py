@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.core import devices, environment, runtime
+from torch_foundry.core import devices, runtime
 from torch_foundry.core.graph import capture
 from torch_foundry.core.shader import compile_shader
 from torch_foundry.diagnostics.doctor.privacy import scrub
@@ -106,14 +106,18 @@ def dispatch(device: torch.device, scale: Scale) -> Row:
     tolerance.assert_equal(chain(n).cpu(), x.cpu())
     counts = runtime.counters()
 
-    with devices.of(device).indirect(False):
-        encoded = _replayed(device, scale)
+    device_ = devices.of(device)
+    replayed = {}
+    for how in (how for how in device_.replays if how != "indirect"):
+        with device_.replaying(how):
+            replayed[how] = _replayed(device, scale)
     return {
         "launches": n,
         "one_by_one_us": one * 1e6,
         "from_python_us": many * 1e6,
         "encode_us": counts.host_ns / counts.launches / 1e3,
-        "replayed_us": encoded,
+        "replayed_us": replayed["serial"],
+        "concurrent_us": replayed.get("concurrent"),
     }
 
 
@@ -121,13 +125,11 @@ def indirect(device: torch.device, scale: Scale, asked: bool) -> Row:
     """indirect_us: microseconds for a launch from a graph as an indirect command buffer; None, with the reason, if
     there is none or nobody has asked: a GPU that fails on one runs nothing more in this process.
     """
-    if not devices.of(device).has_indirect:
+    if "indirect" not in devices.of(device).replays:
         return {"indirect_us": None, "no_indirect": "this executor has no indirect command buffers"}
-    if environment.ICB.given() == "0":
-        return {"indirect_us": None, "no_indirect": f"indirect command buffers not measured: {environment.ICB.name}=0"}
     if not asked:
         return {"indirect_us": None, "no_indirect": "indirect command buffers not measured: --icb does so, last"}
-    with devices.of(device).indirect(True), warnings.catch_warnings(record=True) as said:
+    with devices.of(device).replaying("indirect"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         measured = _replayed(device, scale)
     if refused := [str(w.message) for w in said if "graphs are encoded again" in str(w.message)]:

@@ -144,6 +144,8 @@ def _bandwidth(row: Row) -> list[str]:
 
 def _dispatch(row: Row) -> list[str]:
     many = f"{row['from_python_us']:.1f} us in a row of {row['launches']}, {row['replayed_us']:.1f} us replayed"
+    if row["concurrent_us"] is not None:
+        many += f", {row['concurrent_us']:.1f} us with a concurrent encoder"
     return [_line("launch", f"{row['one_by_one_us']:.1f} us with a wait", many, f"{row['encode_us']:.1f} us to encode")]
 
 
