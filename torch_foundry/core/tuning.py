@@ -96,8 +96,7 @@ class LinearRoutes:
     """Rows of x up to which each way serves a product, where none before it does: `ops.linear` by its vector kernel
     (which `ops` themselves take for `limits.FEW_ROWS` at least), as matrices without unpacking (packed weights and x of
     16 bits alone) and by tiles; torch's product beyond. Up to how many `ops.linear_backward_input` serves, and tiles of
-    an expert (`ops.moe_linear`), for packed weights.
-    """
+    an expert (`ops.moe_linear`), for packed weights."""
 
     rows: int
     matrix: int
@@ -111,15 +110,14 @@ class LinearRoutes:
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
-    """What is in use on `device` for a weight of n outputs and k inputs: on "meta" that of the device which kernels are
-    listed for."""
+    """What is in use on `device` for a weight of n outputs and k inputs; "meta": on the one that kernels are listed for."""
     return _linear_routes((recording_for() if device.type == "meta" else device) or device, format, n, k)
 
 
 @lru_cache(maxsize=4096)  # emptied by whatever changes a choice
 def _linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
-    of = "" if device.type == "meta" else family(device)
-    return LinearRoutes(**choice(of, Key("linear_routes", format, 1, n, k)))
+    key = Key("linear_routes", format, 1, n, k)
+    return LinearRoutes(**choice("" if device.type == "meta" else family(device), key))
 
 
 def new_table(of: str, device: str = "") -> Table:
@@ -179,8 +177,8 @@ def apply(table: Table) -> None:
 def dumps(table: Table) -> str:
     """JSON text of a table, one entry a line."""
     head = {"version": VERSION, "sum": _sum(table), **{k: v for k, v in asdict(table).items() if k != "entries"}}
-    lines = [json.dumps(_as_dict(e)) for e in _sorted(table)]
-    return json.dumps(head)[:-1] + ', "entries": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
+    lines = ",\n  ".join(json.dumps(_as_dict(e)) for e in _sorted(table))
+    return f'{json.dumps(head)[:-1]}, "entries": [\n  {lines}\n]}}\n'
 
 
 def _as_dict(e: Entry) -> dict[str, Any]:
