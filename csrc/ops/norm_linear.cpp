@@ -17,22 +17,26 @@ constexpr int kMatrices = 3;
 using Formats = c10::List<std::string>;
 using Biases = c10::List<OptionalTensor>;
 
-// The norm before the projections, and those: matrices of the same width, each in its own format.
+// The norm before the projections, if any, and those: matrices of the same width, each in its own format.
 struct Projections {
-  at::Tensor x, norm_weight;
-  Norm norm;
+  at::Tensor x;
+  OptionalTensor norm_weight;
+  std::optional<Norm> norm;
   std::vector<at::Tensor> weights;
   std::vector<OptionalTensor> biases;
   std::vector<WeightMatrix> matrices;
   int64_t rows, k;
 
-  Projections(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
+  Projections(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
               at::TensorList weights, const Formats& formats, const Biases& biases, size_t least)
-      : x(x), norm_weight(norm_weight), norm(kind, eps), weights(weights.vec()) {
+      : x(x), norm_weight(norm_weight), weights(weights.vec()) {
     Dim K("in_features");
     check("x", x).floating().last(K).contiguous();
     k = K;
-    check("norm_weight", norm_weight).like(x).shape({K}).contiguous();
+    if (norm_weight) {
+      check("norm_weight", *norm_weight).like(x).shape({K}).contiguous();
+      norm.emplace(kind, eps);
+    }
     TORCH_CHECK(weights.size() >= least && weights.size() <= kMatrices, "weights: expected ", least, " to ", kMatrices,
                 " matrices, got ", weights.size());
     TORCH_CHECK(formats.size() == weights.size() && biases.size() == weights.size(),
@@ -67,13 +71,11 @@ struct Projections {
   }
 };
 
-// Rows of x that share a reading of the weights.
-
 // How the matrices from `first` to `end`, of one format, are multiplied. in_pairs: for pairs of outputs.
 Gemv gemv_of(const Projections& p, size_t first, size_t end, bool in_pairs) {
   const QuantFormat& format = p.matrices[first].format;
   const int rows = rows_together(p.rows);
-  bool aligned = p.k % chunk == 0 && aligned_rows(p.x) && aligned_rows(p.norm_weight), words = true;
+  bool aligned = p.k % chunk == 0 && aligned_rows(p.x) && (!p.norm || aligned_rows(*p.norm_weight)), words = true;
   for (size_t i = first; i < end; i++) {
     aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
     words = words && in_words(p.matrices[i], p.weights[i]);
@@ -86,7 +88,8 @@ Gemv gemv_of(const Projections& p, size_t first, size_t end, bool in_pairs) {
 
 KernelKey kernel(const char* function, const Projections& p, size_t first, const Gemv& gemv,
                  std::optional<at::ScalarType> table = std::nullopt) {
-  KernelKey key("norm_linear.metal", function, {p.matrices[first].format.policy, p.x.scalar_type()});
+  KernelKey key("norm_linear.metal", function, {p.matrices[first].format.policy, p.x.scalar_type()},
+                {{FC_NORM_LINEAR_NORM, p.norm.has_value()}});
   if (table) key.add({*table});
   return gemv.name(key.add({gemv.rows}));
 }
@@ -104,8 +107,7 @@ NormedArgs bind(Launch& launch, const Projections& p, const Gemv& gemv, size_t f
   args.rows = u32(p.rows);
   args.k = u32(p.k);
   args.split = gemv.choice.split;
-  args.eps = p.norm.eps;
-  args.offset = p.norm.kind.offset;
+  if (p.norm) args.eps = p.norm->eps, args.offset = p.norm->kind.offset;
   launch.in(p.x).in(p.norm_weight);
   for (size_t i = 0; i < count; i++) {
     const bool used = i >= first && i < end;
@@ -122,7 +124,7 @@ NormedArgs bind(Launch& launch, const Projections& p, const Gemv& gemv, size_t f
 }
 
 int64_t bytes_of(const Projections& p, size_t first, size_t end) {
-  int64_t bytes = p.x.nbytes() + p.norm_weight.nbytes();
+  int64_t bytes = p.x.nbytes() + (p.norm ? p.norm_weight->nbytes() : 0);
   for (size_t i = first; i < end; i++) {
     bytes +=
         p.weights[i].nbytes() + (p.biases[i] ? p.biases[i]->nbytes() : 0) + p.rows * p.matrices[i].n * p.x.itemsize();
@@ -130,7 +132,7 @@ int64_t bytes_of(const Projections& p, size_t first, size_t end) {
   return bytes;
 }
 
-at::Tensor norm_linear(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
+at::Tensor norm_linear(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                        at::TensorList weights, const Formats& formats, const Biases& biases) {
   const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 1);
   std::vector<int64_t> shape = x.sizes().vec();
@@ -151,7 +153,7 @@ at::Tensor norm_linear(const at::Tensor& x, const at::Tensor& norm_weight, doubl
   return y;
 }
 
-at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
+at::Tensor norm_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                     at::TensorList weights, const Formats& formats, const Biases& biases, std::string_view activation,
                     double gate_scale) {
   const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 2);
@@ -174,7 +176,7 @@ at::Tensor norm_glu(const at::Tensor& x, const at::Tensor& norm_weight, double e
   return y;
 }
 
-at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
+at::Tensor norm_qkv(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                     at::TensorList weights, const Formats& formats, const Biases& biases, const OptionalTensor& cos,
                     const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t start,
                     int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step, bool interleaved) {
@@ -211,13 +213,13 @@ at::Tensor norm_qkv(const at::Tensor& x, const at::Tensor& norm_weight, double e
 
 } // namespace
 
-FOUNDRY_OP("norm_linear(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+FOUNDRY_OP("norm_linear(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
            "Tensor?[] biases) -> Tensor",
            "norm_linear", norm_linear)
-FOUNDRY_OP("norm_glu(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+FOUNDRY_OP("norm_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
            "Tensor?[] biases, str activation, float gate_scale=1.0) -> Tensor",
            "norm_glu", norm_glu)
-FOUNDRY_OP("norm_qkv(Tensor x, Tensor norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
+FOUNDRY_OP("norm_qkv(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor[] weights, str[] formats, "
            "Tensor?[] biases, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, Tensor(b!) v_cache, SymInt start, "
            "SymInt head_dim, Tensor? positions=None, Tensor? step=None, bool interleaved=False) -> Tensor",
            "norm_qkv", norm_qkv)

@@ -41,15 +41,17 @@ template <typename T, int VEC> struct PlainRows {
 
 // NormedRows: rows of x times the weight of an RMSNorm. W (r * g * x) = r * (W (g * x)), so the norm needs no pass of
 // its own: the squares, of which 1 / r is the root mean, are summed beside the products. `offset`: 1 if g is 1 +
-// weight.
+// weight. `normed`, a constant: false for rows of x as they are.
 template <typename T, int VEC, int CHAINS> struct NormedRows {
   using type = T;
   device const T* x;
   device const T* norm_weight;
   float offset;
+  bool normed;
   METAL_FUNC void load(uint row, uint k, uint end, thread float (&v)[chunk], thread float& squares) const {
     float g[chunk];
     load_chunk<Dense<T>, VEC>(x + row, k, end, v);
+    if (!normed) return;
     load_chunk<Dense<T>, VEC>(norm_weight, k, end, g);
     squares += dot<CHAINS>(v, v);
     for (int j = 0; j < chunk; ++j) v[j] *= offset + g[j];

@@ -3,6 +3,8 @@
 #include "linear/linear.h"
 #include "attention/rope_kv.h"
 
+#define FC_NORM_LINEAR_NORM 0 // function constant: whether x passes a norm first
+
 namespace foundry {
 
 // Up to three matrices of one format, side by side, and the RMSNorm before them.

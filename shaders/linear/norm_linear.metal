@@ -1,5 +1,5 @@
 // A decoder layer's first and fourth step for few tokens: RMSNorm and the projections after it, with what follows them, in
-// one launch. The norm is a weighting of x on the way to the products (gemv.h); a team of simdgroups makes OUTS
+// one launch. The norm, if there is one, is a weighting of x on the way to the products (gemv.h); a team of simdgroups makes OUTS
 // neighbouring outputs for ROWS rows of x, and in the end lane m * OUTS + n of its first simdgroup has output n of row m.
 // Kernels of pairs have OUTS / 2 of them: outputs n and n + OUTS / 2 belong together.
 #include "linear/norm_linear.h"
@@ -10,6 +10,8 @@
 
 using namespace metal;
 using namespace foundry;
+
+constant bool has_norm [[function_constant(FC_NORM_LINEAR_NORM)]];
 
 // Row n of three matrices side by side.
 template <typename Block>
@@ -39,7 +41,7 @@ METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, 
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void norm_linear(
     device const T* x [[buffer(0)]],
-    device const T* norm_weight [[buffer(1)]],
+    device const T* norm_weight [[buffer(1), function_constant(has_norm)]],
     device const typename Q::block* w0 [[buffer(2)]],
     device const typename Q::block* w1 [[buffer(3)]],
     device const typename Q::block* w2 [[buffer(4)]],
@@ -60,7 +62,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   for (int n = 0; n < OUTS; ++n)
     w_row[n] = row_of(a, min(n0 + n, args.end - 1), w0, w1, w2);
   const float product =
-      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < args.end, pos, partial);
+      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < args.end, pos, partial, has_norm);
   const uint m = group.y * ROWS + lane / OUTS, n = n0 + lane % OUTS;
   if (pos.part(a.split) == 0 && lane < ROWS * OUTS && m < a.rows && n < args.end)
     y[m * (a.n[0] + a.n[1] + a.n[2]) + n] = T(product + bias_of(a, n, b0, b1, b2));
@@ -71,7 +73,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void norm_glu(
     device const T* x [[buffer(0)]],
-    device const T* norm_weight [[buffer(1)]],
+    device const T* norm_weight [[buffer(1), function_constant(has_norm)]],
     device const typename Q::block* w0 [[buffer(2)]],
     device const typename Q::block* w1 [[buffer(3)]],
     device const T* b0 [[buffer(4)]],
@@ -91,7 +93,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   for (int n = 0; n < OUTS; ++n)
     w_row[n] = row_of(a, min(n0 + n % pairs, width - 1) + (n < pairs ? 0 : width), w0, w1, w1);
   float value =
-      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < width, pos, partial);
+      normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < width, pos, partial, has_norm);
   const uint m = group.y * ROWS + lane / OUTS, n = n0 + lane % pairs, mine = lane % OUTS;
   if (n < width)
     value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
@@ -106,7 +108,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
 template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void norm_qkv(
     device const T* x [[buffer(0)]],
-    device const T* norm_weight [[buffer(1)]],
+    device const T* norm_weight [[buffer(1), function_constant(has_norm)]],
     device const typename Q::block* w0 [[buffer(2)]],
     device const typename Q::block* w1 [[buffer(3)]],
     device const typename Q::block* w2 [[buffer(4)]],
@@ -138,7 +140,7 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
     w_row[n] = row_of(a, head * h.head_dim + (n < pairs ? pair.first : pair.second), w0, w1, w2);
   }
   const bool busy = first_pair < args.end_pair;
-  float value = normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial);
+  float value = normed_products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial, has_norm);
 
   const uint m = group.y * ROWS + lane / OUTS, i = first_pair + lane % pairs;
   const bool is_first = lane % OUTS < pairs, stored = lane < ROWS * OUTS && m < a.rows && i < args.end_pair;

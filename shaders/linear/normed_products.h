@@ -17,14 +17,14 @@ struct ThreadPos {
   METAL_FUNC uint part(uint split) const { return simdgroup & (split - 1); }
 };
 
-// (norm x) W^T: for lane m * OUTS + n that of row m of the team's rows of x and of w_row[n].
+// (norm x) W^T: for lane m * OUTS + n that of row m of the team's rows of x and of w_row[n]. normed: false for x W^T.
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)[OUTS], device const T* x,
                                  device const T* norm_weight, constant NormedArgs& args, bool busy, ThreadPos pos,
-                                 threadgroup float* partial) {
+                                 threadgroup float* partial, bool normed = true) {
   constexpr bool together = ROWS * OUTS + ROWS <= int(simd_width); // a lane for each sum, those of squares too
   constexpr int C = together ? normed_sums(ROWS, OUTS) : ROWS * OUTS;
-  const NormedRows<T, VEC == 1 ? 1 : 8, CHAINS> rows = {x, norm_weight, args.offset};
+  const NormedRows<T, VEC == 1 ? 1 : 8, CHAINS> rows = {x, norm_weight, args.offset, normed};
   uint x_row[ROWS];
   for (int m = 0; m < ROWS; ++m) x_row[m] = metal::min(pos.row_group * ROWS + m, args.rows - 1) * args.k;
   float sum[ROWS * OUTS], squares[ROWS], all[C];
@@ -36,6 +36,7 @@ METAL_FUNC float normed_products(device const typename Q::block* thread (&w_row)
              : i < ROWS * OUTS + ROWS ? squares[i - ROWS * OUTS < ROWS ? i - ROWS * OUTS : 0]
                                       : 0.0f;
   const float total = team_sums(all, args.split, part, partial, pos.simdgroup, pos.lane);
+  if (!normed) return total;
   const int m = metal::min(int(pos.lane) / OUTS, ROWS - 1);
   float of_row;
   if (together) {

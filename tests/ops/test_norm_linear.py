@@ -1,4 +1,4 @@
-"""norm_linear, norm_glu and norm_qkv against float64: an RMSNorm and the projections after it in one launch."""
+"""norm_linear, norm_glu and norm_qkv against float64: projections, and an RMSNorm before them, in one launch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Case(kit.Case):
     n: tuple[int, ...] = (24,)
     formats: tuple[str | None, ...] = (None,)
     bias: tuple[int, ...] = ()  # which matrices have one
-    kind: str = "llama"
+    kind: str | None = "llama"  # None: no norm
 
 
 def matrix(g: torch.Generator, n: int, k: int, format: str | None, dtype: torch.dtype) -> Tensor:
@@ -41,10 +41,10 @@ def inputs(case: Case, dtype: torch.dtype) -> Given:
     g = kit.generator(case)
     return {
         "x": kit.normal(g, case.m, case.k, dtype=dtype, scale=3.0),
-        "norm_weight": kit.normal(g, case.k, dtype=dtype),
+        "norm_weight": kit.normal(g, case.k, dtype=dtype) if case.kind else None,
         "eps": EPS,
         "weights": [matrix(g, n, case.k, f, dtype) for n, f in zip(case.n, case.formats, strict=True)],
-        "kind": case.kind,
+        "kind": case.kind or "llama",
         "formats": list(case.formats),
         "biases": [kit.normal(g, n, dtype=dtype) if i in case.bias else None for i, n in enumerate(case.n)],
     }
@@ -52,7 +52,8 @@ def inputs(case: Case, dtype: torch.dtype) -> Given:
 
 def apart(given: Given, projection: int) -> Tensor:
     """One projection by plain torch, in the precision of what is given."""
-    h = plain.rms_norm(given["x"], given["norm_weight"], given["eps"], kind=given["kind"])
+    x, gain = given["x"], given["norm_weight"]
+    h = x if gain is None else plain.rms_norm(x, gain, given["eps"], kind=given["kind"])
     weight, format, bias = (given[name][projection] for name in ("weights", "formats", "biases"))
     return plain.linear(h, weight, format=format, bias=bias)
 
@@ -74,6 +75,8 @@ CASES = [
     (Case(m=2, k=512, n=(9, 4), formats=("q4_k", "q6_k")), F32),
     (Case(kind="gemma", k=512), F32),
     (Case(kind="olmo", m=4), F16),
+    (Case(m=3, k=320, n=(8, 7, 9), formats=("q4_0", "q8_0", None), bias=(1,), kind=None), F16),
+    (Case(m=8, n=(9, 8), formats=(None, None), kind=None), F32),
 ]
 
 
@@ -110,6 +113,7 @@ GLU_CASES = [
     (Case(m=3, k=896, n=(31, 31), formats=("q8_0", "q8_0"), bias=(0, 1)), F16),
     (Case(k=896, n=(33, 33), formats=("q4_0", "q4_0")), BF16),
     (Case(n=(1, 1), formats=("f16", "f16"), kind="gemma"), F16),
+    (Case(m=2, k=257, n=(9, 9), formats=(None, None), bias=(0,), kind=None), F32),
 ]
 
 
@@ -141,6 +145,7 @@ class Heads(kit.Case):
     k: int = 256
     formats: tuple[str | None, ...] = (None, None, None)
     bias: tuple[int, ...] = ()
+    kind: str | None = "llama"
     start: int = 5
     table: torch.dtype | None = None
     interleaved: bool = False
@@ -148,7 +153,7 @@ class Heads(kit.Case):
 
 def qkv_inputs(c: Heads, dtype: torch.dtype) -> Given:
     widths = tuple(c.head_dim * h for h in (c.heads, c.kv_heads, c.kv_heads))
-    given = inputs(Case(c.batch * c.tokens, c.k, widths, c.formats, c.bias), dtype)
+    given = inputs(Case(c.batch * c.tokens, c.k, widths, c.formats, c.bias, c.kind), dtype)
     given["x"] = given["x"].view(c.batch, c.tokens, c.k)
     g = kit.generator(c)
     angles = torch.rand(40, c.rotary, generator=g, dtype=torch.float64) * 6
@@ -200,6 +205,7 @@ QKV_CASES = [
     (Heads(heads=7, kv_heads=1, formats=("q8_0",) * 3, k=896), F16),
     (Heads(k=257, head_dim=32, rotary=32), F32),
     (Heads(batch=9, k=64), F32),
+    (Heads(tokens=2, rotary=32, kind=None), F16),
     (Heads(tokens=2, rotary=32, interleaved=True), F32),
 ]
 
@@ -355,6 +361,8 @@ COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
       const float c = float(cosines[angles.cosines + column])"""
 FAULTS = [
     _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32),
+           "normed_products.h"),
+    _fault("norm-where-there-is-none", "if (!normed) return total;", "", lambda: test_linear(*CASES[-1]),
            "normed_products.h"),
     _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows, "normed_products.h"),
     _fault("squares-of-row-0", "min(int(seat.lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32),

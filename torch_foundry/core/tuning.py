@@ -110,7 +110,7 @@ class LinearRoutes:
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
-    """What is in use on `device` for a weight of n outputs and k inputs; "meta": on the one that kernels are listed for."""
+    """What is in use on `device` ("meta": on the one that kernels are listed for) for a weight [n, k]."""
     return _linear_routes((recording_for() if device.type == "meta" else device) or device, format, n, k)
 
 
@@ -292,9 +292,8 @@ def load_files() -> None:
             check_fits(table, str(path))
             apply(table)
         except (TuningError, OSError) as error:
-            warnings.warn(
-                f"{error}; the built-in choices are used (`torch-foundry tune` makes a new table)", stacklevel=2
-            )
+            say = f"{error}; the built-in choices are used (`torch-foundry tune` makes a new table)"
+            warnings.warn(say, stacklevel=2)
 
 
 load_environment()

@@ -10,10 +10,11 @@ import torch
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState
 from torch_foundry.models.decoder import DecoderModel, Tail
+from torch_foundry.models.guards import weight_reason
 from torch_foundry.models.outputs import head_of, is_plain
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
-from torch_foundry.models.weights import Linear, weight_reason
+from torch_foundry.models.weights import Linear
 from torch_foundry.nn import FoundryLinear
 from torch_foundry.sampling import Sampler
 

@@ -14,12 +14,12 @@ from torch_foundry.kvcache.buffered import Buffered
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.attention import Attention
-from torch_foundry.models.guards import recording_reason, tensor_reason
+from torch_foundry.models.guards import recording_reason, tensor_reason, weight_reason
 from torch_foundry.models.layer import Mixer, forward
 from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.swap import FoundryModule
-from torch_foundry.models.weights import AUTO, weight_reason
+from torch_foundry.models.weights import AUTO
 
 Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
 CACHES = ("past_key_values", "layer_past")  # how layers call it

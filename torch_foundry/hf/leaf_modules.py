@@ -17,11 +17,11 @@ from torch_foundry.hf.out_of_memory import Described, described, explain, is_out
 from torch_foundry.hf.training import NormPlan, trained_norm
 from torch_foundry.models.families import SCALED_EMBEDDINGS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
-from torch_foundry.models.guards import device_reason, tensor_reason
+from torch_foundry.models.guards import device_reason, tensor_reason, weight_reason
 from torch_foundry.models.outputs import number
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
-from torch_foundry.models.weights import Linear, weight_reason
+from torch_foundry.models.weights import Linear
 
 
 def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:

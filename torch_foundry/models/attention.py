@@ -13,7 +13,7 @@ from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec, read_attention
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.layer import Mixer, mixes
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Projections, Residual
 
 
 @mixes("TextAttention")
@@ -90,9 +90,10 @@ class Attention(Mixer):
         [B, L, heads, head_dim] of what they find, if the family has one."""
         norm, head_dim, family = self.residual.pre, self.spec.head_dim, self.spec.family
         gated = family.output_gate or self.gate
-        plain = not self.qk_norm and not gated and self.order is None and gemm.fuses(norm, x) and self.qkv.same_perm
-        if plain and isinstance(state, KVView) and state.is_dense(x.dtype):
-            return self._in_one_launch(x, state, rope), None
+        plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3
+        dense = state if plain and isinstance(state, KVView) and state.is_dense(x.dtype) else None
+        if dense is not None and (given := self.qkv.together(norm, x, gemm)) is not None:
+            return self._in_one_launch(given, dense, rope), None
         if self.order is None:
             q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
         else:
@@ -123,13 +124,10 @@ class Attention(Mixer):
             heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
         return heads, gate
 
-    def _in_one_launch(self, x: Tensor, state: KVView, rope: Rope) -> Tensor:
-        norm, matrices = self.residual.pre, Projections(self.qkv, self.widths)
-        assert norm is not None
-        x, gain = self.qkv[0].normed(x, norm)
-        cos, sin = rope
+    def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
+        matrices, (cos, sin) = Projections(self.qkv, self.widths), rope
         return ops.norm_qkv(
-            x, gain, norm.eps, matrices.weights, cos, sin, state.k, state.v, state.start, kind=norm.kind,
+            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start, kind=given.kind,
             formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from torch_foundry.models import gated_delta, latent_attention, parallel_mixers,
 from torch_foundry.models.altup import Streams
 from torch_foundry.models.embedding import TokenEmbedding, dtype_of
 from torch_foundry.models.families import norm_kind
-from torch_foundry.models.guards import attention_reason, device_reason, recording_reason
+from torch_foundry.models.guards import attention_reason, device_reason, recording_reason, weight_reason
 from torch_foundry.models.layer import Mixer, forward
 from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.mtp import FusedMTPInput, input_of
@@ -26,7 +26,7 @@ from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_
 from torch_foundry.models.state import ModelPlan, ModelState
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.watch import ModuleGuard
-from torch_foundry.models.weights import Gemm, LinearGroup, Norm, weight_reason
+from torch_foundry.models.weights import Gemm, LinearGroup, Norm
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -127,4 +128,17 @@ def mask_reason(mask: Any, dtype: torch.dtype, batch: int, heads: int, queries: 
     rows, mask_heads, mask_queries, mask_keys = mask.shape
     if rows not in (1, batch) or mask_heads not in (1, heads) or mask_queries != queries or mask_keys != keys:
         return "mask of another shape"
+    return None
+
+
+def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
+    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are. free: ids of those owners
+    whose parameters may have other dtypes."""
+    for parameters in owners:
+        for value in parameters.values():
+            if value is not None:
+                if value.dtype is not dtype and id(parameters) not in free:
+                    return "weights and input differ in dtype"
+                if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
+                    return f"a weight is a {type(value).__name__}"
     return None

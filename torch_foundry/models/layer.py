@@ -147,15 +147,14 @@ class GatedMLP:
         if self.cut is not None:
             gate, up = self.gate_up.behind(norm, x, (self.inner, self.inner), gemm)
             return ops.sparse_glu(gate, up, self.cut, self.activation)
-        if gemm.fuses(norm, x):
-            matrices = Projections(self.gate_up, (self.inner, self.inner))
-            if matrices.formats[0] == matrices.formats[1] and self.gate_up.same_perm:
-                x, gain = self.gate_up[0].normed(x, norm)
-                gate, up = matrices.weights
-                return ops.norm_glu(
-                    x, gain, norm.eps, gate, up, kind=norm.kind, format=matrices.formats[0],
-                    biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
-                )  # fmt: skip
+        matrices = Projections(self.gate_up, (self.inner, self.inner))
+        alike = matrices.formats[0] == matrices.formats[1]
+        if alike and (given := self.gate_up.together(norm, x, gemm)) is not None:
+            gate, up = matrices.weights
+            return ops.norm_glu(
+                *given[:3], gate, up, kind=given.kind, format=matrices.formats[0],
+                biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
+            )  # fmt: skip
         gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
         gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
         return ops.glu(gate, up, self.activation, gate_scale=self.gate_scale)

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -16,20 +16,6 @@ from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
 from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes
-
-
-def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
-    """Why the parameters of some modules are not plain tensors of `dtype`; None if they are. free: ids of those owners
-    whose parameters may have other dtypes."""
-    for parameters in owners:
-        for value in parameters.values():
-            if value is not None:
-                if value.dtype is not dtype and id(parameters) not in free:
-                    return "weights and input differ in dtype"
-                if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
-                    return f"a weight is a {type(value).__name__}"
-    return None
-
 
 OFFSETS = {"layer": 0.0, "layer1p": 1.0}  # kinds of LayerNorm -> what is added to the weight
 
@@ -123,11 +109,6 @@ class Linear:
         order = self.order
         return x if order is None else ops.permute_columns(x.contiguous(), order)
 
-    def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and the norm's weight in the order of the columns, for a kernel that norms x itself."""
-        order, gain = self.order, norm.gain(x)
-        return (x, gain) if order is None else ops.permute_columns_and_norm(x, order, gain)
-
     def __call__(
         self,
         x: torch.Tensor,
@@ -160,6 +141,15 @@ class Linear:
         y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
         y = y if activation is None else BY_TORCH[activation](y)
         return y if residual is None else torch.add(residual, y, alpha=scale)
+
+
+class Normed(NamedTuple):
+    """x [..., K] for a kernel of several products, and the RMS norm that it passes first: gain [K]; None: none."""
+
+    x: torch.Tensor
+    gain: torch.Tensor | None = None
+    eps: float = 0.0
+    kind: str = "llama"
 
 
 class LinearGroup(tuple[Linear, ...]):
@@ -196,14 +186,24 @@ class LinearGroup(tuple[Linear, ...]):
         x = self[0].ordered(x)
         return [product(linear.bare, x) for linear in self]
 
+    def together(self, norm: Norm | None, x: torch.Tensor, gemm: Gemm) -> Normed | None:
+        """What a kernel of all products is given, for an x [..., K] that passes `norm` first. None: none makes all, for
+        x has many rows or the columns' orders differ."""
+        if not gemm.few(x) or not self.same_perm:
+            return None
+        if norm is None or not norm.fuses:
+            return Normed(self[0].ordered(x if norm is None else norm(x)))
+        order, gain = self[0].order, norm.gain(x)
+        if order is not None:
+            x, gain = ops.permute_columns_and_norm(x, order, gain)
+        return Normed(x, gain, norm.eps, norm.kind)
+
     def behind(self, norm: Norm | None, x: torch.Tensor, widths: Sequence[int], gemm: Gemm) -> list[torch.Tensor]:
         """Outputs, cut into `widths`, for an x that passes `norm` first: in one launch, if x has few rows."""
-        if gemm.fuses(norm, x) and self.same_perm:
-            matrices = Projections(self, widths)
-            x, gain = self[0].normed(x, norm)
-            y = ops.norm_linear(
-                x, gain, norm.eps, matrices.weights, kind=norm.kind, formats=matrices.formats, biases=matrices.biases
-            )
+        alone = len(self) == 1 and not gemm.fuses(norm, x)  # a kernel of its own has more variants
+        if not alone and (given := self.together(norm, x, gemm)) is not None:
+            all_ = Projections(self, widths)
+            y = ops.norm_linear(*given[:3], all_.weights, kind=given.kind, formats=all_.formats, biases=all_.biases)
             return list(y.split(widths, dim=-1))
         found = self.products(x if norm is None else norm(x), gemm.product)
         return found if len(found) == len(widths) else list(found[0].split(widths, dim=-1))
@@ -239,10 +239,9 @@ class Gemm:
     """How layers take matrix products.
 
     product: of a `Linear`, x, and the residual, its scale and an activation if they are given. fused_rows: up to so
-    many rows an RMS norm and the products behind it are one launch of the GEMV kernels. fused_heads: norms of heads are
-    part of the rotation, which sums in another order. expert_tokens: up to so many, routed experts run on the GEMV
-    kernels, one by one. call: runs what is not ours, on memory that stays where it is: now, or at each replay as well.
-    """
+    many rows products of one x, and an RMS norm before them, are one launch. fused_heads: norms of heads are part of
+    the rotation, which sums in another order. expert_tokens: up to so many, routed experts run on the GEMV kernels, one
+    by one. call: runs what is not ours, on memory that stays where it is: now, or at each replay as well."""
 
     product: Callable[..., torch.Tensor]
     fused_rows: int = 0
@@ -256,9 +255,13 @@ class Gemm:
             self.call(partial(torch.distributed.all_reduce, y, group=group))
         return y
 
+    def few(self, x: torch.Tensor) -> bool:
+        """Whether products of x [..., K] are one launch."""
+        return x.numel() <= self.fused_rows * x.shape[-1]
+
     def fuses(self, norm: Norm | None, x: torch.Tensor) -> TypeGuard[Norm]:
         """Whether `norm` of x [..., K] is part of the products behind it."""
-        return norm is not None and norm.fuses and x.numel() <= self.fused_rows * x.shape[-1]
+        return norm is not None and norm.fuses and self.few(x)
 
 
 ALL_ROWS = 2**31

@@ -1,4 +1,4 @@
-"""An RMSNorm and the projections after it, for the few tokens of a decode step."""
+"""Projections of one input, and the RMSNorm before them, for the few tokens of a decode step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ops = torch.ops.torch_foundry
 
 def norm_linear(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     weights: Sequence[Tensor],
     *,
@@ -27,7 +27,7 @@ def norm_linear(
 
     x: [..., K], contiguous; made for up to 16 rows. norm_weight, eps, kind: as in `rms_norm`, but that nothing is
         rounded between norm and product: with gains g and r the root mean square of x, y = (W (g x)) / r + bias in
-        float32.
+        float32. None: x is taken as it is.
     weights: one to three of [N_i, K]; formats: of each, as in `linear`; biases: [N_i] or None for each.
     The result of a row is the same bits however many rows come with it. Returns [..., sum of N_i], contiguous.
     """
@@ -41,7 +41,7 @@ def _(x: Tensor, weights: list[Tensor]) -> Tensor:
 
 def norm_glu(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     gate: Tensor,
     up: Tensor,
@@ -52,7 +52,9 @@ def norm_glu(
     activation: str = "silu",
     gate_scale: float = 1.0,
 ) -> Tensor:
-    """`glu(linear(h, gate), linear(h, up), activation)` of `h = rms_norm(x)` in one launch; nothing is rounded between.
+    """`glu(linear(h, gate), linear(h, up), activation)` of `h = rms_norm(x)`, or of x where `norm_weight` is None.
+
+    One launch; nothing is rounded between.
 
     Arguments as in `norm_linear` and `glu`; gate and up have the same shape [N, K] and format. Returns [..., N],
     contiguous.
@@ -69,7 +71,7 @@ def _(x: Tensor, weights: list[Tensor]) -> Tensor:
 
 def norm_qkv(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     weights: Sequence[Tensor],
     cos: Tensor | None,
@@ -86,8 +88,8 @@ def norm_qkv(
     step: Tensor | None = None,
     interleaved: bool = False,
 ) -> Tensor:
-    """`rope_kv` of the projections q, k and v of `rms_norm(x)`, in one launch for each run of weights of one
-    format, with nothing rounded between.
+    """`rope_kv` of the projections q, k and v of `rms_norm(x)`, or of x where `norm_weight` is None, in one launch for
+    each run of weights of one format, with nothing rounded between.
 
     x: [B, L, K], B * L up to 16, contiguous. weights: [Hq * D, K], [Hkv * D, K] and [Hkv * D, K]; these, formats and
         biases as in `norm_linear`, all else as in `rope_kv`. Returns q as [B, Hq, L, D], contiguous.
