@@ -12,7 +12,7 @@ import torch_foundry
 from tests.hf.tiny_models import PROMPT, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
-from torch_foundry.core.ahead import KernelList, recording
+from torch_foundry.core.ahead import KernelList, recording_for
 from torch_foundry.core.graph import captures
 from torch_foundry.hf import first_token
 from torch_foundry.hf.api import _state_of, report
@@ -54,7 +54,7 @@ def test_recording_touches_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     seen = str(report(model))
     assert len(recorded(model)) > 8
     assert runtime.counters().launches == 0 and torch.equal(torch.get_rng_state(), seed) and not called
-    assert str(report(model)) == seen and not recording() and not runtime.has_executor("meta")
+    assert str(report(model)) == seen and recording_for() is None and not runtime.has_executor("meta")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert capfd.readouterr() == ("", "")
 
