@@ -266,6 +266,24 @@ LATENT_KEYS = {
     **{"rope.scaling.yarn_log_multiplier": 0.07, "expert_count": 8, "expert_used_count": 3},
     **{"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_scale": 1.5},
 }
+MISTRAL4 = {**LATENT, "head_dim": 96, "norm_topk_prob": True, "first_k_dense_replace": 1}
+MISTRAL4["rope_parameters"] = {
+    **{**LATENT["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 1.0, "partial_rotary_factor": 32 / 96},
+    **{"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 8},
+}
+MISTRAL4_KEYS = {
+    **{**LATENT_KEYS, "expert_weights_norm": True, "expert_group_count": 4, "expert_group_used_count": 2},
+    **{"rope.scaling.original_context_length": 8, "rope.scaling.yarn_log_multiplier": 0.1},
+    "attention.temperature_scale": 0.4,
+}
+FALCON_H1 = {
+    **{key: value for key, value in tiny_models.FALCON_H1.items() if "multiplier" not in key},
+    "mamba_norm_before_gate": False,
+}
+FALCON_H1_KEYS = {
+    **{"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 8},
+    "ssm.inner_size": 128,
+}
 TEXT_MROPE = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 # whose parameters are not tensors of the file as they lie
 LAID_OUT = {
@@ -355,6 +373,20 @@ LAID_OUT = {
         {**LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1},
         {**LATENT_KEYS, "expert_group_count": 4, "expert_group_used_count": 2},
     ),
+    "mistral4": Case("mistral4", "Mistral4Config", MISTRAL4, MISTRAL4_KEYS),
+    # as Mistral's own files are converted
+    "deepseek2-mistral": Case(
+        "deepseek2",
+        "Mistral4Config",
+        {**MISTRAL4, "n_group": 1, "topk_group": 1},
+        {
+            **{key: value for key, value in MISTRAL4_KEYS.items() if "group" not in key},
+            **{"attention.temperature_length": 8, "expert_gating_func": 1},
+        },
+    ),
+    # without a norm in its state spaces, as the smallest was published
+    "falcon-h1": Case("falcon-h1", "FalconH1Config", FALCON_H1, FALCON_H1_KEYS),
+    "falcon-h1-normed": Case("falcon-h1", "FalconH1Config", {**FALCON_H1, "mamba_rms_norm": True}, FALCON_H1_KEYS),
     "nemotron_h": Case(
         "nemotron_h",
         "NemotronHConfig",

@@ -35,9 +35,10 @@ def make(name: str, seed: int = 0) -> Any:
     options = {key: value for key, value in case.options.items() if value is not None or key in NOTHING}
     if case.options.get("head_dim", 0) is None:
         options["head_dim"] = COMMON["hidden_size"] // COMMON["num_attention_heads"]
-    model = transformers.AutoModelForCausalLM.from_config(
-        config(case.config, **options), attn_implementation=case.attention
-    ).eval()
+    settings = config(case.config, **options)
+    own = getattr(transformers, case.config.replace("Config", "ForCausalLM"), None)  # Auto doesn't know Mistral 4's
+    build = transformers.AutoModelForCausalLM.from_config if own is None else own._from_config
+    model = build(settings, attn_implementation=case.attention).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -76,6 +77,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             continue
         if case.arch.startswith("nemotron_h"):
             key = key.replace("model.", "backbone.", 1)
+        tensor = multiplied(key, tensor, settings) if case.arch == "falcon-h1" else tensor
         if case.arch == "gpt-oss" and ".experts." in key:
             parts = gpt_oss_experts(key, tensor)
         elif ".mamba." in key or key.rpartition("mixer.")[2] in STATE_SPACE:
@@ -101,7 +103,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             name_of = "ffn_down_exps" if "per_expert" in key else "ffn_gate_inp"
             found[f"blk.{key.split('.')[2]}.{name_of}.scale"] = tensor.numpy()
             continue
-        elif key.endswith("gate_up_proj") and case.arch != "gemma4":
+        elif key.endswith("gate_up_proj") and case.arch not in ("gemma4", "mistral4"):
             gate, up = tensor.chunk(2, dim=1)
             parts = {key.replace("gate_up_proj", "gate_proj"): gate, key.replace("gate_up_proj", "up_proj"): up}
         else:
@@ -128,9 +130,10 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
                 if name == "mixtral" and "experts" not in stem
                 else stem
             )
-            target = names.get_name(stem)
-            assert target is not None, stem
-            found[f"{target}.{kind}"] = value.numpy()
+            whole = names.get_name(full)  # Falcon-H1's second norm, whose name has no ending
+            target = whole or f"{names.get_name(stem)}.{kind}"
+            assert not target.startswith("None"), stem
+            found[target] = value.numpy()
     rope = getattr(settings, "rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         plain = 1 / rope["rope_theta"] ** (torch.arange(0, settings.head_dim, 2) / settings.head_dim)
@@ -143,6 +146,22 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
         for length in ("long", "short"):
             found[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
     return found
+
+
+def multiplied(key: str, tensor: torch.Tensor, settings: Any) -> torch.Tensor:
+    """A parameter of Falcon-H1, times what its results or inputs are multiplied by."""
+    before, groups = settings.attention_in_multiplier, settings.mamba_n_groups * settings.mamba_d_state
+    gate, down = settings.mlp_multipliers
+    widths = torch.tensor([*(settings.mamba_d_ssm,) * 2, groups, groups, settings.mamba_n_heads])
+    factors = {
+        **{"q_proj": before, "k_proj": before * settings.key_multiplier, "v_proj": before},
+        **{"o_proj": settings.attention_out_multiplier, "out_proj": settings.ssm_out_multiplier},
+        "in_proj": settings.ssm_in_multiplier
+        * torch.tensor(settings.ssm_multipliers).repeat_interleave(widths)[:, None],
+        **{"gate_proj": gate, "down_proj": down, "lm_head": settings.lm_head_multiplier},
+        "embed_tokens": settings.embedding_multiplier,
+    }
+    return tensor * factors.get(key.split(".")[-2], 1.0)
 
 
 def gpt_oss_experts(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

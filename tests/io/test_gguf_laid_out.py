@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 import torch_foundry
+from tests.exact import assert_found_as_exact
 from tests.hf import tiny_models
 from tests.io.gguf_models import LAID_OUT, Keys, Tensors, contents, make, write_file
 from torch_foundry import LoadError, save_gguf
@@ -45,13 +46,23 @@ def test_the_parameters_are_those_that_the_file_was_made_from(name: str, tmp_pat
     model.generation_config.eos_token_id = None
     assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
     save_gguf(model, tmp_path / "again.gguf")
-    read = {t.name: t.data.reshape(t.data.shape) for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+    read = in_one({t.name: t.data for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}, tensors)
     if name == "deepseek2-lite":  # a dense matrix of keys and values is written as two
         assert {key.split(".")[2] for key in read.keys() ^ tensors.keys()} == {"attn_kv_b", "attn_k_b", "attn_v_b"}
         return
     assert read.keys() == tensors.keys()
     for key, (value, _) in tensors.items():
         np.testing.assert_allclose(read[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+def in_one(read: dict[str, np.ndarray], tensors: Tensors) -> dict[str, np.ndarray]:
+    """With gate and up of experts in one tensor, where `tensors` have them so: files are written with two."""
+    found = dict(read)
+    for key in tensors:
+        if key.endswith("gate_up_exps.weight") and key not in read:
+            gate, up = (found.pop(key.replace("gate_up", part)) for part in ("gate", "up"))
+            found[key] = np.concatenate((gate, up), 1)
+    return found
 
 
 def packing(tensor: str) -> str:
@@ -91,11 +102,40 @@ def test_what_is_packed_stays_packed(name: str, tmp_path: Path) -> None:
             found, exact = (m(tiny_models.PROMPT).logits for m in (model, expected))
         torch.testing.assert_close(found, exact, rtol=0, atol=1e-4)
     save_gguf(model, tmp_path / "again.gguf")
-    for tensor in gguf.GGUFReader(tmp_path / "again.gguf").tensors:
-        data, kind = tensors[tensor.name]
-        assert tensor.tensor_type == kind
+    again = gguf.GGUFReader(tmp_path / "again.gguf").tensors
+    kinds = {each.name: each.tensor_type for each in again}
+    for key, written in in_one({each.name: each.data for each in again}, tensors).items():
+        data, kind = tensors[key]
+        assert kinds.get(key, Type.Q4_0) == kind
         if data.dtype == np.uint8:
-            assert tensor.data.tobytes() == data.tobytes(), tensor.name
+            assert written.tobytes() == data.tobytes(), key
+
+
+def test_multipliers_are_part_of_the_weights(tmp_path: Path) -> None:
+    """Falcon-H1's. The model of the file has none and is as exact as the one that has."""
+    settings = {**LAID_OUT["falcon-h1"].options, **tiny_models.FALCON_H1, "attention_in_multiplier": 1.5}
+    model = tiny_models.random_model(tiny_models.config("FalconH1Config", **settings))
+    keys, tensors = contents("falcon-h1", model, lambda _: "f32")
+    write_file(tmp_path / "model.gguf", "falcon-h1", keys, tensors)
+    found = load(tmp_path / "model.gguf")
+    ones = {name for name, value in found.config.to_dict().items() if "multiplier" in name and value == 1}
+    assert len(ones) == 7 and {*found.config.mlp_multipliers, *found.config.ssm_multipliers} == {1.0}
+    with torch.no_grad():
+        assert_found_as_exact(found(tiny_models.PROMPT).logits, lambda m: m(tiny_models.PROMPT).logits, model)
+    found.generation_config.eos_token_id = None
+    assert tiny_models.tokens(found) == tiny_models.tokens(model) and tiny_models.fused_all(found)
+
+
+def test_queries_grow_as_of_the_model_where_files_do_not_say(tmp_path: Path) -> None:
+    keys, tensors = contents("mistral4", stock("mistral4"), lambda _: "f32")
+    for value, expected in ((None, 0.1), (0.0, 0.0), (0.4, 0.4)):
+        keys["mistral4.attention.temperature_scale"] = value
+        said = {key: each for key, each in keys.items() if each is not None}
+        write_file(tmp_path / "model.gguf", "mistral4", said, tensors)
+        model = load(tmp_path / "model.gguf")
+        assert model.config.rope_parameters["llama_4_scaling_beta"] == expected
+        model.generation_config.eos_token_id = None
+        assert len(tiny_models.tokens(model)) and tiny_models.fused_all(model)
 
 
 def test_keys_that_are_turned_become_dense(tmp_path: Path) -> None:
@@ -158,7 +198,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert load(tmp_path / "model.gguf").config.num_hidden_layers == 2
 
 
-B0 = "blk.0."
+B0, B1 = "blk.0.", "blk.1."
 FAULTS: list[tuple[str, Callable[[Tensors], Any], str, str]] = [
     ("gpt-oss", lambda t: t.pop(B0 + "attn_sinks.weight"), "TENSOR_MISSING", B0 + "attn_sinks.weight"),
     ("gpt-oss", lambda t: t.pop(B0 + "ffn_up_exps.bias"), "TENSOR_MISSING", B0 + "ffn_up_exps.bias"),
@@ -174,6 +214,22 @@ FAULTS: list[tuple[str, Callable[[Tensors], Any], str, str]] = [
     ("qwen35", lambda t: swap(t, "ssm_out.weight", (64, 160)), "SHAPE", B0 + "ssm_out.weight"),
     ("qwen35", lambda t: t.pop(B0 + "ssm_beta.weight"), "TENSOR_MISSING", B0 + "ssm_beta.weight"),
     ("qwen35", lambda t: swap(t, "attn_q.weight", (256, 64)), "TENSOR_EXTRA", B0 + "attn_q.weight"),
+    ("falcon-h1", lambda t: t.pop(B0 + "ffn_norm"), "TENSOR_MISSING", B0 + "ffn_norm"),
+    ("falcon-h1", lambda t: t.pop("blk.1.ssm_conv1d.bias"), "TENSOR_MISSING", "blk.1.ssm_conv1d.bias"),
+    ("falcon-h1", lambda t: swap(t, "attn_q.bias", (128,)), "TENSOR_EXTRA", B0 + "attn_q.bias"),
+    ("falcon-h1", lambda t: swap(t, "ssm_in.weight", (391, 64)), "SHAPE", B0 + "ssm_in.weight"),
+    ("falcon-h1", lambda t: swap(t, "ssm_a", (8, 1), fill=0.5), "NONFINITE", B0 + "ssm_a"),
+    ("falcon-h1-normed", lambda t: t.pop("blk.1.ssm_norm.weight"), "TENSOR_MISSING", "blk.1.ssm_norm.weight"),
+    ("falcon-h1-normed", lambda t: swap(t, "ssm_norm.weight", (1, 128)), "SHAPE", B0 + "ssm_norm.weight"),
+    (
+        "mistral4",
+        lambda t: swap(t, B1 + "ffn_gate_up_exps.weight", (8, 60, 64)),
+        "SHAPE",
+        B1 + "ffn_gate_up_exps.weight",
+    ),
+    ("mistral4", lambda t: swap(t, B1 + "ffn_up_exps.weight", (8, 32, 64)), "TENSOR_EXTRA", B1 + "ffn_up_exps.weight"),
+    ("mistral4", lambda t: t.pop(B1 + "ffn_gate_up_exps.weight"), "TENSOR_MISSING", B1 + "ffn_gate_exps.weight"),
+    ("mistral4", lambda t: swap(t, B1 + "exp_probs_b.bias", (8,)), "TENSOR_EXTRA", B1 + "exp_probs_b.bias"),
     ("qwen3next", lambda t: swap(t, "attn_gate.weight", (224, 64)), "SHAPE", B0 + "attn_gate.weight"),
     ("qwen3next", lambda t: t.pop(B0 + "attn_gate.weight"), "TENSOR_MISSING", B0 + "attn_gate.weight"),
 ]
@@ -181,7 +237,7 @@ FAULTS: list[tuple[str, Callable[[Tensors], Any], str, str]] = [
 
 def swap(tensors: Tensors, name: str, shape: tuple[int, ...], kind: Type = Type.F32, fill: float = -1.0) -> None:
     values = np.full(shape, fill, np.float32)
-    tensors[B0 + name] = gguf.quantize(values, kind), kind
+    tensors[name if name.startswith("blk") else B0 + name] = gguf.quantize(values, kind), kind
 
 
 @pytest.mark.parametrize(("name", "change", "code", "field"), FAULTS)
@@ -192,6 +248,40 @@ def test_faults(name: str, change: Callable[[Tensors], Any], code: str, field: s
     with pytest.raises(LoadError) as caught:
         load(tmp_path / "model.gguf", patch=False)
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "code"),
+    [
+        ("falcon-h1", "ssm.inner_size", None, "HP_MISSING"),
+        ("falcon-h1", "ssm.group_count", None, "HP_MISSING"),
+        ("falcon-h1", "ssm.time_step_rank", 5, "HP_RANGE"),
+        ("falcon-h1", "attention.layer_norm_rms_epsilon", None, "HP_MISSING"),
+        # as files of before its multipliers were part of the weights
+        ("falcon-h1", "mlp_gate_multiplier", 0.5, "HP_RANGE"),
+        ("falcon-h1", "ssm.has_mup", True, "HP_RANGE"),
+        ("falcon-h1", "mamba_norm_before_gate", True, "HP_RANGE"),
+        ("mistral4", "attention.kv_lora_rank", None, "HP_MISSING"),
+        ("mistral4", "expert_shared_count", None, "HP_MISSING"),
+        ("mistral4", "expert_gating_func", 2, "HP_RANGE"),
+        ("mistral4", "rope.scaling.yarn_log_multiplier", None, "HP_MISSING"),
+        ("mistral4", "rope.scaling.type", "linear", "HP_RANGE"),
+        ("mistral4", "attention.temperature_length", 16, "HP_RANGE"),
+        ("mistral4", "attention.temperature_scale", -0.5, "HP_RANGE"),
+    ],
+)
+def test_settings_of_others_that_are_refused(name: str, key: str, value: Any, code: str, tmp_path: Path) -> None:
+    assert_refused(name, key, value, code, tmp_path)
+
+
+def assert_refused(name: str, key: str, value: Any, code: str, folder: Path) -> None:
+    keys, tensors = contents(name, stock(name), lambda _: "f32")
+    full = f"{LAID_OUT[name].arch}.{key}"
+    keys[full] = value
+    write_file(folder / "model.gguf", LAID_OUT[name].arch, {k: v for k, v in keys.items() if v is not None}, tensors)
+    with pytest.raises(LoadError) as caught:
+        load(folder / "model.gguf", patch=False)
+    assert (caught.value.code, caught.value.field) == (code, full)
 
 
 @pytest.mark.parametrize(
@@ -209,9 +299,4 @@ def test_faults(name: str, change: Callable[[Tensors], Any], code: str, field: s
     ],
 )
 def test_settings_that_are_refused(key: str, value: Any, code: str, tmp_path: Path) -> None:
-    keys, tensors = contents("qwen35", stock("qwen35"), lambda _: "f32")
-    keys[f"qwen35.{key}"] = value
-    write_file(tmp_path / "model.gguf", "qwen35", {k: v for k, v in keys.items() if v is not None}, tensors)
-    with pytest.raises(LoadError) as caught:
-        load(tmp_path / "model.gguf", patch=False)
-    assert (caught.value.code, caught.value.field) == (code, f"qwen35.{key}")
+    assert_refused("qwen35", key, value, code, tmp_path)

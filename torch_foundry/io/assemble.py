@@ -115,6 +115,8 @@ def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = Non
     from transformers import initialization
 
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    if model_class is None and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:  # as Mistral 4's
+        model_class = getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForCausalLM", None)
     with initialization.no_init_weights(), initialization.no_tie_weights(), _EmptyOnMeta(), torch.device("cpu"):
         if model_class is not None:
             return model_class._from_config(config, dtype=dtype, **options)

@@ -87,7 +87,7 @@ def make_config(model: GgufModel) -> Any:
         fields["layer_types"] = [kinds[model.recurrent(index)] for index in range(model.layers)]
     if "U" in model.sizes:
         fields[architecture.value_size] = model.sizes["U"]
-    if "mamba_d_head" in fields:
+    if "mamba_d_head" in fields and "mamba_d_ssm" not in fields:
         fields["mamba_expand"] = model.sizes["Z"] // model.sizes["H"]
     if values.get("rope.scaling.finetuned"):
         fields["position_embedding_type"] = "rope"

@@ -21,8 +21,9 @@ from torch_foundry.io.assemble import build, fill
 from torch_foundry.io.config_json import read_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.gguf import open_gguf
+from torch_foundry.io.gguf.layouts import Sizes
 from torch_foundry.io.gguf.model import GgufModel
-from torch_foundry.io.gguf.slots import BLOCK, MODEL_LAYER, Slot
+from torch_foundry.io.gguf.slots import BLOCK, Slot
 from torch_foundry.io.load import gguf_of
 from torch_foundry.io.model_directory import CONFIG, arranged
 from torch_foundry.io.packed import read_weights
@@ -49,7 +50,6 @@ _PLACES = {
 _SHARED = {"embed_tokens", "shared_head.head"}  # the model's, once more
 _SAME = ("num_hidden_layers", "hidden_size", "vocab_size")
 
-_FIRST = MODEL_LAYER.format(0)
 # the same in GGUF files, of the block behind the model's
 _NEXTN = (
     Slot("nextn.enorm.weight", f"{_INPUT}.norm_embedding.weight", "H"),
@@ -62,18 +62,13 @@ _NEXTN = (
 class _GgufHead(GgufModel):
     """The first head of the file, as a model of one layer without embedding and output layer."""
 
-    def _slots(self) -> Iterator[tuple[list[str], Slot, dict[str, int]]]:
+    def _slots(self) -> Iterator[tuple[list[str], Slot, Sizes]]:
         if self.layers == self.values["block_count"]:
             raise self.fail("TENSOR_MISSING", _NEXTN[0].tensor, "the weights of an MTP head", "none")
         self.allow = AllowedFaults(("TENSOR_EXTRA",))  # the model's
-        options = [slot for option in self.options() for slot in self.architecture.options[option]]
-        layer = [
-            replace(slot, parameter=_FIRST + slot.parameter) for slot in (*self.architecture.slots(False), *options)
-        ]
-        sizes = self.sizes | self.blocks[-1]
-        for slot in (*layer, *_NEXTN):
-            if not slot.needs or sizes.get(slot.needs):
-                yield [BLOCK.format(self.layers) + name for name in slot.tensors], slot, sizes
+        yield from self._of_block(self.layers, self.architecture.slots(False), 0)
+        for slot in _NEXTN:
+            yield [BLOCK.format(self.layers) + slot.tensor], slot, self.sizes
 
 
 def load_mtp(model: Any, path: str | os.PathLike[str] | None = None) -> None:

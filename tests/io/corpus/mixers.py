@@ -72,6 +72,15 @@ def joined() -> Model:
     return file.without("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight").tensor("blk.0.attn_kv_b.weight", [32, 64])
 
 
+def growing(file: Model) -> Model:
+    """The same with queries that grow with their positions, as of Mistral 4."""
+    for name, value in {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 0.1}.items():
+        file.put(f"deepseek2.{name}", scalar(F32, value))
+    file.put("deepseek2.rope.scaling.original_context_length", scalar(U32, 16))
+    file.put("deepseek2.rope.scaling.factor", scalar(F32, 4.0))
+    return file.put("deepseek2.rope.scaling.type", string("yarn"))
+
+
 def latents(name: str, value: int) -> Callable[[], bytes]:
     return changed(lambda m: m.put(f"deepseek2.{name}", scalar(U32, value)), latent)
 
@@ -119,6 +128,12 @@ A.reject("A450", "queries of a latent that there is none of", "TENSOR_MISSING",
 A.reject("A451", "an odd number of rotated elements", "HP_RANGE", latents("rope.dimension_count", 7), "length")
 A.reject("A452", "an unknown choice of experts", "HP_RANGE", latents("expert_gating_func", 3), "gating_func")
 A.reject("A453", "latents of no size", "HP_RANGE", latents("attention.kv_lora_rank", 0), "kv_lora_rank")
+A.reject("A455", "growing queries without YaRN", "HP_RANGE", changed(
+    lambda m: m.put("deepseek2.attention.temperature_scale", scalar(F32, 0.1)), latent), "scaling.type")  # fmt: skip
+A.reject("A456", "queries that grow later", "HP_RANGE", changed(
+    lambda m: growing(m).put("deepseek2.attention.temperature_length", scalar(U32, 8)), latent),
+    "temperature_length")  # fmt: skip
+A.accept("A457", "growing queries", lambda: growing(latent()).bytes())
 A.reject("A454", "keys that are NaN", "NONFINITE", changed(lambda m: m.tensor(
     "blk.0.attn_k_b.weight", [16, 32, 2], data=struct.pack("<1024f", *[0.0] * 1023, float("nan"))), latent),
     "attn_k_b")  # fmt: skip

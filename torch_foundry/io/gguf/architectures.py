@@ -14,6 +14,7 @@ from torch_foundry.io.gguf.keys import (
     EPSILON,
     EXPERTS,
     GEMMA4_KEYS,
+    GROWING_KEYS,
     LATENT_KEYS,
     LOCAL_EXPERTS,
     PATTERN,
@@ -138,6 +139,13 @@ DEEPSEEK3 = replace(
     constants={"rope_interleave": True},
     unused=frozenset(),
 )
+MISTRAL4 = replace(
+    DEEPSEEK2,
+    config="Mistral4Config",
+    own_keys=(*DEEPSEEK2.own_keys, *GROWING_KEYS),
+    constants={"rope_interleave": True},
+    unused=frozenset(),
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
@@ -225,8 +233,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         options={"attention_bias": QKVO_BIAS},
         expert_size="intermediate_size",
     ),
+    "mistral4": MISTRAL4,
     # only DeepSeek V3's kind (GLM-4.7-Flash, too) chooses by sigmoids, and has weights that add up to 1
-    "deepseek2": replace(DEEPSEEK2, variants={"expert_gating_func=2": DEEPSEEK3, "expert_weights_norm": DEEPSEEK3}),
+    "deepseek2": replace(
+        DEEPSEEK2,
+        variants={
+            "attention.temperature_scale": MISTRAL4,  # Mistral Large 3, too
+            "expert_gating_func=2": DEEPSEEK3,
+            "expert_weights_norm": DEEPSEEK3,
+        },
+    ),
     "olmo2": replace(OLMO2, variants={"attention.sliding_window": OLMO3}),
     "smollm3": Architecture("SmolLM3Config", (*PRE_NORMS, *QKVO, *MLP), options=BIASES, interleaved=True),
     "olmoe": Architecture(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 PATTERN = "attention.sliding_window_pattern"
+GROWTH, GROWTH_FROM = "attention.temperature_scale", "attention.temperature_length"
 RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
 _MOST = 1 << 24  # of such numbers
 _FULL, _WINDOW = "full_attention", "sliding_attention"
@@ -133,12 +134,21 @@ def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         raise model.fail("HP_RANGE", "rope.dimension_count", f"less than a key's {key}", rotated)
     if values["rope.scaling.type"] == "yarn" and values[YARN] is None:
         raise model.fail("HP_MISSING", YARN, "a floating-point number", "none")
+    if GROWTH in values:
+        original = values["rope.scaling.original_context_length"] or values["context_length"]
+        if values["rope.scaling.type"] != "yarn":
+            expected = "'yarn', where queries grow with their positions"
+            raise model.fail("HP_RANGE", "rope.scaling.type", expected, repr(values["rope.scaling.type"])[:80])
+        if values[GROWTH_FROM] not in (None, original):
+            raise model.fail("HP_RANGE", GROWTH_FROM, f"{original}, the original context length", values[GROWTH_FROM])
     queries, hidden, rows = values["attention.q_lora_rank"], values["embedding_length"], heads * (key - rotated + value)
     joined = "blk.0.attn_kv_b.weight" in model.tensors
     letters = {"L": rank, "I": queries or 0, "J": 0 if queries else hidden, "Q": heads * key, "O": heads * value}
     letters |= {"N": key - rotated, "U": value, "B": 0 if joined else rows, "W": rows if joined else 0}
     values |= {KEY: rotated, "attention.value_length": None}
     fields = {"num_key_value_heads": heads, "qk_nope_head_dim": key - rotated, "v_head_dim": value}
+    if GROWTH in values:
+        fields["head_dim"] = key
     if model.architecture.config == "DeepseekV2Config":
         fields["topk_method"] = "group_limited_greedy" if values["expert_group_count"] > 1 else "greedy"
     return [letters] * model.layers, fields

@@ -10,6 +10,7 @@ from torch_foundry.io.gguf.keys import (
     CONV_MOE_KEYS,
     DELTA_KEYS,
     EXPERTS,
+    FALCON_H1_KEYS,
     MROPE,
     NEMOTRON_H_KEYS,
     NEMOTRON_H_MOE_KEYS,
@@ -20,6 +21,9 @@ from torch_foundry.io.gguf.keys import (
 )
 from torch_foundry.io.gguf.slots import (
     DELTA,
+    FALCON_H1,
+    FALCON_H1_NORM,
+    FALCON_H1_OPTIONS,
     GATED_QKVO,
     HEAD_NORMS,
     LATE_NORMS,
@@ -84,6 +88,17 @@ NEMOTRON_MOE = replace(
 )
 
 HYBRIDS: dict[str, Architecture] = {
+    # whose multipliers are part of the weights in files
+    "falcon-h1": Architecture(
+        "FalconH1Config",
+        FALCON_H1,
+        FALCON_H1_KEYS,
+        options=FALCON_H1_OPTIONS,
+        constants={"mamba_norm_before_gate": False},
+        norm=FALCON_H1_NORM,
+        value_size="mamba_d_head",
+        unused=frozenset({"mamba_chunk_size", "mamba_expand", "num_logits_to_keep"}),
+    ),
     "lfm2": Architecture(
         "Lfm2Config",
         LFM2,

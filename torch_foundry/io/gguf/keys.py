@@ -79,6 +79,10 @@ LATENT_KEYS = (
     Key("rope.dimension_count", "qk_rope_head_dim", int, 2, 1 << 14, REQUIRED),
     Key("rope.scaling.yarn_log_multiplier", "", float, EPSILON, 1e6),
 )
+GROWING_KEYS = (  # of Mistral 4, besides; llama.cpp's converter leaves out by how much queries grow
+    Key("attention.temperature_scale", "", float, 0.0, 1e6, 0.1),
+    Key("attention.temperature_length", "", int, 1, 1 << 27),
+)
 LOCAL_EXPERTS = (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:])
 SHARED = Key("expert_shared_feed_forward_length", "", int, 1, 1 << 24)
 DELTA_KEYS = (
@@ -100,6 +104,7 @@ STATE_KEYS = (  # of Mamba2
     Key("rope.scaling.finetuned", "", bool, 0, 1, False),  # whether heads are rotated
     BY_BLOCK,
 )
+FALCON_H1_KEYS = (*STATE_KEYS[:4], replace(STATE_KEYS[4], field="mamba_d_ssm"))
 NEMOTRON_H_KEYS = (
     Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
     Key("ssm.conv_kernel", "conv_kernel", int, 1, 1 << 7, REQUIRED),
@@ -173,6 +178,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
+    "mamba_norm_before_gate": (False,),
+    "mlp_down_multiplier": (1.0,),
+    "mlp_gate_multiplier": (1.0,),
     "moe_latent_size": (0,),
     "moe_every_n_layers": (0, 1),
     "nextn_predict_layers": (0,),
@@ -180,5 +188,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0.0, 1.0),
     "rope.scale_linear": (1.0,),
     "router_logit_softcapping": (0.0,),
+    "ssm.has_mup": (False,),
     "use_parallel_residual": (False,),
 }

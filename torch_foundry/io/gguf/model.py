@@ -15,7 +15,7 @@ from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
 from torch_foundry.io.weights import Weight, WeightReader
 
 
@@ -54,7 +54,8 @@ class GgufModel:
         self.rope = self._rope()
 
     def fail(self, code: str, key: str, expected: str, found: object) -> LoadError:
-        field = key if key in self.tensors or key.endswith((".weight", ".bias")) else f"{self.name}.{key}"
+        of_a_tensor = key in self.tensors or key.startswith("blk.") or key.endswith((".weight", ".bias"))
+        field = key if of_a_tensor else f"{self.name}.{key}"
         return LoadError(code, self.file, field, expected=expected, found=str(found))
 
     def _sizes(self) -> dict[str, int]:
@@ -151,15 +152,20 @@ class GgufModel:
         for slot in (*outer, *output):
             if not slot.needs or self.sizes[slot.needs]:
                 yield slot.tensors, slot, self.sizes
-        options = [slot for option in self.options() for slot in self.architecture.options[option]]
         for index in range(self.layers):
             leading = index < (self.values.get("leading_dense_block_count") or 0)
-            sizes = self.sizes | self.blocks[index]
-            for slot in (*self.architecture.slots(self.recurrent(index), leading), *options):
-                if slot.needs and not sizes.get(slot.needs):
-                    continue
-                parameter = MODEL_LAYER.format(index) + slot.parameter
-                yield [BLOCK.format(index) + name for name in slot.tensors], replace(slot, parameter=parameter), sizes
+            yield from self._of_block(index, self.architecture.slots(self.recurrent(index), leading), index)
+
+    def _of_block(self, index: int, slots: Iterable[Slot], layer: int) -> Iterator[tuple[list[str], Slot, Sizes]]:
+        """The same of block `index`, with `slots`, as a layer of transformers' model."""
+        prefix, sizes = BLOCK.format(index), self.sizes | self.blocks[min(index, self.layers - 1)]
+        if prefix + "ffn_gate_up_exps.weight" in self.tensors:
+            slots = experts_in_one(slots)
+        options = [slot for option in self.options() for slot in self.architecture.options[option]]
+        for slot in (*slots, *options):
+            if not slot.needs or sizes.get(slot.needs):
+                parameter = MODEL_LAYER.format(layer) + slot.parameter
+                yield [prefix + name for name in slot.tensors], replace(slot, parameter=parameter), sizes
 
     def options(self) -> list[str]:
         """The groups of tensors that this file has beyond those that all have."""

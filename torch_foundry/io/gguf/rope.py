@@ -154,6 +154,7 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
             raise ValueError("rope_parameters: GGUF can't say a scaling of the layers with a sliding window")
         found = dict(found["full_attention"])
     head = said_of_two_kinds(config)["attention.key_length"] if architecture.two_kinds else head
+    head = config.qk_rope_head_dim if architecture.latent else head
     dims = int(head * found.get("partial_rotary_factor", 1.0)) if architecture.partial_rope else head
     base = float(found["rope_theta"])
     values |= {"rope.freq_base": base, "rope.dimension_count": dims}
@@ -169,7 +170,9 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
                 values[f"rope.scaling.yarn_{name}"] = float(found[name])
         if (attention := found.get("attention_factor")) is not None:
             values["rope.scaling.attn_factor"] = attention / (0.1 * math.log(max(found["factor"], 1.0)) + 1.0)
-        values["attention.temperature_scale"] = found.get("llama_4_scaling_beta")
+        if (beta := found.get("llama_4_scaling_beta")) is not None:
+            values["attention.temperature_scale"] = beta
+            values["attention.temperature_length"] = original if architecture.latent else None
         multiplier = found.get("mscale_all_dim")
         values["rope.scaling.yarn_log_multiplier"] = multiplier and multiplier * (0.1 if architecture.latent else 1)
     elif kind == "proportional" and architecture.two_kinds and found.get("factor", 1.0) == 1.0:

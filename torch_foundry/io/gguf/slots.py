@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 MODEL_LAYER = "model.layers.{}."
@@ -103,6 +104,18 @@ MOE = (
     Slot("ffn_up_exps.weight", "mlp.experts.up_proj", "E X H"),
     Slot("ffn_down_exps.weight", "mlp.experts.down_proj", "E H X"),
 )
+
+
+def experts_in_one(slots: Iterable[Slot]) -> Iterator[Slot]:
+    """The same slots for a block whose file has gate and up of its experts in one tensor."""
+    for slot in slots:
+        if slot.tensor == MOE[1].tensor:
+            parameter = slot.parameter.replace("gate_proj", "gate_up_proj")
+            yield replace(slot, tensor="ffn_gate_up_exps.weight", parameter=parameter, shape="E X+X H")
+        elif slot.tensor != MOE[2].tensor:
+            yield slot
+
+
 SHARED_EXPERT = (
     Slot("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "1 H"),
     Slot("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", "S H"),
@@ -142,6 +155,18 @@ STATE_SPACE = (  # Mamba2's
     Slot("ssm_norm.weight", "mamba.norm.weight", "Z", stored="G M"),
     Slot("ssm_out.weight", "mamba.out_proj.weight", "H Z"),
 )
+FALCON_H1 = (  # attention and a state space beside it
+    PRE_NORMS[0],
+    Slot("ffn_norm", "pre_ff_layernorm.weight", "H"),
+    *QKVO,
+    *(slot for slot in STATE_SPACE if slot.tensor not in ("ssm_conv1d.bias", "ssm_norm.weight")),
+    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MLP),
+)
+FALCON_H1_OPTIONS = {
+    "mamba_conv_bias": tuple(slot for slot in STATE_SPACE if slot.tensor == "ssm_conv1d.bias"),
+    "mamba_rms_norm": tuple(slot for slot in STATE_SPACE if slot.tensor == "ssm_norm.weight"),
+}
+FALCON_H1_NORM = replace(NORM, parameter="model.final_layernorm.weight")
 NEMOTRON_H = (  # a block has one of these, behind a norm
     Slot("attn_norm.weight", "norm.weight", "H"),
     *(replace(slot, parameter=slot.parameter.replace("self_attn", "mixer"), needs="A") for slot in QKVO),
