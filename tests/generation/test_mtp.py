@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -263,6 +264,28 @@ def test_a_model_without_a_head_and_another_models(hybrid: Any, tmp_path: Path) 
         torch_foundry.load_mtp(loaded(tmp_path))
     with pytest.raises(ValueError, match="patched language model"):
         torch_foundry.load_mtp(build("llama"))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+def test_packed_heads_in_packed_folders(family: str, tmp_path: Path) -> None:
+    """transformers' loader leaves them in the files, and `load_mtp` finds them there."""
+    plain = folder(tmp_path / "dense", family)
+    torch_foundry.quantize(loaded(plain), "q8_0").save_pretrained(tmp_path / "packed")
+    settings = json.loads((tmp_path / "packed" / "config.json").read_text())
+    tensors = load_file(tmp_path / "packed" / "model.safetensors")
+    for name, weight in load_file(plain / "model.safetensors").items():
+        if "mtp." not in name and "layers.2." not in name:
+            continue
+        if name.endswith(("q_proj.weight", "with_mqa.weight", "fc.weight", "eh_proj.weight")):
+            weight = torch_foundry.quant.quantize(weight, "q8_0")
+            settings["quantization_config"]["formats"][name] = "q8_0"
+        tensors[name] = weight
+    save_file(tensors, tmp_path / "packed" / "model.safetensors")
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(settings))
+    model = loaded(tmp_path / "packed")
+    expected = generate(model, max_new_tokens=8).tolist()
+    assert generate(model, max_new_tokens=8, use_mtp=True).tolist() == expected and not report(model).eager
+    assert model.generator_plan().mtp.model.mtp.fc_hidden.format == "q8_0"
 
 
 def test_another_output_layer_makes_it_load_again(tmp_path: Path) -> None:

@@ -102,9 +102,10 @@ class FoundryQuantizer(HfQuantizer):
         formats = self._saved()
         if not isinstance(formats, Mapping) or any(fmt not in quant.FORMATS for fmt in formats.values()):
             raise ValueError(f"quantization_config.formats: expected known formats of tensors by name, got {formats!r}")
-        names = {name.rpartition(".")[0]: None for name in formats}
-        for name in names:
-            module = model.get_submodule(name)
+        known = dict(model.named_modules())
+        for name in {name.rpartition(".")[0]: None for name in formats}:
+            if (module := known.get(name)) is None:  # as MTP heads: transformers reports what it doesn't ignore
+                continue
             if isinstance(module, nn.Linear | nn.Embedding):
                 new: nn.Module = _empty(module, formats[f"{name}.weight"], name in self.quantization_config.ordered)
             else:
