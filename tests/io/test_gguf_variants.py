@@ -60,6 +60,27 @@ def test_experts_that_have_tensors_of_their_own(kind: str, mmap: bool, tmp_path:
     assert "blk.0.ffn_gate_exps.weight" in {t.name for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3moe", "glm4moe"])
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_experts_with_gate_and_up_in_one_tensor(name: str, kind: str, tmp_path: Path) -> None:
+    """As llama.cpp's converter fuses them on request."""
+    keys, tensors = contents(name, make(name), lambda name: kind if "exps" in name else "q8_0")
+    arch, fused = keys_of(keys), dict(tensors)
+    write_file(tmp_path / "two.gguf", arch, keys, tensors)
+    for key, (up, kind_of) in tensors.items():
+        if key.endswith("ffn_up_exps.weight"):
+            gate, _ = fused.pop(key.replace("up", "gate"))
+            fused[key.replace("up", "gate_up")] = np.concatenate((gate, up), 1), kind_of
+            del fused[key]
+    write_file(tmp_path / "one.gguf", arch, keys, fused)
+    assert len(fused) < len(tensors)
+    two, one = (load(tmp_path / f"{count}.gguf") for count in ("two", "one"))
+    assert one.state_dict().keys() == two.state_dict().keys()
+    for key, value in two.state_dict().items():
+        assert torch.equal(one.state_dict()[key], value), key
+    assert torch.equal(logits(one), logits(two))
+
+
 def test_experts_are_read_to_where_they_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not through a piece of memory in between, and each once."""
     keys, tensors = contents("mixtral", make("mixtral"), lambda name: "q8_0" if "exps" in name else "f32")
