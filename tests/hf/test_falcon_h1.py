@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ pytestmark = pytest.mark.usefixtures("quiet")
 FAMILIES = ("falcon_h1", "falcon_h1-normed")
 
 
+@cache
+def scaled() -> Any:
+    """One that multiplies what attention sees, too."""
+    options = {**KIN["falcon_h1-normed"].options, "attention_in_multiplier": 1.7}
+    return random_model(config("FalconH1Config", **options))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", ["padded beams", "chunked prefill", "second turn", "sampling"])
 def test_tokens_equal_stock(family: str, mode: str) -> None:
@@ -43,10 +51,10 @@ def test_a_step_is_few_launches(family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "scaled"])
 def test_prompts_and_steps_are_as_exact_as_stock(family: str) -> None:
     """In parts: below and above the number of states, and of a chunk."""
-    stock, lengths = shared(family), (40, 1, 1, 3, 33, 10)
+    stock, lengths = scaled() if family == "scaled" else shared(family), (40, 1, 1, 3, 33, 10)
     model, exact, text = patch(copy.deepcopy(stock)), doubled(stock), ids(2, sum(lengths))
     with InFloat64():
         truth = exact(text, use_cache=False).logits
@@ -131,6 +139,41 @@ def test_packed_weights_and_caches() -> None:
     assert generated.shape[1] == 21 and report(model).steps and not report(model).fallbacks, str(report(model))
 
 
+CHANGES: list[Callable[[Any], object]] = [
+    lambda norm: None,
+    lambda norm: norm.weight.mul_(-1.5),
+    lambda norm: setattr(norm, "weight", nn.Parameter(norm.weight * 0.3)),
+    lambda norm: setattr(norm.weight, "data", norm.weight.data + 0.5),
+]
+
+
+@torch.no_grad()
+def test_what_attention_sees_is_multiplied_in_no_launch_of_its_own() -> None:
+    """The norm's weight is, once: again when it is another one, or has other numbers, in captured steps too."""
+    model, stock = patch(copy.deepcopy(scaled())), copy.deepcopy(scaled())
+    for change in CHANGES:
+        for each in (model, stock):
+            change(each.model.layers[0].input_layernorm)
+        assert tokens(model) == tokens(stock), str(report(model))
+    assert report(model).steps and not report(model).fallbacks, str(report(model))
+    counts = launches_of_a_step(model)
+    assert [n for name, n in counts.items() if name.count(".") == 2] == [7, 2, 7, 2], str(counts)
+    assert model.bfloat16()(ids(1, 8)).logits.dtype == torch.bfloat16 and not report(model).fallbacks
+
+
+@torch.no_grad()
+def test_keys_and_values_of_what_is_multiplied_are_as_stock_keeps_them() -> None:
+    stock, text = scaled(), ids(2, 21)
+    caches = []
+    for each in (patch(copy.deepcopy(stock)), stock):
+        caches.append(DynamicCache(config=stock.config))
+        each(text[:, :12], past_key_values=caches[-1])
+        each(text[:, 12:13], past_key_values=caches[-1])
+    for ours, theirs in zip(*(each.layers for each in caches), strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-5)
+
+
 def test_foreign_caches_run_stock_code() -> None:
     model = patch(copy.deepcopy(shared("falcon_h1")))
     options = {"cache_implementation": "static", "disable_compile": True}
@@ -141,7 +184,6 @@ def test_foreign_caches_run_stock_code() -> None:
 # ------------------------------------------------------------------------------------------------- what is refused
 
 REFUSED: dict[str, Callable[[Any], object]] = {
-    "attention_in_multiplier is 0.5": lambda layer: setattr(layer, "attention_in_multiplier", 0.5),
     "key_multiplier is 0.1": lambda layer: setattr(layer.self_attn, "key_multiplier", 0.1),
     "in_proj has a bias behind a multiplier": lambda layer: setattr(
         layer.mamba.in_proj, "bias", nn.Parameter(torch.zeros(layer.mamba.in_proj.out_features))

@@ -17,17 +17,18 @@ from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.mamba2 import Mamba2, Mamba2Spec
 from torch_foundry.models.mamba2 import read as read_mamba2
 from torch_foundry.models.spec import require
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
 
 Masks = tuple[Tensor | None, Tensor | None]  # of keys, and of tokens that are no padding
 
 
 @dataclass(frozen=True)
 class ParallelSpec:
-    """Facts about both mixers of a layer, and the factors on their results."""
+    """Facts about both mixers of a layer, and the factors on what attention sees and on their results."""
 
     attention: AttentionSpec
     state_space: Mamba2Spec
+    attention_input: float
     attention_scale: float
     state_space_scale: float
 
@@ -36,13 +37,36 @@ def read(module: Any, family: Family) -> ParallelSpec:
     """The facts of the layer `module`. Raises Fallback."""
     attention, mamba, config = module.self_attn, module.mamba, module.self_attn.config
     before, behind = float(mamba.ssm_in_multiplier), [float(factor) for factor in config.ssm_multipliers]
-    require(module.attention_in_multiplier == 1.0, f"attention_in_multiplier is {module.attention_in_multiplier}")
     require(attention.key_multiplier == config.key_multiplier, f"key_multiplier is {attention.key_multiplier}")
     require(before == 1.0 or mamba.in_proj.bias is None, "in_proj has a bias behind a multiplier")
     require(len(behind) == 5, f"ssm_multipliers are {behind}")
     state_space = replace(read_mamba2(mamba, family), factors=tuple(before * factor for factor in behind))
-    scales = float(module.attn_out_multiplier), float(module.ssm_out_multiplier)
+    require(family.norm_kind == "llama", f"a factor on the result of a {family.norm_kind} norm")
+    scales = (float(getattr(module, f"{name}_multiplier")) for name in ("attention_in", "attn_out", "ssm_out"))
     return ParallelSpec(read_attention(attention, family), state_space, *scales)
+
+
+class ScaledNorm(Norm):
+    """A norm whose results are multiplied by `factor`: its weight is, once for each weight that it has."""
+
+    __slots__ = ("_made", "_of", "factor")
+
+    def __init__(self, norm: Norm, factor: float) -> None:
+        self.eps, self.kind, self.parameters, self.factor = norm.eps, norm.kind, norm.parameters, factor
+        self._made: Tensor | None = None
+        self._of: tuple[int, ...] = ()
+
+    def facts(self) -> tuple[int, ...]:
+        """Of which weight it is."""
+        weight = self.weight
+        return id(weight), weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+    def gain(self, x: Tensor, size: int | None = None) -> Tensor:
+        """See `Norm`."""
+        if self._made is None or self._of != self.facts():
+            with torch.inference_mode(False), torch.no_grad():
+                self._made, self._of = self.weight * self.factor, self.facts()
+        return self._made
 
 
 @mixes(PARALLEL)
@@ -50,14 +74,21 @@ class ParallelMixers(Mixer):
     """Attention and Mamba2; its state is that of either."""
 
     __slots__ = (
-        "attention", "groups", "out", "prompts_differ", "queries", "residual", "rope", "state", "state_space", "width",
+        "attention", "groups", "norm", "out", "prompts_differ", "queries", "residual", "rope", "state", "state_space",
+        "width",
     )  # fmt: skip
     children: ClassVar[tuple[str, ...]] = ("self_attn", "mamba")
     read = staticmethod(read)
     state: tuple[KVSpec, RecurrentSpec]
 
     def __init__(self, module: Any, facts: ParallelSpec, residual: Residual) -> None:
-        self.attention = Attention(module.self_attn, facts.attention, replace(residual, scale=facts.attention_scale))
+        around = replace(residual, scale=facts.attention_scale)
+        self.norm: ScaledNorm | None = None  # attention's, if it is another one than the state space's
+        if facts.attention_input != 1.0:
+            assert residual.pre is not None
+            self.norm = ScaledNorm(residual.pre, facts.attention_input)
+            around = replace(around, pre=self.norm)
+        self.attention = Attention(module.self_attn, facts.attention, around)
         self.state_space = Mamba2(module.mamba, facts.state_space, replace(residual, scale=facts.state_space_scale))
         both = self.attention, self.state_space
         self.groups: tuple[LinearGroup, ...] = tuple(group for each in both for group in each.groups)
@@ -69,6 +100,12 @@ class ParallelMixers(Mixer):
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`."""
         self.attention.prepare(device)
+        if self.norm is not None:
+            self.norm.gain(self.norm.weight)
+
+    def facts(self) -> tuple[int, ...] | None:
+        """See `Mixer`."""
+        return None if self.norm is None else self.norm.facts()
 
     def without_cache(self, x: Tensor) -> tuple[Any, Any]:
         """See `Mixer`."""
