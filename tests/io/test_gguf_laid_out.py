@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Type
 
 import torch_foundry
@@ -124,6 +125,21 @@ def test_multipliers_are_part_of_the_weights(tmp_path: Path) -> None:
         assert_found_as_exact(found(tiny_models.PROMPT).logits, lambda m: m(tiny_models.PROMPT).logits, model)
     found.generation_config.eos_token_id = None
     assert tiny_models.tokens(found) == tiny_models.tokens(model) and tiny_models.fused_all(found)
+
+
+def test_a_config_that_says_twice_how_heads_are_rotated(tmp_path: Path) -> None:
+    """Mistral 4's own default."""
+    settings = {key: value for key, value in LAID_OUT["mistral4"].options.items() if key != "rope_parameters"}
+    settings["max_position_embeddings"] = 1 << 20
+    torch.manual_seed(0)
+    model = transformers.Mistral4ForCausalLM(tiny_models.config("Mistral4Config", **settings)).eval()
+    assert {"type", "max_position_embeddings"} <= model.config.rope_parameters.keys()
+    save_gguf(model, tmp_path / "model.gguf")
+    found = load(tmp_path / "model.gguf", allow=("VOCAB_MISSING",))
+    assert tiny_models.tokens(found) == tiny_models.tokens(model)
+    model.config.rope_parameters["max_position_embeddings"] = 7
+    with pytest.raises(ValueError, match=r"rope_parameters: GGUF can't say"):
+        save_gguf(model, tmp_path / "model.gguf")
 
 
 def test_queries_grow_as_of_the_model_where_files_do_not_say(tmp_path: Path) -> None:

@@ -197,6 +197,8 @@ def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], ar
         raise ValueError(f"a GGUF file can't say this: {error}") from None
     settings = config.to_dict()
     if (rope := settings.get("rope_parameters")) is not None:
+        twice = {"type": rope.get("rope_type"), "max_position_embeddings": settings.get("max_position_embeddings")}
+        rope = {key: value for key, value in rope.items() if key not in twice or twice[key] != value}
         settings["rope_parameters"] = {**architecture.rope.get(rope.get("rope_type", "default"), {}), **rope}
     ignored = IGNORED | architecture.unused
     for key, value in settings.items():
