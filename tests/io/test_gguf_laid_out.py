@@ -284,6 +284,8 @@ def test_faults(name: str, change: Callable[[Tensors], Any], code: str, field: s
         ("mistral4", "rope.scaling.type", "linear", "HP_RANGE"),
         ("mistral4", "attention.temperature_length", 16, "HP_RANGE"),
         ("mistral4", "attention.temperature_scale", -0.5, "HP_RANGE"),
+        ("deepseek2", "attention.temperature_scale", -0.5, "HP_RANGE"),
+        ("deepseek2", "attention.temperature_length", 8, "HP_RANGE"),
     ],
 )
 def test_settings_of_others_that_are_refused(name: str, key: str, value: Any, code: str, tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.sliding_window": (0,),
     "attention.sliding_window_pattern": (0, 1),
     "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0.0,),
     "attn_logit_softcapping": (0.0,),
     "embedding_scale": (0.0, 1.0),
     "expert_count": (0,),

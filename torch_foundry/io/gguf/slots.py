@@ -104,18 +104,6 @@ MOE = (
     Slot("ffn_up_exps.weight", "mlp.experts.up_proj", "E X H"),
     Slot("ffn_down_exps.weight", "mlp.experts.down_proj", "E H X"),
 )
-
-
-def experts_in_one(slots: Iterable[Slot]) -> Iterator[Slot]:
-    """The same slots for a block whose file has gate and up of its experts in one tensor."""
-    for slot in slots:
-        if slot.tensor == MOE[1].tensor:
-            parameter = slot.parameter.replace("gate_proj", "gate_up_proj")
-            yield replace(slot, tensor="ffn_gate_up_exps.weight", parameter=parameter, shape="E X+X H")
-        elif slot.tensor != MOE[2].tensor:
-            yield slot
-
-
 SHARED_EXPERT = (
     Slot("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "1 H"),
     Slot("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", "S H"),
@@ -293,3 +281,13 @@ GEMMA4_OUTER = (
     Slot("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", "J H", needs="P"),
     Slot("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", "P", needs="P"),
 )
+
+
+def experts_in_one(slots: Iterable[Slot]) -> Iterator[Slot]:
+    """The same slots for a block whose file has gate and up of its experts in one tensor."""
+    for slot in slots:
+        if slot.tensor == MOE[1].tensor:
+            parameter = slot.parameter.replace("gate_proj", "gate_up_proj")
+            yield replace(slot, tensor="ffn_gate_up_exps.weight", parameter=parameter, shape="E X+X H")
+        elif slot.tensor != MOE[2].tensor:
+            yield slot
