@@ -74,8 +74,7 @@ class ParallelMixers(Mixer):
     """Attention and Mamba2; its state is that of either."""
 
     __slots__ = (
-        "attention", "groups", "norm", "out", "prompts_differ", "queries", "residual", "rope", "state", "state_space",
-        "width",
+        "attention", "groups", "out", "prompts_differ", "queries", "residual", "rope", "state", "state_space", "width",
     )  # fmt: skip
     children: ClassVar[tuple[str, ...]] = ("self_attn", "mamba")
     read = staticmethod(read)
@@ -83,11 +82,9 @@ class ParallelMixers(Mixer):
 
     def __init__(self, module: Any, facts: ParallelSpec, residual: Residual) -> None:
         around = replace(residual, scale=facts.attention_scale)
-        self.norm: ScaledNorm | None = None  # attention's, if it is another one than the state space's
         if facts.attention_input != 1.0:
             assert residual.pre is not None
-            self.norm = ScaledNorm(residual.pre, facts.attention_input)
-            around = replace(around, pre=self.norm)
+            around = replace(around, pre=ScaledNorm(residual.pre, facts.attention_input))
         self.attention = Attention(module.self_attn, facts.attention, around)
         self.state_space = Mamba2(module.mamba, facts.state_space, replace(residual, scale=facts.state_space_scale))
         both = self.attention, self.state_space
@@ -97,15 +94,22 @@ class ParallelMixers(Mixer):
         self.width, self.queries = max(each.width for each in both), self.attention.queries
         self.rope, self.prompts_differ = self.attention.rope, self.state_space.prompts_differ
 
+    @property
+    def norm(self) -> ScaledNorm | None:
+        """Attention's, if it is another one than the state space's."""
+        norm = self.attention.residual.pre
+        return norm if isinstance(norm, ScaledNorm) else None
+
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`."""
         self.attention.prepare(device)
-        if self.norm is not None:
-            self.norm.gain(self.norm.weight)
+        if (norm := self.norm) is not None:
+            norm.gain(norm.weight)
 
     def facts(self) -> tuple[int, ...] | None:
         """See `Mixer`."""
-        return None if self.norm is None else self.norm.facts()
+        norm = self.norm
+        return None if norm is None else norm.facts()
 
     def without_cache(self, x: Tensor) -> tuple[Any, Any]:
         """See `Mixer`."""
