@@ -4,22 +4,23 @@
 #include "lift.h"
 
 namespace msl_ {
-// bfloat's functions are templates that take nothing else: libraries bring their own, which must win.
+// A bfloat's functions are float's, as Apple's headers have none of its own: templates that take nothing else, as
+// libraries bring theirs, which must win.
 template <class B> using if_bfloat = std::enable_if_t<std::is_same_v<B, bfloat>>;
 } // namespace msl_
 
 namespace metal {
 
-// half and bfloat compute in float and round once.
+// half computes in float and rounds once.
 #define MSL_MATH_1(name, expression)                                                                                   \
   MSL_INLINE float name(float x) { return expression; }                                                                \
   MSL_INLINE half name(half value) {                                                                                   \
     const float x = static_cast<float>(value);                                                                         \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B value) {                                          \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE float name(B value) {                                      \
     const float x = value;                                                                                             \
-    return B(expression);                                                                                              \
+    return expression;                                                                                                 \
   }                                                                                                                    \
   MSL_LIFT_1(name)
 #define MSL_SCALAR_2(name, expression)                                                                                 \
@@ -28,9 +29,9 @@ namespace metal {
     const float x = static_cast<float>(a), y = static_cast<float>(b);                                                  \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B a, B b) {                                         \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE float name(B a, B b) {                                     \
     const float x = a, y = b;                                                                                          \
-    return B(expression);                                                                                              \
+    return expression;                                                                                                 \
   }
 #define MSL_MATH_2(name, expression)                                                                                   \
   MSL_SCALAR_2(name, expression)                                                                                       \
@@ -41,9 +42,9 @@ namespace metal {
     const float x = static_cast<float>(a), y = static_cast<float>(b), z = static_cast<float>(c);                       \
     return half(expression);                                                                                           \
   }                                                                                                                    \
-  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE B name(B a, B b, B c) {                                    \
+  template <class B, class = msl_::if_bfloat<B>> MSL_INLINE float name(B a, B b, B c) {                                \
     const float x = a, y = b, z = c;                                                                                   \
-    return B(expression);                                                                                              \
+    return expression;                                                                                                 \
   }
 #define MSL_MATH_3(name, expression)                                                                                   \
   MSL_SCALAR_3(name, expression)                                                                                       \
@@ -192,12 +193,15 @@ MSL_LIFT_2(isordered)
 MSL_LIFT_2(isunordered)
 
 MSL_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
-template <class T, class = std::enable_if_t<msl_::is_16bit_float<T>>> MSL_INLINE T nextafter(T x, T y) {
+template <class B, class = msl_::if_bfloat<B>> MSL_INLINE float nextafter(B x, B y) {
+  return __builtin_nextafterf(x, y);
+}
+MSL_INLINE half nextafter(half x, half y) {
   if (x != x || y != y) return x + y;
   if (x == y) return y;
-  if (x == T(0.0f)) return copysign(as_type<T>(ushort(1)), y);
+  if (x == half(0.0f)) return copysign(as_type<half>(ushort(1)), y);
   const ushort bits = as_type<ushort>(x);
-  return as_type<T>(ushort((x < y) == (x > T(0.0f)) ? bits + 1 : bits - 1));
+  return as_type<half>(ushort((x < y) == (x > half(0.0f)) ? bits + 1 : bits - 1));
 }
 MSL_LIFT_2(nextafter)
 

@@ -4,15 +4,30 @@
 #include "math_names.h"
 #include "simdgroup_matrix.h"
 
+namespace msl_ {
+template <class T> MSL_INLINE decltype(auto) as_float(const T& x) {
+  if constexpr (is_number<T> || is_float16<T>::value)
+    return static_cast<float>(x);
+  else
+    return (x);
+}
+} // namespace msl_
+
 namespace metal {
 
-// Declarations rather than a directive, so that shaders may add overloads in these namespaces.
+// Declarations rather than a directive, so that shaders may add overloads in these namespaces. Of a half, a bfloat or
+// an integer the functions are those of float: `precise::exp(x)` of a half isn't rounded to one.
+#define MSL_OF_FLOAT(name)                                                                                             \
+  template <class... A> MSL_INLINE auto name(const A&... a) { return metal::name(msl_::as_float(a)...); }
 namespace fast {
-MSL_MATH_NAMES
-}
+MSL_OTHER_NAMES(MSL_USE)
+MSL_FLOAT_NAMES(MSL_OF_FLOAT)
+} // namespace fast
 namespace precise {
-MSL_MATH_NAMES
-}
+MSL_OTHER_NAMES(MSL_USE)
+MSL_FLOAT_NAMES(MSL_OF_FLOAT)
+} // namespace precise
+#undef MSL_OF_FLOAT
 
 // The last argument of Apple's builtins tells fast from precise.
 #define MSL_INTERNAL_1(name)                                                                                           \

@@ -1,82 +1,19 @@
 // All functions of <metal_math>, <metal_common> and <metal_geometric>, as declarations for another namespace.
 #pragma once
 
-#define MSL_MATH_NAMES                                                                                                 \
-  using metal::abs;                                                                                                    \
-  using metal::acos;                                                                                                   \
-  using metal::acosh;                                                                                                  \
-  using metal::asin;                                                                                                   \
-  using metal::asinh;                                                                                                  \
-  using metal::atan;                                                                                                   \
-  using metal::atan2;                                                                                                  \
-  using metal::atanh;                                                                                                  \
-  using metal::ceil;                                                                                                   \
-  using metal::clamp;                                                                                                  \
-  using metal::copysign;                                                                                               \
-  using metal::cos;                                                                                                    \
-  using metal::cosh;                                                                                                   \
-  using metal::cospi;                                                                                                  \
-  using metal::cross;                                                                                                  \
-  using metal::distance;                                                                                               \
-  using metal::distance_squared;                                                                                       \
-  using metal::divide;                                                                                                 \
-  using metal::dot;                                                                                                    \
-  using metal::exp;                                                                                                    \
-  using metal::exp10;                                                                                                  \
-  using metal::exp2;                                                                                                   \
-  using metal::fabs;                                                                                                   \
-  using metal::faceforward;                                                                                            \
-  using metal::fdim;                                                                                                   \
-  using metal::floor;                                                                                                  \
-  using metal::fma;                                                                                                    \
-  using metal::fmax;                                                                                                   \
-  using metal::fmax3;                                                                                                  \
-  using metal::fmedian3;                                                                                               \
-  using metal::fmin;                                                                                                   \
-  using metal::fmin3;                                                                                                  \
-  using metal::fmod;                                                                                                   \
-  using metal::fract;                                                                                                  \
-  using metal::frexp;                                                                                                  \
-  using metal::ilogb;                                                                                                  \
-  using metal::isfinite;                                                                                               \
-  using metal::isinf;                                                                                                  \
-  using metal::isnan;                                                                                                  \
-  using metal::isnormal;                                                                                               \
-  using metal::isordered;                                                                                              \
-  using metal::isunordered;                                                                                            \
-  using metal::ldexp;                                                                                                  \
-  using metal::length;                                                                                                 \
-  using metal::length_squared;                                                                                         \
-  using metal::log;                                                                                                    \
-  using metal::log10;                                                                                                  \
-  using metal::log2;                                                                                                   \
-  using metal::max;                                                                                                    \
-  using metal::max3;                                                                                                   \
-  using metal::median3;                                                                                                \
-  using metal::min;                                                                                                    \
-  using metal::min3;                                                                                                   \
-  using metal::mix;                                                                                                    \
-  using metal::modf;                                                                                                   \
-  using metal::nextafter;                                                                                              \
-  using metal::normalize;                                                                                              \
-  using metal::pow;                                                                                                    \
-  using metal::powr;                                                                                                   \
-  using metal::reflect;                                                                                                \
-  using metal::refract;                                                                                                \
-  using metal::rint;                                                                                                   \
-  using metal::round;                                                                                                  \
-  using metal::rsqrt;                                                                                                  \
-  using metal::saturate;                                                                                               \
-  using metal::sign;                                                                                                   \
-  using metal::signbit;                                                                                                \
-  using metal::sin;                                                                                                    \
-  using metal::sincos;                                                                                                 \
-  using metal::sinh;                                                                                                   \
-  using metal::sinpi;                                                                                                  \
-  using metal::smoothstep;                                                                                             \
-  using metal::sqrt;                                                                                                   \
-  using metal::step;                                                                                                   \
-  using metal::tan;                                                                                                    \
-  using metal::tanh;                                                                                                   \
-  using metal::tanpi;                                                                                                  \
-  using metal::trunc;
+// clang-format off
+// Those of floating point alone, which fast:: and precise:: have for float.
+#define MSL_FLOAT_NAMES(DO)                                                                                            \
+  DO(abs) DO(acos) DO(acosh) DO(asin) DO(asinh) DO(atan) DO(atan2) DO(atanh) DO(ceil) DO(copysign) DO(cos) DO(cosh)    \
+  DO(cospi) DO(divide) DO(exp) DO(exp10) DO(exp2) DO(fabs) DO(fdim) DO(floor) DO(fma) DO(fmax) DO(fmax3)               \
+  DO(fmedian3) DO(fmin) DO(fmin3) DO(fmod) DO(fract) DO(log) DO(log10) DO(log2) DO(nextafter) DO(pow) DO(powr)         \
+  DO(rint) DO(round) DO(rsqrt) DO(saturate) DO(sign) DO(sin) DO(sinh) DO(sinpi) DO(smoothstep) DO(sqrt) DO(step)       \
+  DO(tan) DO(tanh) DO(tanpi) DO(trunc)
+#define MSL_OTHER_NAMES(DO)                                                                                            \
+  DO(clamp) DO(cross) DO(distance) DO(distance_squared) DO(dot) DO(faceforward) DO(frexp) DO(ilogb) DO(isfinite)       \
+  DO(isinf) DO(isnan) DO(isnormal) DO(isordered) DO(isunordered) DO(ldexp) DO(length) DO(length_squared) DO(max)       \
+  DO(max3) DO(median3) DO(min) DO(min3) DO(mix) DO(modf) DO(normalize) DO(reflect) DO(refract) DO(signbit)             \
+  DO(sincos)
+// clang-format on
+#define MSL_USE(name) using metal::name;
+#define MSL_MATH_NAMES MSL_FLOAT_NAMES(MSL_USE) MSL_OTHER_NAMES(MSL_USE)

@@ -108,7 +108,7 @@ def math_kernels() -> dict[str, host_kit.Kernel]:
         f"""template <typename T> [[kernel]] void unary_{name}(device T* x [[buffer(0)]],
                 uint i [[thread_position_in_grid]]) {{
               const vec<T, 2> twice = {name}(vec<T, 2>(x[i], x[i]));
-              x[i] = all(twice == precise::{name}(x[i])) ? twice.y : T(NAN);
+              x[i] = all(twice == T(precise::{name}(x[i]))) ? twice.y : T(NAN);
             }}
             template [[host_name("{name}_float")]] [[kernel]] decltype(unary_{name}<float>) unary_{name}<float>;
             template [[host_name("{name}_half")]] [[kernel]] decltype(unary_{name}<half>) unary_{name}<half>;"""

@@ -18,6 +18,9 @@ kernel void common(device atomic_uint* failed [[buffer(0)]]) {
   CHECK(isunordered(NAN, 1.0f) && isordered(1.0f, 2.0f) && all(isinf(float2(INFINITY, 1)) == bool2(true, false)));
   CHECK(sinpi(1.0f) == 0 && cospi(1.0f) == -1 && cospi(1e6f + 0.5f) == 0 && exp10(2.0f) == 100);
   CHECK(precise::exp(0.0f) == 1 && fast::sqrt(4.0f) == 2 && precise::divide(1.0f, 4.0f) == 0.25 && rsqrt(16.0f) == 0.25);
+  CHECK(is_same_v<decltype(precise::exp(1.0h)), float> && is_same_v<decltype(fast::fabs(bfloat(-2))), float>);
+  CHECK(is_same_v<decltype(exp(bfloat(1))), float> && log(bfloat(3)) == log(3.0f) && is_same_v<decltype(sqrt(2.0h)), half>);
+  CHECK(precise::sqrt(2.0h) == sqrt(2.0f) && sqrt(2.0h) != sqrt(2.0f) && is_same_v<decltype(precise::pow(2, 3.0h)), float>);
   CHECK(fma(2.0h, 3.0h, 4.0h) == 10 && all(fma(float2(1, 2), 3.0f, 1.0f) == float2(4, 7)) && powr(2.0f, 3.0f) == 8);
   CHECK(abs(-3) == 3 && abs(-3.5f) == 3.5 && all(abs(short2(-1, 2)) == short2(1, 2)) && fabs(-2.0h) == 2);
 }
