@@ -16,6 +16,8 @@ TYPES = {
 MSL = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t", "bool_": "bool", "complex64": "complex64_t",
        **{f"{u}int{bits}": f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64)}}  # fmt: skip
 SHORT = {"float": "float32", "float16_t": "float16", "bfloat16_t": "bfloat16"}  # in names of quantised kernels
+EPS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # rounding's largest error, of a number
+TINY = {"float32": 2.0**-126, "float16": 2.0**-25, "bfloat16": 2.0**-126}  # and of one close to 0
 TYPE = "|".join(sorted(TYPES, key=len, reverse=True))
 
 
@@ -37,12 +39,20 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What a kernel without a source has to leave in a buffer."""
+
+    values: Array  # float64, or the buffer's own type: then each bit counts
+    bound: Array | float = 0.0  # by how much each may differ, before it is rounded to the buffer's type
+
+
+@dataclass(frozen=True)
 class Case:
     """One launch. `buffers` makes the buffers by index."""
 
     name: str  # in the metallib
-    source: str  # headers that its text includes, "unary_ops unary"
-    instance: str  # "unary_v<float, float, Exp>"
+    source: str  # headers that its text includes, "unary_ops unary"; torch's with their whole paths
+    instance: str  # "unary_v<float, float, Exp>"; "" where the headers have it
     buffers: Callable[[], Mapping[int, Buffer]]
     grid: tuple[int, ...]
     group: tuple[int, ...]
@@ -51,6 +61,9 @@ class Case:
     threadgroup: tuple[int, ...] = ()  # bytes of each threadgroup argument
     constant_types: Mapping[int, str] = field(default_factory=dict)
     divergent: bool = False  # MLX lets threads return before a barrier that others reach
+    needs: str = ""  # text before the instances
+    wanted: Callable[[Mapping[int, Buffer]], Mapping[int, Wanted]] | None = None  # by index, where there is no source
+    project: str = "mlx"  # of projects.ALL
 
     @property
     def unit(self) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -1,10 +1,10 @@
 """Kernels that Apple's compiler made beside the same source through our front end, bit for bit, on one runtime.
 
-    python -m tests.air.compare [--kernels REGEX] [--sample N] [--contract] [--sources MLX]
+    python -m tests.air.compare [--of mlx|torch] [--kernels REGEX] [--sample N] [--contract] [--sources MLX]
 
-Runs MLX's kernels from its public wheel (wheels.py), as many at a time as there are cores, each in a process that may
-crash. Prints a table by family, and every difference that decisions.py has no line for. Exit code 0: none, or
-the wheel can't be had, 1: some. `compare` takes any metallib with any cases.
+Runs kernels of public wheels (projects.py), as many at a time as there are cores, each in a process that may
+crash. Prints a table by source, and every difference that decisions.py has no line for. Exit code 0: none, or
+a wheel can't be had, 1: some. `compare` takes any metallib with any cases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.air import decisions, families, intrinsics, module, mutations, source, toolchain, wheels
+from tests.air import decisions, intrinsics, module, mutations, projects, source, toolchain, wheels
 from tests.air.case import Case
 from tests.air.metallib import MetalLib
 
@@ -51,7 +51,7 @@ class Outcome:
             if found["untouched"]:
                 return "the kernel changed no buffer"
             if found["differ"]:
-                decision = decisions.explained(self.case.name, found)
+                decision = decisions.explained(self.case.name, found, mode == "flushed")
                 if decision is None:
                     return f"{found['differ']} of {found['of']} differ, subnormals {mode}: {found['first']}"
                 kinds.append(decision.kind)
@@ -147,7 +147,7 @@ def compare(
 
     def work(batch: list[Case]) -> list[Outcome]:
         try:
-            library = str(source.compiled(batch, include))
+            library = "" if batch[0].wanted else str(source.compiled(batch, include))
         except Exception as error:
             if len(batch) > 1:  # whose fault it is, each alone says
                 return [outcome for case in batch for outcome in work([case])]
@@ -155,7 +155,7 @@ def compare(
         worker = workers.get()
         try:
             how = {"library": library, "contract": contract, "mutation": mutation}
-            orders = ({"name": case.name, **how} for case in batch)
+            orders = ({"name": case.name, "project": case.project, **how} for case in batch)
             return [Outcome(case, worker.run(order)) for case, order in zip(batch, orders, strict=True)]
         finally:
             workers.put(worker)
@@ -168,45 +168,62 @@ def compare(
             workers.get().close()
 
 
+def verdicts(project: str, names: Sequence[str], mutation: str = "") -> list[str]:
+    """What comes of some kernels of a project (of projects.ALL), for tests."""
+    of = projects.ALL[project]
+    library, include = of.wheel.get()
+    outcomes = compare(MetalLib(library), include, [of.case(name) for name in names], mutation=mutation)
+    return [outcome.verdict for outcome in outcomes]
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
-    """How many kernels of each source came out how."""
+    """How many kernels of each source came out how; "right" are those that have a reference instead."""
     rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for outcome in outcomes:
-        file = outcome.case.source.split()[-1]
-        rows[file]["differ" if outcome.is_fault else outcome.verdict] += 1
+        file = outcome.case.source.split()[-1].split("/")[-1]
+        verdict = "differ" if outcome.is_fault else outcome.verdict
+        rows[file]["right" if verdict == "equal" and outcome.case.wanted else verdict] += 1
     rows["all"] = sum(rows.values(), collections.Counter())
-    columns = ("equal", "NaN bits", "differ")
-    lines = [f"{'source':44}" + "".join(f"{column:>10}" for column in columns)]
-    lines += [f"{file:44}" + "".join(f"{counts[c]:>10}" for c in columns) for file, counts in rows.items()]
+    columns = ("equal", "right", *dict.fromkeys(decision.kind for decision in decisions.DECISIONS), "differ")
+    lines = [f"{'source':28}" + "".join(f"{column:>11}" for column in columns)]
+    lines += [f"{file:28}" + "".join(f"{counts[c]:>11}" for c in columns) for file, counts in rows.items()]
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=projects.ALL, action="append", help="whose kernels; all, if not given")
     parser.add_argument("--kernels", default="", metavar="REGEX", help="names that it is found in")
     parser.add_argument("--sample", type=int, metavar="N", help="of each source, N kernels, evenly spread")
     parser.add_argument("--contract", action="store_true", help="products and sums fused where Apple may fuse them")
     parser.add_argument(
-        "--sources", type=Path, metavar="MLX", help=f"a checkout of MLX {wheels.VERSION}, for what no wheel has"
+        "--sources", type=Path, metavar="MLX", help=f"a checkout of MLX {wheels.MLX.version}, for what no wheel has"
     )
     options = parser.parse_args()
+    return max([_report(projects.ALL[name], options) for name in options.of or projects.ALL])
+
+
+def _report(project: projects.Project, options: argparse.Namespace) -> int:
+    """Compares the kernels of one project; 1 if any is a fault."""
+    title = f"{project.title} {project.wheel.version}"
     try:
-        library, include = wheels.mlx()
+        library, include = project.wheel.get()
     except wheels.Unavailable as reason:
-        print(f"skipped: {reason}")
+        print(f"{title} skipped: {reason}")
         return 0
     began = time.monotonic()
-    lib, include = MetalLib(library), options.sources or include
-    chosen = families.cases(name for name in lib.functions if re.search(options.kernels, name))
+    lib = MetalLib(library)
+    include = options.sources if options.sources and project.wheel is wheels.MLX else include
+    chosen = project.cases(name for name in lib.functions if re.search(options.kernels, name))
     chosen = [case for case in chosen if source.there(case, include)]
     if options.sample:
-        chosen = families.sample(chosen, options.sample)
+        chosen = projects.sample(chosen, options.sample)
     outcomes = compare(lib, include, chosen, contract=options.contract)
     for outcome in outcomes:
         if outcome.is_fault:
             print(f"{outcome.case.name}: {outcome.verdict}")
     print(table(outcomes))
-    print(f"{len(outcomes)} kernels of MLX {wheels.VERSION} in {time.monotonic() - began:.0f} s")
+    print(f"{len(outcomes)} kernels of {title} in {time.monotonic() - began:.0f} s", flush=True)
     return int(any(outcome.is_fault for outcome in outcomes))
 
 

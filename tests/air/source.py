@@ -14,12 +14,15 @@ BATCH = 40  # kernels that are compiled together
 FIRST = {"binary_ops binary": "<metal_integer> <metal_math>", "scan": "<metal_math> <metal_simdgroup>",
          "softmax": "<metal_common> <metal_simdgroup>", "logsumexp": "<metal_common> <metal_simdgroup>",
          "ternary_ops ternary": "<metal_integer> <metal_math>"}  # fmt: skip
+ATEN = ("c10/metal/common.h", "c10/metal/utils.h")  # before torch's
 BARE = {"gemv"}  # headers that bring utils.h themselves
 
 
 def text(cases: Sequence[Case]) -> str:
     """The text with an instance for each case; they have the same headers."""
     (source,) = {case.source for case in cases}
+    if cases[0].project == "torch":
+        return _aten(cases)
     if source.endswith(".metal"):  # which has the instances, too
         return f'#include "{KERNELS}/{source}"\n'
     lines = [f"#include {name}" for name in FIRST.get(source, "<metal_stdlib>").split()]
@@ -29,6 +32,13 @@ def text(cases: Sequence[Case]) -> str:
     for case in cases:
         function = case.instance
         lines.append(f'template [[host_name("{case.name}")]] [[kernel]] decltype({function}) {function};')
+    return "\n".join(lines) + "\n"
+
+
+def _aten(cases: Sequence[Case]) -> str:
+    lines = [f"#include <{name}>" for name in ("metal_stdlib", *ATEN)] + ["using namespace metal;"]
+    lines += [f"#include <{name}>" for name in cases[0].source.split()] + ["using namespace c10::metal;"]
+    lines += dict.fromkeys([case.needs for case in cases] + [case.instance for case in cases])
     return "\n".join(lines) + "\n"
 
 
@@ -45,6 +55,10 @@ def compiled(cases: Sequence[Case], include: Path) -> Path:
 
 
 def there(case: Case, include: Path) -> bool:
-    """Whether `include` has the case's source."""
+    """Whether `include` has what the case is compared with."""
+    if case.wanted:
+        return True  # which needs none
     name = case.source.split()[-1]
+    if case.project == "torch":
+        return (include / name).exists()
     return (include / KERNELS / (name if name.endswith(".metal") else f"{name}.h")).exists()

@@ -11,7 +11,7 @@ import pytest
 llvm = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: make air")
 
 from tests.air import container, execute, intrinsics, module, mutations, source, toolchain  # noqa: E402
-from tests.air.case import Buffer, Case  # noqa: E402
+from tests.air.case import EPS, Buffer, Case, Wanted, to_bfloat  # noqa: E402
 from tests.air.metallib import MetalLib  # noqa: E402
 
 THREADS = 64
@@ -162,6 +162,31 @@ def test_barriers_that_not_all_reach_are_said(runtime, text, glue) -> None:
         runtime.launch(entry, CASE, buffers())
 
 
+def test_a_reference_is_held_by_its_bound() -> None:
+    values = np.array([1.0, -3.0, 1e-30])
+    got = np.array([1 + 3e-6, -3, 1e-30], np.float32)
+    buffers = {0: Buffer(np.arange(4, dtype=np.int32), "int32"), 1: Buffer.poisoned("float32", 3)}
+
+    def found(bound: object, first: int = 0) -> dict[str, object]:
+        left = np.arange(first, first + 4, dtype=np.int32)
+        return execute.against({0: left, 1: got}, {1: Wanted(values, bound)}, buffers)
+
+    assert found(3e-6)["differ"] == 0 and found(np.array([3e-6, 0, 0]))["differ"] == 0
+    assert found(1e-6)["differ"] == 1 and "AIR 1.00000298" in found(1e-6)["first"]
+    assert found(3e-6, first=1)["differ"] == 4  # a buffer that the reference says nothing of
+    half_way = Wanted(np.array([1 + EPS["bfloat16"]]))
+    for made, count in ((1.0, 0), (1 + 2 * EPS["bfloat16"], 0), (1 - EPS["bfloat16"], 1)):
+        result = {0: to_bfloat(np.float32([made]))}
+        assert execute.against(result, {0: half_way}, {0: Buffer.poisoned("bfloat16", 1)})["differ"] == count
+
+
+def test_bits_of_an_exact_reference_count() -> None:
+    wanted = {0: Wanted(np.float32([0.0, 1.0]))}
+    for made, count in ((0.0, 0), (-0.0, 1)):
+        result = {0: np.float32([made, 1.0])}
+        assert execute.against(result, wanted, {0: Buffer.poisoned("float32", 2)})["differ"] == count
+
+
 def test_what_nothing_stands_for_is_said(text) -> None:
     with pytest.raises(intrinsics.UnknownInAir, match=r"air\.write_texture"):
         module.prepared("total", text.replace("declare void @air.wg", "declare void @air.write_texture.x(ptr)\n"
@@ -207,6 +232,14 @@ define void @each(ptr %from, ptr %to) {{
     for i in range(4):
         call(cpp.ctypes.data + 4 * i, out.ctypes.data + out.itemsize * i)
     assert out.tolist() == [v % 2 ** (8 * out.itemsize) for v in wanted]
+
+
+def test_torchs_functors_and_instances_are_written_once() -> None:
+    cases = [Case(name, "c10/metal/indexing.h", "REGISTER(f);", dict, (1,), (1,), needs="struct f {};", project="torch")
+             for name in "ab"]  # fmt: skip
+    text = source.text(cases)
+    assert text.count("struct f {};") == text.count("REGISTER(f);") == 1
+    assert text.index("#include <c10/metal/indexing.h>") < text.index("struct f {};") < text.index("REGISTER(f);")
 
 
 def test_instances_of_a_file_are_named_as_in_the_metallib() -> None:

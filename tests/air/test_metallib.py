@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.air import container
+from tests.air import container, wheels
 from tests.air.metallib import WRAPPED, MetalLib, MetalLibError
 
 BITCODE = struct.pack("<I", 0xDEC04342) + b"text of a module"
@@ -44,3 +44,17 @@ def test_a_damaged_list_and_other_bitcode_are_said(tmp_path: Path) -> None:
         MetalLib(cut)
     with pytest.raises(MetalLibError, match="second is no LLVM bitcode: it begins with 0x656e6f6e"):
         MetalLib(whole).bitcode("second")
+
+
+def test_a_section_of_a_library_is_found() -> None:
+    """Mach-O: a header of 32 bytes, commands, among them segments of 72 bytes and sections of 80."""
+    other = struct.pack("<2I8x", 0x1B, 16)
+    sections = b"".join(
+        struct.pack("<16s16s2QI28x", name, b"__TEXT", 0, len(data), at)
+        for name, data, at in ((b"__text", b"code", 280), (b"metal_basic", b"MTLB!", 284))
+    )
+    segment = struct.pack("<2I56xI4x", 0x19, 72 + len(sections), 2) + sections
+    library = struct.pack("<8I", 0xFEEDFACF, 0, 0, 6, 2, 0, 0, 0) + other + segment + b"codeMTLB!"
+    assert wheels.section(library, "metal_basic") == b"MTLB!"
+    with pytest.raises(KeyError, match="metal_31"):
+        wheels.section(library, "metal_31")

@@ -9,12 +9,11 @@ import pytest
 
 pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: make air")
 
-from tests.air import compare, families, wheels
-from tests.air.metallib import MetalLib
+from tests.air import compare, wheels
 
 pytestmark = [
     pytest.mark.tier("nightly"),
-    pytest.mark.skipif(not wheels.there(), reason="run `make air` first"),
+    pytest.mark.skipif(not wheels.MLX.there(), reason="run `make air` first"),
 ]
 SOFTMAX, GEMM = (
     "block_softmax_float32",
@@ -35,27 +34,21 @@ NOTICED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def lib() -> MetalLib:
-    return MetalLib(wheels.mlx()[0])
+def verdicts(names: list[str], mutation: str = "") -> list[str]:
+    return compare.verdicts("mlx", names, mutation)
 
 
-def verdicts(lib: MetalLib, names: list[str], mutation: str = "") -> list[str]:
-    cases = [families.case(name) for name in names]
-    return [outcome.verdict for outcome in compare.compare(lib, wheels.mlx()[1], cases, mutation=mutation)]
-
-
-def test_kernels_are_equal(lib: MetalLib) -> None:
-    assert set(verdicts(lib, [SOFTMAX, GEMM, SORT, QMV, SCAN])) == {"equal"}
+def test_kernels_are_equal() -> None:
+    assert set(verdicts([SOFTMAX, GEMM, SORT, QMV, SCAN])) == {"equal"}
 
 
 @pytest.mark.parametrize(("mutation", "name"), NOTICED)
-def test_a_fault_is_noticed(lib: MetalLib, mutation: str, name: str) -> None:
-    (verdict,) = verdicts(lib, [name], mutation)
+def test_a_fault_is_noticed(mutation: str, name: str) -> None:
+    (verdict,) = verdicts([name], mutation)
     assert "differ" in verdict
 
 
-def test_a_crash_and_an_endless_kernel_are_results(lib: MetalLib, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "the process ended with -11" in verdicts(lib, [SOFTMAX], "crash")[0]
+def test_a_crash_and_an_endless_kernel_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the process ended with -11" in verdicts([SOFTMAX], "crash")[0]
     monkeypatch.setattr(compare, "LIMIT", 5)
-    assert "no answer in time" in verdicts(lib, [SOFTMAX], "endless")[0]
+    assert "no answer in time" in verdicts([SOFTMAX], "endless")[0]

@@ -5,6 +5,7 @@ Kernels of one file are compiled together: their prelude and headers are most of
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -56,12 +57,17 @@ def glue(functions: Mapping[str, str]) -> Path:
     return _built("kernel", "glue", f'{text}\nextern "C" {{\n{more}\n}}\n', "-O1")
 
 
+@functools.lru_cache(8)  # torch's headers have all instances: one text for many batches
+def _translated(label: str, text: str, include: str) -> msl.Translation:
+    return msl.translate(text, include_dirs=[include], name=label)
+
+
 def kernels(label: str, text: str, constants: Mapping[int, str], names: Sequence[str], include: Path) -> Path:
     """A library with the kernels `names` of Metal text, as the front end translates it.
 
     constants: function constants as text, by index. Raises MslError or DoesNotCompile.
     """
-    translation = msl.translate(text, include_dirs=[str(include)], name=label)
+    translation = _translated(label, text, str(include))
     there = {kernel.name: kernel for kernel in translation.kernels}
     defined = "".join(f"#define MSL_FC_{index} ({value})\n" for index, value in constants.items())
     entries = "".join(f'MSL_KERNEL("{name}", {there[name].signature}, {there[name].entry})\n' for name in names)
