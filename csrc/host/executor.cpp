@@ -1,13 +1,16 @@
 // The host executor: translated Metal kernels, compiled by the system's C++ compiler, one fiber per GPU thread.
+#include <atomic>
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
+#include <optional>
 
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "common/portable.h"
 #include "core/executor.h"
+#include "host/guarded.h"
 #include "host/pipeline.h"
 #include "host/runtime.h"
 #include "host/toolchain.h"
@@ -64,9 +67,13 @@ public:
     uint64_t bytes[MSL_MAX_BUFFERS];
     TORCH_CHECK(record.bindings.size() <= MSL_MAX_BUFFERS, pipeline.kernel.entry(), ": ", record.bindings.size(),
                 " buffers, but Metal has ", MSL_MAX_BUFFERS);
+    std::optional<GuardedMemory> guarded;
+    if (guard_memory_) guarded.emplace(record);
     for (size_t i = 0; i < record.bindings.size(); i++) {
       const Binding& b = record.bindings[i];
-      buffers[i] = b.tensor ? b.tensor->data_ptr() : const_cast<void*>(b.bytes);
+      buffers[i] = !b.tensor ? const_cast<void*>(b.bytes)
+                   : guarded ? guarded->address(*b.tensor)
+                             : b.tensor->data_ptr();
       bytes[i] = b.tensor ? b.tensor->storage().nbytes() - b.tensor->storage_offset() * b.tensor->itemsize() : b.size;
     }
     msl_launch request{};
@@ -83,6 +90,7 @@ public:
     request.nthreadgroup = static_cast<uint32_t>(record.threadgroup_memory.size());
     char error[1024];
     TORCH_CHECK(runtime().launch(&request, error, sizeof error) == 0, error);
+    if (guarded) guarded->finish(pipeline.kernel.entry());
   }
 
   void set_toolchain(Toolchain toolchain) { toolchain_ = std::move(toolchain); }
@@ -91,6 +99,7 @@ public:
     runtime().configure(lane_order, seed, threads, strict);
   }
   void flush_subnormals(bool flush) { runtime().flush_subnormals(flush); }
+  void guard_memory(bool guard) { guard_memory_ = guard; }
 
 private:
   const Runtime& runtime() {
@@ -112,6 +121,7 @@ private:
   Toolchain toolchain_;
   std::once_flag loaded_;
   Runtime runtime_{};
+  std::atomic<bool> guard_memory_{false};
 };
 
 HostExecutor& instance() {
@@ -150,6 +160,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
   m.def("_host_flush_subnormals(bool flush) -> ()", [](bool flush) { instance().flush_subnormals(flush); });
+  m.def("_host_guard_memory(bool guard) -> ()", [](bool guard) { instance().guard_memory(guard); });
 }
 
 } // namespace foundry::host

@@ -34,8 +34,8 @@ ROOT = HERE.parents[2]
 # A function, or a table of a class, in a namespace of ours or of torch's, as the linker knows it.
 OURS = re.compile(r"__Z(?:T[VTIS]|GV|Th\w+?_)?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2|7foundry)")
 SOURCES = (
-    *("core/*.cpp", "ops/*.cpp", "loaders/*.cpp", "host/executor.cpp", "host/toolchain.cpp"),
-    *("metal/*.cpp", "metal/*.mm"),
+    *("core/*.cpp", "ops/*.cpp", "loaders/*.cpp", "metal/*.cpp", "metal/*.mm"),
+    *("host/executor.cpp", "host/guarded.cpp", "host/toolchain.cpp"),
 )
 STRICTER = "-Wall -Wextra -Werror -Werror=undeclared-selector -Wno-unused-parameter -Wno-missing-field-initializers"
 # What nearly every file of C++ includes, compiled once. csrc/metal goes without: there it would hide a missing include.

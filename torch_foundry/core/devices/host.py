@@ -26,7 +26,7 @@ class Host(Device):
 
     kind = "cpu"
     # runtime*.cpp and fiber* are compiled by the executor's own toolchain, as sanitizers need them in several builds
-    built_from = ("host/executor.cpp", "host/toolchain.cpp")
+    built_from = ("host/executor.cpp", "host/guarded.cpp", "host/toolchain.cpp")
     host_memory = maps_files = emulated = True
     half = False
 
@@ -83,6 +83,7 @@ class _Options:
     threads: int = 0  # 0: all cores
     strict: bool = True
     flush_subnormals: bool = False
+    guard_memory: bool = False
 
 
 _options = _Options()
@@ -94,6 +95,7 @@ def _apply(options: _Options) -> None:
     torch.ops.torch_foundry._host_configure(order, options.seed, options.threads, options.strict)
     if options.flush_subnormals != _options.flush_subnormals:
         torch.ops.torch_foundry._host_flush_subnormals(options.flush_subnormals)
+    torch.ops.torch_foundry._host_guard_memory(options.guard_memory)
     _options = options
 
 
@@ -105,6 +107,7 @@ def host_options(
     threads: int | None = None,
     strict: bool | None = None,
     flush_subnormals: bool | None = None,
+    guard_memory: bool | None = None,
 ) -> Iterator[None]:
     """Configure the host executor inside the block; options that are not given stay as they are.
 
@@ -113,6 +116,8 @@ def host_options(
     threads: OS threads that run threadgroups; 0: one per core.
     strict: whether a barrier that not all threads reach fails the launch (True) or only prints a message (False).
     flush_subnormals: whether arithmetic takes subnormal float32 and bfloat16 for zero, as Apple's GPUs do.
+    guard_memory: whether kernels get copies of their tensors, between guard bytes: a launch that changes a byte outside
+        the tensors that its op lets it write raises RuntimeError. A sanitizer can't see past the guards.
     """
     if lane_order is not None and lane_order not in LANE_ORDERS:
         raise ValueError(f"lane_order={lane_order!r}: expected one of {', '.join(LANE_ORDERS)}")
@@ -125,6 +130,7 @@ def host_options(
         "threads": threads,
         "strict": strict,
         "flush_subnormals": flush_subnormals,
+        "guard_memory": guard_memory,
     }
     _apply(replace(before, **{name: value for name, value in given.items() if value is not None}))
     try:
