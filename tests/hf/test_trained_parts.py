@@ -19,13 +19,14 @@ from tests.exact import InFloat64, assert_as_exact, doubled
 from tests.hf.tiny_models import ALL_FAMILIES, KIN, build, classes, ids, shared
 from torch_foundry.hf.api import patch, report, unpatch
 from torch_foundry.hf.training import TrainedAttentionMixin, TrainedMixin, TrainedMLPMixin, TrainedNormMixin
-from torch_foundry.testing.tolerance import assert_norm, relative_error
+from torch_foundry.testing.tolerance import assert_norm
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PROMPT = ids(2, 12)
 NAMES = [*ALL_FAMILIES, *KIN]
-# whose stock gradients are off by hundreds of roundings: four layers that share keys make much of each
-ROUGH = {"gemma3n": 1e-4, "gemma4_e": 1e-4}
+# Attention whose scale is 1: what makes scores small lies in the trained weights of its norm, not in random ones. With
+# those a weight's last bit moves gradients by 40 to 300 roundings, with a quarter of them by 10 to 25.
+UNSCALED = "gemma3n", "gemma4_e"
 KINDS = (TrainedNormMixin, TrainedMLPMixin, TrainedAttentionMixin)
 
 
@@ -48,13 +49,13 @@ def parts(model: nn.Module) -> Counter[str]:
 @pytest.mark.parametrize("family", NAMES)
 def test_gradients_are_as_exact_as_stock(family: str) -> None:
     stock = build(family)
+    if family in UNSCALED:
+        stock = copy.deepcopy(stock)
+        with torch.no_grad():
+            for layer in stock.model.layers:
+                layer.self_attn.q_norm.weight /= 4
     ours = patch(copy.deepcopy(stock))
-    if limit := ROUGH.get(family):
-        with InFloat64():
-            truth = gradients(doubled(stock))
-        assert all(relative_error(*pair) < limit for pair in zip(gradients(ours), truth, strict=True))
-    else:
-        assert_as_exact(gradients, ours, stock)
+    assert_as_exact(gradients, ours, stock)
     ran = [module._foundry.fused for module in ours.modules() if isinstance(module, TrainedMixin)]
     assert min(ran, default=0) > 0 and report(ours).trained == sum(ran), report(ours).fallbacks
 
