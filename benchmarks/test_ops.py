@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kit
@@ -17,25 +18,41 @@ import torch
 
 from torch_foundry.core import runtime
 
-MODULES = ("rms_norm", "linear", "embedding", "rope_kv", "attention", "glu")
+TESTS = Path(__file__).parents[1] / "tests" / "ops"
+
+
+def benches() -> Iterator[tuple[str, Any]]:
+    """Names, and what has what `kit.Bench` has: the modules of the ops' tests, and what they list in `BENCHES`."""
+    for name in [*(path.stem for path in sorted(TESTS.glob("test_*.py"))), "tests.sampling.test_replay"]:
+        module = importlib.import_module(name)
+        if hasattr(module, "BENCH"):
+            yield name.removeprefix("test_"), module
+        yield from ((bench.name, bench) for bench in getattr(module, "BENCHES", []))
+
+
+def cases(bench: Any) -> list[tuple[Any, torch.dtype]]:
+    """What a benchmark measures: a case that names no dtype in all of them."""
+    return [pair for entry in bench.BENCH for pair in ([entry] if isinstance(entry, tuple) else _in_all(entry))]
+
+
+def _in_all(case: Any) -> list[tuple[Any, torch.dtype]]:
+    return [(case, dtype) for dtype in kit.DTYPES]
 
 
 def _rows() -> Iterator[Any]:
-    for name in MODULES:
-        module = importlib.import_module(f"test_{name}")
-        for entry in module.BENCH:
-            case, dtype = entry if isinstance(entry, tuple) else (entry, torch.float32)
-            yield pytest.param(module, case, dtype, id=f"{name}-{case}-{kit.dtype_id(dtype)}")
+    for name, bench in benches():
+        for case, dtype in cases(bench):
+            yield pytest.param(name, bench, case, dtype, id=f"{name}-{case}-{kit.dtype_id(dtype)}")
 
 
 @pytest.mark.parametrize("who", ["foundry", "stock"])
-@pytest.mark.parametrize("module, case, dtype", _rows())
-def test_op(benchmark: Any, module: Any, case: Any, dtype: torch.dtype, who: str) -> None:
-    given = module.inputs(case, dtype)
-    module.check(given)
-    flops, moved = module.cost(case, dtype)
-    call = module.run if who == "foundry" else module.reference
-    benchmark.group = f"{module.__name__.removeprefix('test_')} {case} {kit.dtype_id(dtype)}"
+@pytest.mark.parametrize("name, bench, case, dtype", _rows())
+def test_op(benchmark: Any, name: str, bench: Any, case: Any, dtype: torch.dtype, who: str) -> None:
+    given = bench.inputs(case, dtype)
+    bench.check(given)
+    flops, moved = bench.cost(case, dtype)
+    call = bench.run if who == "foundry" else bench.reference
+    benchmark.group = f"{name} {case} {kit.dtype_id(dtype)}"
     benchmark.extra_info |= {
         "executor": runtime.executor("cpu"),
         "torch": torch.__version__,

@@ -1,7 +1,8 @@
 """What the tests of all ops share: cases, inputs laid out awkwardly, criteria of accuracy, seeded faults.
 
 Each `test_<op>.py` has at module level `CASES` (and `BENCH`, larger ones for the benchmark), `inputs(case, dtype)`,
-`run`, `reference`, `check(inputs)` and `cost(case, dtype) -> (flops, bytes)`; the benchmark imports them.
+`run`, `reference`, `check(inputs)` and `cost(case, dtype) -> (flops, bytes)`; the benchmark imports them. A module of
+several ops has a `Bench` for each of the others in `BENCHES`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import quant
-from torch_foundry.core import runtime, tuning
+from torch_foundry.core import environment, runtime, tuning
 from torch_foundry.testing.tolerance import (  # noqa: F401  (for the test modules)
     BF16,
     DTYPES,
@@ -61,6 +62,25 @@ class Case:
         return "-".join(f"{f.name}{getattr(self, f.name)}" for f in changed) or "default"
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What the benchmark wants of an op, where its module has it for another: the same names."""
+
+    name: str
+    BENCH: list[Any]  # cases, for every dtype, or (case, dtype)
+    inputs: Callable[[Any, torch.dtype], dict[str, Any]]
+    run: Callable[..., Any]
+    reference: Callable[..., Any]
+    check: Callable[[dict[str, Any]], None]
+    cost: Callable[[Any, torch.dtype], tuple[int, int]]
+
+
+def row_bytes(format: str | None, columns: int, dtype: torch.dtype) -> int:
+    """Of a matrix; without a format it is dense, of `dtype`."""
+    f = quant.FORMATS[format] if format else None
+    return columns // f.block_size * f.block_bytes if f else columns * dtype.itemsize
+
+
 def cases(*params: Any) -> Any:
     """`@cases((case, dtype), ...)`: combinations are chosen, not crossed: each kernel variant costs a compilation."""
     return pytest.mark.parametrize("case, dtype", params, ids=lambda v: dtype_id(v) or str(v))
@@ -98,6 +118,14 @@ def spread(x: Tensor, pad: int = 4) -> Tensor:
 
 def _poison(n: int, like: Tensor) -> Tensor:
     return torch.full((n,), float("nan") if like.is_floating_point() else -7, dtype=like.dtype)
+
+
+@contextlib.contextmanager
+def guarded_outputs() -> Iterator[None]:
+    """What a kernel leaves out of its outputs shows, and what it writes outside them."""
+    sees_more = environment.SANITIZE.value() == "address"  # reads too, but not past guard bytes
+    with poisoned_outputs(), runtime.host_options(guard_memory=not sees_more):
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------------- criteria

@@ -35,6 +35,24 @@ def agrees(**changed: Any) -> None:
     grid.check(kernel, {**CALL, **{n: v for n, v in changed.items() if n in CALL}})
 
 
+def _packed(format: str, dtype: torch.dtype) -> dict[str, Any]:
+    return given_for(k=format, v=format, dtype=dtype, batch=1, queries=1, kv_len=1024, columns=(64, 64))
+
+
+def _check_packed(given: dict[str, Any]) -> None:
+    kernel = {**KERNEL, "k": given["k_format"], "v": given["v_format"], "dtype": given["q"].dtype}
+    grid.check(kernel, {**CALL, "batch": 1, "queries": 1, "kv_len": 1024})
+
+
+BENCHES = [
+    kit.Bench(
+        "attention_packed", ["q8_0", "q4_0"], _packed, ops.attention,
+        lambda **given: plain.attention(**grid.dense(given, given["q"].dtype)), _check_packed,
+        lambda name, dtype: (16 * 64 * 1024, 2 * 2 * 1024 * row_bytes(64, name)),
+    )
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 def test_packed_rows_are_close(name: str) -> None:
     """Half a step of the codes, and a step at the end that has one code less; NaN stays; what is too large is cut."""

@@ -46,6 +46,19 @@ CASES = [
 ]
 
 
+BENCHES = [
+    kit.Bench(
+        "attention_latent",
+        [Case(heads=16, kv_heads=1, kv_len=n, capacity=n) for n in (256, 1024)],
+        lambda case, dtype: given_for(case, dtype, 512),
+        ops.attention,
+        lambda **given: plain.attention(**op_checks.finite(given)),
+        check,
+        lambda c, dtype: (4 * c.heads * 576 * c.kv_len, 576 * c.kv_len * dtype.itemsize),
+    )
+]
+
+
 @pytest.mark.parametrize("case, dtype, lanes", CASES, ids=str)
 def test_accuracy(case: Case, dtype: torch.dtype, lanes: int) -> None:
     with kit.choice("attention", lanes=lanes):

@@ -39,7 +39,7 @@ CASES = [
     *((Case(hidden=3 * quant.FORMATS[name].block_size, format=name), F32) for name in PACKED),
     *((Case(hidden=quant.FORMATS[name].block_size, format=name, scale=5.656854), BF16) for name in kit.CODES),
 ]
-BENCH = [Case(tokens=64, vocab=4096, hidden=256), Case(tokens=64, vocab=4096, hidden=896, format="q8_0")]
+BENCH = [Case(n, vocab=4096, hidden=1024, format=name) for n in (1, 64) for name in (None, *kit.CODES)]
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -56,9 +56,8 @@ reference = plain.embedding
 
 
 def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
-    f = quant.FORMATS[case.format] if case.format else None
-    row_bytes = case.hidden // f.block_size * f.block_bytes if f else case.hidden * dtype.itemsize
-    return case.tokens * case.hidden, case.tokens * (row_bytes + case.hidden * dtype.itemsize + 8)
+    row = kit.row_bytes(case.format, case.hidden, dtype)
+    return case.tokens * case.hidden, case.tokens * (row + case.hidden * dtype.itemsize + 8)
 
 
 check = op_checks.embedding  # bit for bit

@@ -88,8 +88,7 @@ for _m in (3, 33):
 CASES += [(Case(**FULL), F16), (Case(33, **FULL), BF16)]
 CASES += [(Case(m, 40, 4096), F32) for m in (4, 20)]  # in one chain six times torch's error
 
-BENCH = [Case(1, 4864, 896, "q8_0"), Case(1, 896, 4864, "q8_0"), Case(8, 4864, 896, "q8_0")]
-BENCH += [Case(1, 4864, 896), Case(1, 4096, 256), Case(64, 768, 256)]
+BENCH = [Case(m, 4864, 1024, name) for m in (1, 8, 64) for name in (None, *PACKED)] + [Case(1, 1024, 4864, "q8_0")]
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -108,10 +107,8 @@ reference = plain.linear
 
 
 def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
-    f = quant.FORMATS[case.format] if case.format else None
-    row_bytes = case.k // f.block_size * f.block_bytes if f else case.k * dtype.itemsize
     others = case.m * (case.k + case.n * (1 + case.residual)) + case.n * case.bias
-    return 2 * case.m * case.n * case.k, case.n * row_bytes + others * dtype.itemsize
+    return 2 * case.m * case.n * case.k, case.n * kit.row_bytes(case.format, case.k, dtype) + others * dtype.itemsize
 
 
 check = op_checks.linear

@@ -36,7 +36,7 @@ for _name in PACKED:
     CASES += [(Case(m, n, 3 * _block, _name), F32) for m, n in ((1, 9), (33, 65), (64, 160))]
     CASES += [(Case(33, 72, 3 * _block, _name), dtype) for dtype in (F16, BF16)]
 
-BENCH = [Case(512, 4864, 896, "q8_0"), Case(512, 896, 4864, "q8_0"), Case(16, 4864, 896, "q4_k")]
+BENCH = [Case(m, 4864, 1024, name) for m, name in ((512, None), (512, "q8_0"), (16, "q4_k"))]
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -52,9 +52,8 @@ check = op_checks.linear_backward_input
 
 
 def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
-    f = quant.FORMATS[case.format] if case.format else None
-    row_bytes = f.row_size(case.k) if f else case.k * dtype.itemsize
-    return 2 * case.m * case.n * case.k, case.n * row_bytes + case.m * (case.k + case.n) * dtype.itemsize
+    matrix = case.n * kit.row_bytes(case.format, case.k, dtype)
+    return 2 * case.m * case.n * case.k, matrix + case.m * (case.k + case.n) * dtype.itemsize
 
 
 @kit.cases(*CASES)

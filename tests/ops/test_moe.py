@@ -28,6 +28,49 @@ from torch_foundry.core import runtime
 from torch_foundry.testing import reference_moe as plain
 
 
+def _cost(c: Case, dtype: torch.dtype, matrices: int = 1) -> tuple[int, int]:
+    """Of the experts of all tokens; those of several are read once at least."""
+    pairs, row = c.tokens * c.k, kit.row_bytes(c.format, c.hidden, dtype)
+    moved = matrices * min(pairs, c.experts) * c.inner * row + pairs * (c.hidden + c.inner) * dtype.itemsize
+    return 2 * matrices * pairs * c.hidden * c.inner, moved
+
+
+def _chosen(c: Case, dtype: torch.dtype) -> Given:
+    return {"logits": kit.normal(kit.generator(c), c.tokens, c.experts, dtype=dtype, scale=4.0), "k": c.k}
+
+
+def _check_chosen(given: Given) -> None:
+    (ids, weights), (true_ids, truth) = ops.moe_choose(**given), plain.moe_choose(**kit.double(given))
+    kit.assert_equal(ids, true_ids)
+    kit.assert_norm(weights, truth, plain.moe_choose(**given)[1].to(weights.dtype))
+
+
+def _routed(c: Case, dtype: torch.dtype) -> Given:
+    return {**route_inputs(c.tokens, c.experts, c.hidden, dtype, shared=False), "k": c.k}
+
+
+def _check_routed(given: Given) -> None:
+    check_route({name: value for name, value in given.items() if name != "k"}, given["k"])
+
+
+FEW = [Case(m, 8, 2, 1024, 512, name) for m in (1, 4) for name in (None, *kit.CODES)]
+MANY = [Case(64, 8, 2, 1024, 512, name) for name in (None, *kit.CODES)]
+ROUTES = [Case(m, 128, 8, 1024) for m in (1, 16)]
+BENCHES = [
+    kit.Bench("moe_glu", FEW, glu_inputs, ops.moe_glu, plain.moe_glu, check_glu, lambda c, dtype: _cost(c, dtype, 2)),
+    kit.Bench("moe_down", FEW, down_inputs, ops.moe_down, plain.moe_down, check_down, _cost),
+    kit.Bench("moe_many", MANY, down_inputs, lambda **given: many(given), plain.moe_down, check_many, _cost),
+    kit.Bench(
+        "moe_choose", ROUTES, _chosen, ops.moe_choose, plain.moe_choose, _check_chosen,
+        lambda c, dtype: (c.tokens * c.experts * c.k, c.tokens * (c.experts + 2 * c.k) * dtype.itemsize),
+    ),
+    kit.Bench(
+        "moe_route", ROUTES, _routed, ops.moe_route, plain.moe_route, _check_routed,
+        lambda c, dtype: (2 * c.tokens * c.experts * c.hidden, c.experts * c.hidden * dtype.itemsize),
+    ),
+]  # fmt: skip
+
+
 @kit.cases(*CASES)
 def test_glu(case: Case, dtype: torch.dtype) -> None:
     check_glu(glu_inputs(case, dtype))

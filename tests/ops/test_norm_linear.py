@@ -210,6 +210,31 @@ QKV_CASES = [
 ]
 
 
+def cost(m: int, k: int, n: int, formats: tuple[str | None, ...], dtype: torch.dtype) -> tuple[int, int]:
+    """Of products with matrices of `n` rows together, in one format."""
+    return 2 * m * n * k, n * kit.row_bytes(formats[0], k, dtype) + (m * (n + k) + k) * dtype.itemsize
+
+
+def _bench(name: str, n: tuple[int, ...], make: Any, run: Any, by_torch: Any, checked: Any) -> kit.Bench:
+    """A few rows of each format, of the sizes of Qwen2.5 0.5B but for k, which all formats divide."""
+    formats = [(format,) * len(n) for format in (None, *kit.CODES)]
+    return kit.Bench(
+        name, [Case(m, 1024, n, each) for m in (1, 8) for each in formats], make, run, by_torch, checked,
+        lambda c, dtype: cost(c.m, c.k, sum(n), c.formats, dtype),
+    )  # fmt: skip
+
+
+def _bench_qkv(case: Case, dtype: torch.dtype) -> Given:
+    return qkv_inputs(Heads(1, case.m, 14, 2, k=case.k, formats=case.formats), dtype)
+
+
+BENCHES = [
+    _bench("norm_linear", (896, 128, 128), inputs, ops.norm_linear, reference, check),
+    _bench("norm_glu", (4864, 4864), glu_inputs, ops.norm_glu, lambda **given: glu_reference(given), check_glu),
+    _bench("norm_qkv", (896, 128, 128), _bench_qkv, ops.norm_qkv, lambda **given: qkv_reference(given), check_qkv),
+]
+
+
 @kit.cases(*QKV_CASES)
 def test_qkv(case: Heads, dtype: torch.dtype) -> None:
     check_qkv(qkv_inputs(case, dtype))

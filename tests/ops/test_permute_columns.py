@@ -23,6 +23,19 @@ def given(rows: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     }
 
 
+BENCHES = [
+    kit.Bench(
+        "permute_columns",
+        [1, 128],
+        lambda rows, dtype: given(rows, 4096, dtype),
+        ops.permute_columns_and_norm,
+        plain.permute_columns_and_norm,
+        lambda inputs: check(inputs),
+        lambda rows, dtype: (0, 4096 * (4 + 2 * (rows + 1) * dtype.itemsize)),
+    )
+]
+
+
 def check(inputs: dict[str, Any]) -> None:
     got = ops.permute_columns_and_norm(**inputs)
     expected = plain.permute_columns_and_norm(**inputs)

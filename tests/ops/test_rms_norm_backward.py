@@ -32,7 +32,7 @@ CASES += [(Case(hidden=33), F16), (Case(hidden=896), F16), (Case(hidden=257), BF
 CASES += [(Case(rows, 40), F32) for rows in (1, 16, 17, 512, 513, 1100)] + [(Case(700, 64), BF16)]
 CASES += [(Case(kind="olmo"), BF16), (Case(kind="gemma"), F16), (Case(kind="gemma", hidden=33), F32)]
 CASES += [(Case(eps=1e-5, scale=1e-3), F32)]
-BENCH = [(Case(512, 896), F32), (Case(512, 4096), F16)]
+BENCH = [Case(512, 896), Case(512, 4096)]
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -48,6 +48,24 @@ check = op_checks.rms_norm_backward
 
 def cost(case: Case, dtype: torch.dtype) -> tuple[int, int]:
     return 9 * case.rows * case.hidden, (3 * case.rows + 1) * case.hidden * dtype.itemsize
+
+
+def weight_inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    given = inputs(case, dtype)
+    return {"grad": given["grad"], "x": given["x"], "inverse_rms": reference(**given)[1]}
+
+
+def check_weight(given: dict[str, Any]) -> None:
+    truth, stock = plain.rms_norm_backward_weight(**kit.double(given)), plain.rms_norm_backward_weight(**given)
+    kit.assert_norm(ops.rms_norm_backward_weight(**given), truth, stock)
+
+
+BENCHES = [
+    kit.Bench(
+        "rms_norm_backward_weight", BENCH, weight_inputs, ops.rms_norm_backward_weight, plain.rms_norm_backward_weight,
+        check_weight, lambda c, dtype: (3 * c.rows * c.hidden, (2 * c.rows + 1) * c.hidden * dtype.itemsize),
+    )
+]  # fmt: skip
 
 
 @kit.cases(*CASES)

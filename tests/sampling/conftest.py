@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kit import poisoned_outputs
+from kit import guarded_outputs
 
 torch.set_num_threads(1)  # tensors are small
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_outputs() -> Iterator[None]:
-    with poisoned_outputs():
+def _guarded_outputs() -> Iterator[None]:
+    with guarded_outputs():
         yield

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import kit
 import numpy as np
 import pytest
 import torch
 from kit import F32, generator, normal
+from torch import Tensor
 
 from tests.sampling.draws import CASES, MIXED, Replay, check, drawing, sampler_of
-from torch_foundry.sampling import Settings
+from torch_foundry import ops
+from torch_foundry.sampling import Sampler, Settings
 from torch_foundry.testing import sampler_reference
 
 
@@ -16,6 +21,50 @@ from torch_foundry.testing import sampler_reference
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_draw_is_the_oracles(case: Replay) -> None:
     check(case)
+
+
+VOCABULARY = 151_936
+
+
+def _step(rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    prompt = torch.arange(3 * rows).view(rows, 3)
+    sampler = sampler_of(drawing(top_k=40, temperature=0.8), prompt, VOCABULARY, 64, rows)
+    return {"sampler": sampler, "logits": normal(generator(rows), rows, VOCABULARY, dtype=dtype, scale=3.0)}
+
+
+def _by_torch(sampler: Sampler, logits: Tensor) -> Tensor:
+    best = (logits.float() / 0.8).topk(40)
+    return best.indices.gather(1, torch.multinomial(best.values.softmax(-1), 1))
+
+
+def _prompt(length: int, _: torch.dtype) -> dict[str, Any]:
+    ids = torch.randint(0, VOCABULARY, (4, length), generator=generator(length))
+    counts = torch.zeros(4, VOCABULARY, dtype=torch.int32)
+    return {"ids": ids, "first": torch.zeros(4, dtype=torch.int32), "prompt": length, "counts": counts}
+
+
+def _marks(ids: Tensor, first: Tensor, prompt: int, counts: Tensor) -> None:
+    counts.scatter_(1, ids, 1)
+
+
+def _check_prompt(given: dict[str, Any]) -> None:
+    expected = given["counts"].clone()
+    _marks(**{**given, "counts": expected})
+    ops.sample_count_prompt(**given)
+    assert torch.equal(given["counts"], expected)
+
+
+BENCHES = [
+    kit.Bench(
+        "sample", [1, 8], _step, lambda sampler, logits: sampler.step(logits), _by_torch,
+        lambda given: check(Replay("bench", drawing(top_k=40), VOCABULARY, rows=8, dtype=given["logits"].dtype)),
+        lambda rows, dtype: (3 * rows * VOCABULARY, rows * VOCABULARY * dtype.itemsize),
+    ),
+    kit.Bench(
+        "sample_count_prompt", [(512, torch.int64)], _prompt, ops.sample_count_prompt, _marks, _check_prompt,
+        lambda length, _: (0, 4 * length * 12),
+    ),
+]  # fmt: skip
 
 
 def test_there_are_enough() -> None:
