@@ -26,7 +26,7 @@ from benchmarks.harness.record import Parity, Record
 from benchmarks.harness.table import generation_table
 from benchmarks.models import DTYPES, MODELS, REAL, build, state_bytes, weight_bytes
 from benchmarks.parity import parity
-from benchmarks.ways import BASELINE, WAYS, Network
+from benchmarks.ways import BASELINE, WAYS, GenerationMode, Network, synced
 from torch_foundry import quant
 
 
@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.cells:
         sizes = [options.pair(text, "--cells") for text in args.cells.split(",")]
     cells = [Cell(batch, prompt, tokens) for batch, prompt in sizes]
-    ways = options.some_of(args.ways, WAYS, "--ways")
+    ways = {key: WAYS[key] for key in options.some_of(args.ways, WAYS, "--ways")}
+    if args.sync_every:
+        ways |= synced(options.numbers(args.sync_every, "--sync-every"))
     found = machine.look(device, quick=args.quick, commit=args.commit)
     records: list[Record] = []
     for name in names:
@@ -73,7 +75,7 @@ class Run:
     seed: int
     profiles: Path | None  # folder for profiles, if they are wanted
 
-    def records(self, cells: list[Cell], ways: list[str], stock: dict[Cell, Times]) -> Iterator[Record]:
+    def records(self, cells: list[Cell], ways: dict[str, GenerationMode], stock: dict[Cell, Times]) -> Iterator[Record]:
         """All ways on all cells. `stock` takes HF eager's times in float16 and lends them to packed formats."""
         packed = self.format not in DTYPES
         bare = Record("e2e", self.name, "", self.format, {}, self.machine, seed=self.seed)
@@ -86,11 +88,11 @@ class Run:
         expected: dict[Cell, torch.Tensor] = {}
         baseline: dict[Cell, Times] = stock if packed else {}
         for key in sorted(ways, key=lambda key: key != BASELINE):
-            way = WAYS[key]
+            way = ways[key]
             if reason := way.why_not(self.device, packed):
                 yield dataclasses.replace(bare, kind="skipped", way=way.title, reason=reason)
                 continue
-            done = self._time(network, key, cells)
+            done = self._time(network, way, cells)
             for cell, generated in done.items():
                 row = dataclasses.replace(bare, way=way.title, shape=dataclasses.asdict(cell))
                 if isinstance(generated, str):
@@ -106,20 +108,20 @@ class Run:
                     right = parity(network, way, ids, generated.ids, expected.get(cell))
                 yield self._row(row, network, cell, generated, right, None if key == BASELINE else baseline.get(cell))
                 if self.profiles is not None:
-                    self._profile(row, network, key, ids, cell)
+                    self._profile(row, network, key, way, ids, cell)
         del network
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _time(self, network: Network, key: str, cells: list[Cell]) -> dict[Cell, Generated | str]:
+    def _time(self, network: Network, way: GenerationMode, cells: list[Cell]) -> dict[Cell, Generated | str]:
         done: dict[Cell, Generated | str] = {}
-        with WAYS[key].ready(network):
+        with way.ready(network):
             for cell in cells:
                 ids = cell.ids(network.config.vocab_size, self.device, self.seed)
                 if "torch._dynamo" in sys.modules:
                     torch.compiler.reset()  # or a second shape would be compiled for all shapes
                 try:
-                    done[cell] = time_generation(network, WAYS[key], ids, cell, self.iterations)
+                    done[cell] = time_generation(network, way, ids, cell, self.iterations)
                 except torch.OutOfMemoryError as error:
                     done[cell] = _out_of_memory(error)
         return done
@@ -143,9 +145,10 @@ class Run:
             extra={"tokens_per_s": _speeds(generated.decode, cell.batch), "iterations": self.iterations},
         )
 
-    def _profile(self, row: Record, network: Network, key: str, ids: torch.Tensor, cell: Cell) -> None:
+    def _profile(
+        self, row: Record, network: Network, key: str, way: GenerationMode, ids: torch.Tensor, cell: Cell
+    ) -> None:
         assert self.profiles is not None
-        way = WAYS[key]
         with way.ready(network), profiled(self.device) as profile:
             generate(network, ids, 1 + cell.tokens, **way.options)
         folder = self.profiles / "profiles"
@@ -174,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench_e2e", description=__doc__.splitlines()[0])
     options.add(parser, REAL, "f16,bf16,f32,q8_0,q4_0")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
+    parser.add_argument("--sync-every", metavar="N,...", help="patched too, with so many tokens handed over at once")
     parser.add_argument("--prompts", default="128,512,2048", help="tokens of the prompts")
     parser.add_argument("--batches", default="1,4,8", help="sequences side by side")
     parser.add_argument("--cells", help="these BATCHxPROMPT only, as in 1x128,8x512")

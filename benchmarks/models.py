@@ -92,6 +92,7 @@ MODELS = {
     # Shapes for bench_ops; nothing builds them.
     "qwen3-30b-a3b": Model("Qwen3MoeConfig", 2048, 6144, 48, 32, 4, 128, 151936, False, experts=(768, 8)),
     "mixtral-8x7b": Model("MixtralConfig", 4096, 14336, 32, 32, 8, 128, 32000, False, experts=(14336, 2)),
+    "demo": Model("LlamaConfig", 256, 768, 9, 4, 2, 64, 4096, True),  # the bundled model, with its weights
     # For the benchmarks' own tests: nothing is to be learned from their times.
     "tiny": Model("LlamaConfig", 64, 96, 2, 2, 1, 64, 320, False, experts=(64, 2)),
     "tiny-hybrid": Model("Qwen3_5TextConfig", 64, 96, 4, 2, 1, 64, 320, False, _delta_rule(2, 1, (3, 3, 2))),
@@ -101,7 +102,8 @@ SEVERAL_KINDS = (
     *("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "gemma-4-e4b", "lfm2-2.6b", "gpt-oss-20b"),
     "tiny-hybrid",
 )
-REAL = tuple(name for name, model in MODELS.items() if name not in ("tiny", *SEVERAL_KINDS) and not model.experts[1])
+SMALL = ("demo", "tiny")
+REAL = tuple(name for name, model in MODELS.items() if name not in (*SMALL, *SEVERAL_KINDS) and not model.experts[1])
 
 MIXTURES = tuple(name for name, model in MODELS.items() if name != "tiny" and model.experts[1])
 
@@ -136,21 +138,30 @@ def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 
     """
     import transformers
 
+    from torch_foundry.demo_model import demo_model_path
+
     dtype = DTYPES.get(fmt, torch.float16)
     torch.manual_seed(seed)
-    with torch.device(device):
-        network = transformers.AutoModelForCausalLM.from_config(config(model, max_positions), dtype=dtype).eval()
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if parameter.dim() == 2 and "embed" not in name:
-                parameter.normal_(std=parameter.shape[1] ** -0.5)
-            elif parameter.dim() == 3 and ".experts." in name:
-                parameter.normal_(std=parameter[0].numel() ** -0.25)
+    if model is MODELS["demo"]:
+        network = transformers.AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=dtype).eval().to(device)
+    else:
+        with torch.device(device):
+            network = transformers.AutoModelForCausalLM.from_config(config(model, max_positions), dtype=dtype).eval()
+        _draw(network)
     network.generation_config.eos_token_id = None
     network.generation_config.pad_token_id = 0
     if fmt not in DTYPES:
         pack(network, fmt)
     return network
+
+
+@torch.no_grad()
+def _draw(network: Any) -> None:
+    for name, parameter in network.named_parameters():
+        if parameter.dim() == 2 and "embed" not in name:
+            parameter.normal_(std=parameter.shape[1] ** -0.5)
+        elif parameter.dim() == 3 and ".experts." in name:
+            parameter.normal_(std=parameter[0].numel() ** -0.25)
 
 
 def pack(network: Any, fmt: str) -> None:

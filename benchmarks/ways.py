@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +48,10 @@ class GenerationMode:
 
 
 @contextlib.contextmanager
-def _hf_loop(network: Network) -> Iterator[Network]:
-    """Patched, but for the loop of generate()."""
+def _patched(network: Network, sync_every: int) -> Iterator[Network]:
+    """With so many tokens handed to the device at once."""
     before = os.environ.get(SYNC_EVERY)
-    os.environ[SYNC_EVERY] = "0"
+    os.environ[SYNC_EVERY] = str(sync_every)
     try:
         with torch_foundry.patched(network):
             yield network
@@ -70,6 +71,16 @@ WAYS = {
         "HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler
     ),
     "patched": GenerationMode("patched", ready=torch_foundry.patched, ours=True),
-    "patched-hf-loop": GenerationMode("patched, HF's loop", ready=_hf_loop, ours=True),
+    "patched-hf-loop": GenerationMode("patched, HF's loop", ready=functools.partial(_patched, sync_every=0), ours=True),
     "patched-sampled": GenerationMode("patched, sampled", torch_foundry.patched, SAMPLED, ours=True, rank=RANK),
 }
+
+
+def synced(every: Sequence[int]) -> dict[str, GenerationMode]:
+    """Patched, with a wait for the device after so many tokens each."""
+    return {
+        f"patched-sync-{n}": GenerationMode(
+            f"patched, {n} at once", ready=functools.partial(_patched, sync_every=n), ours=True
+        )
+        for n in every
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -201,6 +202,25 @@ def test_bench_e2e(tmp_path: Path, capsys: pytest.CaptureFixture[str], even_cloc
     assert results.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "| tiny | f32 | 2, 6 | patched |" in shown and "same tokens" in shown and "0 invalid" in shown
+
+
+def test_bench_e2e_after_how_many_tokens_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, even_clock: None
+) -> None:
+    seen: list[str] = []
+    right = generating.generate
+
+    def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(os.environ.get("TORCH_FOUNDRY_SYNC_EVERY", ""))
+        return right(*args, **kwargs)
+
+    monkeypatch.setattr(generating, "generate", noted)
+    few = [*FEW, "--prompts", "6", "--batches", "1", "--max-tokens", "5", "--iterations", "1", "--no-plots"]
+    swept = ["--formats", "f32", "--ways", "eager", "--sync-every", "1,4"]
+    assert bench_e2e.main([*few, *swept, "--out", str(tmp_path)]) == 0
+    found = [(r["way"], r["parity"]["criterion"]) for r in rows(tmp_path / "e2e.jsonl")[1:]]
+    assert found == [(f"patched, {n} at once", "the greedy tokens of HF eager") for n in (1, 4)]
+    assert list(dict.fromkeys(seen)) == ["", "1", "4"] and "TORCH_FOUNDRY_SYNC_EVERY" not in os.environ
 
 
 def test_wrong_tokens_are_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, even_clock: None) -> None:
