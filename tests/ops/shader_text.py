@@ -128,6 +128,8 @@ class ShaderText:
                 i = tokens.angle(i)
             elif tokens.kind[i] == "id" and i > first and tokens.at(i + 1) != "(":
                 name = tokens.text[i]
+            elif tokens.text[i] in ("&", "*"):  # what came before is the type
+                name = ""
             i += 1
         if name and name not in _TYPES:
             yield name

@@ -101,7 +101,7 @@ def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel(rows[17].half(), dense.half(), None) == "linear_tiles"
     routes = linear_routes(packed, "q8_0")
     assert routes.most(True, F16) == 64 and routes.most(True, F32) == limits.FEW_ROWS
-    assert linear_routes(dense, None).most(False, F16) == 8
+    assert linear_routes(dense, None).most(False, F16) == 16
     monkeypatch.delenv(MATRIX_ROWS.name)
     tuning.load_environment()
     assert kernel(rows[17].half(), packed, "q8_0") == "linear_tiles"

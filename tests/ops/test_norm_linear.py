@@ -385,7 +385,7 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
       const float c = float(cosines[angles.cosines + column])"""
 FAULTS = [
-    _fault("gains-of-gemma", "args.offset}", "0.0f * args.offset}", lambda: test_linear(Case(kind="gemma"), F32),
+    _fault("gains-of-gemma", "args.offset, normed}", "0.0f * args.offset, normed}", lambda: test_linear(Case(kind="gemma"), F32),
            "normed_products.h"),
     _fault("norm-where-there-is-none", "if (!normed) return total;", "", lambda: test_linear(*CASES[-1]),
            "normed_products.h"),
