@@ -83,8 +83,17 @@ def other_rope_buffer(model: Any) -> None:
     model.model.rotary_emb.inv_freq = 0.5 * model.model.rotary_emb.inv_freq
 
 
+def other_eps(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+
+
+def other_last_eps(model: Any) -> None:
+    model.model.norm.variance_epsilon = 0.5
+
+
 RECORDED_AGAIN: list[Change] = [
-    assign, new_data, new_parameter, new_last_norm, new_embedding, fewer_layers, other_rope, other_rope_buffer
+    assign, new_data, new_parameter, new_last_norm, new_embedding, fewer_layers, other_rope, other_rope_buffer,
+    other_eps, other_last_eps,
 ]  # fmt: skip
 
 

@@ -64,6 +64,23 @@ REASONS: list[tuple[Callable[[Any], None], str]] = [
 ]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen3", "deepseek_v3", "qwen3_5", "granite4", "gemma3n"])
+def test_norms_may_be_given_another_eps(family: str) -> None:
+    """Of layers, mixers and the model, and of a norm that is called alone."""
+    stock, model = copy.deepcopy(shared(family)), patch(copy.deepcopy(shared(family)))
+    before = logits(model)
+    for each in (stock, model):
+        for module in each.modules():
+            for name in {"eps", "variance_epsilon"} & module.__dict__.keys():
+                setattr(module, name, 0.5)
+    assert not torch.allclose(logits(model), before, atol=1e-3)
+    assert_as_exact(logits, model, stock)
+    norm, x = "model.norm", torch.randn(2, 64)
+    torch.testing.assert_close(model.get_submodule(norm)(x), stock.get_submodule(norm)(x))
+    assert not report(model).fallbacks
+
+
 @pytest.mark.parametrize(("change", "reason"), REASONS, ids=lambda x: getattr(x, "__name__", ""))
 def test_one_changed_layer_runs_stock(change: Callable[[Any], None], reason: str) -> None:
     stock = copy.deepcopy(shared("llama"))

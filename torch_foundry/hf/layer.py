@@ -56,7 +56,7 @@ class LayerMixin(FoundryModule):
         if not plan.state.enabled:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         try:
-            if plan.__class__ is not LayerPlan or plan.shards.changed():
+            if plan.__class__ is not LayerPlan or plan.outdated():
                 plan = self.layer_plan()
             given = plan.named(args, kwargs)
             slot = check(plan, self.training, hidden_states, given)
@@ -74,9 +74,9 @@ class LayerMixin(FoundryModule):
         return (y, None) if plan.spec.family.pairs else y
 
     def layer_plan(self: Any) -> LayerPlan:
-        """The plan; a copy of a layer makes its own, and one whose shards have been replaced another."""
+        """The plan; a copy of a layer makes its own, and one whose plan is outdated another."""
         plan = self._foundry
-        if plan.__class__ is not LayerPlan or plan.shards.changed():
+        if plan.__class__ is not LayerPlan or plan.outdated():
             own = self.__dict__["_foundry"] = LayerPlan(self, plan.state)
             own.fused, own.fallbacks = plan.fused, plan.fallbacks
         result: LayerPlan = self._foundry

@@ -120,12 +120,13 @@ class NormMixin(LeafMixin):
     plan_class = NormPlan
 
     def _fused(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
-        if plan.norm.fuses and needs_grad(plan.norm.parameters, input):
-            return trained_norm(plan.norm, input)
+        norm = plan.norm(self)
+        if norm.fuses and needs_grad(norm.parameters, input):
+            return trained_norm(norm, input)
         if reason := tensor_reason(input):
             raise Fallback(reason)
-        check_weights(plan.norm.parameters, input.dtype, input)
-        return plan.norm(input.contiguous())
+        check_weights(norm.parameters, input.dtype, input)
+        return norm(input.contiguous())
 
 
 class EmbeddingPlan(Plan):

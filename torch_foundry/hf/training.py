@@ -23,6 +23,7 @@ from torch_foundry.models.rope import tables_of
 from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.watch import epsilon
 from torch_foundry.models.weights import OFFSETS, Norm
 from torch_foundry.nn.activations import activation_of
 
@@ -76,11 +77,17 @@ def check(x: torch.Tensor) -> None:
 class NormPlan(Plan):
     """A norm's weight, and how it rounds."""
 
-    __slots__ = ("norm",)
+    __slots__ = ("_norm",)
 
     def __init__(self, module: nn.Module, state: ModelState) -> None:
         super().__init__(state)
-        self.norm = Norm(module)
+        self._norm = Norm(module)
+
+    def norm(self, module: Any) -> Norm:
+        """That of `module` as it is by now."""
+        if self._norm.eps != epsilon(module):
+            self._norm = Norm(module)
+        return self._norm
 
 
 class TrainedNormMixin(TrainedMixin):
@@ -89,7 +96,7 @@ class TrainedNormMixin(TrainedMixin):
     plan_class = NormPlan
 
     def _trained(self, plan: NormPlan, input: torch.Tensor) -> torch.Tensor:
-        return trained_norm(plan.norm, input)
+        return trained_norm(plan.norm(self), input)
 
 
 def trained_norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
+from torch_foundry.models.watch import epsilon
 from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes
 
@@ -36,8 +37,7 @@ class Norm:
         kind = norm_kind(module)
         assert kind is not None
         self.kind = "llama" if kind == "plain" else kind
-        # OLMo's has no attribute for it
-        self.eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 1e-5)))
+        self.eps = epsilon(module)
         self.parameters: dict[str, Any] = module._parameters
 
     @property
