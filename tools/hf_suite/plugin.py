@@ -146,6 +146,19 @@ def pytest_configure(config: pytest.Config) -> None:
         patch_models()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """Leave out what all models share and folders take as it is (HF_SUITE_OWN: which folders, by spaces)."""
+    folders = os.environ.get("HF_SUITE_OWN", "").split()
+    left_out = [item for item in items if item.path.parent.name in folders and is_shared(item.function)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def is_shared(test: Any) -> bool:
+    """Whether `ModelTesterMixin` has defined a test."""
+    return str(test.__module__).endswith("test_modeling_common")
+
+
 def pytest_collection_finish() -> None:
     """Tests of caches ask for the very class of a layer with recurrent states: ours is one derived from it."""
     generation = sys.modules.get("tests.generation.test_utils")
