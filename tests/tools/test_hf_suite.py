@@ -40,7 +40,9 @@ def test_models_are_patched_where_tests_get_them(monkeypatch: pytest.MonkeyPatch
 
 def test_names_that_a_version_lacks_skip_the_test(tmp_path: Path) -> None:
     source = tmp_path / "test_x.py"
-    source.write_text("from transformers.utils import logging, no_such_name\nfrom .own import other\n")
+    source.write_text(
+        "from transformers.utils import logging, no_such_name\nfrom .own import other\nfrom no_such_package import x\n"
+    )
     from transformers import utils
 
     try:
@@ -91,5 +93,5 @@ def test_the_document_is_what_was_counted() -> None:
     record, folders = (json.loads(path.read_text()) for path in (suite.RECORD, suite.FOLDERS))
     assert suite.DOCUMENT.read_text() == suite.document(record, folders)
     assert record.keys() <= {*ALL_FAMILIES, *KIN}, "python -m tools.hf_suite --update"
-    for row in (*record.values(), *folders.values()):
-        assert row["stock"] >= 100 and row["stock"] <= row["patched"] + row.get("excused", 0)
+    for rows, least in ((record, 100), (folders, 40)):
+        assert all(least <= row["stock"] <= row["patched"] + row.get("excused", 0) for row in rows.values())

@@ -25,10 +25,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 from transformers.cache_utils import LinearAttentionLayer
+from transformers.utils import is_datasets_available
 
 import torch_foundry
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 
+PACKAGES = ("transformers", "datasets")  # of which tests may want names that there aren't
 SEED = int(os.environ.get("HF_SUITE_SEED", "0"))
 
 
@@ -70,11 +72,13 @@ def patch_models() -> None:
 
 
 def add_missing_names(sources: list[Path]) -> list[str]:
-    """Give modules of transformers what tests of another version import from them: functions that skip the test."""
+    """Give modules what tests import from them and they haven't, as transformers' of another version, or where there is
+    no such package: functions that skip the test."""
+    is_datasets_available()  # remembers, before there is something of that name
     missing = []
     for source in sources:
         for node in ast.walk(ast.parse(source.read_text())):
-            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("transformers"):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith(PACKAGES):
                 missing += [name for alias in node.names if (name := _add_missing(str(node.module), alias.name))]
     return missing
 
@@ -88,7 +92,7 @@ def _add_missing(module: str, name: str) -> str | None:
         return None
 
     def absent(*args: Any, **kwargs: Any) -> None:
-        pytest.skip(f"this transformers has no {module}.{name}")
+        pytest.skip(f"there is no {module}.{name}")
 
     setattr(owner, name, absent)
     return f"{module}.{name}"
@@ -161,6 +165,8 @@ def is_shared(test: Any) -> bool:
 
 def pytest_collection_finish() -> None:
     """Tests of caches ask for the very class of a layer with recurrent states: ours is one derived from it."""
+    if not is_datasets_available():
+        sys.modules.pop("datasets", None)  # or others would take it for the package
     generation = sys.modules.get("tests.generation.test_utils")
     if generation and os.environ.get("HF_SUITE_PATCH"):
         vars(generation)["type"] = stock_type
