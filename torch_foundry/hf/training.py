@@ -18,12 +18,11 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, norm_kind
 from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
-from torch_foundry.models.guards import differentiable_reason, weight_reason
+from torch_foundry.models.guards import differentiable_reason, epsilon, weight_reason
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class
-from torch_foundry.models.watch import epsilon
 from torch_foundry.models.weights import OFFSETS, Norm
 from torch_foundry.nn.activations import activation_of
 

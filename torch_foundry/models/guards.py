@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch_foundry.nn.packing import KERNEL_DTYPES
 RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
 # implementations whose masks are 4D tensors, or None for "causal"
 ATTENTION = frozenset({"sdpa", "eager"})
+EPSILONS = ("eps", "variance_epsilon")  # what norms call the number that they add to a mean square
 
 
 def tensor_reason(x: torch.Tensor) -> str | None:
@@ -60,10 +62,33 @@ def differentiable_reason(x: torch.Tensor) -> str | None:
     return None
 
 
+def epsilon(norm: Any) -> float:
+    """What `norm` adds to a mean square. OLMo's has no attribute for it."""
+    return float(getattr(norm, "eps", getattr(norm, "variance_epsilon", 1e-5)))
+
+
+class Epsilons:
+    """The eps of norms among some modules, which plans and launches have as numbers, as they are."""
+
+    __slots__ = ("_owners", "_seen")
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        found = [m.__dict__ for m in modules]
+        self._owners = [(itemgetter(name), [own for own in found if name in own]) for name in EPSILONS]
+        self._seen = self._now()
+
+    def _now(self) -> list[Any]:
+        return [eps for get, owners in self._owners for eps in map(get, owners)]
+
+    def changed(self) -> bool:
+        """Whether one has been given another."""
+        return self._now() != self._seen
+
+
 class CallGuard:
     """The submodules of a layer as they were when its plan was made."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "epsilons")
 
     def __init__(self, layer: nn.Module) -> None:
         entries = []
@@ -73,7 +98,7 @@ class CallGuard:
                 group = layer.get_submodule(parent)._modules
                 own = module.__dict__.get("forward")  # that of tensor parallelism, if it is understood
                 entries.append((group, leaf, module, type(module), module.__dict__, own, name))
-        self._entries = tuple(entries)
+        self._entries, self.epsilons = tuple(entries), Epsilons(layer.modules())
 
     def changed(self) -> str | None:
         """Why a submodule may compute something else than planned (replaced, hooked ...); None if nothing changed."""

@@ -15,22 +15,19 @@ from torch_foundry.models.moe import ExpertBlock
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.tensor_parallel import local_layer
-from torch_foundry.models.watch import Epsilons
 
 
 class LayerPlan(Plan):
     """A decoder layer for the fused path, and what it watches."""
 
-    __slots__ = (
-        "buffers", "config", "epsilons", "free", "layer", "names", "parameters", "shards", "spec", "trained", "watch",
-    )  # fmt: skip
+    __slots__ = ("buffers", "config", "free", "layer", "names", "parameters", "shards", "spec", "trained", "watch")
 
     def __init__(self, layer: torch.nn.Module, state: ModelState) -> None:
         super().__init__(state)
         module, self.spec, self.shards = local_layer(layer)
         self.layer = FusedLayer(module, self.spec)
         self.config = self.layer.config
-        self.watch, self.epsilons = CallGuard(layer), Epsilons(module.modules())
+        self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in module.modules() if m._parameters)
         self.trained = tuple(m._parameters for m in layer.modules() if m._parameters)
         mixer, block = self.layer.mixer, self.layer.block  # sinks and routers may be of other dtypes
@@ -42,7 +39,7 @@ class LayerPlan(Plan):
 
     def outdated(self) -> bool:
         """Whether another has to be made: shards have been replaced, or norms have another eps."""
-        return self.shards.changed() or self.epsilons.changed()
+        return self.shards.changed() or self.watch.epsilons.changed()
 
     @property
     def place(self) -> int:

@@ -12,36 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from torch_foundry.models.guards import RECORDER
+from torch_foundry.models.guards import EPSILONS, RECORDER
 
 _VALUES: Any = dict.values
-_EPSILONS = ("eps", "variance_epsilon")  # what norms call the number that they add to a mean square
 _TRAINING = itemgetter("training")
 _DTYPE = attrgetter("dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
-
-
-def epsilon(norm: Any) -> float:
-    """What `norm` adds to a mean square. OLMo's has no attribute for it."""
-    return float(getattr(norm, "eps", getattr(norm, "variance_epsilon", 1e-5)))
-
-
-class Epsilons:
-    """The eps of norms among some modules, which plans and launches have as numbers, as they are."""
-
-    __slots__ = ("_owners", "_seen")
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        found = [m.__dict__ for m in modules]
-        self._owners = [(itemgetter(name), [own for own in found if name in own]) for name in _EPSILONS]
-        self._seen = self._now()
-
-    def _now(self) -> list[Any]:
-        return [eps for get, owners in self._owners for eps in map(get, owners)]
-
-    def changed(self) -> bool:
-        """Whether one has been given another."""
-        return self._now() != self._seen
 
 
 class ModuleGuard:
@@ -65,12 +41,12 @@ class ModuleGuard:
         self._hooks = tuple(h for m in watched for h in (m._forward_hooks, m._forward_pre_hooks))
         self._owners = tuple(d for m in watched for d in (m._modules, m._parameters, m._buffers) if d)
         self._owned = self._now()
-        self._epsilons = Epsilons(found)
         self.tensors = tuple(t for t in self._owned if isinstance(t, torch.Tensor))
         self._memory = self._addresses()
 
     def _now(self) -> tuple[Any, ...]:
-        return tuple(chain.from_iterable(map(_VALUES, self._owners)))
+        numbers = (map(dict.get, self._attributes, repeat(name)) for name in EPSILONS)
+        return tuple(chain(chain.from_iterable(map(_VALUES, self._owners)), *numbers))
 
     def _addresses(self) -> list[Any]:
         return [*map(torch.Tensor.data_ptr, self.tensors), *map(_DTYPE, self.tensors)]
@@ -87,7 +63,6 @@ class ModuleGuard:
             and all(map(is_, now, self._owned))
             and all(map(is_, map(type, self.modules), self._classes))
             and self._addresses() == self._memory
-            and not self._epsilons.changed()
             and not any(map(_TRAINING, self._modes))
             and not (root is not None and root.training)
             and self.reason() is None

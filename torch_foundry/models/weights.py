@@ -14,7 +14,7 @@ from torch import nn
 
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
-from torch_foundry.models.watch import epsilon
+from torch_foundry.models.guards import epsilon
 from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes
 
