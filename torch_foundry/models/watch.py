@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from torch_foundry.models.guards import EPSILONS, RECORDER
+from torch_foundry.models.guards import RECORDER, Epsilons
 
 _VALUES: Any = dict.values
 _TRAINING = itemgetter("training")
@@ -40,13 +40,13 @@ class ModuleGuard:
         watched = self._watched()
         self._hooks = tuple(h for m in watched for h in (m._forward_hooks, m._forward_pre_hooks))
         self._owners = tuple(d for m in watched for d in (m._modules, m._parameters, m._buffers) if d)
-        self._owned = self._now()
-        self.tensors = tuple(t for t in self._owned if isinstance(t, torch.Tensor))
-        self._memory = self._addresses()
+        owned = self._now()
+        self.tensors = tuple(t for t in owned if isinstance(t, torch.Tensor))
+        self._seen = owned, self._addresses()
+        self._epsilons = Epsilons(found)
 
     def _now(self) -> tuple[Any, ...]:
-        numbers = (map(dict.get, self._attributes, repeat(name)) for name in EPSILONS)
-        return tuple(chain(chain.from_iterable(map(_VALUES, self._owners)), *numbers))
+        return tuple(chain.from_iterable(map(_VALUES, self._owners)))
 
     def _addresses(self) -> list[Any]:
         return [*map(torch.Tensor.data_ptr, self.tensors), *map(_DTYPE, self.tensors)]
@@ -57,12 +57,13 @@ class ModuleGuard:
 
     def is_valid(self) -> bool:
         """Whether everything is as it was, and nothing has to run besides what the modules compute."""
-        now, root = self._now(), self._root()
+        now, root, (owned, memory) = self._now(), self._root(), self._seen
         return (
-            len(now) == len(self._owned)
-            and all(map(is_, now, self._owned))
+            len(now) == len(owned)
+            and all(map(is_, now, owned))
             and all(map(is_, map(type, self.modules), self._classes))
-            and self._addresses() == self._memory
+            and self._addresses() == memory
+            and not self._epsilons.changed()
             and not any(map(_TRAINING, self._modes))
             and not (root is not None and root.training)
             and self.reason() is None
