@@ -385,8 +385,8 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
       const float c = float(cosines[angles.cosines + column])"""
 FAULTS = [
-    _fault("gains-of-gemma", "args.offset, normed}", "0.0f * args.offset, normed}", lambda: test_linear(Case(kind="gemma"), F32),
-           "normed_products.h"),
+    _fault("gains-of-gemma", "args.offset, normed}", "0.0f * args.offset, normed}",
+           lambda: test_linear(Case(kind="gemma"), F32), "normed_products.h"),
     _fault("norm-where-there-is-none", "if (!normed) return total;", "", lambda: test_linear(*CASES[-1]),
            "normed_products.h"),
     _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows, "normed_products.h"),
