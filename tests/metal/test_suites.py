@@ -21,7 +21,7 @@ PARTS = {  # files of tests/ops that one process runs, so that all take about as
     "other ops": None,
 }
 ELSEWHERE = ("faults", "attention_grid")  # faults in the shaders' text; all kernels of attention, whatever runs them
-CASES = 8  # of a test
+CASES = 4  # of a test
 SUITES = {
     "formats and shaders": ["tests/quant/test_formats.py", "tests/core/test_compile_shader.py"],
     "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py"],
