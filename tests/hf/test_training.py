@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,15 +82,6 @@ def assert_same_curve(found: list[float], expected: list[float], tolerance: floa
     assert len(found) == len(expected) and min(expected) < expected[0] - 0.05
     off = max(abs(a - b) for a, b in zip(found, expected, strict=True))
     assert off <= tolerance * expected[0], (off, found, expected)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors are small: on a busy machine torch's threads would wait for each other, and ten times as long as work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
