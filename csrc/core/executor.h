@@ -22,6 +22,7 @@ struct Binding {
   const void* bytes = nullptr;
   uint32_t size = 0; // of `bytes`
   Access access = Access::read;
+  bool weight = false; // of which each threadgroup reads its share once: worth fetching before it may start
 };
 
 struct LaunchRecord {

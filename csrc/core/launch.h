@@ -23,6 +23,11 @@ public:
   Launch& operator=(const Launch&) = delete;
 
   Launch& in(const at::Tensor& tensor) { return bind(tensor, Access::read); }
+  Launch& weight(const at::Tensor& tensor) {
+    bind(tensor, Access::read);
+    bindings_.back().weight = true;
+    return *this;
+  }
   Launch& out(const at::Tensor& tensor) { return bind(tensor, Access::write); }
   Launch& inout(const at::Tensor& tensor) { return bind(tensor, Access::read_write); }
   // What is absent takes no part: nothing is bound in its place,

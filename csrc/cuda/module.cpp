@@ -1,15 +1,23 @@
 #include "cuda/module.h"
 
 #include <cstring>
+#include <type_traits>
 
 namespace foundry::cuda {
 namespace {
 
-constexpr uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+constexpr uint64_t kFetchAlign = 16; // of addresses and sizes that the L2 cache is asked for
+constexpr uint32_t kMostWeights = 3;
+
+template <typename T> constexpr T round_up(T n, std::type_identity_t<T> to) { return (n + to - 1) / to * to; }
 
 // As the entry reads it (Launch in cuda/prelude/platform.h).
 struct LaunchHead {
-  uint32_t grid[3], group[3], groups[3];
+  uint32_t grid[3], group[3], groups[3], weights;
+  struct {
+    uint64_t address, bytes, share;
+    uint32_t fetched;
+  } weight[kMostWeights];
 };
 
 const void* address_of(const Binding& binding) {
@@ -73,6 +81,24 @@ LaunchHead shape(const std::string& kernel, const Module& module, const Grid& gr
               " threadgroups, CUDA allows 2^31-1 x 65535 x 65535");
   out.threads = round_up(static_cast<uint32_t>(threads), 32);
   return head;
+}
+
+// What a threadgroup fetches of its weights while it waits: more delays the kernel before, whose reads come first.
+constexpr uint32_t kFetchedBytes = 2048;
+
+// The threadgroups' shares follow one another, as outputs do. Where they don't, the cache has what another one needs.
+void share_weights(const LaunchRecord& record, LaunchHead& head) {
+  const uint64_t groups = static_cast<uint64_t>(head.groups[0]) * head.groups[1] * head.groups[2];
+  for (const Binding& binding : record.bindings) {
+    const uint64_t bytes = binding.weight ? binding.tensor->nbytes() : 0;
+    if (bytes < 2 * kFetchAlign || head.weights == kMostWeights) continue;
+    auto& weight = head.weight[head.weights++];
+    const auto address = reinterpret_cast<uint64_t>(address_of(binding));
+    weight.address = round_up(address, kFetchAlign);
+    weight.bytes = (bytes - (weight.address - address)) / kFetchAlign * kFetchAlign;
+    weight.share = round_up(ceil_div(weight.bytes, groups), kFetchAlign);
+    weight.fetched = std::min<uint64_t>(weight.share, kFetchedBytes);
+  }
 }
 
 } // namespace
@@ -150,7 +176,8 @@ PreparedLaunch prepare_launch(const std::string& kernel, const Module& module, c
   out.module = &module;
   out.parameter = parameter;
   check_arguments(kernel, layout, record);
-  const LaunchHead head = shape(kernel, module, record.grid, out);
+  LaunchHead head = shape(kernel, module, record.grid, out);
+  share_weights(record, head);
   std::memcpy(parameter, &head, sizeof head);
 
   uint32_t memory[MSL_MAX_BUFFERS] = {}, used = 0;

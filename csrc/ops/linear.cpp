@@ -72,7 +72,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   const int64_t min_bytes =
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   Launch launch(device, key);
-  launch.in(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
+  launch.weight(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
   if (matrices) {
     launch.tgmem(args.split * 8 * blocks * linear_matrix_outputs * sizeof(float));
     launch.run(tiles(m, w.n, 8 * blocks, linear_matrix_outputs, args.split * simd_width));

@@ -111,7 +111,7 @@ NormedArgs bind(Launch& launch, const Projections& p, const Gemv& gemv, size_t f
   launch.in(p.x).in(p.norm_weight);
   for (size_t i = 0; i < count; i++) {
     const bool used = i >= first && i < end;
-    launch.in(p.weights[used ? i : first]);
+    used ? launch.weight(p.weights[i]) : launch.in(p.weights[first]);
     if (i < p.matrices.size()) args.n[i] = u32(p.matrices[i].n);
     if (used) args.row_blocks[i] = u32(p.matrices[i].row_blocks);
   }

@@ -152,11 +152,28 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
   name##_msl_t& name = *(name##_msl_t*)name##_msl_bytes
 
 // Launches overlap: the next kernel's threads may start as soon as all of this one's have, and wait here until the one
-// before has finished and what it wrote is seen. Nothing is read before.
+// before has finished and what it wrote is seen. Nothing is read before; the cache alone is asked for weights, which is
+// right whoever writes them.
 #if __CUDA_ARCH__ >= 900
-#define MSL_WAIT_FOR_KERNEL_BEFORE() asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory")
+namespace msl_ {
+MSL_INLINE void wait_for_kernel_before(const Launch& launch) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (threadIdx.x < launch.weights) {
+    const auto& weight = launch.weight[threadIdx.x];
+    const uint64_t group = blockIdx.x + static_cast<uint64_t>(gridDim.x) * (blockIdx.y + gridDim.y * blockIdx.z);
+    const uint64_t begin = weight.share * group;
+    if (begin < weight.bytes) {
+      const uint64_t left = weight.bytes - begin;
+      const uint32_t bytes = left < weight.fetched ? left : weight.fetched;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(weight.address + begin), "r"(bytes) : "memory");
+    }
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+} // namespace msl_
+#define MSL_WAIT_FOR_KERNEL_BEFORE(launch) msl_::wait_for_kernel_before(launch)
 #else
-#define MSL_WAIT_FOR_KERNEL_BEFORE()
+#define MSL_WAIT_FOR_KERNEL_BEFORE(launch)
 #endif
 
 #define MSL_KERNEL(name, arguments, ...)                                                                               \
@@ -165,6 +182,6 @@ template <class... P, void (*Function)(P...), class... Tags> struct kernel<Funct
       msl_entry_kernel::description;                                                                                   \
   extern "C" __global__ void MSL_ENTRY_BOUNDS msl_entry(                                                               \
       const __grid_constant__ msl_entry_kernel::Parameter parameter) {                                                 \
-    MSL_WAIT_FOR_KERNEL_BEFORE();                                                                                      \
+    MSL_WAIT_FOR_KERNEL_BEFORE(parameter.launch);                                                                      \
     msl_entry_kernel::run(parameter);                                                                                  \
   }

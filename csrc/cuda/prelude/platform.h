@@ -62,6 +62,11 @@ struct Launch {
   uint32_t grid[3];   // threads
   uint32_t group[3];  // threads of a threadgroup that is not cut by the grid's edge
   uint32_t groups[3]; // threadgroups
+  uint32_t weights;   // how many there are below
+  struct {
+    uint64_t address, bytes, share; // bytes in all, and of a threadgroup
+    uint32_t fetched;               // bytes of a share that are asked for ahead
+  } weight[3];
 };
 
 // A threadgroup and a thread of it, as the attributes of a kernel's parameters ask for them.
