@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "ops")]
@@ -44,7 +45,7 @@ def ops(limit: int) -> None:
         step = max(1, len(cases) // limit)
         for case, dtype in cases[::step]:
             given = module.inputs(case, dtype)
-            module.run(**{k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in given.items()})
+            module.run(**tree_map_only(torch.Tensor, torch.Tensor.cuda, given))
             count += 1
     torch.cuda.synchronize()
     print(f"{count} cases")
