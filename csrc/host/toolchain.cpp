@@ -89,6 +89,17 @@ std::vector<std::string> command_of(const Toolchain& toolchain, const std::vecto
   return command;
 }
 
+// What a kernel is linked with on Linux. By itself the compiler adds libstdc++, which is a sixth of what a small kernel
+// costs and of which it has next to nothing; the runtime has brought that into the process.
+const std::vector<std::string>& libraries() {
+#if defined(__linux__)
+  static const auto* names = new std::vector<std::string>{"-nodefaultlibs", "-lm", "-lgcc", "-lc"};
+#else
+  static const auto* names = new std::vector<std::string>;
+#endif
+  return *names;
+}
+
 // Headers that the compiler has read already, for kernels to include first: a quarter of what a kernel costs. GCC and
 // clang take NAME.gch where they are told to include NAME.
 struct Precompiled {
@@ -154,11 +165,12 @@ std::string compile_library(const Toolchain& toolchain, const std::string& label
   if (!first.empty()) {
     std::vector<std::string> quick = command;
     quick.insert(quick.end(), {"-include", first});
+    quick.insert(quick.end(), libraries().begin(), libraries().end());
     if (run(quick, said) == 0) return entry.keep();
     said.clear(); // of a kernel that is wrong, the compiler says it again
   }
   const int status = run(command, said);
-  if (status == 0 && !first.empty()) precompiled().give_up(first);
+  if (status == 0 && !first.empty()) precompiled().give_up(first); // or a library: one that has no libgcc
   TORCH_CHECK(status != -1, "torch_foundry: cannot start the C++ compiler '", joined(toolchain.compiler),
               "' (needed to compile ", label, "; set CXX to one that exists)");
   TORCH_CHECK(status == 0, "torch_foundry: ", label, " does not compile:", first_errors(said));

@@ -170,6 +170,20 @@ def test_a_compiler_that_is_several_words(tmp_path: Path) -> None:
     assert lines[1:] and all(line.startswith(f"{real} -std=") for line in lines[1:])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere kernels are linked as ever")
+def test_kernels_are_linked_with_what_they_use(tmp_path: Path) -> None:
+    """And with libstdc++ as well by a compiler that can't do without."""
+    refusing = tmp_path / "refusing"
+    refusing.write_text(f'#!/bin/sh\ncase "$*" in *-nodefaultlibs*) exit 1;; esac\nexec {sources.compiler()[0]} "$@"\n')
+    refusing.chmod(0o755)
+    code = CACHED.format(source=FILL.format("metal::exp(y[i])"), constants={})
+    for name, environment in {"able": {}, "unable": {"CXX": str(refusing)}}.items():
+        cache = tmp_path / name
+        assert run(code, TORCH_FOUNDRY_CACHE=str(cache), **environment) == "1.0"
+        kernel, *_ = [e for path in cache.rglob("*.so") if b"msl_rt_launch" not in (e := path.read_bytes())]
+        assert (b"libstdc++.so" in kernel) == (name == "unable") and b"libm.so" in kernel
+
+
 def test_a_command_that_no_shell_can_split_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "ccache 'g++")
     with pytest.raises(ValueError, match=r"CXX=.*ccache 'g\+\+.*expected the command of a C\+\+ compiler"):
