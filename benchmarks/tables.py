@@ -124,17 +124,19 @@ def sweep(rows: list[Row]) -> list[Cells]:
 
 
 def variants(rows: list[Row]) -> list[Cells]:
-    """A line for each op and format: what lines of the tuning table cost over the fastest variant of each shape."""
+    """A line for each op, format and number of rows: what lines of the tuning table cost over each shape's fastest."""
     fastest = "fastest variant"
     ways = [way for way in dict.fromkeys(r["way"] for r in rows) if way != fastest]
-    found: dict[tuple[str, str], dict[tuple[int, int], dict[str, float]]] = {}
+    found: dict[tuple[str, str, int], dict[tuple[int, int], dict[str, float]]] = {}
     for r in rows:
         shape = r["shape"]["n"], r["shape"]["k"]
-        found.setdefault((r["name"], r["format"]), {}).setdefault(shape, {})[r["way"]] = _us(r)
-    table: list[Cells] = [("op", "format", "shapes", *(f"{way} over the fastest: median, worst" for way in ways))]
-    for (op, fmt), shapes in found.items():
+        found.setdefault((r["name"], r["format"], r["shape"]["rows"]), {}).setdefault(shape, {})[r["way"]] = _us(r)
+    table: list[Cells] = [
+        ("op", "format", "rows", "shapes", *(f"{way} over the fastest: median, worst" for way in ways))
+    ]
+    for case, shapes in found.items():
         over = [[times[way] / times[fastest] for times in shapes.values()] for way in ways]
-        table.append((op, fmt, len(shapes), *(f"{median(each):.2f}, {max(each):.2f}" for each in over)))
+        table.append((*case, len(shapes), *(f"{median(each):.2f}, {max(each):.2f}" for each in over)))
     return table
 
 

@@ -136,7 +136,8 @@ def test_every_shipped_kernel_compiles(every: bool) -> None:
     assert all(size > 1000 for size in compiled.values())
 
 
-STORES = """
+# A kernel's machine code in the folder FOLDER.
+CODE = """
 import json, pathlib, struct, tempfile, torch
 from torch_foundry import ops
 from torch_foundry.core.devices import cuda
@@ -147,15 +148,21 @@ def instructions(elf):  # of its kernels: 16 bytes each, of a 64-bit ELF file's 
         kind, flags, _, offset, length = struct.unpack_from("<4xIQQQQ", elf, at + i * size)
         if kind == 1 and flags & 4:
             yield from struct.iter_unpack("<QQ", elf[offset : offset + length])
+def code_of(call):
+    cache = tempfile.mkdtemp(dir=FOLDER)
+    torch.ops.compile_only.setup(cuda.libraries("13"), ROOT + "/csrc", "", False, cache, "sm_90")
+    call()
+    (file,) = pathlib.Path(cache).glob("*.cubin")
+    return list(instructions(file.read_bytes()))
+"""
+
+STORES = """
 found = {}
 for name in ("q4_0", "q6_k"):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        cache = tempfile.mkdtemp(dir=FOLDER)
-        torch.ops.compile_only.setup(cuda.libraries("13"), ROOT + "/csrc", "", False, cache, "sm_90")
         weight = blocks.packed(torch.zeros(32, 256), name)
-        ops.embedding(torch.zeros(1, dtype=torch.int32), weight, format=name, dtype=dtype)
-        (file,) = pathlib.Path(cache).glob("*.cubin")
-        sizes = [high >> 9 & 7 for low, high in instructions(file.read_bytes()) if low & 0x1FF == 0x186]  # STG
+        code = code_of(lambda: ops.embedding(torch.zeros(1, dtype=torch.int32), weight, format=name, dtype=dtype))
+        sizes = [high >> 9 & 7 for low, high in code if low & 0x1FF == 0x186]  # STG
         found[f"{name} {dtype}"] = [{4: 4, 5: 8, 6: 16}.get(size, 1) for size in sizes]
 print(json.dumps(found))
 """
@@ -163,9 +170,23 @@ print(json.dumps(found))
 
 def test_weights_are_unpacked_in_writes_of_16_bytes(tmp_path: Path) -> None:
     """Eight weights of a thread: one of 16 bits each, two of float32."""
-    script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{STORES}"
+    script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{CODE}{STORES}"
     for what, writes in json.loads(compile_only.run(script)).items():
         assert writes == ([16, 16] if "float32" in what else [16]), what
+
+
+def test_the_cache_is_asked_for_weights_before_a_kernel_waits(tmp_path: Path) -> None:
+    """The next kernel may start, weights are asked for, the one before has finished, and only then is memory read."""
+    script = """
+weight = blocks.packed(torch.zeros(32, 256), "q8_0")
+code = code_of(lambda: ops.linear(torch.zeros(1, 256, dtype=torch.float16), weight, format="q8_0"))
+print(json.dumps([low & 0xFFF for low, _ in code]))
+"""
+    script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{CODE}{script}"
+    code = json.loads(compile_only.run(script))
+    # launch_dependents, bulk prefetch, wait, the first load from global memory
+    places = [code.index(which) for which in (0x82D, 0x3BC, 0x82E, 0x981)]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_100"])
