@@ -23,6 +23,7 @@ public:
   Launch& operator=(const Launch&) = delete;
 
   Launch& in(const at::Tensor& tensor) { return bind(tensor, Access::read); }
+  // As `in`; of weights an executor may fetch some ahead.
   Launch& weight(const at::Tensor& tensor) {
     bind(tensor, Access::read);
     bindings_.back().weight = true;

@@ -7,7 +7,6 @@ namespace foundry::cuda {
 namespace {
 
 constexpr uint64_t kFetchAlign = 16; // of addresses and sizes that the L2 cache is asked for
-constexpr uint32_t kMostWeights = 3;
 
 template <typename T> constexpr T round_up(T n, std::type_identity_t<T> to) { return (n + to - 1) / to * to; }
 
@@ -17,7 +16,7 @@ struct LaunchHead {
   struct {
     uint64_t address, bytes, share;
     uint32_t fetched;
-  } weight[kMostWeights];
+  } weight[MSL_MAX_WEIGHTS];
 };
 
 const void* address_of(const Binding& binding) {
@@ -91,7 +90,7 @@ void share_weights(const LaunchRecord& record, LaunchHead& head) {
   const uint64_t groups = static_cast<uint64_t>(head.groups[0]) * head.groups[1] * head.groups[2];
   for (const Binding& binding : record.bindings) {
     const uint64_t bytes = binding.weight ? binding.tensor->nbytes() : 0;
-    if (bytes < 2 * kFetchAlign || head.weights == kMostWeights) continue;
+    if (bytes < 2 * kFetchAlign || head.weights == MSL_MAX_WEIGHTS) continue;
     auto& weight = head.weight[head.weights++];
     const auto address = reinterpret_cast<uint64_t>(address_of(binding));
     weight.address = round_up(address, kFetchAlign);

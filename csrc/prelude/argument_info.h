@@ -4,6 +4,7 @@
 
 #define MSL_LANES 32                    // threads of a simdgroup
 #define MSL_MAX_THREADS 1024            // threads in a threadgroup
+#define MSL_MAX_WEIGHTS 3               // of a launch, that its executor may fetch ahead
 #define MSL_MAX_THREADGROUP_BYTES 32768 // dynamic and static threadgroup memory together
 #define MSL_MAX_BUFFERS 31              // buffer indices 0..30, also threadgroup memory indices
 

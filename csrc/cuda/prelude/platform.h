@@ -66,7 +66,7 @@ struct Launch {
   struct {
     uint64_t address, bytes, share; // bytes in all, and of a threadgroup
     uint32_t fetched;               // bytes of a share that are asked for ahead
-  } weight[3];
+  } weight[MSL_MAX_WEIGHTS];
 };
 
 // A threadgroup and a thread of it, as the attributes of a kernel's parameters ask for them.
