@@ -19,6 +19,7 @@ struct QuantFormat {
   int64_t block_bytes;
   int64_t alignment; // of a block in memory
   int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
+  bool fragments;    // whether kernels can multiply matrices of it for few rows; dense formats don't need what it says
   int whole;         // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
   std::span<const Scales> scales;
   bool searched; // whether packing looks for the least error, and takes importance into account

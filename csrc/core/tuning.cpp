@@ -39,6 +39,14 @@ const std::vector<Parameter>& linear_parameters() {
                                                     {"chains", {1, 4}}};
   return parameters;
 }
+const std::vector<Parameter>& matrices_parameters() {
+  static const std::vector<Parameter> parameters = {{"outputs", {0, 16, 32}},
+                                                    {"steps", {2, 3, 4}},
+                                                    {"split", {1, 2, 4, 8, 16}},
+                                                    {"simdgroups", {1, 2, 4, 8, 16}},
+                                                    {"groups", {1, 132, 264, 528, 1056, 65535}}};
+  return parameters;
+}
 const Space& space(Op op) {
   static const Space spaces[kOps] = {
       {"linear", linear_parameters()},
@@ -57,17 +65,20 @@ const Space& space(Op op) {
         {"tiles", {0, 32, 64, 128, 192, 256, 512}},
         {"backward", {8, 16, 32, 64, 128, 256, 512}},
         {"experts", {16, 32, 64, 128, 256, 512}}}}, // of one: moe_linear
+      {"matrices", matrices_parameters()},
+      {"norm_matrices", matrices_parameters()},
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear, Op::attention, Op::norm_linear, Op::moe_glu, Op::moe_down, Op::linear_routes};
+constexpr Op kAllOps[] = {Op::linear,   Op::attention,     Op::norm_linear, Op::moe_glu,
+                          Op::moe_down, Op::linear_routes, Op::matrices,    Op::norm_matrices};
 
 Op op_named(std::string_view name) {
   for (Op op : kAllOps)
     if (name == space(op).op) return op;
   TORCH_CHECK(false,
-              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention or "
-              "linear_routes, got ",
+              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention, linear_routes, matrices or "
+              "norm_matrices, got ",
               name);
 }
 
@@ -79,6 +90,8 @@ const char* objection(Op op, int rows, const Choice& c) {
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
   if (op == Op::linear_routes) return nullptr;
+  if (op == Op::matrices || op == Op::norm_matrices)
+    return c[3] % c[2] ? "simdgroups must be a multiple of split" : nullptr; // memory is the GPU's to refuse
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
   if (simdgroups * simd_width > 1024) return "more than 1024 threads";
@@ -120,7 +133,7 @@ struct Table {
 };
 constexpr int kShapeBuckets = kLinearBuckets / kRowBuckets;
 constexpr int buckets(Op op) {
-  return op == Op::attention ? kAttentionBuckets : op == Op::linear_routes ? kShapeBuckets : kLinearBuckets;
+  return op == Op::attention ? kAttentionBuckets : for_any_rows(op) ? kShapeBuckets : kLinearBuckets;
 }
 
 // The last shape of a bucket: kAny where it has no upper end.
@@ -159,6 +172,7 @@ void override_choice(Op op, int rows, Choice& c) {
     c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
     return;
   }
+  if (op == Op::matrices || op == Op::norm_matrices) return;
   if (op == Op::attention) {
     if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;
@@ -185,7 +199,7 @@ Choice choice_of(const std::string& family, Op op, const QuantFormat& format, in
   int rows;
   int64_t n, k;
   last_shape(op, bucket, rows, n, k);
-  if (op != Op::attention && op != Op::linear_routes) { // one order of sums for all numbers of rows
+  if (op != Op::attention && !for_any_rows(op)) { // one order of sums for all numbers of rows
     const Choice one = listed_choice(family, op, format, bucket % kShapeBuckets);
     c[2] = one[2];
     c[3] = std::max(c[3], c[2]);
@@ -230,7 +244,7 @@ int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
   if (op != Op::attention) {
     TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: ", space(op).op,
                 ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
-    TORCH_CHECK(op != Op::linear_routes || rows == 1, "tuning: linear_routes are for all rows: expected 1, got ", rows);
+    TORCH_CHECK(!for_any_rows(op) || rows == 1, "tuning: ", space(op).op, " are for all rows: expected 1, got ", rows);
     return linear_bucket(static_cast<int>(rows), n, k);
   }
   constexpr int most = 32 * kAttentionBuckets;

@@ -21,6 +21,15 @@ struct LinearChoice {
   uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 4, which a CPU makes vectors of
 };
 
+// The same products by matrices (matrix_rows.h), for a shape and any number of rows, as their bits must be the same.
+struct MatricesChoice {
+  uint16_t outputs; // per team, 16 or 32; 0: not by matrices
+  uint16_t steps;   // of K in flight, with the one that is used
+  uint16_t split;
+  uint16_t simdgroups;
+  uint16_t groups; // threadgroups at most
+};
+
 // attention with few queries, by dtype and head_dim.
 struct AttentionChoice {
   uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys
@@ -42,8 +51,9 @@ struct LinearRoutes {
 
 namespace tuning {
 
-enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes };
-constexpr int kOps = 6;
+enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes, matrices, norm_matrices };
+constexpr int kOps = 8;
+constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
@@ -80,6 +90,12 @@ inline LinearChoice linear_choice(c10::Device device, int format, int rows, int6
 // The same for kernels that norm x on the way (norm_linear.metal): n outputs of all the matrices.
 inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows, int64_t n, int64_t k) {
   return choice_of(tuning::Op::norm_linear, device, format, rows, n, k);
+}
+
+inline MatricesChoice matrices_choice(bool norm, c10::Device device, int format, int64_t n, int64_t k) {
+  const tuning::Op op = norm ? tuning::Op::norm_matrices : tuning::Op::matrices;
+  const tuning::Choice c = tuning::choose(device, op, format, tuning::linear_bucket(1, n, k));
+  return {c[0], c[1], c[2], c[3], c[4]};
 }
 
 // For the experts of a few tokens, a row each (moe.metal): n outputs of one expert's gate and up, or of its down.

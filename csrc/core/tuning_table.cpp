@@ -6,7 +6,8 @@ namespace {
 constexpr int64_t kAny = INT64_MAX;
 // kNorm: else as kLinear; kGlu: as kNorm; kDown: as kLinear
 constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kGlu = Op::moe_glu, kDown = Op::moe_down,
-             kAttention = Op::attention, kRoutes = Op::linear_routes;
+             kAttention = Op::attention, kRoutes = Op::linear_routes, kMatrices = Op::matrices,
+             kNormMatrices = Op::norm_matrices;
 
 // clang-format off
 constexpr Line kLines[] = {
@@ -226,6 +227,24 @@ constexpr Line kLines[] = {
     // NVIDIA: decisions 008 and 035; matrix units that multiply 16x8x16 came after sm_75.
     {"sm_7", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
     {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
+
+    // Few rows by matrices, whatever their number (decision 049): those shapes of Llama-3-8B on an H100 where a layer of
+    // one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no room for more inputs.
+    {"sm_90", kMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "", 1, 2048, kAny, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "q4_0", 1, 4096, 4096, {16, 3, 4, 4, 264}},
+    {"sm_90", kMatrices, "q4_0", 1, 4096, kAny, {16, 3, 8, 8, 65535}},
+    {"sm_90", kMatrices, "q4_0", 1, kAny, kAny, {32, 2, 4, 4, 264}},
+    {"sm_90", kMatrices, "", 1, 16384, kAny, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "q8_0", 1, kAny, kAny, {16, 3, 4, 4, 65535}},
+    {"sm_90", kMatrices, "q4_k", 1, kAny, kAny, {32, 2, 4, 4, 264}},
+    {"sm_90", kNormMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "", 1, 8192, kAny, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "q4_0", 1, kAny, 8192, {16, 2, 8, 16, 132}},
+    {"sm_90", kNormMatrices, "q8_0", 1, kAny, 8192, {16, 2, 4, 8, 132}},
+    {"sm_90", kNormMatrices, "q4_k", 1, kAny, 8192, {16, 2, 4, 8, 132}},
+    {"", kMatrices, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
+    {"", kNormMatrices, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
 
     // Any other GPU.
     {"", kLinear, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},

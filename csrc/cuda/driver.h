@@ -22,6 +22,8 @@ namespace foundry::cuda {
   X(cuModuleGetGlobal)                                                                                                 \
   X(cuMemcpyDtoH)                                                                                                      \
   X(cuFuncGetAttribute)                                                                                                \
+  X(cuFuncSetAttribute)                                                                                                \
+  X(cuCtxGetDevice)                                                                                                    \
   X(cuFuncLoad)                                                                                                        \
   X(cuLaunchKernelEx)                                                                                                  \
   X(cuStreamIsCapturing)                                                                                               \

@@ -140,6 +140,15 @@ Module load_module(const std::string& label, const std::string& cubin, CUcontext
   };
   module.static_memory = attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
   module.max_threads = attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+  CUdevice device = 0;
+  int memory = 0;
+  check(api.cuCtxGetDevice_(&device), label.c_str());
+  check(api.cuDeviceGetAttribute_(&memory, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device),
+        label.c_str());
+  module.max_memory = static_cast<uint32_t>(memory);
+  check(api.cuFuncSetAttribute_(module.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                memory - static_cast<int>(module.static_memory)),
+        label.c_str());
   module.starts_early = attribute(CU_FUNC_ATTRIBUTE_BINARY_VERSION) >= 90 && api.cuGraphAddDependencies_v2_;
 
   CUdeviceptr description = 0;
@@ -185,8 +194,8 @@ PreparedLaunch prepare_launch(const std::string& kernel, const Module& module, c
                 record.threadgroup_memory[i], " bytes: not a multiple of 16");
     memory[i] = used;
     used += record.threadgroup_memory[i];
-    TORCH_CHECK(used + module.static_memory <= MSL_MAX_THREADGROUP_BYTES, "kernel ", kernel, ": ",
-                used + module.static_memory, " bytes of threadgroup memory, Metal allows ", MSL_MAX_THREADGROUP_BYTES);
+    TORCH_CHECK(used + module.static_memory <= module.max_memory, "kernel ", kernel, ": ", used + module.static_memory,
+                " bytes of threadgroup memory, this GPU has ", module.max_memory);
   }
   TORCH_CHECK(module.static_memory <= MSL_MAX_THREADGROUP_BYTES, "kernel ", kernel, ": ", module.static_memory,
               " bytes of threadgroup memory, Metal allows ", MSL_MAX_THREADGROUP_BYTES);

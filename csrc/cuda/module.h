@@ -31,6 +31,7 @@ struct Module {
   CUfunction function = nullptr;
   uint32_t static_memory = 0; // bytes of threadgroup variables
   uint32_t max_threads = 0;   // that the registers suffice for
+  uint32_t max_memory = 0;    // bytes of threadgroup memory that a launch may have; Metal's GPUs have less
   bool starts_early = false;  // it waits for the kernel before it by itself (MSL_WAIT_FOR_KERNEL_BEFORE)
   Layout layout;
 };

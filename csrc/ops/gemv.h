@@ -1,10 +1,13 @@
-// What ops that multiply few rows of x have in common: shaders/linear/gemv.h.
+// What ops that multiply few rows of x have in common: shaders/linear/gemv.h and matrix_rows.h.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "core/launch.h"
+#include "core/quant_table.h"
 #include "core/tuning.h"
+#include "linear/linear.h"
 #include "ops/limits.h"
 
 namespace foundry {
@@ -14,8 +17,10 @@ inline int rows_together(int64_t rows) { return rows > 4 ? kRowsTogether : rows 
 
 struct Gemv {
   LinearChoice choice;
-  int width;    // V of gemv.h
-  int rows = 1; // of x that share a reading of the weight
+  int width;           // V of gemv.h
+  int rows = 1;        // of x that share a reading of the weight
+  size_t memory = 0;   // by matrices: bytes of a threadgroup
+  uint32_t groups = 0; // and how many threadgroups there are at most, which make all outputs in turn
 
   static int width_of(bool aligned, bool words) { return !aligned ? 1 : words ? 16 : 8; }
 
@@ -24,9 +29,44 @@ struct Gemv {
 
   // A team of simdgroups for `each` of `units`; `sums`: floats of threadgroup memory that a simdgroup needs.
   void run(Launch& launch, int64_t units, int each, int64_t batch, size_t sums) const {
-    launch.tgmem(std::max<size_t>(choice.simdgroups * sums, 1) * sizeof(float)); // no length 0 in Metal
-    launch.run(teams(units, each, choice.split, choice.simdgroups, batch));
+    Grid grid = teams(units, each, choice.split, choice.simdgroups, batch);
+    if (choice.chains == by_matrices) {
+      launch.tgmem(memory);
+      grid.size[0] = std::min(grid.size[0], groups);
+    } else {
+      launch.tgmem(std::max<size_t>(choice.simdgroups * sums, 1) * sizeof(float)); // no length 0 in Metal
+    }
+    launch.run(grid);
   }
 };
+
+// The product of rows of x with `weights`, side by side, by matrices, for any number of rows: all of them or none, for
+// their bits. None where the table doesn't say so, or where the types and how the rows of W lie don't allow it.
+// aligned: whether the `m` rows of x, and the norm's weight, begin at multiples of 16 bytes.
+inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x, int64_t m,
+                                                  c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights,
+                                                  bool aligned) {
+  const QuantFormat& format = matrices[0].format;
+  const uint32_t block = u32(format.block_size), bytes = matrix_step(block) / block * u32(format.block_bytes);
+  if (!format.fragments || x.element_size() != 2) return {};
+  if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return {};
+  const int64_t k = matrices[0].k;
+  int64_t n = 0, bits = bytes; // of all that must be a multiple
+  for (size_t i = 0; i < matrices.size(); i++) {
+    n += matrices[i].n;
+    bits |= reinterpret_cast<int64_t>(weights[i].const_data_ptr()) | weights[i].size(1) * weights[i].itemsize();
+    if (matrices[i].n > 1) bits |= weights[i].stride(0) * weights[i].itemsize();
+  }
+  if (k % (format.packed() ? 64 : 32) || bits % 8) return {};
+  const MatricesChoice c = matrices_choice(norm, x.device(), format.index, n, k);
+  if (!c.outputs) return {};
+  Gemv gemv{
+      {c.outputs, c.steps, c.split, c.simdgroups, by_matrices}, Gemv::width_of(aligned, bits % 16 == 0), kRowsTogether};
+  gemv.groups = c.groups;
+  gemv.memory = c.simdgroups * (matrix_rows * (1 + 2 * c.outputs) * sizeof(float) +
+                                c.steps * matrix_stage(c.outputs, block, bytes, norm));
+  if (norm) gemv.memory += std::min<int64_t>(m, matrix_rows) * matrix_whole_stride(u32(k));
+  return gemv;
+}
 
 } // namespace foundry

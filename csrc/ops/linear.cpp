@@ -53,13 +53,15 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   const auto device = x.device();
   const bool matrices = kernel == Kernel::matrix;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
-  const Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
-                  Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
+  Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
+            Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
+  if (const auto way = rows ? multiplied_as_matrices(false, x, m, w, weight, aligned_rows(x)) : std::nullopt)
+    gemv = *way;
   const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
   KernelKey key =
       matrices ? KernelKey("linear_matrix.metal", "linear_matrix", {w.format.policy, x.scalar_type()})
                : KernelKey("linear.metal", rows ? "linear_rows" : "linear_tiles", {w.format.policy, x.scalar_type()});
-  key = rows ? gemv.name(key.add({rows})) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
+  key = rows ? gemv.name(key.add({gemv.rows})) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);
   args.k = u32(w.k);
@@ -83,7 +85,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
     return y;
   }
   const LinearChoice& choice = gemv.choice;
-  gemv.run(launch, w.n, choice.outputs, ceil_div(m, rows), choice.split > 1 ? choice.outputs * rows : 0);
+  gemv.run(launch, w.n, choice.outputs, ceil_div(m, gemv.rows), choice.split > 1 ? choice.outputs * rows : 0);
   return y;
 }
 

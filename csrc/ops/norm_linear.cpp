@@ -76,6 +76,10 @@ Gemv gemv_of(const Projections& p, size_t first, size_t end, bool in_pairs) {
   const QuantFormat& format = p.matrices[first].format;
   const int rows = rows_together(p.rows);
   bool aligned = p.k % chunk == 0 && aligned_rows(p.x) && (!p.norm || aligned_rows(*p.norm_weight)), words = true;
+  const auto run_of = [&](const auto& all) { return c10::ArrayRef(all).slice(first, end - first); };
+  if (const auto way =
+          multiplied_as_matrices(p.norm.has_value(), p.x, p.rows, run_of(p.matrices), run_of(p.weights), aligned))
+    return *way;
   for (size_t i = first; i < end; i++) {
     aligned = aligned && (format.packed() || aligned_rows(p.weights[i]));
     words = words && in_words(p.matrices[i], p.weights[i]);

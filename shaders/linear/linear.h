@@ -16,6 +16,21 @@ FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
 FOUNDRY_CONST uint32_t linear_matrix_outputs = 16;
 FOUNDRY_CONST uint32_t linear_matrix_split = 8;
 
+// Rows of x and of W as matrices (matrix_rows.h): columns of K of a step, whose bytes lie in threadgroup memory so that
+// the rows of a product begin in banks of their own.
+FOUNDRY_CONST int by_matrices = 0; // CHAINS of kernels that multiply so
+FOUNDRY_CONST uint32_t matrix_rows = 8;
+constexpr uint32_t matrix_step(uint32_t block_size) { return block_size > 1 ? 256 : 128; }
+constexpr uint32_t matrix_x_stride(uint32_t block_size) { return matrix_step(block_size) * 2 + 32; }
+constexpr uint32_t matrix_stride(uint32_t block_size, uint32_t bytes) {
+  return block_size > 1 ? (bytes + 15) / 32 * 32 + 16 : bytes + 32;
+}
+// Bytes of a step of a team's outputs and, unless all of it lies elsewhere, of x.
+constexpr uint32_t matrix_stage(uint32_t outputs, uint32_t block_size, uint32_t bytes, bool whole) {
+  return outputs * matrix_stride(block_size, bytes) + (whole ? 0 : matrix_rows * matrix_x_stride(block_size));
+}
+constexpr uint32_t matrix_whole_stride(uint32_t k) { return k * 2 + 32; } // of rows of 16 bits, all of which are there
+
 // LinearArgs::activation
 FOUNDRY_CONST uint32_t activation_none = 0;
 FOUNDRY_CONST uint32_t activation_silu = 1;
@@ -42,5 +57,8 @@ struct LinearArgs {
   Rows residual;
 };
 static_assert(sizeof(LinearArgs) == 76, "shared with the host");
+
+// Sums that a simdgroup of m rows and n outputs gathers behind a norm: the products, m sums of squares, and padding.
+constexpr int normed_sums(int m, int n) { return (m * n + m + 3) / 4 * 4; }
 
 } // namespace foundry

@@ -3,7 +3,7 @@
 #include "linear/linear.h"
 
 #include "linear/epilogue.h"
-#include "linear/gemv.h"
+#include "linear/products.h"
 #include "linear/tiles.h"
 
 using namespace metal;
@@ -16,6 +16,9 @@ using namespace foundry;
 // foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 8, 2, 2, 4>)
 // foundry-lint: instance(linear_rows<Q4_K, half, 2, 16, 4, 0, 1>)
 // foundry-lint: instance(linear_rows<F16, float, 8, 1, 4, 1, 1>)
+// foundry-lint: instance(linear_rows<Q8_0, half, 8, 16, 32, 2, 0>)
+// foundry-lint: instance(linear_rows<Q4_K, bfloat, 8, 16, 16, 2, 0>)
+// foundry-lint: instance(linear_rows<BF16, bfloat, 8, 1, 16, 2, 0>)
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS>
 [[kernel]] void linear_rows(
     device const typename Q::block* weight [[buffer(0)]],
@@ -26,29 +29,33 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     constant LinearArgs& args [[buffer(5)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
+    uint2 groups [[threadgroups_per_grid]],
     ushort lane [[thread_index_in_simdgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
-  const uint shift = ctz(args.split);  // a power of two: a division would take as long as a read from memory
-  const uint team = simdgroup >> shift, part = simdgroup & (args.split - 1);
-  const uint n0 = (group.x * (simdgroups >> shift) + team) * OUTS;
+  using W = NeighbouringRows<Q>;
+  using P = Products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS, W>;
   const uint m0 = group.y * ROWS;
-
-  device const typename Q::block* w_row[OUTS];
-  for (int n = 0; n < OUTS; ++n)
-    w_row[n] = weight + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
   uint x_row[ROWS];
   for (int m = 0; m < ROWS; ++m)
     x_row[m] = m0 + m == 0 ? 0 : row_offset(args.x, min(m0 + m, args.rows - 1));
-  float sum[ROWS * OUTS], unused[ROWS];
-  const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
-  const uint end = n0 < args.n ? args.k : 0;  // a team past the last output has nothing to read
-  accumulate_k<Q, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + lane, args.split, end, sum,
-                                                   unused);
-  const float total = team_sums(sum, args.split, part, partial, simdgroup, lane);
-  const uint m = m0 + lane / OUTS, n = n0 + lane % OUTS;
-  if (part == 0 && lane < ROWS * OUTS && m < args.rows && n < args.n)
-    store_output(total, m, n, bias, residual, y, args);
+  P products;
+  products.set(x, x_row, min(args.rows - m0, uint(ROWS)), partial, simdgroup, simdgroups, args.k, false);
+  const uint in_group = teams_in(simdgroups, args.split) * OUTS, turn = groups.x * in_group;
+  const uint own = team_of(0, simdgroup, simdgroups, args.split) * OUTS;
+  uint first = group.x * in_group;
+  const W w = {weight, args.row_blocks, first + own, args.n};
+  products.begin(w, turn, args.split, args.k, lane, simdgroup);
+  do {
+    const uint n0 = first + own;  // a team past the last output has nothing to read
+    const auto sums = products.plain(w, args.split, args.k, n0 < args.n ? args.k : 0, lane, simdgroup, partial);
+    for (uint i = sums.first; i < sums.count; i += sums.step) {
+      const uint m = m0 + i / OUTS, n = n0 + i % OUTS;
+      if (sums.has(i) && m < args.rows && n < args.n)
+        store_output(sums[i], m, n, bias, residual, y, args);
+    }
+    first += turn;
+  } while (P::again && first < args.n);
 }
 
 // Matrix product in tiles (tiles.h). Tile rows beyond the matrices repeat the last valid row; their products are never

@@ -37,7 +37,4 @@ struct NormQkvArgs {
   uint32_t first_pair, end_pair; // that this launch makes: those of q, k and v, or of some of them
 };
 
-// Sums that a simdgroup of m rows and n outputs gathers: the products, m sums of squares, and padding.
-constexpr int normed_sums(int m, int n) { return (m * n + m + 3) / 4 * 4; }
-
 } // namespace foundry

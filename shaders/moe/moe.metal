@@ -9,6 +9,17 @@
 using namespace metal;
 using namespace foundry;
 
+// Rows of a router, and one more behind them for a shared expert's gate.
+template <typename Q> struct RouterRows {
+  device const typename Q::block* weight;
+  device const typename Q::block* shared;
+  uint row_blocks, experts, rows, first;
+  METAL_FUNC device const typename Q::block* row(uint i) const {
+    const uint n = min(first + i, rows - 1);
+    return n < experts ? weight + ulong(n) * row_blocks : shared;
+  }
+};
+
 // The experts of a token, from the norm before the block to their weights: a threadgroup a token, a lane an expert's
 // logit in the end. `weight` is the router's matrix, `bias` added to its
 // products, `shared` the row that weighs the shared expert, `correction` added for the choice alone.
@@ -32,17 +43,12 @@ template <typename Q, typename T, typename C, int VEC, int OUTS, int UNROLL, int
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
   constant NormedArgs& a = args.normed;
-  const ThreadPos pos = {0, token, lane, simdgroup, simdgroups};
   const uint rows = a.n[0] + a.n[1];
   for (uint first = 0; first < rows; first += simdgroups * OUTS) {
     const uint n0 = first + simdgroup * OUTS;
-    device const typename Q::block* w_row[OUTS];
-    for (int n = 0; n < OUTS; ++n) {
-      const uint row = min(n0 + n, rows - 1);
-      w_row[n] = row < a.n[0] ? weight + ulong(row) * a.row_blocks[0] : shared;
-    }
-    const float logit =
-        normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, n0 < rows, pos, unused);
+    const RouterRows<Q> w = {weight, shared, a.row_blocks[0], a.n[0], rows, n0};
+    const float logit = normed_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, norm_weight, a, token, n0 < rows, lane,
+                                                                        simdgroup, simdgroups, unused);
     const uint n = n0 + lane;
     if (lane < OUTS && n < rows)
       logits[n] = a.has_bias && n < a.n[0] ? logit + float(bias[n]) : logit;
@@ -73,18 +79,26 @@ template <typename T, typename C>
 // The experts' number; a pair that is not one of theirs reads nothing.
 METAL_FUNC bool is_expert(constant RoutedArgs& args, int id) { return uint(id) < args.experts; }
 
-// x W^T for one row of x, as normed_products.
-template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
-METAL_FUNC float plain_products(device const typename Q::block* thread (&w_row)[OUTS], device const T* x, uint row,
-                                constant NormedArgs& args, bool busy, ThreadPos pos, threadgroup float* partial) {
-  const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
+// The same without a norm.
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, typename W>
+METAL_FUNC float plain_product(thread const W& w, device const T* x, uint row, constant NormedArgs& args, bool busy,
+                               ushort lane, ushort simdgroup, threadgroup float* partial) {
+  Products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS, W> products;
   const uint x_row[1] = {row * args.k};
-  float sum[OUTS], unused[1];
-  const uint part = pos.part(args.split);
-  accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + pos.lane, args.split,
-                                                busy ? args.k : 0, sum, unused);
-  return team_sums(sum, args.split, part, partial, pos.simdgroup, pos.lane);
+  products.set(x, x_row, 1, partial, 0, 0, args.k, false);
+  return products.plain(w, args.split, args.k, busy ? args.k : 0, lane, simdgroup, partial).total;
 }
+
+// Rows of an expert's gate and up, PAIRS of each, or of its up alone.
+template <typename Q, int PAIRS, bool Gated> struct ExpertRows {
+  device const typename Q::block* gate;
+  device const typename Q::block* up;
+  uint gate_blocks, up_blocks, width, first;
+  METAL_FUNC device const typename Q::block* row(uint i) const {
+    const ulong n = min(first + i % PAIRS, width - 1);
+    return Gated && i < PAIRS ? gate + n * gate_blocks : up + n * up_blocks;
+  }
+};
 
 // What is added to output n of an expert.
 template <typename T>
@@ -120,25 +134,21 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
   const bool known = is_expert(r, id);
   const ulong expert = known ? ulong(id) : 0ul;
 
-  const ThreadPos pos = {group.x, token, lane, simdgroup, simdgroups};
   constexpr int outputs = Gated ? OUTS / 2 : OUTS;  // of a team, which has those of gate and up, or of up alone
-  const uint n0 = pos.team(a.split) * outputs, width = a.n[0];
-  device const typename Q::block* w_row[OUTS];
-  for (int n = 0; n < OUTS; ++n) {
-    const uint row = min(n0 + n % outputs, width - 1);
-    w_row[n] = Gated && n < outputs ? gate + expert * r.expert_blocks[0] + ulong(row) * a.row_blocks[0]
-                                    : up + expert * r.expert_blocks[1] + ulong(row) * a.row_blocks[1];
-  }
+  const uint n0 = team_of(group.x, simdgroup, simdgroups, a.split) * outputs, width = a.n[0];
+  const ExpertRows<Q, outputs, Gated> w = {gate + expert * r.expert_blocks[0], up + expert * r.expert_blocks[1],
+                                           a.row_blocks[0], a.row_blocks[1], width, n0};
   const bool busy = known && n0 < width;
-  float value = Normed ? normed_products<Q, T, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, x, norm_weight, a, busy, pos, partial)
-                             : plain_products<Q, T, VEC, OUTS, UNROLL, CHAINS>(w_row, x, token, a, busy, pos, partial);
+  float value = Normed ? normed_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, norm_weight, a, token, busy, lane,
+                                                                         simdgroup, simdgroups, partial)
+                       : plain_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, token, a, busy, lane, simdgroup, partial);
   const uint n = n0 + lane % outputs;
   if (busy && n < width)
     value += Gated && lane % OUTS < outputs ? bias_of(args.bias[0], gate_bias, expert, n)
                                             : bias_of(args.bias[1], up_bias, expert, n);
   const float other = simd_shuffle_xor(value, ushort(outputs));
   const float result = Gated ? gated(args.activation, value, other) : activate(args.activation, value);
-  if (pos.part(a.split) == 0 && lane < outputs && n < width)
+  if (part_of(simdgroup, a.split) == 0 && lane < outputs && n < width)
     y[pair * width + n] = T(known ? result : 0.0f);
 }
 
@@ -163,8 +173,7 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
   constant RoutedArgs& r = args.routed;
   const uint token = group.y;
-  const ThreadPos pos = {group.x, token, lane, simdgroup, simdgroups};
-  const uint n0 = pos.team(args.split) * OUTS, part = pos.part(args.split);
+  const uint n0 = team_of(group.x, simdgroup, simdgroups, args.split) * OUTS, part = part_of(simdgroup, args.split);
   const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
   float total[OUTS];
   for (int n = 0; n < OUTS; ++n)

@@ -26,6 +26,22 @@
 //       float scale(uint k, int g) const;
 //       float offset(uint k, int g) const;
 //     };
+//     FOUNDRY_CONST bool has_fragments = ...;         // whether it has what follows; `false` may be left out
+//     // Kernels only: what a lane of a simdgroup holds of a row for products of matrices of 16 bits: of each 16
+//     columns
+//     // the four from 4 * t on, in two pairs. `row`: the bytes of a step (linear/linear.h) in threadgroup memory, of
+//     // which `period` is the index of `columns` in `groups` equal groups.
+//     template <typename T> struct Fragments {
+//       FOUNDRY_CONST uint columns = ...;
+//       FOUNDRY_CONST int groups = ...;
+//       FOUNDRY_CONST bool has_scale = ..., has_offset = ...;
+//       void read(threadgroup const uint32_t* row, uint period, uint t);
+//       static void pairs(metal::uint2 x, thread metal::vec<T, 2> (&of)[2]); // in the order of columns that codes have
+//       // Of the 16 columns h of group g, exactly; `base` as code_base has it.
+//       void codes(int g, int h, uint32_t base, thread metal::vec<T, 2> (&w)[2]) const;
+//       float scale(int g) const;
+//       float offset(int g) const;
+//     };
 //     // Host only: the block's fields that are scales or offsets, in which NaN and infinities are looked for. `whole`:
 //     // a value of theirs at which all weights are whole numbers, for tests; 0 if packing holds such numbers exactly.
 //     FOUNDRY_SCALES(whole, FOUNDRY_SCALE(field) or FOUNDRY_BYTES(field, type), ...)
@@ -174,6 +190,46 @@ METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half z
 // The same of the lower or the upper nibbles of four bytes. The upper ones stay where they are: 16 times the codes.
 METAL_FUNC void split_nibbles(uint32_t bytes, bool upper, uint32_t base, int zero, thread float* w) {
   split_codes(bytes, upper ? 0x00f000f0u : 0x000f000fu, base, half(upper ? 16 * zero : zero), w);
+}
+
+// Of four elements the first and the third, and the others.
+template <typename T> METAL_FUNC void even_and_odd(metal::uint2 four, thread metal::vec<T, 2> (&pairs)[2]) {
+  const metal::ushort2 low = as_type<metal::ushort2>(four.x), high = as_type<metal::ushort2>(four.y);
+  pairs[0] = as_type<metal::vec<T, 2>>(metal::ushort2(low.x, high.x));
+  pairs[1] = as_type<metal::vec<T, 2>>(metal::ushort2(low.y, high.y));
+}
+
+// Two numbers in whose mantissa a code's bits have the value that they have alone: `base` of what follows. `zero` is
+// not known to be 0: as a constant they would cost an instruction beside that of the mask.
+template <typename T> METAL_FUNC uint32_t code_base(uint32_t zero);
+template <> METAL_FUNC uint32_t code_base<half>(uint32_t zero) { return 0x64006400u | zero; }   // 1024
+template <> METAL_FUNC uint32_t code_base<bfloat>(uint32_t zero) { return 0x43004300u | zero; } // 128
+
+// The lower or the upper nibbles of four bytes, less `zero`: of bytes 0 and 2, then of 1 and 3.
+METAL_FUNC void nibble_pairs(uint32_t bytes, bool upper, int zero, uint32_t base, thread metal::half2 (&w)[2]) {
+  for (short i = 0; i < 2; ++i) {
+    const metal::half2 code = as_type<metal::half2>((bytes >> 8 * i & (upper ? 0x00f000f0u : 0x000f000fu)) | base);
+    w[i] = upper ? metal::fma(code, metal::half2(0.0625h), metal::half2(half(-64 - zero)))
+                 : code - metal::half2(half(1024 + zero));
+  }
+}
+METAL_FUNC void nibble_pairs(uint32_t bytes, bool upper, int zero, uint32_t base,
+                             thread metal::vec<bfloat, 2> (&w)[2]) {
+  for (short i = 0; i < 2; ++i)
+    w[i] = as_type<metal::vec<bfloat, 2>>((bytes >> (8 * i + (upper ? 4 : 0)) & 0x000f000fu) | base) -
+           metal::vec<bfloat, 2>(bfloat(float(128 + zero)));
+}
+
+// The same of four signed bytes.
+METAL_FUNC void byte_pairs(uint32_t bytes, uint32_t base, thread metal::half2 (&w)[2]) {
+  const uint32_t around_128 = base ^ 0x00800080u;
+  for (short i = 0; i < 2; ++i)
+    w[i] = as_type<metal::half2>((bytes >> 8 * i & 0x00ff00ffu) ^ around_128) - metal::half2(1152.0h);
+}
+METAL_FUNC void byte_pairs(uint32_t bytes, uint32_t base, thread metal::vec<bfloat, 2> (&w)[2]) {
+  metal::half2 codes[2];
+  byte_pairs(bytes, base ^ 0x27002700u, codes); // of halves
+  for (short i = 0; i < 2; ++i) w[i] = metal::vec<bfloat, 2>(bfloat(float(codes[i].x)), bfloat(float(codes[i].y)));
 }
 
 // 4 * N bytes on their way from memory: `Align` (2, 4 or 16) is what their address is a multiple of.

@@ -14,7 +14,7 @@ struct Q4_0 {
   using block = block_q4_0;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
-  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST bool has_codes = true, has_fragments = true;
   FOUNDRY_CONST int word = 4;
   FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
@@ -47,6 +47,28 @@ struct Q4_0 {
     }
     METAL_FUNC float scale(uint, int) const thread { return widen(d); }
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+
+  template <typename T> struct Fragments {
+    FOUNDRY_CONST uint columns = 64;
+    FOUNDRY_CONST int groups = 2; // blocks, of which the first begins at a word
+    FOUNDRY_CONST bool has_scale = true, has_offset = false;
+    uint32_t q[2];
+    uint32_t d[2];
+
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+      row += period * (2 * sizeof(block) / 4);
+      q[0] = row[t] >> 16 | row[t + 1] << 16;
+      q[1] = row[5 + t];
+      d[0] = row[0] & 0xffff;
+      d[1] = row[4] >> 16;
+    }
+    METAL_FUNC void codes(int g, int h, uint32_t base, thread metal::vec<T, 2> (&w)[2]) const thread {
+      nibble_pairs(q[g], h == 1, 8, base, w);
+    }
+    static METAL_FUNC void pairs(metal::uint2 x, thread metal::vec<T, 2> (&of)[2]) { even_and_odd<T>(x, of); }
+    METAL_FUNC float scale(int g) const thread { return half_of_bits(d[g]); }
+    METAL_FUNC float offset(int) const thread { return 0.0f; }
   };
 #else
   static void pack(const float* w, block& b) {

@@ -73,7 +73,7 @@ struct Q4_K {
   using block = block_q4_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST bool has_codes = true, has_fragments = true;
   FOUNDRY_CONST int word = 16;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(d), FOUNDRY_SCALE(dmin))
 
@@ -104,6 +104,27 @@ struct Q4_K {
     }
     METAL_FUNC float scale(uint k, int g) const thread { return scales.scale(k, g) * (g == 0 ? 1.0f : 0.0625f); }
     METAL_FUNC float offset(uint k, int g) const thread { return scales.offset(k, g); }
+  };
+
+  template <typename T> struct Fragments {
+    FOUNDRY_CONST uint columns = 64;
+    FOUNDRY_CONST int groups = 2; // sub-blocks: the lower nibbles of 32 bytes and the upper ones
+    FOUNDRY_CONST bool has_scale = true, has_offset = true;
+    uint32_t q[2];
+    ScalesOfK<true> scales;
+    uint k;
+
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+      for (short i = 0; i < 4; ++i) scales.head.q[i] = row[i];
+      for (short h = 0; h < 2; ++h) q[h] = row[4 + 8 * period + 4 * h + t];
+      k = 64 * period;
+    }
+    METAL_FUNC void codes(int g, int h, uint32_t base, thread metal::vec<T, 2> (&w)[2]) const thread {
+      nibble_pairs(q[h], g == 1, 0, base, w);
+    }
+    static METAL_FUNC void pairs(metal::uint2 x, thread metal::vec<T, 2> (&of)[2]) { even_and_odd<T>(x, of); }
+    METAL_FUNC float scale(int g) const thread { return scales.scale(k, g); }
+    METAL_FUNC float offset(int g) const thread { return scales.offset(k, g); }
   };
 #else
   static void pack(search::Weights w, block& b) {

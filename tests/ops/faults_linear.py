@@ -63,16 +63,17 @@ def _codes(
     return Fault(f"linear-codes-{name}", "linear.metal", old, new, check, file)
 
 
+PLAIN = """rows = {x}; const uint part = part_of(simdgroup, split);
+    accumulate_k<Q, ROWS, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + lane"""
 SHARED = {"split": 4, "simdgroups": 8}
 BARRIER = "] = total;\n    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 FAULTS = [
     _split(
         "seam",
-        "part * simd_width + lane",
-        "part + part * simd_width + lane",
+        *within(PLAIN, "part * simd_width", "part + part * simd_width"),
         lambda: test_accuracy(Case(k=2048), F32),
-        "",
+        "products.h",
         **SHARED,
     ),
     _split(
@@ -100,8 +101,8 @@ FAULTS = [
     ),
     _rows("last-chunk-dropped", "for (; k + (U - 1) * step <", "for (; k + (U - 1) * step + chunk <", file="gemv.h"),
     _rows("last-column-dropped", "k + j < end ?", "k + j + 1 < end ?", Case(1, 9, 257), "loader.h"),
-    _rows("last-output-from-the-row-before", "min(n0 + n, args.n - 1)", "min(n0 + n, args.n - 2)"),
-    _rows("last-output-not-stored", *within(f"lane < M * N && {STORED}", " n <", " n + 1 <"), Case(1, 9, 256)),
+    _rows("last-output-from-the-row-before", "min(first + i, end - 1)", "min(first + i, end - 2)", file="products.h"),
+    _rows("last-output-not-stored", *within(f"sums.has(i) && {STORED}", " n <", " n + 1 <"), Case(1, 9, 256)),
     _rows("rows-of-x-in-pairs", *within("0 : row_offset(args.x, min(m0 + m,", "m,", "m / 2 * 2,"), Case(3)),
     _rows("second-group-of-rows-shifted", "m0 = group.y * M;", "m0 = group.y * (M - 1);", Case(16, 7, 40)),
     _rows("half-of-a-chunk-twice", "load(p + 4, hi)", "load(p, hi)", Case(1, 8, 256), "vec.h"),

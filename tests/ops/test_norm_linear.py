@@ -385,13 +385,14 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
       const float c = float(cosines[angles.cosines + column])"""
 FAULTS = [
-    _fault("gains-of-gemma", "args.offset, normed}", "0.0f * args.offset, normed}",
-           lambda: test_linear(Case(kind="gemma"), F32), "normed_products.h"),
-    _fault("norm-where-there-is-none", "if (!normed) return total;", "", lambda: test_linear(*CASES[-1]),
-           "normed_products.h"),
-    _fault("eps-ignored", "+ args.eps)", "+ 0.0f * args.eps)", test_large_and_tiny_rows, "normed_products.h"),
-    _fault("squares-of-row-0", "min(int(seat.lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32),
-           "normed_products.h"),
+    _fault("gains-of-gemma", "norm_weight, offset, normed}", "norm_weight, 0.0f * offset, normed}",
+           lambda: test_linear(Case(kind="gemma"), F32), "products.h"),
+    _fault("norm-where-there-is-none", "if (normed) { const int m", "if (true) { const int m",
+           lambda: test_linear(*CASES[-1]), "products.h"),
+    _fault("eps-ignored", "of_row / float(k) + eps", "of_row / float(k) + 0.0f * eps", test_large_and_tiny_rows,
+           "products.h"),
+    _fault("squares-of-row-0", "min(int(lane) / N, M - 1)", "min(0, M - 1)", lambda: test_linear(Case(m=3), F32),
+           "products.h"),
     _fault("squares-with-the-gain", "g); squares += dot<P>(v, v);", "g); squares += dot<P>(v, g);",
            lambda: test_linear(Case(), F32), "gemv.h"),
     _fault("row-of-the-second-matrix", "w1 + ulong(n) * args.row_blocks[1]", "w1 + ulong(n ^ 1) * args.row_blocks[1]",
@@ -408,6 +409,6 @@ FAULTS = [
            lambda: test_qkv(*QKV_CASES[0])),
     _fault("columns-of-halves", "pair.column + (is_first", "pair.first + (is_first", lambda: test_qkv(*QKV_CASES[-1])),
     _fault("batch-of-the-first", "batch = m / h.q_len", "batch = m / h.q_len * 0", lambda: test_qkv(*QKV_CASES[2])),
-    _fault("second-launch-from-the-front", "args.first_pair + seat.team", "0 * args.first_pair + seat.team",
+    _fault("second-launch-from-the-front", "args.first_pair + group.x * in_group", "group.x * in_group",
            lambda: test_qkv(*QKV_CASES[5])),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from torch_foundry.core import environment, extension, sources
 from torch_foundry.core.ahead import recording_for
 
 VERSION = 2
-OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes")  # that have choices
+OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes", "matrices", "norm_matrices")
 OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
@@ -40,7 +40,7 @@ class TuningError(ValueError):
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
     moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
-    linear_routes: the same, 1 row, which stands for any number.
+    linear_routes, matrices, norm_matrices: the same, 1 row, which stands for any number.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str

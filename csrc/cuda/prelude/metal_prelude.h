@@ -15,6 +15,7 @@
 #include "scalar.h"
 #include "simd.h"
 #include "simdgroup_matrix.h"
+#include "staging.h"
 #include "traits.h"
 #include "vector.h"
 #include "wide_product.h"

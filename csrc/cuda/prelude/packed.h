@@ -1,5 +1,6 @@
-// What C++ has no words for. Sums of pairs of 16-bit floats in one instruction, where the GPU has it. The bits are
-// those of the general way, which computes in float and rounds: a float holds more than twice their digits.
+// What C++ has no words for. Sums and products of pairs of 16-bit floats in one instruction, where the GPU has it. The
+// bits are those of the general way, which computes in float and rounds: a float holds more than twice their digits. Of
+// both at once they are too, where the result needs no rounding, as that of shaders/quant/format.h.
 #pragma once
 #include "vector.h"
 
@@ -14,10 +15,12 @@ namespace msl_::vectors {
 #if __CUDA_ARCH__ >= 530
 MSL_PACKED(half, +, "add.rn.f16x2")
 MSL_PACKED(half, -, "sub.rn.f16x2")
+MSL_PACKED(half, *, "mul.rn.f16x2")
 #endif
 #if __CUDA_ARCH__ >= 900
 MSL_PACKED(bfloat, +, "add.rn.bf16x2")
 MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
+MSL_PACKED(bfloat, *, "mul.rn.bf16x2")
 #endif
 #undef MSL_PACKED
 
@@ -34,3 +37,15 @@ MSL_INLINE void write_whole(vec<uint32_t, 4>* p, const vec<uint32_t, 4>& v) {
 }
 
 } // namespace msl_::vectors
+
+#if __CUDA_ARCH__ >= 530
+namespace metal {
+MSL_INLINE vec<half, 2> fma(const vec<half, 2>& a, const vec<half, 2>& b, const vec<half, 2>& c) {
+  uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;"
+      : "=r"(result)
+      : "r"(as_type<uint32_t>(a)), "r"(as_type<uint32_t>(b)), "r"(as_type<uint32_t>(c)));
+  return as_type<vec<half, 2>>(result);
+}
+} // namespace metal
+#endif

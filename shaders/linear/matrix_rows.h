@@ -1,0 +1,244 @@
+// Products of up to eight rows of x and 16 or 32 rows of W by matrices of 16 bits: eight rows take little longer than
+// one, and have its bits. For GPUs whose matrix units outrun their lanes.
+#pragma once
+#include "common/matrix_pairs.h"
+#include "common/staging.h"
+#include "linear/linear.h"
+#include "linear/loader.h"
+
+namespace foundry {
+
+// A team's rows of x, ROWS of them from the first on, those past the last one as it.
+template <typename T> struct MatrixRows {
+  device const T* x;
+  uint row[matrix_rows]; // where each begins
+  uint count;            // that differ
+
+  METAL_FUNC uint own_row(uint lane) const thread {
+    const uint m = metal::min(uint(fragment_of(lane).row), count - 1);
+    uint at = row[0];
+#pragma unroll
+    for (uint i = 1; i < matrix_rows; ++i) at = m == i ? row[i] : at;
+    return at;
+  }
+};
+
+// The rows behind an RMSNorm, rounded once to T: all of them in threadgroup memory, for all of a threadgroup's
+// products. `squares`: matrix_rows floats a simdgroup. All threads must call this.
+template <typename T, int VEC>
+METAL_FUNC void norm_rows(thread const MatrixRows<T>& rows, device const T* weight, float offset, float eps, uint k,
+                          ushort lane, ushort simdgroup, ushort simdgroups, threadgroup float* squares,
+                          threadgroup uchar* to) {
+  const uint first = (simdgroup * simd_width + lane) * chunk, step = simdgroups * simd_width * chunk;
+  float own[matrix_rows];
+#pragma unroll
+  for (uint m = 0; m < matrix_rows; ++m) {
+    own[m] = 0.0f;
+    if (m >= rows.count) continue;
+    for (uint at = first; at < k; at += step) {
+      T v[chunk];
+      load_elements<VEC>(rows.x + rows.row[m] + at, v);
+      for (int j = 0; j < chunk; ++j) own[m] = metal::fma(float(v[j]), float(v[j]), own[m]);
+    }
+  }
+  for (uint m = 0; m < matrix_rows; ++m) {
+    const float sum = metal::simd_sum(own[m]);
+    if (lane == m) squares[simdgroup * matrix_rows + m] = sum;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+#pragma unroll
+  for (uint m = 0; m < matrix_rows; ++m) {
+    if (m >= rows.count) continue;
+    float sum = 0.0f;
+    for (uint s = 0; s < simdgroups; ++s) sum += squares[s * matrix_rows + m];
+    const float factor = metal::rsqrt(sum / float(k) + eps);
+    for (uint at = first; at < k; at += step) {
+      T v[chunk], g[chunk];
+      load_elements<VEC>(rows.x + rows.row[m] + at, v);
+      load_elements<VEC>(weight + at, g);
+      threadgroup uint* row = (threadgroup uint*)(to + m * matrix_whole_stride(k) + at * sizeof(T));
+      for (int j = 0; j < chunk; ++j) v[j] = T(float(v[j]) * factor * (offset + float(g[j])));
+      for (int j = 0; j < chunk / 2; ++j) row[j] = as_type<uint>(metal::vec<T, 2>(v[2 * j], v[2 * j + 1]));
+    }
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+// A simdgroup's part of the products with W, of which W::row(i) is where row i from W::first on begins, and of those of
+// its team that follow, `stride` rows apart, up to W::end. Steps of K are copied to threadgroup memory STEPS - 1 ahead,
+// across the team's turns, with their columns of x unless all of x is at `whole`. Each group of codes is multiplied
+// before its scale, exactly but for the sums.
+template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> struct MultiplyMatrices {
+  using F = typename Q::template Fragments<T>;
+  using Pair = metal::vec<T, 2>;
+  using Piece = metal::conditional_t<VEC == 16, metal::uint4, metal::uint2>;
+  FOUNDRY_CONST uint tiles = OUTS / 16, step = matrix_step(Q::block_size);
+  FOUNDRY_CONST uint bytes = step / Q::block_size * sizeof(typename Q::block);
+  FOUNDRY_CONST uint stride = matrix_stride(Q::block_size, bytes), x_stride = matrix_x_stride(Q::block_size);
+  FOUNDRY_CONST uint in_row = bytes / sizeof(Piece), pieces = (OUTS * in_row + simd_width - 1) / simd_width;
+  using Sum = metal::simdgroup_matrix<float, 8, 8>[tiles][2];
+
+  W w;                              // of the copies: they are ahead
+  uint from_column, turn;           // of the next copies, and rows between the team's turns
+  device const uchar* from[pieces]; // the lane's
+  threadgroup uchar* memory;        // the simdgroup's: STEPS times `stage` bytes
+  threadgroup uchar* now;
+  uint stage;
+
+  static METAL_FUNC uint memory_of(bool whole) { return STEPS * matrix_stage(OUTS, Q::block_size, bytes, whole); }
+
+  METAL_FUNC void set(thread const W& first, uint rows_between, bool whole, uint part, threadgroup uchar* own,
+                      ushort lane) thread {
+    w = first;
+    turn = rows_between;
+    from_column = part * step;
+    now = memory = own;
+    stage = memory_of(whole) / STEPS;
+    find(lane);
+  }
+
+  METAL_FUNC void find(ushort lane) thread {
+#pragma unroll
+    for (uint j = 0; j < pieces; ++j) {
+      const uint i = metal::min(j * simd_width + lane, OUTS * in_row - 1);
+      from[j] = (device const uchar*)w.row(i / in_row) + i % in_row * sizeof(Piece);
+    }
+  }
+
+  // Copies the next step, unless there is none, to place `slot` from the one in use on.
+  METAL_FUNC void fetch(thread const MatrixRows<T>& rows, bool whole, uint part, uint split, uint k, uint slot,
+                        ushort lane) thread {
+    threadgroup uchar* to = now + slot * stage;
+    to = to < memory + STEPS * stage ? to : to - STEPS * stage;
+    if (from_column >= k) {
+      w.first += turn;
+      from_column = part * step;
+      if (w.first < w.end) find(lane);
+    }
+    if (w.first < w.end && from_column < k) {
+      const uint block = from_column / Q::block_size;
+      const uint there =
+          metal::min(in_row, (k / Q::block_size - block) * uint(sizeof(typename Q::block)) / uint(sizeof(Piece)));
+#pragma unroll
+      for (uint j = 0; j < pieces; ++j) {
+        const uint i = j * simd_width + lane;
+        if (i < OUTS * in_row && i % in_row < there)
+          copy_ahead((threadgroup Piece*)(to + i / in_row * stride) + i % in_row,
+                     (device const Piece*)(from[j] + ulong(block) * sizeof(typename Q::block)));
+      }
+      const uint at = lane * chunk;
+#pragma unroll
+      for (uint m = 0; m < matrix_rows; ++m) {
+        device const T* x = rows.x + rows.row[m] + from_column + at;
+        threadgroup T* row = (threadgroup T*)(to + OUTS * stride + m * x_stride) + at;
+        if (!whole && m < rows.count && at < step && from_column + at < k) {
+          if (VEC > 1)
+            copy_ahead((threadgroup metal::uint4*)row, (device const metal::uint4*)x);
+          else
+            for (int j = 0; j < chunk; ++j) row[j] = x[j];
+        }
+      }
+    }
+    from_column += split * step;
+    end_group_of_copies((threadgroup metal::uint4*)to);
+  }
+
+  METAL_FUNC void ahead(thread const MatrixRows<T>& rows, bool whole, uint part, uint split, uint k,
+                        ushort lane) thread {
+    for (uint s = 0; s < STEPS - 1; ++s) fetch(rows, whole, part, split, k, s, lane);
+  }
+
+  // `period` of a step whose rows of W are at w_rows and whose x is at x_row, for this lane.
+  METAL_FUNC void add_period(threadgroup const uchar* w_rows, threadgroup const uchar* x_row, uint period, uint t,
+                             uint base, ushort lane, thread Sum& sum) const thread {
+    F rows[tiles][2];
+    for (uint i = 0; i < tiles; ++i)
+      for (uint j = 0; j < 2; ++j)
+        rows[i][j].read((threadgroup const uint*)(w_rows + 8 * (2 * i + j) * stride), period, t);
+#pragma unroll
+    for (int g = 0; g < F::groups; ++g) {
+      Sum products;
+      metal::simdgroup_matrix<float, 8, 8> values[2];
+      for (uint i = 0; i < tiles; ++i)
+        for (int j = 0; j < 2; ++j) products[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int j = 0; j < 2 && F::has_offset; ++j) values[j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+#pragma unroll
+      for (int h = 0; h < F::columns / F::groups / 16; ++h) {
+        const uint column = period * F::columns + g * (F::columns / F::groups) + h * 16;
+        const metal::uint2 raw = *(threadgroup const metal::uint2*)(x_row + column * sizeof(T));
+        Pair pairs[2];
+        F::pairs(raw, pairs);
+        metal::simdgroup_matrix<T, 8, 8> x[2];
+        for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
+        for (uint i = 0; i < tiles; ++i) {
+          metal::simdgroup_matrix<T, 8, 8> codes[2][2];
+          for (int j = 0; j < 2; ++j) {
+            rows[i][j].codes(g, h, base, pairs);
+            for (int f = 0; f < 2; ++f) codes[j][f].thread_elements() = pairs[f];
+          }
+          if (F::has_scale)
+            multiply_accumulate_2x2_transposed(products[i], codes, x, lane);
+          else
+            multiply_accumulate_2x2_transposed(sum[i], codes, x, lane);
+        }
+        if (F::has_offset) {
+          metal::simdgroup_matrix<T, 8, 8> ones[2][2];
+          for (int j = 0; j < 2; ++j)
+            for (int f = 0; f < 2; ++f) ones[j][f] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+          multiply_accumulate_2x2_transposed(values, ones, x, lane);
+        }
+      }
+      for (uint i = 0; i < tiles && F::has_scale; ++i)
+        for (int j = 0; j < 2; ++j) {
+          const float scale = rows[i][j].scale(g), offset = F::has_offset ? rows[i][j].offset(g) : 0.0f;
+          for (int e = 0; e < 2; ++e) {
+            float total = metal::fma(scale, products[i][j].thread_elements()[e], sum[i][j].thread_elements()[e]);
+            if (F::has_offset) total = metal::fma(offset, values[j].thread_elements()[e], total);
+            sum[i][j].thread_elements()[e] = total;
+          }
+        }
+    }
+  }
+
+  // Adds the part's products for one turn of the team.
+  METAL_FUNC void multiply_part(thread const MatrixRows<T>& rows, bool is_whole, threadgroup const uchar* whole,
+                                uint part, uint split, uint k, ushort lane, thread Sum& sum) thread {
+    const Fragment own = fragment_of(lane);
+    const uint t = own.column / 2, m = metal::min(uint(own.row), rows.count - 1);
+    const uint base = code_base<T>(k >> 31); // K is less than 2^31
+    threadgroup const uchar* x_whole = whole + m * matrix_whole_stride(k) + t * 4 * sizeof(T);
+    for (uint first = part * step; first < k; first += split * step) {
+      wait_for_copies<STEPS - 2>((threadgroup metal::uint4*)memory);
+      fetch(rows, is_whole, part, split, k, STEPS - 1, lane);
+      threadgroup const uchar* w_rows = now + own.row * stride;
+      threadgroup const uchar* x_row =
+          is_whole ? x_whole + first * sizeof(T) : now + OUTS * stride + m * x_stride + t * 4 * sizeof(T);
+      if (first + step <= k) {
+#pragma unroll
+        for (uint period = 0; period < step / F::columns; ++period)
+          add_period(w_rows, x_row, period, t, base, lane, sum);
+      } else {
+        for (uint period = 0; period < (k - first) / F::columns; ++period)
+          add_period(w_rows, x_row, period, t, base, lane, sum);
+      }
+      now = now + stage < memory + STEPS * stage ? now + stage : memory;
+    }
+  }
+};
+
+// The sums of a team, of which its threads take some each: row i / OUTS of x, output i % OUTS.
+template <int OUTS> struct MatrixSums {
+  threadgroup const float* partial; // of the team's parts, one after the other
+  uint first, step;                 // of those that this thread takes
+  uint split;
+  FOUNDRY_CONST uint count = matrix_rows * OUTS;
+
+  METAL_FUNC bool has(uint) const { return true; }
+  METAL_FUNC float operator[](uint i) const {
+    float total = partial[i];
+    for (uint p = 1; p < split; ++p) total += partial[p * count + i];
+    return total;
+  }
+};
+
+} // namespace foundry
