@@ -1,6 +1,8 @@
 // How rms_norm takes a row: what other ops need to know that sum its squares in the same order.
 #pragma once
 
+#include <algorithm>
+
 #include "ops/layout.h"
 #include "norm/rms_norm.h"
 
