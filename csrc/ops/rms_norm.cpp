@@ -1,16 +1,13 @@
+#include "ops/rms_norm.h"
+
 #include "ops/autograd.h"
-#include "ops/layout.h"
 #include "ops/options.h"
 #include "norm/rms_norm_backward.h"
 
 namespace foundry {
 namespace {
 
-Grid grid(const at::Tensor& x) {
-  const uint32_t per_thread = x.size(-1) < rms_norm_long ? rms_norm_per_thread : rms_norm_per_thread_long;
-  const uint32_t simdgroups = ceil_div(x.size(-1), per_thread * simd_width);
-  return per_row(row_count(x), simd_width * std::min(simdgroups, rms_norm_max_threads / simd_width));
-}
+Grid grid(const at::Tensor& x) { return per_row(row_count(x), rms_norm_threads(x.size(-1))); }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, std::string_view kind,
                     const OptionalTensor& residual, const OptionalTensor& scale) {
@@ -32,8 +29,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
   args.eps = norm.eps;
   args.x = rows_of("x", x);
   if (residual) args.residual = rows_of("residual", *residual);
-  const bool aligned = args.hidden % 8 == 0 && aligned_rows(x) && aligned_rows(weight);
-  const int vector = aligned && (!residual || aligned_rows(*residual)) ? 8 : 1;
+  const int vector = !residual || aligned_rows(*residual) ? rms_norm_vector(x, weight) : 1;
   Launch launch(x.device(), {"rms_norm.metal",
                              "rms_norm",
                              {x.scalar_type(), norm.kind.policy, vector},
@@ -59,9 +55,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, con
   args.eps = norm.eps;
   args.grad = rows_of("grad", grad);
   args.x = rows_of("x", x);
-  const bool aligned = args.hidden % 8 == 0 && aligned_rows(x) && aligned_rows(weight) && aligned_rows(grad);
-  Launch(x.device(),
-         {"rms_norm_backward.metal", "rms_norm_backward", {x.scalar_type(), norm.kind.policy, aligned ? 8 : 1}})
+  const int vector = aligned_rows(grad) ? rms_norm_vector(x, weight) : 1;
+  Launch(x.device(), {"rms_norm_backward.metal", "rms_norm_backward", {x.scalar_type(), norm.kind.policy, vector}})
       .in(grad)
       .in(x)
       .in(weight)

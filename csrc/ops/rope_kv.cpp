@@ -2,6 +2,7 @@
 
 #include "core/op.h"
 #include "ops/heads.h"
+#include "ops/rms_norm.h"
 
 namespace foundry {
 namespace {
@@ -13,29 +14,35 @@ int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
   return x.size(2) / dim;
 }
 
-using MaybeNorm = std::optional<Norm>;
+// The norm of q and k heads, or of all of them at once, and whether v heads pass one.
+struct HeadNorms {
+  std::optional<Norm> norm;
+  bool of_rows = false, of_values = false;
+};
 
 // A kernel is chosen by the dtypes and the way in which heads are handled: vectors, single pairs, or with norms.
-KernelKey dense_kernel(at::ScalarType dtype, const HeadsTo& to, bool aligned, const MaybeNorm& norm, bool v_norm) {
-  const KernelArgument last = norm ? KernelArgument(norm->kind.policy) : aligned ? 8 : 1;
-  return {"rope_kv_dense.metal",
-          norm ? "norm_rope_kv_dense" : "rope_kv_dense",
-          {dtype, to.table_type(dtype), last},
-          {{FC_ROPE_ROTATE, to.cos.has_value()}, {FC_ROPE_NORM_V, v_norm}}};
+KernelKey dense_kernel(at::ScalarType dtype, const HeadsTo& to, bool aligned, const HeadNorms& norms) {
+  const KernelArgument last = norms.norm ? KernelArgument(norms.norm->kind.policy) : aligned ? 8 : 1;
+  return {
+      "rope_kv_dense.metal",
+      norms.norm ? "norm_rope_kv_dense" : "rope_kv_dense",
+      {dtype, to.table_type(dtype), last},
+      {{FC_ROPE_ROTATE, to.cos.has_value()}, {FC_ROPE_NORM_V, norms.of_values}, {FC_ROPE_NORM_ROWS, norms.of_rows}}};
 }
 
 // The same for caches of every kind.
-KernelKey kernel(at::ScalarType dtype, const HeadsTo& to, const MaybeNorm& norm, bool v_norm) {
+KernelKey kernel(at::ScalarType dtype, const HeadsTo& to, const HeadNorms& norms) {
   const KvStore keys = kv_store("k_cache", to.k_cache, to.k_format);
   const KvStore values = kv_store("v_cache", to.v_cache, to.v_format);
-  const char* policy = norm ? norm->kind.policy : kNormKinds[0].policy;
+  const char* policy = norms.norm ? norms.norm->kind.policy : kNormKinds[0].policy;
   return {"rope_kv.metal",
           "rope_kv",
           {dtype, to.table_type(dtype), policy, keys.format.writer, values.format.writer},
           {{FC_ROPE_ROTATE, to.cos.has_value()},
-           {FC_ROPE_NORM, norm.has_value()},
+           {FC_ROPE_NORM, norms.norm.has_value()},
            {FC_ROPE_PAGED, to.table.has_value()},
-           {FC_ROPE_NORM_V, v_norm}}};
+           {FC_ROPE_NORM_V, norms.of_values},
+           {FC_ROPE_NORM_ROWS, norms.of_rows}}};
 }
 
 at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cos,
@@ -62,16 +69,22 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   TORCH_CHECK(V.value() == n_kv_heads * args.value_dim && args.value_dim % 2 == 0,
               "v: expected kv_heads * value_dim = ", n_kv_heads, " * ", args.value_dim, ", value_dim even, got ",
               v.sizes());
-  MaybeNorm norm;
+  HeadNorms norms{std::nullopt, false, v_norm};
   if (q_norm) {
+    const auto of_row = [&](const at::Tensor& norm, int64_t row) { return norm.numel() == row && row != head_dim; };
+    norms.of_rows = of_row(*q_norm, Q) || of_row(*k_norm, K);
     Dim D("head_dim", head_dim);
-    check("q_norm", *q_norm).like(q).shape({D}).contiguous();
-    check("k_norm", *k_norm).like(q).shape({D}).contiguous();
-    args.eps = norm.emplace(kind, eps).eps;
+    check("q_norm", *q_norm).like(q).shape({norms.of_rows ? Q : D}).contiguous();
+    check("k_norm", *k_norm).like(q).shape({norms.of_rows ? K : D}).contiguous();
+    args.eps = norms.norm.emplace(kind, eps).eps;
+    args.q_row = {rms_norm_threads(Q), u32(rms_norm_vector(q, *q_norm))};
+    args.k_row = {rms_norm_threads(K), u32(rms_norm_vector(k, *k_norm))};
   }
-  TORCH_CHECK(norm || !rotate_first, "rotate_first: expected q_norm and k_norm, which come after the rotation");
+  TORCH_CHECK(norms.norm || !rotate_first, "rotate_first: expected q_norm and k_norm, which come after the rotation");
+  TORCH_CHECK(!norms.of_rows || !(rotate_first || v_norm), rotate_first ? "rotate_first" : "v_norm",
+              ": expected q_norm and k_norm of head_dim=", head_dim, ", got those of all heads");
   args.rotate_first = rotate_first;
-  TORCH_CHECK(!deinterleave || (interleaved && !norm), "deinterleave: expected interleaved heads without norms");
+  TORCH_CHECK(!deinterleave || (interleaved && !norms.norm), "deinterleave: expected interleaved heads without norms");
   const bool plain = plain_caches(q, to);
   if (!plain || q_norm) { // a head lies in threadgroup memory
     const int64_t most = norm_rope_max_head_dim, largest = std::max<int64_t>(head_dim, args.value_dim);
@@ -86,7 +99,7 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
   const int64_t heads = B.value() * L.value() * (n_heads + 2 * n_kv_heads);
   if (!plain) {
-    Launch launch(q.device(), kernel(q.scalar_type(), to, norm, v_norm));
+    Launch launch(q.device(), kernel(q.scalar_type(), to, norms));
     launch.in(q).in(stores ? k : q).in(stores ? v : q);
     to.bind(launch, q);
     launch.out(q_out).args(args).in(q_norm).in(k_norm).in_or(rows, q).in_or(block_table, q);
@@ -99,7 +112,7 @@ at::Tensor rope_kv(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                        fits(v_cache, args.value_dim) &&
                        (!cos || (fits(*cos, args.rotary_dim) && fits(*sin, args.rotary_dim)));
   args.units = std::max(args.head_dim, args.value_dim) / (aligned ? 16 : 2);
-  Launch launch(q.device(), dense_kernel(q.scalar_type(), to, aligned, norm, v_norm));
+  Launch launch(q.device(), dense_kernel(q.scalar_type(), to, aligned, norms));
   launch.in(q).in(stores ? k : q).in(stores ? v : q);
   to.bind(launch, q);
   const int64_t written = B.value() * L.value() * n_kv_heads * (head_dim + args.value_dim);

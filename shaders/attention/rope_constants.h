@@ -6,5 +6,6 @@ namespace foundry {
 
 constant bool has_rope [[function_constant(FC_ROPE_ROTATE)]];
 constant bool has_norm_v [[function_constant(FC_ROPE_NORM_V)]];
+constant bool has_row_norm [[function_constant(FC_ROPE_NORM_ROWS)]];
 
 } // namespace foundry

@@ -2,15 +2,22 @@
 #pragma once
 #include "common/portable.h"
 
-#define FC_ROPE_ROTATE 6 // function constant: false for layers without position embedding (NoPE)
-#define FC_ROPE_NORM 7   // rope_kv.metal: q and k heads pass a norm first
-#define FC_ROPE_PAGED 8  // rope_kv.metal: the caches lie in pages
-#define FC_ROPE_NORM_V 9 // with norms of q and k heads: v heads pass one without a weight
+#define FC_ROPE_ROTATE 6     // function constant: false for layers without position embedding (NoPE)
+#define FC_ROPE_NORM 7       // rope_kv.metal: q and k heads pass a norm first
+#define FC_ROPE_PAGED 8      // rope_kv.metal: the caches lie in pages
+#define FC_ROPE_NORM_V 9     // with norms of q and k heads: v heads pass one without a weight
+#define FC_ROPE_NORM_ROWS 10 // those norms are of all heads at once: of rows of q and k
 
 namespace foundry {
 
 FOUNDRY_CONST uint32_t norm_rope_max_head_dim = 512;
 FOUNDRY_CONST uint32_t rope_store_simdgroups = 4; // heads of a threadgroup
+
+// How rms_norm.metal sums a row's squares, whose order norms of rows keep: by so many threads, each of which takes so
+// many elements at a time, 8 or 1.
+struct RowNorm {
+  uint32_t threads, vector;
+};
 
 // Strides in elements; the last dimension of every tensor is contiguous.
 struct RopeKvArgs {
@@ -26,7 +33,8 @@ struct RopeKvArgs {
   uint32_t deinterleave; // 0 or 1: those go to i and i + rotary_dim / 2
   uint32_t key_columns;  // from the columns of cos and sin for queries to those for keys; 0: the same
   uint32_t rotate_first; // 0 or 1: q and k heads pass their norm after the rotation
-  float eps;             // of the norms of heads
+  float eps;             // of the norms of heads or rows
+  RowNorm q_row, k_row;  // with norms of rows
   uint32_t q_batch, q_token;
   uint32_t k_batch, k_token;
   uint32_t v_batch, v_token;
@@ -38,6 +46,6 @@ struct RopeKvArgs {
   // are those of a page, table_row the elements of a sequence's row of the table, page_shift log2 of a page's tokens.
   uint32_t has_rows, table_row, page_shift, pages;
 };
-static_assert(sizeof(RopeKvArgs) == 37 * 4, "shared with the host");
+static_assert(sizeof(RopeKvArgs) == 41 * 4, "shared with the host");
 
 } // namespace foundry

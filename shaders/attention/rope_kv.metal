@@ -5,6 +5,7 @@
 
 #include "attention/kv_pack.h"
 #include "attention/rope_constants.h"
+#include "attention/row_norm.h"
 #include "norm/norm_kinds.h"
 
 using namespace metal;
@@ -82,12 +83,14 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
     x[to.second] = b;
     squares = fma(a, a, fma(b, b, squares));
   }
-  const float inverse = has_norm ? rsqrt(simd_sum(squares) / float(columns) + args.eps) : 1.0f;
+  const float inverse = !has_norm      ? 1.0f
+                        : has_row_norm ? inverse_of_row(args, batch, token, head, q, k, lane)
+                                       : rsqrt(simd_sum(squares) / float(columns) + args.eps);
   for (uint i = lane; i < columns / 2; i += simd_width) {
     const Pair pair = written_pair(args, pair_of(args, head, i));
     float a = x[pair.first], b = x[pair.second];
     if (has_norm && !value) {
-      device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
+      device const T* norm_weight = norm_of(args, head, q_norm, k_norm);
       a = float(T(Kind::template apply<T>(a * inverse, float(norm_weight[pair.first]))));
       b = float(T(Kind::template apply<T>(b * inverse, float(norm_weight[pair.second]))));
     } else if (has_norm_v) {

@@ -1,9 +1,10 @@
 // Rotary embedding of q and k, and the write of k and v into the cache, in one launch; with an RMSNorm of each q and k
-// head before or after it, where a model has those. cos and sin may be wider than T; between reading and the one rounding at the
-// end all is f32.
+// head before or after it, or of all heads at once before it, where a model has those. cos and sin may be wider than T;
+// between reading and the one rounding at the end all is f32.
 #include "attention/heads.h"
 
 #include "attention/rope_constants.h"
+#include "attention/row_norm.h"
 #include "norm/norm_kinds.h"
 #include "common/vec.h"
 
@@ -131,8 +132,9 @@ template <typename T, typename Table, typename Kind>
       squares = fma(a[n], a[n], fma(b[n], b[n], squares));
     }
   }
-  const float inverse = rsqrt(simd_sum(squares) / float(columns) + args.eps);
-  device const T* norm_weight = head < args.n_heads ? q_norm : k_norm;
+  const float inverse = has_row_norm ? inverse_of_row(args, batch, token, head, q, k, lane)
+                                     : rsqrt(simd_sum(squares) / float(columns) + args.eps);
+  device const T* norm_weight = norm_of(args, head, q_norm, k_norm);
   for (uint n = 0; n < most; ++n) {
     const uint i = lane + n * simd_width;
     if (i < pairs) {

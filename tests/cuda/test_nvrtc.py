@@ -59,8 +59,10 @@ def attend(dtype, queries, d, dv, k, v, **given):
     q, caches = torch.zeros(1, 4, queries, d, dtype=dtype), [cache(d, k), cache(dv, v)]
     ops.attention(q, *caches, 64, scale=1.0, sinks=torch.zeros(4), softcap=9.0, **names)
     x = [torch.zeros(1, queries, h * n, dtype=dtype) for h, n in ((4, d), (2, d), (2, dv))]
-    cos, gain = torch.zeros(1, queries, d), torch.ones(d, dtype=dtype)
-    ops.rope_kv(*x, cos, cos.clone(), *caches, 0, head_dim=d, q_norm=gain, k_norm=gain, v_norm=d == 512, **names)
+    cos = torch.zeros(1, queries, d)
+    for qs, ks in ((1, 1), (4, 2)):  # norms of heads, and of all at once
+        norms = dict(q_norm=torch.ones(qs * d, dtype=dtype), k_norm=torch.ones(ks * d, dtype=dtype))
+        ops.rope_kv(*x, cos, cos.clone(), *caches, 0, head_dim=d, v_norm=d == 512 and qs == 1, **norms, **names)
 for dtype, d, dv, k, v in ((torch.float16, 128, 128, "q8_0", "q8_0"), (torch.float32, 80, 112, "q4_0", None),
                            (torch.bfloat16, 512, 512, None, None)):
     for queries in (1, 20):

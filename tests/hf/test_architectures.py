@@ -145,5 +145,16 @@ def test_spec_reads_what_differs_between_layers() -> None:
     assert [build_spec(layer).facts.rope for layer in build("smollm3").model.layers] == [True, False]
     assert build_spec(build("granite").model.layers[0]).residual_scale == 0.4
     assert [build_spec(layer).experts for layer in build("qwen2_moe").model.layers] == [True, False]
+
+
+def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:
+    for family in ("qwen3", "olmo2"):
+        layer: Any = build(family).model.layers[0]
+        layer.self_attn.k_norm.variance_epsilon *= 2
+        with pytest.raises(Fallback, match="norms of queries and keys differ"):
+            build_spec(layer)
+
+
+def test_other_modules_are_refused() -> None:
     with pytest.raises(Fallback, match="Linear of torch"):
         build_spec(nn.Linear(1, 1))

@@ -12,12 +12,14 @@ import pytest
 import torch
 from shader_text import edited_shaders
 from torch import nn
+from transformers import DynamicCache
 
 from tests.exact import InFloat64, doubled
 from tests.hf.tiny_models import ALL_FAMILIES, build, classes, config, ids, padded, random_model, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
 from torch_foundry.diagnostics.compare import compare
+from torch_foundry.diagnostics.compare.kernels import wrong_kernels
 from torch_foundry.diagnostics.compare.result import PROMPT as PROMPT_PATH
 from torch_foundry.diagnostics.compare.result import REPLAY, STEP, TOKEN
 from torch_foundry.generation.step_graph import StepGraph
@@ -135,6 +137,16 @@ def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
     assert drift.bad_path is drift.paths[1] and drift.bad_path.kernels == ["linear"], str(drift)
     assert (drift.left_out is None) == (name == "LlamaConfig")
     assert name == "LlamaConfig" or "decode steps were not compared: DiffLlamaForCausalLM is no known" in str(drift)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["olmo2", "olmoe", "minimax_m2", "qwen3_5_moe"])
+def test_right_kernels_are_not_named(family: str) -> None:
+    """Norms of all heads at once, and routers whose weights don't add up to 1 or pass sigmoids."""
+    model = patch(copy.deepcopy(shared(family)))
+    cache = DynamicCache(config=model.config)
+    model(PROMPT, past_key_values=cache)
+    assert wrong_kernels(lambda: model(PROMPT[:, :1], past_key_values=cache)) == []
 
 
 def test_a_graph_that_differs_from_its_kernels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

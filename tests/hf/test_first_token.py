@@ -18,7 +18,7 @@ from torch_foundry.hf import first_token
 from torch_foundry.hf.api import _state_of, report
 
 CPU = torch.device("cpu")
-FAMILIES = ["llama", "qwen3", "gemma3", "mixtral", "qwen3_next", "lfm2"]
+FAMILIES = ["llama", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_next", "lfm2"]
 
 
 def patched(family: str = "llama", **options: Any) -> Any:

@@ -55,7 +55,7 @@ LAUNCHES = {
     "qwen3_next": (3, 5, 5, 2),
     "qwen3_5": (4, 5, 2, 2),
     "qwen3_5_moe": (4, 5, 5, 5),
-    "olmo_hybrid": (4, 7, 2, 3),
+    "olmo_hybrid": (4, 5, 2, 3),
     "lfm2": (3, 4, 2, 2),
 }
 

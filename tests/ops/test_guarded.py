@@ -87,6 +87,14 @@ OVERRUNS = [
         lambda: test_rope_kv.check(test_rope_kv.inputs(test_rope_kv.Case(tokens=16, start=0), F32)),
     ),
     Fault(
+        "rope_kv-start-in-memory-unbounded",
+        "rope_kv_dense.metal",
+        "min(uint(step[0]), args.start)",
+        "min(uint(step[0]), args.start + 2)",
+        test_rope_kv.test_a_start_beyond_the_cache_stays_inside,
+        "heads.h",
+    ),
+    Fault(
         "rms_norm-writes-its-input",
         "rms_norm.metal",
         "device T* y_row = y + row * args.hidden;",

@@ -174,73 +174,6 @@ def test_tables_and_a_start_in_memory_are_as_good(case: Case, dtype: torch.dtype
     kit.assert_equal(mine["v_cache"], given["v_cache"])
 
 
-def with_norms(given: dict[str, Any], kind: str) -> dict[str, Any]:
-    g = kit.generator(kind)
-    dim, dtype = given["head_dim"], given["q"].dtype
-    gains = {name: kit.normal(g, dim, dtype=dtype) for name in ("q_norm", "k_norm")}
-    return own({**given, **gains, "eps": 1e-5, "kind": kind})
-
-
-NORM_CASES = kit.cases(
-    (Case(), F32), (Case(), F16), (Case(), BF16), (Case(rotary=0), F32), (Case(rotary=32, head_dim=96), F16),
-    (Case(head_dim=512), BF16), (Case(head_dim=32, rotary=32, tokens=1, start=3), F32),
-    (Case(rotary=32, interleaved=True, twice=True), F32),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo", "gemma"])
-@NORM_CASES
-def test_norms(kind: str, case: Case, dtype: torch.dtype) -> None:
-    """As rms_norm of the heads before it."""
-    given = with_norms(inputs(case, dtype), kind)
-    apart = {n: v for n, v in own(given).items() if n not in ("q_norm", "k_norm", "eps", "kind")}
-    for name in ("q", "k"):
-        heads = given[name].view(*given[name].shape[:2], -1, case.head_dim)
-        apart[name] = ops.rms_norm(heads, given[f"{name}_norm"], 1e-5, kind=kind).view(given[name].shape)
-    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
-    torch.testing.assert_close(ops.rope_kv(**given), ops.rope_kv(**apart), **close)
-    torch.testing.assert_close(given["k_cache"], apart["k_cache"], **close)
-    kit.assert_equal(given["v_cache"], apart["v_cache"])
-
-
-@kit.cases((Case(), F32), (Case(head_dim=512, tokens=1), BF16), (Case(rotary=0, value_dim=96), F16))
-def test_a_norm_of_values_has_no_weight(case: Case, dtype: torch.dtype) -> None:
-    given = with_norms(inputs(case, dtype), "olmo")
-    apart, dim = own(given), case.value_dim or case.head_dim
-    heads = given["v"].view(*given["v"].shape[:2], -1, dim)
-    apart["v"] = ops.rms_norm(heads, torch.ones(dim, dtype=dtype), 1e-5, kind="olmo").view(given["v"].shape)
-    kit.assert_equal(ops.rope_kv(**given, v_norm=True), ops.rope_kv(**apart))
-    kit.assert_equal(given["k_cache"], apart["k_cache"])
-    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
-    torch.testing.assert_close(given["v_cache"], apart["v_cache"], **close)
-
-
-def test_without_keys_nothing_is_written() -> None:
-    """Of a layer that attends to another one's keys: only its queries are made."""
-    given = with_norms(inputs(Case(), F32), "olmo")
-    alone = own({**given, "k": given["k"][..., :0], "v": given["v"][..., :0]})
-    kit.assert_equal(ops.rope_kv(**alone), ops.rope_kv(**own(given)))
-    kit.assert_equal(alone["k_cache"], given["k_cache"])
-    kit.assert_equal(alone["v_cache"], given["v_cache"])
-
-
-@NORM_CASES
-def test_norms_after_the_rotation(case: Case, dtype: torch.dtype) -> None:
-    """As rms_norm of the heads behind it; in caches of another kind too."""
-    given = with_norms(inputs(case, dtype), "llama")
-    apart = {n: v for n, v in own(given).items() if n not in ("q_norm", "k_norm", "eps", "kind")}
-    new = slice(case.start, case.start + case.tokens)
-    expected = ops.rms_norm(ops.rope_kv(**apart), given["q_norm"], 1e-5)
-    keys = ops.rms_norm(apart["k_cache"][:, :, new], given["k_norm"], 1e-5)
-    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
-    rows = torch.tensor([[case.start, case.tokens]] * case.batch, dtype=torch.int32)
-    for other in ({}, {"rows": rows, "start": 0}):
-        mine = own({**given, **other})
-        torch.testing.assert_close(ops.rope_kv(**mine, rotate_first=True), expected, **close)
-        torch.testing.assert_close(mine["k_cache"][:, :, new], keys, **close)
-        kit.assert_equal(mine["v_cache"], apart["v_cache"])
-
-
 def test_a_start_beyond_the_cache_stays_inside() -> None:
     """Nothing on the host can refuse it: the last slots are written, and no other memory."""
     given = by_position(inputs(Case(), F32))
@@ -316,6 +249,11 @@ def test_bad_inputs() -> None:
     refuse(r"k_norm: expected both", q_norm=torch.ones(64))
     refuse(r"q_norm: expected \[head_dim=64\]", q_norm=torch.ones(32), k_norm=torch.ones(64))
     refuse(r"v_norm: expected q_norm and k_norm", v_norm=True)
+    rows = {"q_norm": torch.ones(256), "k_norm": torch.ones(128)}
+    refuse(r"q_norm: expected \[heads\*head_dim=256\], got \[64\]", q_norm=torch.ones(64), k_norm=rows["k_norm"])
+    refuse(r"k_norm: expected \[kv_heads\*head_dim=128\], got \[64\]", q_norm=rows["q_norm"], k_norm=torch.ones(64))
+    for name in ("v_norm", "rotate_first"):
+        refuse(rf"{name}: expected q_norm and k_norm of head_dim=64, got those of all heads", **rows, **{name: True})
     refuse(r"kind: expected one of llama", q_norm=torch.ones(64), k_norm=torch.ones(64), kind="t5")
     for cache in ("k_cache", "v_cache"):
         refuse(rf"{cache}: expected memory without overlap", **{cache: given[cache][:, :1].expand(2, 2, 16, 64)})
@@ -381,35 +319,6 @@ FAULTS = [
         "heads.h",
     ),
     Fault(
-        "rope-start-in-memory-unbounded",
-        "rope_kv_dense.metal",
-        "min(uint(step[0]), args.start)",
-        "min(uint(step[0]), args.start + 2)",
-        test_a_start_beyond_the_cache_stays_inside,
-        "heads.h",
-    ),
-    Fault(
-        "rope-norm-of-k-with-the-gains-of-q",
-        "rope_kv_dense.metal",
-        "head < args.n_heads ? q_norm : k_norm",
-        "head <= args.n_heads ? q_norm : k_norm",
-        lambda: test_norms("llama", Case(), F32),
-    ),
-    Fault(
-        "rope-norm-of-v-too",
-        "rope_kv_dense.metal",
-        "if (!value) {",
-        "if (true) {",
-        lambda: test_norms("llama", Case(), F32),
-    ),
-    Fault(
-        "rope-norm-of-v-by-the-width-of-k",
-        "rope_kv_dense.metal",
-        "/ float(columns) + args.eps",
-        "/ float(args.head_dim) + args.eps",
-        lambda: test_a_norm_of_values_has_no_weight(Case(rotary=0, value_dim=96), F16),
-    ),
-    Fault(
         "rope-second-of-neighbours-as-the-first",
         "rope_kv_dense.metal",
         "b[n] = row[2 * n + 1]",
@@ -424,26 +333,11 @@ FAULTS = [
         lambda: test_exact_on_whole_numbers(64, True, True),
     ),
     Fault(
-        "rope-pairs-of-halves",
-        "rope_kv_dense.metal",
-        "if (rotates && !args.interleaved) return {i",
-        "if (rotates) return {i",
-        lambda: test_norms("llama", Case(rotary=32, interleaved=True), F32),
-        "heads.h",
-    ),
-    Fault(
         "rope-keys-by-the-tables-of-queries",
         "rope_kv_dense.metal",
         "head < args.n_heads ? 0 : args.key_columns",
         "head < args.n_heads ? 0 : 0 * args.key_columns",
         lambda: test_exact_on_whole_numbers(64, False, False),
         "heads.h",
-    ),
-    Fault(
-        "rope-norm-of-what-is-not-rotated-yet",
-        "rope_kv_dense.metal",
-        "pair.rotates && args.rotate_first",
-        "pair.rotates && !args.rotate_first",
-        lambda: test_norms_after_the_rotation(Case(), F32),
     ),
 ]

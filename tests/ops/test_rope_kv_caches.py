@@ -9,6 +9,7 @@ import pytest
 import torch
 from kit import BF16, F16, F32, Fault
 from test_rope_kv import Case, inputs, own
+from test_rope_kv_norms import with_row_norms
 from torch import Tensor
 
 from torch_foundry import ops
@@ -38,15 +39,14 @@ def pack(cache: Tensor, fmt: str | None) -> Tensor:
     return cache if fmt is None else pack_rows(cache, fmt)
 
 
-def packs(case: Case, dtype: torch.dtype, k: str | None, v: str | None, norms: bool = False) -> None:
-    """Bit for bit what pack_rows makes of what the dense cache gets; nothing else changes."""
-    given = inputs(case, dtype)
-    given = with_norms(given) if norms else given
-    dense, mine = own(given), stored(given, k_format=k, v_format=v)
+def packs(case: Case, dtype: torch.dtype, k: str | None, v: str | None, norms: str | None = None) -> None:
+    """Bit for bit what pack_rows makes of what the dense cache gets; nothing else changes. norms: kind of those of all
+    heads at once; those of single heads are sums in another order in the two kernels."""
+    given = dense = inputs(case, dtype)
+    if norms is not None:
+        given, dense = with_row_norms(given, norms)
+    dense, mine = own(dense), stored(given, k_format=k, v_format=v)
     q = ops.rope_kv(**dense)
-    if norms:  # the sum of squares has another order in the two kernels: what was rotated differs in the last bit
-        torch.testing.assert_close(ops.rope_kv(**mine), q, rtol=1e-5, atol=1e-5)
-        return
     kit.assert_equal(ops.rope_kv(**mine), q)
     new = slice(case.start, case.start + case.tokens)
     for name, fmt in (("k_cache", k), ("v_cache", v)):
@@ -70,6 +70,19 @@ def packs(case: Case, dtype: torch.dtype, k: str | None, v: str | None, norms: b
 )
 def test_packed_at_the_write(case: Case, dtype: torch.dtype, k: str | None, v: str | None) -> None:
     packs(case, dtype, k, v)
+
+
+@pytest.mark.parametrize(
+    "case, dtype, k, v, kind",
+    [
+        (Case(), F32, "q8_0", "q8_0", "llama"),
+        (Case(heads=12, kv_heads=6, rotary=48, head_dim=80, value_dim=112), BF16, "q8_0", "q4_0", "olmo"),
+        (Case(heads=32, kv_heads=8, tokens=1, head_dim=128), F16, None, "q4_0", "gemma"),
+    ],
+    ids=str,
+)
+def test_norms_of_all_heads_at_once(case: Case, dtype: torch.dtype, k: str | None, v: str | None, kind: str) -> None:
+    packs(case, dtype, k, v, kind)
 
 
 def test_what_f16_can_not_hold() -> None:
@@ -139,11 +152,13 @@ def test_numbers_too_large_for_f16_are_cut() -> None:
 ROWS = [[0, 3], [37, 2], [15, 3], [9, 0]]
 
 
-def ragged(fmt: str | None, paged: bool) -> None:
-    """Each sequence's tokens where it wants them; in pages, and nowhere else."""
-    case = Case(batch=4, capacity=64)
-    given = {**inputs(case, F32), "rows": torch.tensor(ROWS, dtype=torch.int32)}
-    mine, stock = stored(given, k_format=fmt, v_format=fmt), stored(given, k_format=fmt, v_format=fmt)
+def ragged(fmt: str | None, paged: bool, norms: bool = False) -> None:
+    """Each sequence's tokens where it wants them; in pages, and nowhere else. norms: of rows of q and k."""
+    given = apart = inputs(Case(batch=4, capacity=64), F32)
+    if norms:
+        given, apart = with_row_norms(given, "olmo")
+    rows = torch.tensor(ROWS, dtype=torch.int32)
+    mine, stock = ({**stored(call, k_format=fmt, v_format=fmt), "rows": rows} for call in (given, apart))
     if paged:
         table = torch.randperm(20, generator=kit.generator())[:16].view(4, 4).int()
         for call in (mine, stock):
@@ -160,10 +175,11 @@ def ragged(fmt: str | None, paged: bool) -> None:
         assert bool((mine[name] != 1).any())
 
 
+@pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "pages"])
 @pytest.mark.parametrize("fmt", [None, "q8_0"])
-def test_sequences_that_are_filled_differently(fmt: str | None, paged: bool) -> None:
-    ragged(fmt, paged)
+def test_sequences_that_are_filled_differently(fmt: str | None, paged: bool, norms: bool) -> None:
+    ragged(fmt, paged, norms)
 
 
 def test_what_has_no_room_is_not_written() -> None:
@@ -349,6 +365,13 @@ FAULTS = [
         "a * inverse, float(gain[pair.first])",
         "a, float(gain[pair.first])",
         test_norms_of_heads_before,
+    ),
+    Fault(
+        "store-norm-of-rows-of-heads-alone",
+        STORE,
+        "has_row_norm ? inverse_of_row(",
+        "!has_row_norm ? inverse_of_row(",
+        lambda: ragged(None, True, True),
     ),
     Fault(
         "store-rotates-backwards",

@@ -76,9 +76,10 @@ def others() -> Iterator[Callable[[], object]]:
         yield partial(_attention, 128, 4, length, name)
     yield partial(_attention, 128, 4, 1, paged=True)
     yield partial(_rope, interleaved=True)
-    yield partial(_rope, normed=True)
+    yield partial(_rope, normed=1)
+    yield partial(_rope, normed=2)
     yield partial(_rope, name="q8_0")
-    yield partial(_rope, name="q4_0", normed=True)
+    yield partial(_rope, name="q4_0", normed=1)
     for prompts, tokens in ((False, 1), (False, 4), (True, 64)):
         yield partial(_gated_delta, prompts, tokens)
         yield partial(_short_conv, tokens)
@@ -120,12 +121,13 @@ def _attention(head_dim: int, group: int, length: int, name: str | None = None, 
     ops.attention(q, cache, cache.clone(), KEYS, scale=1.0, block_table=table, rows=rows, k_format=name, v_format=name)
 
 
-def _rope(interleaved: bool = False, normed: bool = False, name: str | None = None) -> None:
+def _rope(interleaved: bool = False, normed: int = 0, name: str | None = None) -> None:
+    """normed: heads of q that pass a norm together, in each row of two; 0: none does."""
     q, table, cache = torch.zeros(1, 1, 256, dtype=F16), torch.ones(1, 1, 128), _cache(1, 128, name)
-    norm = torch.ones(128, dtype=F16) if normed else None
+    norm = torch.ones(128 * normed, dtype=F16) if normed else None
     ops.rope_kv(
         q, q[..., :128], q[..., :128].clone(), table, table, cache, cache.clone(), 0, head_dim=128,
-        interleaved=interleaved, q_norm=norm, k_norm=norm, k_format=name, v_format=name,
+        interleaved=interleaved, q_norm=norm, k_norm=norm if norm is None else norm[:128], k_format=name, v_format=name,
     )  # fmt: skip
 
 

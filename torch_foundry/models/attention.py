@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
+from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec, read_attention
@@ -111,18 +112,26 @@ class Attention(Mixer):
         options: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved}
         if self.qk_norm:
             q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
-            if family.qk_norm == "full":
-                q, k = q_norm(q), k_norm(k)
-            elif gemm.fused_heads or family.v_norm or family.rotate_first:
-                options |= {"q_norm": q_norm.gain(q, head_dim), "k_norm": k_norm.gain(k, head_dim)}
+            whole = family.qk_norm == "full"
+            size = None if whole else head_dim
+            fused = gemm.fused_heads and (not whole or self._fuses_rows(q))
+            if fused or family.v_norm or family.rotate_first:
+                options |= {"q_norm": q_norm.gain(q, size), "k_norm": k_norm.gain(k, size)}
                 options |= {"eps": q_norm.eps, "kind": q_norm.kind}
                 options |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
+            elif whole:
+                q, k = q_norm(q), k_norm(k)
             else:
                 q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
         heads: Any = state.write(q, k, v, rope, **options)
         if family.output_gate:  # gates went along as every other head, which is less work than a copy of the queries
             heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
         return heads, gate
+
+    def _fuses_rows(self, q: Tensor) -> bool:
+        """Whether norms of all heads at once are part of the rotation, where each head reads its whole row. They give
+        the bits of norms apart, unless there is one head alone."""
+        return self.queries > self.spec.head_dim and q.numel() <= limits.FEW_ROWS * q.shape[-1]
 
     def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
         matrices, (cos, sin) = Projections(self.qkv, self.widths), rope

@@ -8,6 +8,7 @@ from typing import Any
 from torch_foundry.core import limits
 from torch_foundry.models.families import NORMS
 from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.guards import epsilon
 from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, require
 from torch_foundry.models.swap import base_class
 
@@ -99,6 +100,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     for name in qk_norms:
         normed_heads = 1 if family.qk_norm == "head" else n_heads if name == family.head_norms[0] else n_kv_heads
         check_norm(name, getattr(attn, name), family, normed_heads * head_dim)
+    require(len({epsilon(getattr(attn, name)) for name in qk_norms}) < 2, "norms of queries and keys differ")
     if v_norms:
         plain = NORMS.get(class_key(base_class(type(attn.v_norm)))) == family.norm_kind
         require(

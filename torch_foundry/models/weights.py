@@ -240,8 +240,8 @@ class Gemm:
 
     product: of a `Linear`, x, and the residual, its scale and an activation if they are given. fused_rows: up to so
     many rows products of one x, and an RMS norm before them, are one launch. fused_heads: norms of heads are part of
-    the rotation, which sums in another order. expert_tokens: up to so many, routed experts run on the GEMV kernels, one
-    by one. call: runs what is not ours, on memory that stays where it is: now, or at each replay as well."""
+    the rotation (single heads' are summed in another order). expert_tokens: up to so many, routed experts run on the
+    GEMV kernels, one by one. call: runs what is not ours, on memory that stays: now, or at each replay as well."""
 
     product: Callable[..., torch.Tensor]
     fused_rows: int = 0

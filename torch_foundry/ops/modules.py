@@ -216,14 +216,14 @@ def rope_kv(
     cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
         with i + R/2), the others pass. Or [B or 1, L, 2, R]: those of queries, and those of keys. None: nothing
         rotates. Products and sums are float32, rounded once.
-    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2 of cos and sin. deinterleave: the results go
-        to dimensions i and i + R/2.
+    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2. deinterleave: they go to i and i + R/2.
     k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
     positions: int32 [B, L]: then cos and sin are tables [P, R] or [P, 2, R], and these are the tokens' rows.
     step: int32 [2] on the device, for graphs: its first element takes the place of start.
     q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
         (`rms_norm`), rounded to its dtype. rotate_first: after that, and what was rotated is rounded. v_norm: each head
-        of v passes one without a weight.
+        of v passes one without a weight. Or [Hq * D] and [Hkv * D]: then q and k pass norms of all their heads at once,
+        before they rotate; the same bits as `rms_norm` in front. For few tokens: each head reads its whole row.
     rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
         the write: what is packed is the numbers rounded to q's dtype, as a dense cache would have them. A token that
         rows says a sequence does not have, or for which there is no room, is not written.

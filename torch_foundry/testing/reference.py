@@ -193,12 +193,11 @@ def rope_kv(
 
     def head(x: Tensor, gain: Tensor | None, which: int) -> Tensor:
         own_cos, own_sin = (t if t is None or t.ndim == 3 else t[:, :, which] for t in (cos, sin))
+        if gain is not None and not rotate_first:  # of heads, or of all of them at once
+            x = rms_norm(x.reshape(b, length, -1, len(gain)), gain, eps, kind=kind)
         x = x.reshape(b, length, -1, head_dim).transpose(1, 2)
-        if rotate_first:
-            x = _rotate(x, own_cos, own_sin, interleaved, deinterleave)
-        if gain is not None:
-            x = rms_norm(x, gain, eps, kind=kind)
-        return x if rotate_first else _rotate(x, own_cos, own_sin, interleaved, deinterleave)
+        x = _rotate(x, own_cos, own_sin, interleaved, deinterleave)
+        return rms_norm(x, gain, eps, kind=kind) if gain is not None and rotate_first else x
 
     new_q, new_k = head(q, q_norm, 0), head(k, k_norm, 1)
     new_v = v.reshape(b, length, heads, -1).transpose(1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,8 @@ def _plain(name: str) -> Callable[[Given], Any] | None:
     if function is None:
         return None
     code = function.__code__
+    if code.co_flags & inspect.CO_VARKEYWORDS:  # which go on to another one
+        return lambda given: function(**given)
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return lambda given: function(**{key: value for key, value in given.items() if key in known})
 
