@@ -40,6 +40,10 @@ LEFT_OUT = ("compil", "_export", "flash", "flex_att", "deepspeed", "offload", "m
             "mixin_inheritance", "sdpa_kernels", "fp16_pad", "training_overfit")  # fmt: skip
 # What patched models may fail, by family and test, with the reason
 EXCUSED = {
+    "afmoe": {
+        "test_batching_equivalence": "routers of new models are zeros, so all experts are worth the same: few tokens "
+        "are given the first ones, many those that torch.topk takes"
+    },
     "gpt_oss": {
         "test_load_contiguous_weights": "experts are laid out as kernels read them: parameters keep shapes and values, "
         "not strides"
