@@ -40,6 +40,10 @@ LEFT_OUT = ("compil", "_export", "flash", "flex_att", "deepspeed", "offload", "m
             "mixin_inheritance", "sdpa_kernels", "fp16_pad", "training_overfit")  # fmt: skip
 # What patched models may fail, by family and test, with the reason
 EXCUSED = {
+    "afmoe": {
+        "test_batching_equivalence": "routers of new models are zeros, so all experts are worth the same: few tokens "
+        "are given the first ones, many those that torch.topk takes"
+    },
     "gpt_oss": {
         "test_load_contiguous_weights": "experts are laid out as kernels read them: parameters keep shapes and values, "
         "not strides"
@@ -84,6 +88,7 @@ def run(names: list[str], checkout: Path | None, patched: bool) -> dict[str, Out
     path = folder / f"{names[0]}-{'patched' if patched else 'stock'}.json"
     path.unlink(missing_ok=True)
     set_ = {"HF_SUITE_OUTCOMES": str(path), "HF_SUITE_FAMILIES": " ".join(names), "HF_SUITE_PATCH": "1" * patched}
+    set_["HF_HUB_OFFLINE"] = "1"  # or counts depend on what the Hub answers, and tests wait for it for minutes
     if checkout is None:
         set_["HF_SUITE_SDIST"] = str(source_distribution())
     else:
@@ -175,7 +180,8 @@ def document(record: dict[str, Row], folders: dict[str, Row]) -> str:
         *_table(folders, "folder"),
         "",
         "Those that fail on both want what the installed version has otherwise than the checkout, such as a cache for",
-        "layers that share the keys of others, as Gemma 3n's and Gemma 4's.",
+        "layers that share the keys of others, as Gemma 3n's and Gemma 4's, or a tokenizer from the Hub. Mistral 4's",
+        "folder skips all of its tests.",
         "",
         "## Excused",
         "What patched models may fail, and why:",
