@@ -13,14 +13,6 @@ template <typename T> struct MatrixRows {
   device const T* x;
   uint row[matrix_rows]; // where each begins
   uint count;            // that differ
-
-  METAL_FUNC uint own_row(uint lane) const thread {
-    const uint m = metal::min(uint(fragment_of(lane).row), count - 1);
-    uint at = row[0];
-#pragma unroll
-    for (uint i = 1; i < matrix_rows; ++i) at = m == i ? row[i] : at;
-    return at;
-  }
 };
 
 // The rows behind an RMSNorm, rounded once to T: all of them in threadgroup memory, for all of a threadgroup's
@@ -65,7 +57,7 @@ METAL_FUNC void norm_rows(thread const MatrixRows<T>& rows, device const T* weig
 }
 
 // A simdgroup's part of the products with W, of which W::row(i) is where row i from W::first on begins, and of those of
-// its team that follow, `stride` rows apart, up to W::end. Steps of K are copied to threadgroup memory STEPS - 1 ahead,
+// its team that follow, `turn` rows apart, up to W::end. Steps of K are copied to threadgroup memory STEPS - 1 ahead,
 // across the team's turns, with their columns of x unless all of x is at `whole`. Each group of codes is multiplied
 // before its scale, exactly but for the sums.
 template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> struct MultiplyMatrices {

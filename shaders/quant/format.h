@@ -195,8 +195,8 @@ METAL_FUNC void split_nibbles(uint32_t bytes, bool upper, uint32_t base, int zer
 // Of four elements the first and the third, and the others.
 template <typename T> METAL_FUNC void even_and_odd(metal::uint2 four, thread metal::vec<T, 2> (&pairs)[2]) {
   const metal::ushort2 low = as_type<metal::ushort2>(four.x), high = as_type<metal::ushort2>(four.y);
-  pairs[0] = as_type<metal::vec<T, 2>>(metal::ushort2(low.x, high.x));
-  pairs[1] = as_type<metal::vec<T, 2>>(metal::ushort2(low.y, high.y));
+  pairs[0] = as_type<metal::vec<T, 2>>(as_type<uint32_t>(metal::ushort2(low.x, high.x)));
+  pairs[1] = as_type<metal::vec<T, 2>>(as_type<uint32_t>(metal::ushort2(low.y, high.y)));
 }
 
 // Two numbers in whose mantissa a code's bits have the value that they have alone: `base` of what follows. `zero` is

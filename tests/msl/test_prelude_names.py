@@ -22,9 +22,9 @@ PLATFORMS = {
         ["-nostdinc", "-nostdinc++", "-D__CUDA_ARCH__=900", "-DMSL_PERMUTED", "-D__forceinline__=inline"],
     ),
 }
-# The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h).
+# The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h, staging.h).
 OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed", "multiply_accumulate_near"}
-OVERLOADED |= {"chunk_at", "write_whole"}
+OVERLOADED |= {"chunk_at", "write_whole", "copy_ahead", "end_group_of_copies", "wait_for_copies"}
 
 
 def declared(platform: str, checked: bool = False) -> dict[str, set[str]]:

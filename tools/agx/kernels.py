@@ -3,6 +3,7 @@ models launch (`others`), and every instance that a comment in shaders/ names.""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -29,6 +30,7 @@ KEYS = 4096  # in a cache
 
 TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
 ELSEWHERE = ("linear_matrix",)  # launched on no Apple GPU, unless TORCH_FOUNDRY_MATRIX_ROWS says so
+BY_MATRICES = re.compile(r"(linear_rows|norm_\w+)<.*, 0>")  # nor are those, unless a table of the user's says so
 
 
 def every() -> list[Launched]:
@@ -41,13 +43,18 @@ def every() -> list[Launched]:
         for entry in instances(path, include_dirs=[SHADERS])
     ]
     for file, entry in dict.fromkeys(named):
-        if (file, entry) not in known and function(entry) not in ELSEWHERE:  # as the first launch of the kernel
+        if (file, entry) not in known and not elsewhere(entry):  # as the first launch of the kernel
             name = TUNED.get(function(entry), function(entry))
             like = next((kernel for kernel in found if function(kernel.entry) == name), None)
             if like is None:
                 raise LookupError(f"{file}: nothing launches {entry}; add a call to {Path(__file__).name}")
             found.append(like._replace(file=file, entry=entry))
     return sorted(found, key=lambda kernel: (kernel.file, kernel.entry, sorted(kernel.constants.items())))
+
+
+def elsewhere(entry: str) -> bool:
+    """Whether no Apple GPU is asked to launch it."""
+    return function(entry) in ELSEWHERE or BY_MATRICES.fullmatch(entry) is not None
 
 
 def function(entry: str) -> str:
