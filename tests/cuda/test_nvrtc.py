@@ -191,6 +191,34 @@ print(json.dumps([low & 0xFFF for low, _ in code]))
     assert places == sorted(places)
 
 
+HMMA, LDGSTS, LDL, STL = 0x23C, 0xFAE, 0x983, 0x387
+
+
+def test_few_rows_by_matrices_are_copied_ahead_and_stay_in_registers(tmp_path: Path) -> None:
+    """Asynchronous copies of 16 bytes, tensor cores' products of 16x8x16, and nothing in a thread's own memory."""
+    script = """
+import kit
+from torch_foundry.core import tuning
+family, found = tuning.family(torch.device("cpu")), {}
+choice = dict(outputs=16, steps=3, split=1, simdgroups=1, groups=132)
+with kit.tuned(family, "matrices", **choice), kit.tuned(family, "norm_matrices", **choice):
+    for name in ("q4_0", "q8_0", "q4_k", None):
+        for norm in (False, True):
+            dense = torch.zeros(32, 256)
+            weight = blocks.packed(dense, name) if name else dense.half()
+            x = torch.zeros(1, 256, dtype=torch.float16)
+            run = lambda: ops.norm_linear(x, x[0], 1e-5, [weight], formats=[name])
+            code = code_of(run if norm else lambda: ops.linear(x, weight, format=name))
+            found[f"{name} {norm}"] = [low & 0xFFF for low, _ in code]
+print(json.dumps(found))
+"""
+    folders = f"import sys\nsys.path.insert(0, {str(compile_only.ROOT / 'tests' / 'ops')!r})\n"
+    script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{folders}{CODE}{script}"
+    for what, code in json.loads(compile_only.run(script)).items():
+        assert code.count(HMMA) >= 8 and code.count(LDGSTS) >= 8, what
+        assert not {LDL, STL} & set(code), what
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_100"])
 def test_other_architectures(arch: str) -> None:
     """Matrix products have a way without the tensor core's bfloat, conversions one without the instruction."""
