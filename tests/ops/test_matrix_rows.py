@@ -20,7 +20,7 @@ from torch_foundry.core.graph import capture
 from torch_foundry.testing import op_checks
 from torch_foundry.testing.tolerance import assert_norm, double
 
-# Not on the mock of Metal, whose choices can't be taken back.
+# Not on the mock of Metal, whose session has made its choices (tests/metal/session.py).
 pytestmark = [pytest.mark.tier("kernels"), *([] if torch.cuda.is_available() else [pytest.mark.cpu_only])]
 
 FORMATS = ("q8_0", "q4_0", "q4_k", None)  # None: dense
