@@ -90,7 +90,7 @@ def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch
 FAULTS = {
     "norm_glu": ("llama", "gated(args.activation, value * args.gate_scale, up)", "gated(args.activation, up, value)"),
     "norm_qkv": ("llama", "is_first ? -other : other", "is_first ? other : -other"),
-    "norm_linear": ("qwen3", "= T(product + bias_of", "= T(1.1f * product + bias_of"),
+    "norm_linear": ("qwen3", "= T(sums[i] + bias_of", "= T(1.1f * sums[i] + bias_of"),
 }
 
 
@@ -132,7 +132,8 @@ def test_a_faulty_kernel_of_decode_steps_is_named(op: str, quantize: str | None,
 def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
     """In a model of which nothing is known but its linear layers and embeddings, too."""
     model = patch(random_model(config(name)))
-    with shaders("linear.metal", "store_output(total,", "store_output(1.1f * total,"):
+    stored = "sums.has(i) && m < args.rows && n < args.n) store_output("
+    with shaders("linear.metal", f"{stored}sums[i],", f"{stored}1.1f * sums[i],"):
         drift = compare(model, PROMPT)
     assert drift.bad_path is drift.paths[1] and drift.bad_path.kernels == ["linear"], str(drift)
     assert (drift.left_out is None) == (name == "LlamaConfig")
