@@ -54,7 +54,7 @@ template <typename Q> int register_format(const char* policy, const char* name, 
                      .block_bytes = sizeof(typename Q::block),
                      .alignment = alignof(typename Q::block)};
   if constexpr (Q::has_codes) format.word = Q::word;
-  if constexpr (requires { Q::has_fragments; }) format.fragments = Q::has_fragments;
+  if constexpr (requires { Q::fragment_columns; }) format.fragment_columns = Q::fragment_columns;
   if constexpr (Q::block_size > 1) {
     format.whole = Q::whole;
     format.scales = Q::fields;

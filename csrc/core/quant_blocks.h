@@ -19,8 +19,8 @@ struct QuantFormat {
   int64_t block_bytes;
   int64_t alignment; // of a block in memory
   int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
-  bool fragments;    // whether kernels can multiply matrices of it for few rows; dense formats don't need what it says
-  int whole;         // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
+  int64_t fragment_columns; // whole numbers of which kernels multiply as matrices, for few rows; 0: they can't
+  int whole;                // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
   std::span<const Scales> scales;
   bool searched; // whether packing looks for the least error, and takes importance into account
   // Packs a block. Null for dense formats, and where weights can't be packed as this.

@@ -90,7 +90,7 @@ const char* objection(Op op, int rows, const Choice& c) {
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
   if (op == Op::linear_routes) return nullptr;
-  if (op == Op::matrices || op == Op::norm_matrices)
+  if (for_any_rows(op))
     return c[3] % c[2] ? "simdgroups must be a multiple of split" : nullptr; // memory is the GPU's to refuse
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
@@ -172,7 +172,7 @@ void override_choice(Op op, int rows, Choice& c) {
     c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
     return;
   }
-  if (op == Op::matrices || op == Op::norm_matrices) return;
+  if (for_any_rows(op)) return;
   if (op == Op::attention) {
     if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;

@@ -48,7 +48,7 @@ inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x
                                                   bool aligned) {
   const QuantFormat& format = matrices[0].format;
   const uint32_t block = u32(format.block_size), bytes = matrix_step(block) / block * u32(format.block_bytes);
-  if (!format.fragments || x.element_size() != 2) return {};
+  if (!format.fragment_columns || x.element_size() != 2) return {};
   if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return {};
   const int64_t k = matrices[0].k;
   int64_t n = 0, bits = bytes; // of all that must be a multiple
@@ -57,7 +57,7 @@ inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x
     bits |= reinterpret_cast<int64_t>(weights[i].const_data_ptr()) | weights[i].size(1) * weights[i].itemsize();
     if (matrices[i].n > 1) bits |= weights[i].stride(0) * weights[i].itemsize();
   }
-  if (k % (format.packed() ? 64 : 32) || bits % 8) return {};
+  if (k % format.fragment_columns || bits % 8) return {};
   const MatricesChoice c = matrices_choice(norm, x.device(), format.index, n, k);
   if (!c.outputs) return {};
   Gemv gemv{

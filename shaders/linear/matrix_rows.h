@@ -64,7 +64,7 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
   using F = typename Q::template Fragments<T>;
   using Pair = metal::vec<T, 2>;
   using Piece = metal::conditional_t<VEC == 16, metal::uint4, metal::uint2>;
-  FOUNDRY_CONST uint tiles = OUTS / 16, step = matrix_step(Q::block_size);
+  FOUNDRY_CONST uint tiles = OUTS / 16, step = matrix_step(Q::block_size), columns = Q::fragment_columns;
   FOUNDRY_CONST uint bytes = step / Q::block_size * sizeof(typename Q::block);
   FOUNDRY_CONST uint stride = matrix_stride(Q::block_size, bytes), x_stride = matrix_x_stride(Q::block_size);
   FOUNDRY_CONST uint in_row = bytes / sizeof(Piece), pieces = (OUTS * in_row + simd_width - 1) / simd_width;
@@ -155,8 +155,8 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
         for (int j = 0; j < 2; ++j) products[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       for (int j = 0; j < 2 && F::has_offset; ++j) values[j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 #pragma unroll
-      for (int h = 0; h < F::columns / F::groups / 16; ++h) {
-        const uint column = period * F::columns + g * (F::columns / F::groups) + h * 16;
+      for (int h = 0; h < columns / F::groups / 16; ++h) {
+        const uint column = period * columns + g * (columns / F::groups) + h * 16;
         const metal::uint2 raw = *(threadgroup const metal::uint2*)(x_row + column * sizeof(T));
         Pair pairs[2];
         F::pairs(raw, pairs);
@@ -207,10 +207,9 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
           is_whole ? x_whole + first * sizeof(T) : now + OUTS * stride + m * x_stride + t * 4 * sizeof(T);
       if (first + step <= k) {
 #pragma unroll
-        for (uint period = 0; period < step / F::columns; ++period)
-          add_period(w_rows, x_row, period, t, base, lane, sum);
+        for (uint period = 0; period < step / columns; ++period) add_period(w_rows, x_row, period, t, base, lane, sum);
       } else {
-        for (uint period = 0; period < (k - first) / F::columns; ++period)
+        for (uint period = 0; period < (k - first) / columns; ++period)
           add_period(w_rows, x_row, period, t, base, lane, sum);
       }
       now = now + stage < memory + STEPS * stage ? now + stage : memory;

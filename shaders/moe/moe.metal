@@ -79,7 +79,7 @@ template <typename T, typename C>
 // The experts' number; a pair that is not one of theirs reads nothing.
 METAL_FUNC bool is_expert(constant RoutedArgs& args, int id) { return uint(id) < args.experts; }
 
-// The same without a norm.
+// As normed_product (normed_products.h), without a norm.
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, typename W>
 METAL_FUNC float plain_product(thread const W& w, device const T* x, uint row, constant NormedArgs& args, bool busy,
                                ushort lane, ushort simdgroup, threadgroup float* partial) {

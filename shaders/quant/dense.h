@@ -8,11 +8,11 @@ template <typename T> struct Dense {
   using block = T;
   FOUNDRY_CONST int block_size = 1;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = false, has_fragments = true; // of 16 bits
+  FOUNDRY_CONST bool has_codes = false;
+  FOUNDRY_CONST int fragment_columns = 32; // of 16 bits
 
 #ifdef __METAL_VERSION__
   template <typename X> struct Fragments {
-    FOUNDRY_CONST uint columns = 32;
     FOUNDRY_CONST int groups = 1;
     FOUNDRY_CONST bool has_scale = false, has_offset = false;
     metal::uint2 q[2];

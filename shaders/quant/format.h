@@ -26,13 +26,11 @@
 //       float scale(uint k, int g) const;
 //       float offset(uint k, int g) const;
 //     };
-//     FOUNDRY_CONST bool has_fragments = ...;         // whether it has what follows; `false` may be left out
-//     // Kernels only: what a lane of a simdgroup holds of a row for products of matrices of 16 bits: of each 16
-//     columns
-//     // the four from 4 * t on, in two pairs. `row`: the bytes of a step (linear/linear.h) in threadgroup memory, of
-//     // which `period` is the index of `columns` in `groups` equal groups.
+//     FOUNDRY_CONST int fragment_columns = ...;       // as follows; left out: it has no Fragments
+//     // Kernels only: what a lane of a simdgroup holds of a row for products of matrices of 16 bits: of each 16, the
+//     // four from 4 * t on, in two pairs. `row`: the bytes of a step (linear/linear.h) in threadgroup memory, of which
+//     // `period` is the index of `fragment_columns` in `groups` equal groups.
 //     template <typename T> struct Fragments {
-//       FOUNDRY_CONST uint columns = ...;
 //       FOUNDRY_CONST int groups = ...;
 //       FOUNDRY_CONST bool has_scale = ..., has_offset = ...;
 //       void read(threadgroup const uint32_t* row, uint period, uint t);

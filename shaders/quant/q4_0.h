@@ -14,7 +14,8 @@ struct Q4_0 {
   using block = block_q4_0;
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2; // chunks 0 and 2 are the nibbles of the same bytes, 1 and 3 too
-  FOUNDRY_CONST bool has_codes = true, has_fragments = true;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int fragment_columns = 64;
   FOUNDRY_CONST int word = 4;
   FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
@@ -50,7 +51,6 @@ struct Q4_0 {
   };
 
   template <typename T> struct Fragments {
-    FOUNDRY_CONST uint columns = 64;
     FOUNDRY_CONST int groups = 2; // blocks, of which the first begins at a word
     FOUNDRY_CONST bool has_scale = true, has_offset = false;
     uint32_t q[2];

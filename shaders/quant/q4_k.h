@@ -73,7 +73,8 @@ struct Q4_K {
   using block = block_q4_k;
   FOUNDRY_CONST int block_size = 256;
   FOUNDRY_CONST int shared = 1;
-  FOUNDRY_CONST bool has_codes = true, has_fragments = true;
+  FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int fragment_columns = 64;
   FOUNDRY_CONST int word = 16;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(d), FOUNDRY_SCALE(dmin))
 
@@ -107,7 +108,6 @@ struct Q4_K {
   };
 
   template <typename T> struct Fragments {
-    FOUNDRY_CONST uint columns = 64;
     FOUNDRY_CONST int groups = 2; // sub-blocks: the lower nibbles of 32 bytes and the upper ones
     FOUNDRY_CONST bool has_scale = true, has_offset = true;
     uint32_t q[2];

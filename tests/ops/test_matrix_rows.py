@@ -168,9 +168,9 @@ def test_every_entry_fits_into_threadgroup_memory() -> None:
             if not c["outputs"]:
                 continue
             on += 1
-            step = 256 if fmt.packed else 128
-            stride = (step // fmt.block_size * fmt.block_bytes + 15) // 32 * 32 + 16
-            stage = c["outputs"] * stride + (0 if op == "norm_matrices" else 8 * (step * 2 + 32))
+            assert fmt.packed
+            stride = (256 // fmt.block_size * fmt.block_bytes + 15) // 32 * 32 + 16
+            stage = c["outputs"] * stride + (0 if op == "norm_matrices" else 8 * (256 * 2 + 32))
             memory = c["simdgroups"] * (32 * (1 + 2 * c["outputs"]) + c["steps"] * stage)
             memory += 8 * (key.k * 2 + 32) if op == "norm_matrices" else 0
             assert memory <= MEMORY, (key, c)
@@ -190,7 +190,7 @@ def _behind(name: str, old: str, new: str, check: Callable[[], None], file: str 
 
 
 FAULTS = [
-    _fault("half-step-dropped", "period < (k - first) / F::columns", "period + 1 < (k - first) / F::columns",
+    _fault("half-step-dropped", "period < (k - first) / columns", "period + 1 < (k - first) / columns",
            _linear()),
     _fault("rows-of-x-twice", "min(uint(own.row), rows.count - 1)", "min(uint(own.row) / 2 * 2, rows.count - 1)",
            _linear()),

@@ -1,6 +1,6 @@
-// What C++ has no words for. Sums and products of pairs of 16-bit floats in one instruction, where the GPU has it. The
-// bits are those of the general way, which computes in float and rounds: a float holds more than twice their digits. Of
-// both at once they are too, where the result needs no rounding, as that of shaders/quant/format.h.
+// What C++ has no words for. Sums of pairs of 16-bit floats in one instruction, where the GPU has it. The bits are
+// those of the general way, which computes in float and rounds: a float holds more than twice their digits. Those of a
+// product with a sum are, where the result needs no rounding, as that of shaders/quant/format.h.
 #pragma once
 #include "vector.h"
 
@@ -15,12 +15,10 @@ namespace msl_::vectors {
 #if __CUDA_ARCH__ >= 530
 MSL_PACKED(half, +, "add.rn.f16x2")
 MSL_PACKED(half, -, "sub.rn.f16x2")
-MSL_PACKED(half, *, "mul.rn.f16x2")
 #endif
 #if __CUDA_ARCH__ >= 900
 MSL_PACKED(bfloat, +, "add.rn.bf16x2")
 MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
-MSL_PACKED(bfloat, *, "mul.rn.bf16x2")
 #endif
 #undef MSL_PACKED
 
