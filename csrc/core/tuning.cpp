@@ -39,13 +39,12 @@ const std::vector<Parameter>& linear_parameters() {
                                                     {"chains", {1, 4}}};
   return parameters;
 }
-const std::vector<Parameter>& matrices_parameters() {
-  static const std::vector<Parameter> parameters = {{"outputs", {0, 16, 32}},
-                                                    {"steps", {2, 3, 4}},
-                                                    {"split", {1, 2, 4, 8, 16}},
-                                                    {"simdgroups", {1, 2, 4, 8, 16}},
-                                                    {"groups", {1, 132, 264, 528, 1056, 65535}}};
-  return parameters;
+std::vector<Parameter> matrices_parameters(Parameter last) {
+  return {{"outputs", {0, 16, 32}},
+          {"steps", {2, 3, 4}},
+          {"split", {1, 2, 4, 8, 16}},
+          {"simdgroups", {1, 2, 4, 8, 16}},
+          std::move(last)};
 }
 const Space& space(Op op) {
   static const Space spaces[kOps] = {
@@ -65,20 +64,21 @@ const Space& space(Op op) {
         {"tiles", {0, 32, 64, 128, 192, 256, 512}},
         {"backward", {8, 16, 32, 64, 128, 256, 512}},
         {"experts", {16, 32, 64, 128, 256, 512}}}}, // of one: moe_linear
-      {"matrices", matrices_parameters()},
-      {"norm_matrices", matrices_parameters()},
+      {"matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
+      {"norm_matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
+      {"linear_matrix", matrices_parameters({"blocks", {1, 2, 4, 8}})},
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear,   Op::attention,     Op::norm_linear, Op::moe_glu,
-                          Op::moe_down, Op::linear_routes, Op::matrices,    Op::norm_matrices};
+constexpr Op kAllOps[] = {Op::linear,        Op::attention, Op::norm_linear,   Op::moe_glu,      Op::moe_down,
+                          Op::linear_routes, Op::matrices,  Op::norm_matrices, Op::linear_matrix};
 
 Op op_named(std::string_view name) {
   for (Op op : kAllOps)
     if (name == space(op).op) return op;
   TORCH_CHECK(false,
-              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention, linear_routes, matrices or "
-              "norm_matrices, got ",
+              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention, linear_routes, matrices, "
+              "norm_matrices or linear_matrix, got ",
               name);
 }
 
@@ -90,7 +90,7 @@ const char* objection(Op op, int rows, const Choice& c) {
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
   if (op == Op::linear_routes) return nullptr;
-  if (for_any_rows(op))
+  if (for_any_rows(op) || op == Op::linear_matrix)
     return c[3] % c[2] ? "simdgroups must be a multiple of split" : nullptr; // memory is the GPU's to refuse
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
@@ -172,7 +172,7 @@ void override_choice(Op op, int rows, Choice& c) {
     c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
     return;
   }
-  if (for_any_rows(op)) return;
+  if (for_any_rows(op) || op == Op::linear_matrix) return;
   if (op == Op::attention) {
     if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;
@@ -199,7 +199,7 @@ Choice choice_of(const std::string& family, Op op, const QuantFormat& format, in
   int rows;
   int64_t n, k;
   last_shape(op, bucket, rows, n, k);
-  if (op != Op::attention && !for_any_rows(op)) { // one order of sums for all numbers of rows
+  if (op != Op::attention && op != Op::linear_matrix && !for_any_rows(op)) { // one order of sums for all numbers of rows
     const Choice one = listed_choice(family, op, format, bucket % kShapeBuckets);
     c[2] = one[2];
     c[3] = std::max(c[3], c[2]);

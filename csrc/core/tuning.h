@@ -30,6 +30,15 @@ struct MatricesChoice {
   uint16_t groups; // threadgroups at most
 };
 
+// Products of more rows with packed weights that have fragments (linear_matrix_ahead), by how many eights of rows.
+struct MatrixChoice {
+  uint16_t outputs; // per team, 16 or 32; 0: linear_matrix
+  uint16_t steps;   // of K in flight, with the one that is used
+  uint16_t split;
+  uint16_t simdgroups;
+  uint16_t blocks; // of eight rows of x, in a threadgroup, at most
+};
+
 // attention with few queries, by dtype and head_dim.
 struct AttentionChoice {
   uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys
@@ -44,15 +53,15 @@ struct AttentionChoice {
 // unpacked.
 struct LinearRoutes {
   uint16_t rows;     // linear_rows; of ops themselves kFewRows at least, as their bits are those of a row alone
-  uint16_t matrix;   // linear_matrix
+  uint16_t matrix;   // linear_matrix, linear_matrix_ahead
   uint16_t tiles;    // linear_tiles
   uint16_t backward; // linear_backward_input, of a packed W; experts' tiles, behind it, are Python's to choose
 };
 
 namespace tuning {
 
-enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes, matrices, norm_matrices };
-constexpr int kOps = 8;
+enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes, matrices, norm_matrices, linear_matrix };
+constexpr int kOps = 9;
 constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
 
@@ -95,6 +104,12 @@ inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows,
 inline MatricesChoice matrices_choice(bool norm, c10::Device device, int format, int64_t n, int64_t k) {
   const tuning::Op op = norm ? tuning::Op::norm_matrices : tuning::Op::matrices;
   const tuning::Choice c = tuning::choose(device, op, format, tuning::linear_bucket(1, n, k));
+  return {c[0], c[1], c[2], c[3], c[4]};
+}
+
+inline MatrixChoice matrix_choice(c10::Device device, int format, int64_t rows, int64_t n, int64_t k) {
+  const int bucket = tuning::linear_bucket(static_cast<int>((rows + 7) / 8), n, k);
+  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_matrix, format, bucket);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 

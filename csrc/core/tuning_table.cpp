@@ -7,7 +7,7 @@ constexpr int64_t kAny = INT64_MAX;
 // kNorm: else as kLinear; kGlu: as kNorm; kDown: as kLinear
 constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kGlu = Op::moe_glu, kDown = Op::moe_down,
              kAttention = Op::attention, kRoutes = Op::linear_routes, kMatrices = Op::matrices,
-             kNormMatrices = Op::norm_matrices;
+             kNormMatrices = Op::norm_matrices, kMatrix = Op::linear_matrix;
 
 // clang-format off
 constexpr Line kLines[] = {
@@ -224,7 +224,10 @@ constexpr Line kLines[] = {
     // unpacked; from 128 rows on, unpacking W for torch's product costs less than half of that. Not measured by us.
     {"apple", kRoutes, "packed", 1, kAny, kAny, {32, 0, 128, 16, 128}},
     {"apple", kRoutes, "", 1, kAny, kAny, {16, 0, 128, 16, 128}},
-    // NVIDIA: decisions 008 and 035; matrix units that multiply 16x8x16 came after sm_75.
+    // NVIDIA: decisions 008, 035 and 052; matrix units that multiply 16x8x16 came after sm_75.
+    {"sm_90", kRoutes, "q4_0", 1, kAny, kAny, {16, 128, 0, 16, 64}},
+    {"sm_90", kRoutes, "q8_0", 1, kAny, kAny, {16, 128, 0, 16, 64}},
+    {"sm_90", kRoutes, "q4_k", 1, kAny, kAny, {16, 128, 0, 16, 64}},
     {"sm_7", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
     {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
 
@@ -245,6 +248,18 @@ constexpr Line kLines[] = {
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 8192, {16, 2, 4, 8, 132}},
     {"", kMatrices, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
     {"", kNormMatrices, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
+
+    // More rows of formats with fragments, by eights (decision 052): measured at shapes of Llama-3-8B on an H100.
+    {"sm_90", kMatrix, "", 8, 1024, kAny, {16, 2, 4, 8, 4}},
+    {"sm_90", kMatrix, "", 8, 4096, kAny, {16, 3, 2, 8, 4}},
+    {"sm_90", kMatrix, "", 8, 8192, kAny, {32, 2, 2, 8, 4}},
+    {"sm_90", kMatrix, "", 8, kAny, kAny, {32, 2, 1, 4, 4}},
+    {"sm_90", kMatrix, "", 1, 1024, kAny, {16, 2, 8, 8, 2}},
+    {"sm_90", kMatrix, "", 1, 4096, kAny, {16, 2, 4, 8, 4}},
+    {"sm_90", kMatrix, "", 1, 8192, kAny, {16, 3, 2, 8, 4}},
+    {"sm_90", kMatrix, "", 1, 16384, kAny, {32, 2, 2, 8, 4}},
+    {"sm_90", kMatrix, "", 1, kAny, kAny, {32, 2, 1, 4, 4}},
+    {"", kMatrix, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
 
     // Any other GPU.
     {"", kLinear, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},

@@ -208,14 +208,17 @@ void decode(Call& call) {
   launch.run(per_row(ceil_div(call.grouped_rows(), rows), threads, call.heads(), splits));
   if (splits == 1) return;
 
+  const bool few = splits <= attention_merge_simdgroups;
   Launch merge(call.q.device(),
                {"attention_decode.metal",
-                "attention_merge",
+                few ? "attention_merge_few" : "attention_merge",
                 {call.q.scalar_type(), int(columns)},
                 {{FC_ATTENTION_SINKS, call.sinks.has_value()}, {FC_ATTENTION_WIDE_SINKS, call.wide_sinks}}});
   merge.in(partial_y).in(partials).in(call.sinks).in_or(call.step, call.q).in_or(call.rows, call.q);
   merge.out(call.y).args(call.args);
-  merge.run(per_row(out_rows, simd_width * attention_merge_simdgroups, ceil_div(columns, 32)));
+  const uint32_t parts = ceil_div(columns, 32); // of a row, 32 columns each
+  merge.run(few ? per_row(out_rows, simd_width * parts)
+                : per_row(out_rows, simd_width * attention_merge_simdgroups, parts));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,

@@ -40,28 +40,38 @@ struct Gemv {
   }
 };
 
+// Whether rows of x and of these weights, side by side, can be read as fragments of matrices (quant/format.h): the width
+// of the reads of W in bytes, 16 or 8, or 0.
+inline int fragment_width(const at::Tensor& x, c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights) {
+  const QuantFormat& format = matrices[0].format;
+  const uint32_t block = u32(format.block_size);
+  if (!format.fragment_columns || x.element_size() != 2 || matrices[0].k % format.fragment_columns) return 0;
+  if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return 0;
+  int64_t bits = matrix_step(block) / block * u32(format.block_bytes); // of all that must be a multiple
+  for (size_t i = 0; i < matrices.size(); i++) {
+    bits |= reinterpret_cast<int64_t>(weights[i].const_data_ptr()) | weights[i].size(1) * weights[i].itemsize();
+    if (matrices[i].n > 1) bits |= weights[i].stride(0) * weights[i].itemsize();
+  }
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : 0;
+}
+
 // The product of rows of x with `weights`, side by side, by matrices, for any number of rows: all of them or none, for
 // their bits. None where the table doesn't say so, or where the types and how the rows of W lie don't allow it.
 // aligned: whether the `m` rows of x, and the norm's weight, begin at multiples of 16 bytes.
 inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x, int64_t m,
                                                   c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights,
                                                   bool aligned) {
+  const int width = fragment_width(x, matrices, weights);
+  if (!width) return {};
   const QuantFormat& format = matrices[0].format;
   const uint32_t block = u32(format.block_size), bytes = matrix_step(block) / block * u32(format.block_bytes);
-  if (!format.fragment_columns || x.element_size() != 2) return {};
-  if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return {};
   const int64_t k = matrices[0].k;
-  int64_t n = 0, bits = bytes; // of all that must be a multiple
-  for (size_t i = 0; i < matrices.size(); i++) {
-    n += matrices[i].n;
-    bits |= reinterpret_cast<int64_t>(weights[i].const_data_ptr()) | weights[i].size(1) * weights[i].itemsize();
-    if (matrices[i].n > 1) bits |= weights[i].stride(0) * weights[i].itemsize();
-  }
-  if (k % format.fragment_columns || bits % 8) return {};
+  int64_t n = 0;
+  for (const WeightMatrix& w : matrices) n += w.n;
   const MatricesChoice c = matrices_choice(norm, x.device(), format.index, n, k);
   if (!c.outputs) return {};
   Gemv gemv{
-      {c.outputs, c.steps, c.split, c.simdgroups, by_matrices}, Gemv::width_of(aligned, bits % 16 == 0), kRowsTogether};
+      {c.outputs, c.steps, c.split, c.simdgroups, by_matrices}, Gemv::width_of(aligned, width == 16), kRowsTogether};
   gemv.groups = c.groups;
   gemv.memory = c.simdgroups * (matrix_rows * (1 + 2 * c.outputs) * sizeof(float) +
                                 c.steps * matrix_stage(c.outputs, block, bytes, norm));

@@ -57,16 +57,21 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
             Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
   if (const auto way = rows ? multiplied_as_matrices(false, x, m, w, weight, aligned_rows(x)) : std::nullopt)
     gemv = *way;
-  const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
+  const int words = matrices && w.format.packed() ? fragment_width(x, w, weight) : 0;
+  MatrixChoice staged = words ? matrix_choice(device, w.format.index, m, w.n, w.k) : MatrixChoice{};
+  int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
+  if (staged.outputs) blocks = std::min<int>(staged.blocks, m <= 16 ? 2 : m <= 32 ? 4 : 8);
   KernelKey key =
-      matrices ? KernelKey("linear_matrix.metal", "linear_matrix", {w.format.policy, x.scalar_type()})
+      matrices ? KernelKey("linear_matrix.metal", staged.outputs ? "linear_matrix_ahead" : "linear_matrix",
+                           {w.format.policy, x.scalar_type()})
                : KernelKey("linear.metal", rows ? "linear_rows" : "linear_tiles", {w.format.policy, x.scalar_type()});
-  key = rows ? gemv.name(key.add({gemv.rows})) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
+  if (staged.outputs) key.add({Gemv::width_of(aligned_rows(x), words == 16), staged.outputs, staged.steps});
+  key = rows ? gemv.name(key.add({gemv.rows})) : staged.outputs ? key.add({blocks}) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);
   args.k = u32(w.k);
   args.row_blocks = u32(w.row_blocks);
-  args.split = rows ? gemv.choice.split : matrices ? linear_matrix_split : 1;
+  args.split = rows ? gemv.choice.split : staged.outputs ? staged.split : matrices ? linear_matrix_split : 1;
   args.has_bias = bias.has_value();
   args.has_residual = residual.has_value();
   args.x = rows_of("x", x);
@@ -75,6 +80,14 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   Launch launch(device, key);
   launch.weight(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
+  if (staged.outputs) {
+    const int64_t outputs = staged.simdgroups / staged.split * staged.outputs;
+    const uint32_t block = u32(w.format.block_size);
+    launch.tgmem(matrix_tile_bytes(8 * blocks, staged.outputs, staged.steps, staged.split, staged.simdgroups, block,
+                                   matrix_step(block) / block * u32(w.format.block_bytes)));
+    launch.run(tiles(w.n, m, outputs, 8 * blocks, staged.simdgroups * simd_width)); // outputs along y: tiles of W meet
+    return y;
+  }
   if (matrices) {
     launch.tgmem(args.split * 8 * blocks * linear_matrix_outputs * sizeof(float));
     launch.run(tiles(m, w.n, 8 * blocks, linear_matrix_outputs, args.split * simd_width));

@@ -148,8 +148,27 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   }
 }
 
-// Joins the splits of a query row in 32 columns: each simdgroup those that are its turn, then all of them. A split that
-// saw nothing adds exactly zero, so splits of unseen keys don't change a result.
+// Joins splits of a row in order, as many as lanes at most, in the lane's column: a lane weighs a split.
+template <typename T, int DV>
+METAL_FUNC T join_in_order(device const AttentionPartial* partials, device const float* partial_y, uint splits,
+                           device const T* sinks, uint head, uint lane) {
+  AttentionPartial own = partials[min(lane, splits - 1)];
+  own.largest = lane < splits ? own.largest : invisible;
+  float m = simd_max(own.largest), sum = 0.0f, value = 0.0f;
+  const float weight = weight_of(own.largest, m);
+  for (uint s = 0; s < splits; ++s) {
+    const float w = simd_shuffle(weight, ushort(s));
+    sum = fma(w, simd_shuffle(own.sum, ushort(s)), sum);
+    value = fma(w, partial_y[s * DV], value);
+  }
+  if (has_sinks)
+    add_sink(sinks, head, m, value, sum);
+  return T(sum == 0.0f ? 0.0f : value / sum);
+}
+
+// Joins the splits of a query row in 32 columns: each simdgroup those that are its turn, then all of them; with no more
+// splits than simdgroups, the first one alone. A split that saw nothing adds exactly zero, so splits of unseen keys don't
+// change a result.
 // foundry-lint: instance(attention_merge<half, 64>)
 template <typename T, int DV>
 [[kernel]] void attention_merge(
@@ -171,6 +190,11 @@ template <typename T, int DV>
   const uint splits = max(used_splits(args, kv_extent(args, step, rows, batch).length), 1u);
   device const AttentionPartial* row_partials = partials + row * args.splits;
   device const float* row_y = partial_y + row * args.splits * DV + column;
+  if (splits <= SIMDS) {
+    if (simdgroup == 0)
+      y[row * DV + column] = join_in_order<T, DV>(row_partials, row_y, splits, sinks, row % n_heads, lane);
+    return;
+  }
   AttentionPartial own = {invisible, 0.0f};
   float value = 0.0f;
   for (uint first = simdgroup; first < splits; first += SIMDS * UNROLL) {
@@ -213,4 +237,24 @@ template <typename T, int DV>
   if (has_sinks)
     add_sink(sinks, row % n_heads, m, value, sum);
   y[row * DV + column] = T(sum == 0.0f ? 0.0f : value / sum);
+}
+
+// The same where no row has more splits than that kernel has simdgroups: a thread makes a column of a row.
+// foundry-lint: instance(attention_merge_few<half, 64>)
+template <typename T, int DV>
+[[kernel]] void attention_merge_few(
+    device const float* partial_y [[buffer(0)]],
+    device const AttentionPartial* partials [[buffer(1)]],
+    device const T* sinks [[buffer(2), function_constant(has_sinks)]],
+    device const int* step [[buffer(3)]],
+    device const int* rows [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant AttentionArgs& args [[buffer(6)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const uint n_heads = args.n_kv_heads * args.group, batch = row / n_heads / args.q_len, column = min(tid, uint(DV) - 1);
+  const uint splits = max(used_splits(args, kv_extent(args, step, rows, batch).length), 1u);
+  y[row * DV + column] = join_in_order<T, DV>(partials + row * args.splits, partial_y + row * args.splits * DV + column,
+                                              splits, sinks, row % n_heads, lane);
 }

@@ -56,28 +56,128 @@ METAL_FUNC void norm_rows(thread const MatrixRows<T>& rows, device const T* weig
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// A simdgroup's part of the products with W, of which W::row(i) is where row i from W::first on begins, and of those of
-// its team that follow, `turn` rows apart, up to W::end. Steps of K are copied to threadgroup memory STEPS - 1 ahead,
-// across the team's turns, with their columns of x unless all of x is at `whole`. Each group of codes is multiplied
-// before its scale, exactly but for the sums.
-template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> struct MultiplyMatrices {
+// What threadgroup memory holds of a step of K: OUTS rows of W and eight rows of x, or several times eight.
+template <typename Q, typename T, int OUTS> struct MatrixStep {
   using F = typename Q::template Fragments<T>;
   using Pair = metal::vec<T, 2>;
-  using Piece = metal::conditional_t<VEC == 16, metal::uint4, metal::uint2>;
   FOUNDRY_CONST uint tiles = OUTS / 16, step = matrix_step(Q::block_size), columns = Q::fragment_columns;
   FOUNDRY_CONST uint bytes = step / Q::block_size * sizeof(typename Q::block);
   FOUNDRY_CONST uint stride = matrix_stride(Q::block_size, bytes), x_stride = matrix_x_stride(Q::block_size);
-  FOUNDRY_CONST uint in_row = bytes / sizeof(Piece), pieces = (OUTS * in_row + simd_width - 1) / simd_width;
   using Sum = metal::simdgroup_matrix<float, 8, 8>[tiles][2];
 
-  W w;                              // of the copies: they are ahead
-  uint from_column, turn;           // of the next copies, and rows between the team's turns
+  // Adds the products of `period` of a step whose rows of W are at w_rows and whose BLOCKS times eight rows of x are at
+  // x_row, `x_block` bytes from each eight to the next, for this lane. Each group of codes is multiplied before its
+  // scale, exactly but for the sums.
+  template <int BLOCKS>
+  static METAL_FUNC void add_period(threadgroup const uchar* w_rows, threadgroup const uchar* x_row, uint x_block,
+                                    uint period, uint t, uint base, ushort lane, thread Sum (&sum)[BLOCKS]) {
+    F rows[tiles][2];
+    for (uint i = 0; i < tiles; ++i)
+      for (uint j = 0; j < 2; ++j)
+        rows[i][j].read((threadgroup const uint*)(w_rows + 8 * (2 * i + j) * stride), period, t);
+#pragma unroll
+    for (int g = 0; g < F::groups; ++g) {
+      Sum products[BLOCKS];
+      metal::simdgroup_matrix<float, 8, 8> values[BLOCKS][2];
+      for (int b = 0; b < BLOCKS; ++b)
+        for (int j = 0; j < 2; ++j) {
+          for (uint i = 0; i < tiles; ++i) products[b][i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+          if (F::has_offset) values[b][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        }
+#pragma unroll
+      for (int h = 0; h < columns / F::groups / 16; ++h) {
+        const uint column = period * columns + g * (columns / F::groups) + h * 16;
+        metal::simdgroup_matrix<T, 8, 8> codes[tiles][2][2], ones[2][2];
+        Pair pairs[2];
+        for (uint i = 0; i < tiles; ++i)
+          for (int j = 0; j < 2; ++j) {
+            rows[i][j].codes(g, h, base, pairs);
+            for (int f = 0; f < 2; ++f) codes[i][j][f].thread_elements() = pairs[f];
+          }
+        for (int j = 0; j < 2 && F::has_offset; ++j)
+          for (int f = 0; f < 2; ++f) ones[j][f] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) {
+          F::pairs(*(threadgroup const metal::uint2*)(x_row + b * x_block + column * sizeof(T)), pairs);
+          metal::simdgroup_matrix<T, 8, 8> x[2];
+          for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
+          for (uint i = 0; i < tiles; ++i) {
+            if (F::has_scale)
+              multiply_accumulate_2x2_transposed(products[b][i], codes[i], x, lane);
+            else
+              multiply_accumulate_2x2_transposed(sum[b][i], codes[i], x, lane);
+          }
+          if (F::has_offset) multiply_accumulate_2x2_transposed(values[b], ones, x, lane);
+        }
+      }
+      for (uint i = 0; i < tiles && F::has_scale; ++i)
+        for (int j = 0; j < 2; ++j) {
+          const float scale = rows[i][j].scale(g), offset = F::has_offset ? rows[i][j].offset(g) : 0.0f;
+          for (int b = 0; b < BLOCKS; ++b)
+            for (int e = 0; e < 2; ++e) {
+              float total = metal::fma(scale, products[b][i][j].thread_elements()[e], sum[b][i][j].thread_elements()[e]);
+              if (F::has_offset) total = metal::fma(offset, values[b][j].thread_elements()[e], total);
+              sum[b][i][j].thread_elements()[e] = total;
+            }
+        }
+    }
+  }
+};
+
+// A simdgroup's copies of rows of W, of which W::row(i) is where row i from W::first on begins.
+template <typename Q, typename T, int VEC, int OUTS> struct CopyWeights {
+  using Step = MatrixStep<Q, T, OUTS>;
+  using Piece = metal::conditional_t<VEC == 16, metal::uint4, metal::uint2>;
+  FOUNDRY_CONST uint in_row = Step::bytes / sizeof(Piece), pieces = (OUTS * in_row + simd_width - 1) / simd_width;
   device const uchar* from[pieces]; // the lane's
-  threadgroup uchar* memory;        // the simdgroup's: STEPS times `stage` bytes
+
+  template <typename W> METAL_FUNC void find(thread const W& w, ushort lane) thread {
+#pragma unroll
+    for (uint j = 0; j < pieces; ++j) {
+      const uint i = metal::min(j * simd_width + lane, OUTS * in_row - 1);
+      from[j] = (device const uchar*)w.row(i / in_row) + i % in_row * sizeof(Piece);
+    }
+  }
+
+  // The step at `column`, less than k.
+  METAL_FUNC void copy(uint column, uint k, threadgroup uchar* to, ushort lane) const thread {
+    const uint block = column / Q::block_size;
+    const uint there =
+        metal::min(in_row, (k / Q::block_size - block) * uint(sizeof(typename Q::block)) / uint(sizeof(Piece)));
+#pragma unroll
+    for (uint j = 0; j < pieces; ++j) {
+      const uint i = j * simd_width + lane;
+      if (i < OUTS * in_row && i % in_row < there)
+        copy_ahead((threadgroup Piece*)(to + i / in_row * Step::stride) + i % in_row,
+                   (device const Piece*)(from[j] + ulong(block) * sizeof(typename Q::block)));
+    }
+  }
+};
+
+// A lane's piece of a row of x, `at` elements behind its first of those that are copied.
+template <int VEC, typename T> METAL_FUNC void copy_chunk(device const T* x, threadgroup T* to) {
+  if (VEC > 1)
+    copy_ahead((threadgroup metal::uint4*)to, (device const metal::uint4*)x);
+  else
+    for (int j = 0; j < chunk; ++j) to[j] = x[j];
+}
+
+// A simdgroup's part of the products with W, and of those of its team that follow, `turn` rows apart, up to W::end.
+// Steps of K are copied to threadgroup memory STEPS - 1 ahead, across the team's turns, with their columns of x unless
+// all of x is at `whole`.
+template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> struct MultiplyMatrices {
+  using Step = MatrixStep<Q, T, OUTS>;
+  using Sum = typename Step::Sum;
+  FOUNDRY_CONST uint step = Step::step;
+
+  W w;                                // of the copies: they are ahead
+  uint from_column, turn;             // of the next copies, and rows between the team's turns
+  CopyWeights<Q, T, VEC, OUTS> copies;
+  threadgroup uchar* memory;          // the simdgroup's: STEPS times `stage` bytes
   threadgroup uchar* now;
   uint stage;
 
-  static METAL_FUNC uint memory_of(bool whole) { return STEPS * matrix_stage(OUTS, Q::block_size, bytes, whole); }
+  static METAL_FUNC uint memory_of(bool whole) { return STEPS * matrix_stage(OUTS, Q::block_size, Step::bytes, whole); }
 
   METAL_FUNC void set(thread const W& first, uint rows_between, bool whole, uint part, threadgroup uchar* own,
                       ushort lane) thread {
@@ -86,15 +186,7 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
     from_column = part * step;
     now = memory = own;
     stage = memory_of(whole) / STEPS;
-    find(lane);
-  }
-
-  METAL_FUNC void find(ushort lane) thread {
-#pragma unroll
-    for (uint j = 0; j < pieces; ++j) {
-      const uint i = metal::min(j * simd_width + lane, OUTS * in_row - 1);
-      from[j] = (device const uchar*)w.row(i / in_row) + i % in_row * sizeof(Piece);
-    }
+    copies.find(w, lane);
   }
 
   // Copies the next step, unless there is none, to place `slot` from the one in use on.
@@ -105,31 +197,16 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
     if (from_column >= k) {
       w.first += turn;
       from_column = part * step;
-      if (w.first < w.end) find(lane);
+      if (w.first < w.end) copies.find(w, lane);
     }
     if (w.first < w.end && from_column < k) {
-      const uint block = from_column / Q::block_size;
-      const uint there =
-          metal::min(in_row, (k / Q::block_size - block) * uint(sizeof(typename Q::block)) / uint(sizeof(Piece)));
-#pragma unroll
-      for (uint j = 0; j < pieces; ++j) {
-        const uint i = j * simd_width + lane;
-        if (i < OUTS * in_row && i % in_row < there)
-          copy_ahead((threadgroup Piece*)(to + i / in_row * stride) + i % in_row,
-                     (device const Piece*)(from[j] + ulong(block) * sizeof(typename Q::block)));
-      }
+      copies.copy(from_column, k, to, lane);
       const uint at = lane * chunk;
 #pragma unroll
-      for (uint m = 0; m < matrix_rows; ++m) {
-        device const T* x = rows.x + rows.row[m] + from_column + at;
-        threadgroup T* row = (threadgroup T*)(to + OUTS * stride + m * x_stride) + at;
-        if (!whole && m < rows.count && at < step && from_column + at < k) {
-          if (VEC > 1)
-            copy_ahead((threadgroup metal::uint4*)row, (device const metal::uint4*)x);
-          else
-            for (int j = 0; j < chunk; ++j) row[j] = x[j];
-        }
-      }
+      for (uint m = 0; m < matrix_rows; ++m)
+        if (!whole && m < rows.count && at < step && from_column + at < k)
+          copy_chunk<VEC>(rows.x + rows.row[m] + from_column + at,
+                          (threadgroup T*)(to + OUTS * Step::stride + m * Step::x_stride) + at);
     }
     from_column += split * step;
     end_group_of_copies((threadgroup metal::uint4*)to);
@@ -140,61 +217,9 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
     for (uint s = 0; s < STEPS - 1; ++s) fetch(rows, whole, part, split, k, s, lane);
   }
 
-  // `period` of a step whose rows of W are at w_rows and whose x is at x_row, for this lane.
-  METAL_FUNC void add_period(threadgroup const uchar* w_rows, threadgroup const uchar* x_row, uint period, uint t,
-                             uint base, ushort lane, thread Sum& sum) const thread {
-    F rows[tiles][2];
-    for (uint i = 0; i < tiles; ++i)
-      for (uint j = 0; j < 2; ++j)
-        rows[i][j].read((threadgroup const uint*)(w_rows + 8 * (2 * i + j) * stride), period, t);
-#pragma unroll
-    for (int g = 0; g < F::groups; ++g) {
-      Sum products;
-      metal::simdgroup_matrix<float, 8, 8> values[2];
-      for (uint i = 0; i < tiles; ++i)
-        for (int j = 0; j < 2; ++j) products[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      for (int j = 0; j < 2 && F::has_offset; ++j) values[j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-#pragma unroll
-      for (int h = 0; h < columns / F::groups / 16; ++h) {
-        const uint column = period * columns + g * (columns / F::groups) + h * 16;
-        const metal::uint2 raw = *(threadgroup const metal::uint2*)(x_row + column * sizeof(T));
-        Pair pairs[2];
-        F::pairs(raw, pairs);
-        metal::simdgroup_matrix<T, 8, 8> x[2];
-        for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
-        for (uint i = 0; i < tiles; ++i) {
-          metal::simdgroup_matrix<T, 8, 8> codes[2][2];
-          for (int j = 0; j < 2; ++j) {
-            rows[i][j].codes(g, h, base, pairs);
-            for (int f = 0; f < 2; ++f) codes[j][f].thread_elements() = pairs[f];
-          }
-          if (F::has_scale)
-            multiply_accumulate_2x2_transposed(products[i], codes, x, lane);
-          else
-            multiply_accumulate_2x2_transposed(sum[i], codes, x, lane);
-        }
-        if (F::has_offset) {
-          metal::simdgroup_matrix<T, 8, 8> ones[2][2];
-          for (int j = 0; j < 2; ++j)
-            for (int f = 0; f < 2; ++f) ones[j][f] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
-          multiply_accumulate_2x2_transposed(values, ones, x, lane);
-        }
-      }
-      for (uint i = 0; i < tiles && F::has_scale; ++i)
-        for (int j = 0; j < 2; ++j) {
-          const float scale = rows[i][j].scale(g), offset = F::has_offset ? rows[i][j].offset(g) : 0.0f;
-          for (int e = 0; e < 2; ++e) {
-            float total = metal::fma(scale, products[i][j].thread_elements()[e], sum[i][j].thread_elements()[e]);
-            if (F::has_offset) total = metal::fma(offset, values[j].thread_elements()[e], total);
-            sum[i][j].thread_elements()[e] = total;
-          }
-        }
-    }
-  }
-
   // Adds the part's products for one turn of the team.
   METAL_FUNC void multiply_part(thread const MatrixRows<T>& rows, bool is_whole, threadgroup const uchar* whole,
-                                uint part, uint split, uint k, ushort lane, thread Sum& sum) thread {
+                                uint part, uint split, uint k, ushort lane, thread Sum (&sum)[1]) thread {
     const Fragment own = fragment_of(lane);
     const uint t = own.column / 2, m = metal::min(uint(own.row), rows.count - 1);
     const uint base = code_base<T>(k >> 31); // K is less than 2^31
@@ -202,15 +227,16 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
     for (uint first = part * step; first < k; first += split * step) {
       wait_for_copies<STEPS - 2>((threadgroup metal::uint4*)memory);
       fetch(rows, is_whole, part, split, k, STEPS - 1, lane);
-      threadgroup const uchar* w_rows = now + own.row * stride;
+      threadgroup const uchar* w_rows = now + own.row * Step::stride;
       threadgroup const uchar* x_row =
-          is_whole ? x_whole + first * sizeof(T) : now + OUTS * stride + m * x_stride + t * 4 * sizeof(T);
+          is_whole ? x_whole + first * sizeof(T) : now + OUTS * Step::stride + m * Step::x_stride + t * 4 * sizeof(T);
       if (first + step <= k) {
 #pragma unroll
-        for (uint period = 0; period < step / columns; ++period) add_period(w_rows, x_row, period, t, base, lane, sum);
+        for (uint period = 0; period < step / Step::columns; ++period)
+          Step::template add_period<1>(w_rows, x_row, 0, period, t, base, lane, sum);
       } else {
-        for (uint period = 0; period < (k - first) / columns; ++period)
-          add_period(w_rows, x_row, period, t, base, lane, sum);
+        for (uint period = 0; period < (k - first) / Step::columns; ++period)
+          Step::template add_period<1>(w_rows, x_row, 0, period, t, base, lane, sum);
       }
       now = now + stage < memory + STEPS * stage ? now + stage : memory;
     }

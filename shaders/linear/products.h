@@ -144,14 +144,14 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
   METAL_FUNC Sums sums(bool normed, uint split, uint end, ushort lane, ushort simdgroup) thread {
     const Fragment own = fragment_of(lane);
     const uint part = part_of(simdgroup, split);
-    metal::simdgroup_matrix<float, 8, 8> sum[OUTS / 16][2];
+    typename Multiply::Sum sum[1];
     for (int i = 0; i < OUTS / 16; ++i)
-      for (int j = 0; j < 2; ++j) sum[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int j = 0; j < 2; ++j) sum[0][i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     multiply.multiply_part(rows, normed, whole, part, split, end, lane, sum);
     threadgroup float* const team = partial + (simdgroup - part) * Sums::count;
     for (int i = 0; i < OUTS / 8; ++i)
       for (int e = 0; e < 2; ++e)
-        team[part * Sums::count + (own.column + e) * OUTS + own.row + 8 * i] = sum[i / 2][i % 2].thread_elements()[e];
+        team[part * Sums::count + (own.column + e) * OUTS + own.row + 8 * i] = sum[0][i / 2][i % 2].thread_elements()[e];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     partial = other;
     other = team - (simdgroup - part) * Sums::count;

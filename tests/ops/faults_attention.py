@@ -132,13 +132,27 @@ FAULTS = [
         KERNEL,
         "first + u * S < splits ? of",
         "first + u * S + 1 < splits ? of",
-        lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
+        lambda: t.test_accuracy(t.Case(kv_len=4200, capacity=4300), F16),
     ),
     Fault(
         "attention-merge-forgets-the-weights",
         KERNEL,
         "weight_of(of[u].largest, m)",
         "1.0f",
+        lambda: t.test_accuracy(t.Case(kv_len=4200, capacity=4300), F16),
+    ),
+    Fault(
+        "attention-merge-of-few-drops-a-split",
+        KERNEL,
+        "for (uint s = 0; s < splits; ++s) {",
+        "for (uint s = 0; s + 1 < splits; ++s) {",
+        lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
+    ),
+    Fault(
+        "attention-merge-of-few-forgets-the-weights",
+        KERNEL,
+        "weight = weight_of(own.largest, m)",
+        "weight = 1.0f",
         lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
     ),
     Fault(
@@ -154,7 +168,7 @@ FAULTS = [
         KERNEL,
         "column = min(group.y * 32 + lane",
         "column = min(group.y / 2 * 32 + lane",
-        lambda: t.test_accuracy(t.Case(kv_len=257, capacity=300), F16),
+        lambda: t.test_accuracy(t.Case(kv_len=4200, capacity=4300), F16),
     ),
     Fault(
         "attention-last-column-dropped",

@@ -217,7 +217,7 @@ def every_key(op: str) -> Iterator[tuning.Key]:
     """One key for each format and bucket of shapes."""
     for name, fmt in quant.FORMATS.items():
         if op != "attention":
-            for rows in (1, 2, 4, 8) if op in ("linear", "norm_linear") else (1,):
+            for rows in (1, 2, 4, 8) if op in ("linear", "norm_linear", "linear_matrix") else (1,):
                 for n in range(8, 18):
                     for k in range(9, 16):
                         yield tuning.Key(op, name, rows, 1 << n, 1 << k)

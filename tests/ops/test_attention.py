@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core import runtime
+from torch_foundry.core.graph import capture
 from torch_foundry.testing import op_checks, tolerance
 from torch_foundry.testing import reference as plain
 
@@ -275,6 +276,20 @@ def test_a_length_in_memory_is_as_good(case: Case, dtype: torch.dtype) -> None:
             n: torch.nn.functional.pad(given[n], (0, 0, 0, 2048), value=float("nan")) for n in ("k_cache", "v_cache")
         }
         kit.assert_equal(ops.attention(**stepped({**given, **wide})), ops.attention(**given))
+
+
+@kit.cases((Case(kv_len=700, capacity=700), F16), (Case(kv_len=700, capacity=700, batch=2, start=(0, 600)), F32))
+def test_room_for_many_splits_changes_nothing(case: Case, dtype: torch.dtype) -> None:
+    """Few splits have the same bits by the kernel that joins few as by the one that may have to join many."""
+    given = inputs(case, dtype)
+    wide = {n: torch.nn.functional.pad(given[n], (0, 0, 0, 4096)) for n in ("k_cache", "v_cache")}
+    with capture() as graph:
+        many = ops.attention(**stepped({**given, **wide}))
+        few = ops.attention(**given)
+    graph.replay()
+    kit.assert_equal(many, few)
+    joined = [launch.kernel.split("<")[0] for launch in graph.launches() if "merge" in launch.kernel]
+    assert joined == ["attention_merge", "attention_merge_few"]
 
 
 def test_splits_grow() -> None:

@@ -1,8 +1,10 @@
-"""Products of packed weights and 17 to 64 rows as 8x8 matrices, against float64, and which products go that way."""
+"""Products of packed weights and more rows than eight as 8x8 matrices, against float64, and which go so."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import kit
 import pytest
@@ -128,6 +130,120 @@ def test_modules_and_captured_steps_take_it() -> None:
     assert len(graph._segments) == 1 and linear.by_kernel(x) and not linear.by_kernel(torch.zeros(65, 64).half())
 
 
+AHEAD = ("q8_0", "q4_0", "q4_k")  # formats with fragments
+ONE = {"outputs": 16, "steps": 2, "split": 1, "simdgroups": 1, "blocks": 1}
+CHOICES = {  # within Metal's 32 KiB
+    "rows": {**ONE, "blocks": 2},
+    "wide": {**ONE, "outputs": 32},
+    "three": {**ONE, "steps": 3},
+    "teams": {**ONE, "simdgroups": 2},
+    "split": {**ONE, "split": 2, "simdgroups": 2},
+}
+
+
+@contextlib.contextmanager
+def ahead(choice: str) -> Iterator[None]:
+    """The choice of all executors here for what is copied ahead."""
+    with contextlib.ExitStack() as stack:
+        for family in {"host", tuning.family("cuda") if torch.cuda.is_available() else "host"}:
+            stack.enter_context(kit.tuned(family, "linear_matrix", **CHOICES[choice]))
+        yield
+
+
+def kernels(given: dict[str, Any]) -> list[str]:
+    with capture() as graph:
+        ops.linear(**given)
+    return [launch.kernel.split("<")[0] for launch in graph.launches()]
+
+
+SOME = [(c, f) for c in CHOICES for f in AHEAD if f != "q8_0" or c != "split"]  # 32 KiB are too few
+
+
+@pytest.mark.cpu_only  # the mock's session has made its choices; GPUs: below
+@pytest.mark.parametrize("choice, name", SOME, ids=str)
+def test_copied_ahead(choice: str, name: str) -> None:
+    """Exact but for its sums: rows and outputs around a threadgroup's, K that ends within a step or a turn of a team."""
+    with ahead(choice):
+        for m, n, k, dtype in ((17, 16, 256, F16), (33, 33, 1280, BF16), (24, 40, 2816, F16)):
+            given = inputs(Case(m, n, k, name), dtype)
+            assert kernels(given) == ["linear_matrix_ahead"]
+            with kit.guarded_outputs():
+                op_checks.linear(given)
+        op_checks.linear(inputs(Case(19, 24, 512, name, **FULL), F16))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the variants of a GPU have more memory than Metal allows")
+@pytest.mark.parametrize("name", AHEAD)
+def test_copied_ahead_as_the_table_has_it(name: str) -> None:
+    for m, n, k in ((17, 1000, 4096), (32, 4096, 14336), (64, 6144, 4096), (33, 14336, 2048), (61, 28672, 512)):
+        given = inputs(Case(m, n, k, name), F16)
+        assert kernels(given) == ["linear_matrix_ahead"]
+        op_checks.linear(given)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", AHEAD)
+def test_copied_ahead_a_row_has_the_bits_of_one_alone(name: str) -> None:
+    """Those that few rows have by matrices, if K is split alike; wherever x lies."""
+    given = inputs(Case(37, 40, 1280, name), F16)
+    few = {"outputs": 16, "steps": 2, "split": 1, "simdgroups": 1, "groups": 65535}
+    with ahead("teams" if name != "q8_0" else "rows"), kit.tuned("host", "matrices", **few):
+        together = ops.linear(**given)
+        for moved in (kit.shifted(given["x"]), kit.spread(given["x"]), kit.spread(kit.shifted(given["x"]), 1)):
+            kit.assert_equal(ops.linear(**{**given, "x": moved}), together)
+        kit.assert_equal(ops.linear(**{**given, "x": given["x"][19:]}), together[19:])
+        kit.assert_equal(ops.linear(**{**given, "x": given["x"][30:]}), together[30:])
+        kit.assert_equal(ops.linear(**{**given, "x": given["x"][36:]}), together[36:])
+
+
+@pytest.mark.cpu_only
+def test_copied_ahead_in_every_lane_order() -> None:
+    with ahead("split"):
+        kit.in_every_lane_order(lambda: run(Case(19, 20, 768, "q4_0"), F16))
+
+
+@pytest.mark.cpu_only
+def test_what_is_copied_ahead() -> None:
+    """Formats with fragments whose rows lie at multiples of 8 bytes."""
+    packed = inputs(Case(20, 24, 512, "q4_0"), F16)
+    assert kernels(packed) == ["linear_matrix"]  # by the host's table
+    with ahead("rows"):
+        assert kernels(packed) == ["linear_matrix_ahead"]
+        assert kernels({**packed, "weight": kit.spread(packed["weight"], 18)}) == ["linear_matrix"]
+        assert kernels(inputs(Case(20, 24, 480, "q4_0"), F16)) == ["linear_matrix"]  # half a period
+        assert kernels(inputs(Case(20, 24, 512, "q5_0"), F16)) == ["linear_matrix"]
+
+
+@pytest.mark.cpu_only
+def test_every_entry_fits_into_an_h100s_threadgroup_memory() -> None:
+    on = 0
+    for key in kit.every_key("linear_matrix"):
+        c, fmt = tuning.choice("sm_90", key), quant.FORMATS[key.format]
+        if not c["outputs"] or key.format not in AHEAD:
+            continue
+        on += 1
+        rows = 8 * min(c["blocks"], max(2, key.rows))
+        stride = (256 // fmt.block_size * fmt.block_bytes + 15) // 32 * 32 + 16
+        memory = c["steps"] * (c["split"] * rows * (256 * 2 + 32) + c["simdgroups"] * c["outputs"] * stride)
+        assert 4 * rows + memory <= 232448, (key, c)
+    assert on
+
+
+def _ahead(name: str, old: str, new: str, choice: str, fmt: str = "q4_0", file: str = "") -> Fault:
+    def check() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(LINEAR_ROWS.name, "16")
+            patch.setenv(MATRIX_ROWS.name, "64")
+            tuning.load_environment()
+            try:
+                test_copied_ahead(choice, fmt)
+            finally:
+                patch.undo()
+                tuning.load_environment()
+
+    return Fault(f"linear-matrix-ahead-{name}", "linear_matrix.metal", old, new, check, file)
+
+
 def _fault(name: str, old: str, new: str, case: Case, file: str = "") -> Fault:
     def check() -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -151,5 +267,11 @@ FAULTS = [
     _fault("last-part-dropped", "p = 1; p < args.split", "p = 1; p + 1 < args.split", WIDE),
     _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", Case(33, 24, 1024, "q4_k")),
     _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
+    _ahead("half-step-dropped", "period < (args.k - from)", "period + 1 < (args.k - from)", "teams", "q4_k"),
+    _ahead("row-of-x-twice", "x + memory[m]", "x + memory[m / 2 * 2]", "rows"),
+    _ahead("eights-alike", "x_row + b * x_block", "x_row", "rows", file="matrix_rows.h"),
+    _ahead("a-step-too-early", "now = (turn + 1) % STEPS", "now = (turn + 2) % STEPS", "three"),
+    _ahead("part-dropped", "own_sum[p * rows * row]", "0.0f", "split"),
+    _ahead("teams-alike", "column / OUTS * args.split * rows", "0", "teams"),
     _fault("columns-not-turned", "column % 2 == 0 ? other.x", "column % 2 != 0 ? other.x", WIDE, "matrix_pairs.h"),
 ]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tier("kernels")
 FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_90-h200", "sm_100"]
 PACKED = kit.CODES
 
-MATRICES = ("matrices", "norm_matrices")
+MATRICES = ("matrices", "norm_matrices", "linear_matrix")
 
 # Apple GPUs
 THREADS, THREADGROUP_BYTES, SUMS = 1024, 32768, 32
@@ -32,7 +32,7 @@ def within_limits(key: tuning.Key, choice: dict[str, int]) -> None:
         assert choice["rows"] >= limits.ROWS_TOGETHER  # which an engine takes to be row by row
         return
     assert 32 * choice["simdgroups"] <= THREADS
-    if key.op in MATRICES:  # their memory: tests/ops/test_matrix_rows.py
+    if key.op in MATRICES:  # their memory: tests/ops/test_matrix_rows.py, test_linear_matrix.py
         assert choice["simdgroups"] % choice["split"] == 0
         return
     if key.op != "attention":

@@ -20,7 +20,8 @@ from torch_foundry.core import environment, extension, sources
 from torch_foundry.core.ahead import recording_for
 
 VERSION = 2
-OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes", "matrices", "norm_matrices")
+OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes")
+OPS += ("matrices", "norm_matrices", "linear_matrix")
 OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
@@ -40,7 +41,7 @@ class TuningError(ValueError):
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
     moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
-    linear_routes, matrices, norm_matrices: the same, 1 row, which stands for any number.
+    linear_routes, matrices, norm_matrices: the same, 1 row, for any number; linear_matrix: `rows` are eights of rows.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str
@@ -171,9 +172,6 @@ def apply(table: Table) -> None:
         use(table.family, entry.key, entry.choice)
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
-
-
 def dumps(table: Table) -> str:
     """JSON text of a table, one entry a line."""
     head = {"version": VERSION, "sum": _sum(table), **{k: v for k, v in asdict(table).items() if k != "entries"}}
@@ -266,9 +264,6 @@ def check_fits(table: Table, name: str, of: str | None = None) -> None:
     for what, value in expected.items():
         if getattr(table, what) != value:
             raise TuningError(f"{name}: made for {what} {getattr(table, what)}, but this is {what} {value}: tune again")
-
-
-# ----------------------------------------------------------------------------------------------------- at the first use
 
 
 def load_environment() -> None:
