@@ -210,11 +210,12 @@ with kit.tuned(family, "matrices", **choice), kit.tuned(family, "norm_matrices",
             run = lambda: ops.norm_linear(x, x[0], 1e-5, [weight], formats=[name])
             code = code_of(run if norm else lambda: ops.linear(x, weight, format=name))
             found[f"{name} {norm}"] = [low & 0xFFF for low, _ in code]
-        if name:
-            x = torch.zeros(32, 256, dtype=torch.float16)
-            with kit.tuned(family, "linear_matrix", outputs=16, steps=2, split=2, simdgroups=8, blocks=4):
-                code = code_of(lambda: ops.linear(x, weight, format=name))
-            found[f"{name}, 32 rows"] = [low & 0xFFF for low, _ in code]
+x = torch.zeros(32, 256, dtype=torch.float16)
+with kit.tuned(family, "linear_matrix", outputs=16, steps=2, split=2, simdgroups=8, blocks=4):
+    for name in ("q4_0", "q8_0", "q4_k"):
+        weight = blocks.packed(torch.zeros(32, 256), name)
+        code = code_of(lambda: ops.linear(x, weight, format=name))
+        found[f"{name}, 32 rows"] = [low & 0xFFF for low, _ in code]
 print(json.dumps(found))
 """
     folders = f"import sys\nsys.path.insert(0, {str(compile_only.ROOT / 'tests' / 'ops')!r})\n"
