@@ -329,7 +329,7 @@ def test_nan_without_drafts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("after", [1, 2, 5])
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "drawn"])
 def test_switched_off_the_text_goes_on(after: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = patched()
+    model, options = patched(), {"max_new_tokens": 100, **options}
     expected = generate(model, **options).tolist()
     answers = iter([True] * after)
     monkeypatch.setattr(DraftLengthController, "pays", lambda *_: next(answers, False))

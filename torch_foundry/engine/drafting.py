@@ -176,7 +176,7 @@ class Drafting(DraftLengthController):
         if asked is None and not lookup and self.model is not None:
             most = self.model.max_draft_tokens
         if possible and most:
-            sequence.drafting = SequenceDrafts(sequence, most, PromptLookup() if lookup else None)
+            sequence.drafting = SequenceDrafts(sequence, most, PromptLookup() if lookup else None, self.history.rates)
 
     def leave(self, sequence: Sequence) -> None:
         """A request has lost its place."""
