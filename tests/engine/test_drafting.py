@@ -189,11 +189,11 @@ def test_a_failing_step_leaves_everything_as_it_was(source: str, monkeypatch: py
         streams = [run.submit(*request) for request in requests]
 
         def failing(forward: Any, calls: list[int] = calls, n: int = n) -> Any:
-            def fails(parts: Any) -> Any:
+            def fails(*args: Any) -> Any:
                 calls[0] += 1
                 if calls[0] == n + 1:
                     raise torch.OutOfMemoryError("no memory")
-                return forward(parts)
+                return forward(*args)
 
             fails.go_on = forward.go_on  # type: ignore[attr-defined]
             return fails
