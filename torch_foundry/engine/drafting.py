@@ -98,7 +98,7 @@ class PagedDraftModel:
         active = []
         for own in sequences:
             own.drafts, text = [], own.sequence.tokens
-            if self._read(own.sequence) and self._reserve(own.sequence.id, text, len(text), count - 1):
+            if self._read(own.sequence) and self._reserve(own.sequence.id, text, len(text)):
                 active.append(own)
         if active:
             for own, drafts in zip(active, self._draft([own.sequence for own in active], count), strict=True):
@@ -106,7 +106,8 @@ class PagedDraftModel:
         self.usual &= self._plan.captured == captured
 
     def _draft(self, sequences: list[Sequence], count: int) -> list[list[int]]:
-        """`count` draft tokens of each, for which there is room: all steps are handed over without waiting for one."""
+        """`count` draft tokens of each, one if there is no room for more: all steps are handed over without waiting for
+        one. There is room for what is known."""
         sampler, ends = self._sampler, [len(sequence.tokens) for sequence in sequences]
         choose = sampler.branch([sequence.row for sequence in sequences], ends)
         parts = [self._part(each, each.tokens, end) for each, end in zip(sequences, ends, strict=True)]
@@ -115,6 +116,8 @@ class PagedDraftModel:
         if len(logits) > len(parts):
             last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
             logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+        if not all(self._reserve(each.id, each.tokens, len(each.tokens) + count - 1) for each in sequences):
+            count = 1
         for drafted in range(count):
             if drafted:
                 following = self._forward.go_on(found[-1], parts, drafted)
@@ -155,14 +158,14 @@ class PagedDraftModel:
             self._run([self._part(sequence, text, end)])
         return True
 
-    def _reserve(self, id: int, text: list[int], length: int, more: int = 0) -> bool:
-        """Room for the first `length` tokens of a text and `more`; False if there is none, or tokens are not the
-        draft's."""
+    def _reserve(self, id: int, text: list[int], length: int) -> bool:
+        """Room for the first `length` tokens of a text, of which those that are not known are drafts to come; False if
+        there is none, or tokens are not the draft's."""
         stored = self.cache.manager.length(id)
-        if length + more > self._limit or max(text[stored:length]) >= self._vocabulary:
+        if length > self._limit or max(text[stored:length], default=0) >= self._vocabulary:
             return False
         try:
-            self.cache.copy(self.cache.manager.reserve(id, length + more - stored))
+            self.cache.copy(self.cache.manager.reserve(id, length - stored))
         except OutOfBlocks:
             return False
         return True

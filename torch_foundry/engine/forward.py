@@ -175,8 +175,7 @@ class Forward:
         """
         if self._last is None:
             return None
-        step, n = self._last.inputs, len(tokens)
-        inputs = step.inputs
+        n, step, inputs = len(tokens), self._last.inputs, self._last.inputs.inputs
         (group,) = inputs.groups
         inputs.ids[:n].copy_(tokens)
         if step.hidden is not None and hidden is not None:

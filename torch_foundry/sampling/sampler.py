@@ -222,8 +222,8 @@ class Sampler:
         most = max(1, PEEKED // (8 * self.ids.shape[1] + self.vocab_size))
         if len(rows) > most:
             parts = [slice(at, at + most) for at in range(0, len(rows), most)]
-            found = [self.peek(logits[part], rows[part], lengths[part]) for part in parts]
-            return torch.cat([tokens for tokens, _ in found]), torch.cat([errors for _, errors in found])
+            found = zip(*(self.peek(logits[part], rows[part], lengths[part]) for part in parts), strict=True)
+            return torch.cat(next(found)), torch.cat(next(found))
         errors = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
         return self.branch(rows, lengths, errors)(logits), errors
 
@@ -232,12 +232,11 @@ class Sampler:
     ) -> Callable[[Tensor], Tensor]:
         """What chooses for `rows` behind `lengths` tokens, as `peek`, then behind what it has chosen, up to an end of
         the text: called with logits [n, V] it returns tokens, int64 [n], which the next call overwrites."""
-        distinct = list(set(rows))
-        use_rules, counts, draw, truncate = self.flags(distinct)
+        use_rules, counts, draw, truncate = self.flags(rows)
         if counts:
             raise ValueError("peek: what may come next depends on the tokens before it")
         index, length = self._put(rows), self._put(lengths)
-        own = index if len(distinct) > 1 else rows[0]
+        own = index if len(set(rows)) > 1 else rows[0]
         finished, errors = torch.zeros_like(length), torch.zeros_like(length) if errors is None else errors
         token = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
         ids = torch.empty(len(rows), self.ids.shape[1], dtype=torch.int64, device=self.device)
