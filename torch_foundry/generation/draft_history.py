@@ -83,8 +83,8 @@ class DraftHistory:
         and the first one as much as a step. One of a row each was timed."""
         before, known = 0.0, self.times[size, 1]
         for doublings in range(1, power_of_two(rows).bit_length()):
-            guess = known + max(known - before, 0.0)
-            before, known = known, self.times.get((size, 1 << doublings), guess)
+            untimed = known + max(known - before, 0.0)
+            before, known = known, self.times.get((size, 1 << doublings), untimed)
         return known
 
     def loss(self, size: int, rows: int) -> float:

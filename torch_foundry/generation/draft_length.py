@@ -110,7 +110,7 @@ class DraftLengthController:
             return best
         least = min((history.loss(size, rows) for rows in lengths), default=TRIES)
         for own in found:
-            own.pause(0 if own.lookup else 1 + int((min(least, TRIES) - history.tries) / TRYING))
+            own.pause(0 if own.lookup else max(1, 1 + int((min(least, TRIES) - history.tries) / TRYING)))
         self.totals.stopped = "switched off, as it did not pay"
         return 1
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from torch_foundry.core.limits import ROWS_TOGETHER
-from torch_foundry.generation.draft_history import AcceptanceRates
+from torch_foundry.generation.draft_history import AcceptanceRates, DraftHistory
 from torch_foundry.sampling import Sampler
 
 MAX_DRAFT_TOKENS = ROWS_TOGETHER - 1  # draft tokens in a step, beside the newest token
@@ -30,7 +31,9 @@ class SpeculationStats:
     tokens: int = 0  # generated in these steps
     seconds: float = 0.0  # in steps that were timed: not in those that captured a graph
     without: float = 0.0  # seconds that the tokens of these steps would have taken without drafts
-    times: dict[tuple[int, int], float] = field(default_factory=dict)  # as `DraftLengthController` has them
+    times: dict[tuple[int, int], float] = field(default_factory=dict)  # as the newest source's `DraftHistory` has them
+    # of each source of drafts: a draft model, an MTP head, `PromptLookup`
+    histories: WeakKeyDictionary[Any, DraftHistory] = field(default_factory=WeakKeyDictionary)
     stopped: str = ""  # why the newest generation ended without
 
     def count(self, drafted: int, accepted: int, tokens: int) -> None:

@@ -174,7 +174,7 @@ class GeneratorMixin(CountingMixin):
             if assistant_tokenizer is not None:
                 raise Fallback("the draft has another tokenizer")
             request = Request(self, plan, input_ids, *given, model_kwargs)
-            decoder = speculative(request, plan, generation_config, assistant_model)
+            decoder = speculative(request, plan.speculation, generation_config, assistant_model)
         except Fallback as fallback:
             if plan.state.enabled:
                 plan.eager[f"assisted generate: {fallback}"] += 1
@@ -243,7 +243,7 @@ def mtp_head(model: Any) -> Any:
         raise Fallback(f"no MTP head: {error.code}") from None
 
 
-def speculative(request: Request, plan: ModelPlan, config: Any, assistant: Any) -> SpeculativeDecoder:
+def speculative(request: Request, totals: SpeculationStats, config: Any, assistant: Any) -> SpeculativeDecoder:
     """The part of a request that drafts; assistant: its draft model. Raises Fallback for what is not known."""
     if request.input_ids.shape[0] != 1:
         raise Fallback("several rows")
@@ -267,9 +267,9 @@ def speculative(request: Request, plan: ModelPlan, config: Any, assistant: Any) 
     else:
         raise Fallback("the draft is no patched model")
     text, most = request.input_ids[0].tolist(), max(1, int(most or MAX_DRAFT_TOKENS))
-    history = plan.draft_histories.setdefault(source, DraftHistory())
+    history = totals.histories.setdefault(source, DraftHistory())
     own = SequenceDrafts(Text(text, len(text) + request.stops.remaining), most, lookup, history.rates)
-    controller = DraftLengthController(plan.speculation, model, history)
+    controller = DraftLengthController(totals, model, history)
     return SpeculativeDecoder(
         request.runner, request.stops, own, controller, every=request.every, streamer=request.streamer
     )

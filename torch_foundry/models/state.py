@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +63,7 @@ class ModelPlan(Plan):
     """Counts for a model as a whole: steps that ran as one graph, and why others did not (see `calls`)."""
 
     __slots__ = (
-        "captured", "draft_histories", "eager", "layers", "leaf_modules", "mtp", "prompts", "reads", "speculation",
-        "steps", "tokens",
+        "captured", "eager", "layers", "leaf_modules", "mtp", "prompts", "reads", "speculation", "steps", "tokens"
     )  # fmt: skip
 
     def __init__(self, state: ModelState) -> None:
@@ -79,8 +77,6 @@ class ModelPlan(Plan):
         self.prompts = 0  # forward passes that were no step
         self.eager: Counter[str] = Counter()  # reason -> steps, or generations, that were not by a graph
         self.speculation: Any = None  # what came of drafting tokens, if that was ever asked for
-        # DraftHistory of each draft model or MTP head, and of `PromptLookup`
-        self.draft_histories: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.mtp: Any = None  # the model's MTP head, once it was loaded, or the error why there is none
 
     def forget(self) -> None:
