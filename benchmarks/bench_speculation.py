@@ -218,7 +218,11 @@ class Runs:
         before = dataclasses.replace(plan.speculation)
         with clocked() as spent:
             tokens, whole = self._generate(self.args.max_tokens + 1, **source)
-        return [tokens], (whole - short) / self.args.max_tokens, _difference(before, plan.speculation, sum(spent) / whole)
+        return (
+            [tokens],
+            (whole - short) / self.args.max_tokens,
+            _difference(before, plan.speculation, sum(spent) / whole),
+        )
 
     def _generate(self, tokens: int, **source: Any) -> tuple[list[int], float]:
         text = torch.tensor([self.prompt], device=self.device)
@@ -274,7 +278,10 @@ def _difference(before: SpeculationStats, after: SpeculationStats, share: float)
     )
     per_step = round(tokens / steps, 3) if steps else 0.0
     found = {"tokens_per_step": per_step, "accepted": accepted, "drafted": drafted, "stopped": after.stopped}
-    times = {f"{size}x{rows}" if size > 1 else str(rows): round(t * 1e6, 1) for (size, rows), t in sorted(after.times.items())}
+    times = {
+        f"{size}x{rows}" if size > 1 else str(rows): round(t * 1e6, 1)
+        for (size, rows), t in sorted(after.times.items())
+    }
     return found | {"step_us_by_rows": times, "drafting": round(share, 3)}
 
 
@@ -286,7 +293,9 @@ def _table(records: Sequence[Record]) -> str:
         shape, said = row.shape, ""
         if extra := row.extra:
             said = f"{extra['accepted']} of {extra['drafted']} right, {extra['tokens_per_step']:.2f} tokens a step, "
-            said += f"us by (sequences x) rows {extra['step_us_by_rows']}, {extra['drafting']:.0%} of the time in drafting"
+            said += (
+                f"us by (sequences x) rows {extra['step_us_by_rows']}, {extra['drafting']:.0%} of the time in drafting"
+            )
             said += f", {extra['captured']} steps captured" * bool(extra["captured"]) + f"; {extra['stopped']}"
         share = shape.get("right", shape["hold"])
         what = f"{row.name:14} {row.format:6} {shape['network']:9} {share:5} {row.way:26}"

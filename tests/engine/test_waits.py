@@ -39,11 +39,12 @@ def test_a_step_with_drafts_waits_twice(run: Engine, requests: int, monkeypatch:
     for _ in range(6):
         run.step()
     waits: list[str] = []
+    real = {name: getattr(torch.Tensor, name) for name in WAITS}
     for name in WAITS:
 
-        def counted(self: torch.Tensor, *args: Any, name: str = name, real: Any = getattr(torch.Tensor, name)) -> Any:
+        def counted(self: torch.Tensor, *args: Any, name: str = name) -> Any:
             waits.append(name)
-            return real(self, *args)
+            return real[name](self, *args)
 
         monkeypatch.setattr(torch.Tensor, name, counted)
     drafter: Any = run._drafting.model
@@ -56,7 +57,9 @@ def test_a_step_with_drafts_waits_twice(run: Engine, requests: int, monkeypatch:
     monkeypatch.undo()
     run.run()
     assert run.speculation.accepted == run.speculation.drafted > 20
-    assert [s.tokens for s in streams] == answers(run.model, [(s.sequence.tokens[: s.sequence.prompt], LONG) for s in streams])
+    assert [s.tokens for s in streams] == answers(
+        run.model, [(s.sequence.tokens[: s.sequence.prompt], LONG) for s in streams]
+    )
 
 
 def test_draft_steps_that_cannot_be_captured(run: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

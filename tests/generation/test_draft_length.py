@@ -94,7 +94,7 @@ def test_steps_without_drafts_are_timed_now_and_then() -> None:
 
 def test_the_first_times_after_a_capture_do_not_count() -> None:
     """Of each kind: a graph's first replays are slow. So are single steps, now and then."""
-    controller, own = drafted()
+    controller, _ = drafted()
     for rows in (1, 2, 4, 8):
         for seconds in (None, 50.0, 1.0 + rows):
             controller.timed(1, rows, rows, seconds)
@@ -143,7 +143,7 @@ def test_what_does_not_pay_is_tried_again_for_a_small_share_of_the_time() -> Non
     seconds, tokens = controller.totals.seconds, len(own.sequence.tokens)
     assert controller.totals.drafted > 20 and seconds < tokens * (1 + TRYING) + TRIES, (seconds, tokens)
     before = len(own.sequence.tokens)
-    while not run(controller, own, 7, lambda k: 1 + 0.4 * k, 1)[0] == 7:
+    while run(controller, own, 7, lambda k: 1 + 0.4 * k, 1)[0] != 7:
         assert len(own.sequence.tokens) < before + 300, "it is noticed if it begins to"
 
 

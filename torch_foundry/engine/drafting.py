@@ -109,7 +109,7 @@ class PagedDraftModel:
         """`count` draft tokens of each, one if there is no room for more: all steps are handed over without waiting for
         one. There is room for what is known."""
         sampler, ends = self._sampler, [len(sequence.tokens) for sequence in sequences]
-        choose = sampler.branch([sequence.row for sequence in sequences], ends)
+        choose = sampler.branch([row for each in sequences if (row := each.row) is not None], ends)
         parts = [self._part(each, each.tokens, end) for each, end in zip(sequences, ends, strict=True)]
         drafts: list[list[int]] = [[] for _ in sequences]  # that have been read
         found, logits = list[torch.Tensor](), self._run(parts)  # not read yet
