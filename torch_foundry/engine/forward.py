@@ -50,9 +50,10 @@ class PagedStep:
         self.hidden = decoder.new_hidden(1, len(self.inputs.ids))
         self._pools, self._rope = self._memory(), decoder.rotary.version()
 
-    def fill(self, groups: Sequence[Parts], parts: Parts, hidden: Tensor | None, tokens: Tensor | None) -> None:
+    def fill(self, groups: Sequence[Parts], parts: Parts, *given: Tensor | None) -> None:
         """What the step computes: see `Batch.fill`, and `Forward` of hidden and tokens."""
         self.inputs.fill(groups)
+        hidden, tokens = *given, *(None, None)[len(given) :]
         if tokens is not None:
             self.inputs.ids[self.inputs.tokens(parts)] = tokens
         if self.hidden is not None:
