@@ -177,7 +177,7 @@ class Forward:
         if self._last is None:
             return None
         n, step, inputs = len(tokens), self._last.inputs, self._last.inputs.inputs
-        (group,) = inputs.groups
+        group = inputs.groups[0]
         inputs.ids[:n].copy_(tokens)
         if step.hidden is not None and hidden is not None:
             step.hidden[0, :n].copy_(hidden)
@@ -185,8 +185,7 @@ class Forward:
         group.positions[:n].add_(1)
         if inputs.states is not None:
             inputs.states[:n, 3].add_(1)
-        x = self._last.run()[0]
-        self._tell(step, x, parts, ahead)
+        self._tell(step, x := self._last.run()[0], parts, ahead)
         return self._logits(x[:n])
 
     def _drop(self) -> None:
@@ -213,8 +212,8 @@ class Forward:
         graph = self.graphs.of(self).find(sizes)
         fresh = graph is None
         if graph is None:
-            step = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
-            graph = StepGraph(self.plan, step, sizes)
+            own = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
+            graph = StepGraph(self.plan, own, sizes)
         graph.inputs.fill([group for group in (few, pieces) if group], parts, *given)
         try:
             hidden = graph.run()[0]
