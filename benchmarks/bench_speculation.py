@@ -31,16 +31,17 @@ from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
-from benchmarks.scripted_drafts import LITTLE, PAIRS, give_head, right
+from benchmarks.scripted_drafts import LITTLE, PAIRS, clocked, give_head, right
 from torch_foundry import quant
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.generation.drafting import SpeculationStats
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.testing.timing import synchronize
 
 NETWORKS = ("repeating", "scripted", "random", "demo")
 PERIOD = 64  # tokens after which the text of a repeating network begins again
 SECOND = 0.9  # of the largest logit there: the one of the other token that may come
-WARM = 3  # runs before those that count: they compile and capture steps, of more and more sizes
+WARM = 3, 10  # runs before those that count, at least and at most: until one has captured no step of a new size
 Ran = tuple[list[list[int]], float, dict[str, Any]]  # texts, seconds a token, what became of drafts
 STORY = "Once upon a time there was a small kite. The wind was strong. "
 
@@ -164,6 +165,7 @@ class Runs:
         """hold: how often the first of the two tokens that may come is to be drawn; 1: greedy."""
         self.model, self.device, self.prompt, self.hold, self.args = model, model.device, prompt, hold, args
         self._engines: dict[Any, Engine] = {}
+        self._drafts: list[Any] = []  # draft models
         self.sampling: dict[str, Any] = {"do_sample": False}
         if hold < 1:
             with torch.no_grad():
@@ -194,21 +196,33 @@ class Runs:
         self, run: Callable[[bool], Ran], drafts: bool
     ) -> tuple[list[list[int]], list[float], dict[str, Any]]:
         """Texts, seconds per token of each run, and what became of drafts in the last run."""
-        for _ in range(WARM):
+        for number in range(WARM[1]):
+            before = self._captured()
             run(drafts)
-        taken = [run(drafts) for _ in range(self.args.iterations)]
-        return taken[-1][0], [seconds for _, seconds, _ in taken], taken[-1][2] if drafts else {}
+            if number + 1 >= WARM[0] and self._captured() == before:
+                break
+        before, taken = self._captured(), [run(drafts) for _ in range(self.args.iterations)]
+        extra = {**taken[-1][2], "captured": self._captured() - before} if drafts else {}
+        return taken[-1][0], [seconds for _, seconds, _ in taken], extra
+
+    def _captured(self) -> int:
+        """Steps that were captured so far, of the model and of what drafts for it."""
+        models = [self.model, self.model.generator_plan().mtp, *self._drafts]
+        return sum(decoder_plan(model).captured for model in models if hasattr(model, "generator_plan"))
 
     def generate(self, given: dict[str, Any], drafts: bool) -> Ran:
         """A call of generate(), with drafts from what is `given`, or without."""
-        source = given if drafts else {}
+        source, plan = given if drafts else {}, self.model.generator_plan()
+        self._drafts = [value for value in given.values() if hasattr(value, "generator_plan")]
         short = self._generate(1, **source)[1]
-        before = dataclasses.replace(self.model.generator_plan().speculation)
-        tokens, whole = self._generate(self.args.max_tokens + 1, **source)
-        after = self.model.generator_plan().speculation
-        extra = _difference(before, after)
-        extra["step_us_by_rows"] = {str(rows): round(t * 1e6, 1) for (_, rows), t in sorted(after.times.items())}
-        return [tokens], (whole - short) / self.args.max_tokens, extra
+        before = dataclasses.replace(plan.speculation)
+        with clocked() as spent:
+            tokens, whole = self._generate(self.args.max_tokens + 1, **source)
+        return (
+            [tokens],
+            (whole - short) / self.args.max_tokens,
+            _difference(before, plan.speculation, sum(spent) / whole),
+        )
 
     def _generate(self, tokens: int, **source: Any) -> tuple[list[int], float]:
         text = torch.tensor([self.prompt], device=self.device)
@@ -226,6 +240,7 @@ class Runs:
     def engine(self, requests: int, given: dict[str, Any], drafts: bool) -> Ran:
         """The same in an engine, which is kept because its steps are captured."""
         key = requests, drafts and tuple(given)
+        self._drafts = [value for value in given.values() if hasattr(value, "generator_plan")]
         if key not in self._engines:
             blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)
             self._engines[key] = Engine(self.model, requests=requests, blocks=blocks, **(given if drafts else {}))
@@ -244,23 +259,30 @@ class Runs:
         while any(not stream.tokens for stream in streams):
             run.step()
         early, start = sum(len(stream.tokens) for stream in streams), self._now()
-        run.run()
+        with clocked() as spent:
+            run.run()
         seconds = self._now() - start
         texts = [stream.tokens for stream in streams]
-        return texts, seconds / (sum(map(len, texts)) - early), _difference(before, run.speculation)
+        extra = _difference(before, run.speculation, sum(spent) / seconds)
+        return texts, seconds / (sum(map(len, texts)) - early), extra
 
     def _now(self) -> float:
         synchronize(self.device)
         return time.perf_counter()
 
 
-def _difference(before: SpeculationStats, after: SpeculationStats) -> dict[str, Any]:
-    """What became of drafts between two looks."""
+def _difference(before: SpeculationStats, after: SpeculationStats, share: float) -> dict[str, Any]:
+    """What became of drafts between two looks. share: of the time, in making them."""
     steps, drafted, accepted, tokens = (
         getattr(after, name) - getattr(before, name) for name in ("steps", "drafted", "accepted", "tokens")
     )
     per_step = round(tokens / steps, 3) if steps else 0.0
-    return {"tokens_per_step": per_step, "accepted": accepted, "drafted": drafted, "stopped": after.stopped}
+    found = {"tokens_per_step": per_step, "accepted": accepted, "drafted": drafted, "stopped": after.stopped}
+    times = {
+        f"{size}x{rows}" if size > 1 else str(rows): round(t * 1e6, 1)
+        for (size, rows), t in sorted(after.times.items())
+    }
+    return found | {"step_us_by_rows": times, "drafting": round(share, 3)}
 
 
 def _table(records: Sequence[Record]) -> str:
@@ -271,7 +293,10 @@ def _table(records: Sequence[Record]) -> str:
         shape, said = row.shape, ""
         if extra := row.extra:
             said = f"{extra['accepted']} of {extra['drafted']} right, {extra['tokens_per_step']:.2f} tokens a step, "
-            said += f"us by rows {extra.get('step_us_by_rows', '-')}; {extra['stopped']}"
+            said += (
+                f"us by (sequences x) rows {extra['step_us_by_rows']}, {extra['drafting']:.0%} of the time in drafting"
+            )
+            said += f", {extra['captured']} steps captured" * bool(extra["captured"]) + f"; {extra['stopped']}"
         share = shape.get("right", shape["hold"])
         what = f"{row.name:14} {row.format:6} {shape['network']:9} {share:5} {row.way:26}"
         lines.append(f"{what} {1 / row.times.median:8.1f} {speed:>6}  {said}")

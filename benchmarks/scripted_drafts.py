@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ PAIRS = {
     "tiny": "tiny",
     "tiny-hybrid": "tiny-hybrid",
 }
+DRAFTERS = MTPDrafter, DraftModel, PagedMTPDrafter, PagedDraftModel
 LITTLE = 0.01  # of what a layer of a repeating network adds to its input
 
 
@@ -82,6 +84,25 @@ def right(share: float, seed: int) -> Iterator[None]:
         return wrapped
 
     with contextlib.ExitStack() as stack:
-        for kind in (MTPDrafter, DraftModel, PagedMTPDrafter, PagedDraftModel):
+        for kind in DRAFTERS:
             stack.enter_context(mock.patch.object(kind, "propose", scripted(kind.propose)))
         yield
+
+
+@contextlib.contextmanager
+def clocked() -> Iterator[list[float]]:
+    """Seconds that the host spends in making drafts, one number each time, waiting for them included where it does."""
+    spent: list[float] = []
+
+    def timed(propose: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*args: Any) -> None:
+            start = time.perf_counter()
+            propose(*args)
+            spent.append(time.perf_counter() - start)
+
+        return wrapped
+
+    with contextlib.ExitStack() as stack:
+        for kind in DRAFTERS:
+            stack.enter_context(mock.patch.object(kind, "propose", timed(kind.propose)))
+        yield spent

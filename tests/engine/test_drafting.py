@@ -22,6 +22,7 @@ from tests.engine.test_engine import KINDS, drain, patched
 from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
 from torch_foundry.engine import Engine, SamplingParams, engine
+from torch_foundry.generation.draft_history import DraftHistory
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.drafting import PromptLookup
 from torch_foundry.kvcache.block_manager import OutOfBlocks
@@ -43,6 +44,8 @@ def steps_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
         timed(self, batch, rows, tokens, None if seconds is None else float(steps), steps=steps)
 
     monkeypatch.setattr(DraftLengthController, "timed", alike)
+    monkeypatch.setattr(DraftHistory, "due", lambda *_: False)
+    monkeypatch.setattr(DraftHistory, "expected", lambda *_: 1.0)
 
 
 def prompts(count: int = 8) -> list[list[int]]:
@@ -186,11 +189,11 @@ def test_a_failing_step_leaves_everything_as_it_was(source: str, monkeypatch: py
         streams = [run.submit(*request) for request in requests]
 
         def failing(forward: Any, calls: list[int] = calls, n: int = n) -> Any:
-            def fails(parts: Any) -> Any:
+            def fails(*args: Any) -> Any:
                 calls[0] += 1
                 if calls[0] == n + 1:
                     raise torch.OutOfMemoryError("no memory")
-                return forward(parts)
+                return forward(*args)
 
             fails.go_on = forward.go_on  # type: ignore[attr-defined]
             return fails

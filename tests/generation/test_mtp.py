@@ -199,7 +199,8 @@ def test_rejected_drafts_leave_no_trace_in_recurrent_states(hybrid: Any) -> None
 
 
 def test_steps_are_kept_for_the_next_text(hybrid: Any) -> None:
-    generate(hybrid, use_mtp=True)
+    for seed in range(4):  # until there were all numbers of rows
+        generate(hybrid, use_mtp=True, prompt=ids(1, 12, seed=seed))
     plans = hybrid.model.decoder_plan(), hybrid.generator_plan().mtp.model.decoder_plan()
     before = [plan.captured for plan in plans]
     generate(hybrid, use_mtp=True, prompt=ids(1, 12, seed=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ import torch_foundry
 from tests.generation.generation import Collect
 from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
-from torch_foundry.generation import speculation
+from torch_foundry.generation import loop, speculation
+from torch_foundry.generation.draft_history import DraftHistory
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.drafting import PromptLookup
+from torch_foundry.generation.loop import PendingTokens
 from torch_foundry.hf.api import report
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -329,13 +332,61 @@ def test_nan_without_drafts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("after", [1, 2, 5])
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "drawn"])
 def test_switched_off_the_text_goes_on(after: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = patched()
+    model, options = patched(), {"max_new_tokens": 100, **options}
     expected = generate(model, **options).tolist()
     answers = iter([True] * after)
     monkeypatch.setattr(DraftLengthController, "pays", lambda *_: next(answers, False))
     assert generate(model, **options, **LOOKUP).tolist() == expected
     assert report(model).speculation.stopped == "switched off, as it did not pay"
     assert "switched off, as it did not pay" in str(report(model))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 40, 61])
+@pytest.mark.parametrize("place", [None, 3, 14, 33])
+def test_paused_it_runs_as_plain_generation_does(
+    tokens: int, place: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is handed over before the one before it is read; ends, limits and streamers are those of plain text."""
+    model, draft, depth = patched(), patched(), [0]
+    options: dict[str, Any] = {"max_new_tokens": tokens, "sync_every": 4}
+    if place is not None:
+        options |= {"eos_token_id": generate(model)[0, 27 + place].item(), "pad_token_id": 0}
+    plain, streamer = Collect(), Collect()
+    expected = generate(model, **options, streamer=plain).tolist()
+    waiting, read = [0], PendingTokens.read
+
+    class Counted(PendingTokens):
+        def __init__(self, *of: Any) -> None:
+            super().__init__(*of)
+            waiting[0] += 1
+            depth[0] = max(depth[0], waiting[0])
+
+        def read(self) -> list[list[int]]:
+            waiting[0] -= 1
+            return read(self)
+
+    history = model.generator_plan().speculation.histories[draft] = DraftHistory()
+    history.tries = -1.0
+    monkeypatch.setattr(loop, "PendingTokens", Counted)
+    monkeypatch.setattr(DraftLengthController, "pays", lambda *_: False)
+    assert generate(model, **options, assistant_model=draft, streamer=streamer).tolist() == expected
+    assert streamer.got == plain.got and streamer.ended == 1 and not waiting[0]
+    assert depth[0] == (2 if len(expected[0]) > 27 + 1 + 8 + 4 else depth[0])
+    assert not model.generator_plan().speculation.drafted
+
+
+def test_a_source_is_remembered() -> None:
+    """By the model, as long as it lives."""
+    model, draft, other = patched(), patched(), patched()
+    for assistant in (draft, draft, other):
+        generate(model, assistant_model=assistant)
+    generate(model, **LOOKUP)
+    totals = report(model).speculation
+    assert len(totals.histories) == 3 and totals.times is totals.histories[PromptLookup].times
+    assert totals.histories[draft].rates[0] > 0.95 and totals.histories[draft].times
+    del other, assistant
+    gc.collect()
+    assert len(totals.histories) == 2
 
 
 def test_prompt_lookup_finds_the_newest_of_the_longest() -> None:

@@ -165,14 +165,10 @@ class Batch:
         ]
         return GroupedView(self.groups, views, join, self._positions)
 
-    def places(self, parts: Sequence[ScheduledSequence]) -> Tensor:
-        """Where the tokens of `parts` lie among all of the step, in their order: int64 [n] on the CPU."""
-        return torch.tensor([self._places[part.id, part.start + i] for part in parts for i in range(len(part.ids))])
-
-    def wanted(self, x: Tensor, parts: Sequence[ScheduledSequence]) -> Tensor:
-        """Of x [T, ...], the tokens of which `parts` want logits, in their order."""
+    def tokens(self, parts: Sequence[ScheduledSequence], wanted: bool = False) -> Tensor | slice:
+        """Which of the step's tokens are those of `parts`, in their order, or of these the wanted ones: an index."""
         ends = [(part, part.start + len(part.ids)) for part in parts]
-        at = [self._places[part.id, n] for part, end in ends for n in range(end - part.wanted, end)]
+        at = [self._places[p.id, n] for p, end in ends for n in range(end - p.wanted if wanted else p.start, end)]
         if at == list(range(len(at))):
-            return x[: len(at)]
-        return x[torch.tensor(at, dtype=torch.int32).to(x.device, non_blocking=True)]
+            return slice(len(at))
+        return torch.tensor(at, dtype=torch.int32).to(self.ids.device, non_blocking=True)

@@ -93,28 +93,55 @@ class PagedDraftModel:
 
     def propose(self, sequences: Several[SequenceDrafts], count: int) -> None:
         """See `Drafter`. Tokens are chosen as a sequence's row of the target's sampler says, with its random numbers;
-        fewer or none where there are no blocks. Waits for the device `count` times."""
-        sampler, captured, self.usual = self._sampler, self._plan.captured, True
-        active = [(own.sequence, list(own.sequence.tokens)) for own in sequences if self._read(own.sequence)]
-        texts = {sequence.id: text for sequence, text in active}
-        for _ in range(count):
-            active = [(sequence, text) for sequence, text in active if self._reserve(sequence.id, text, len(text))]
-            if not active:
-                break
-            parts = [self._part(sequence, text, len(text)) for sequence, text in active]
-            logits = self._run(parts)
-            if len(logits) > len(parts):
-                last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
-                logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+        none where there are no blocks. Waits for the device once, if its steps can be captured."""
+        captured, self.usual = self._plan.captured, True
+        active = []
+        for own in sequences:
+            own.drafts, text = [], own.sequence.tokens
+            if self._read(own.sequence) and self._reserve(own.sequence.id, text, len(text)):
+                active.append(own)
+        if active:
+            for own, drafts in zip(active, self._draft([own.sequence for own in active], count), strict=True):
+                own.drafts = drafts
+        self.usual &= self._plan.captured == captured
+
+    def _draft(self, sequences: list[Sequence], count: int) -> list[list[int]]:
+        """`count` draft tokens of each, one if there is no room for more: all steps are handed over without waiting for
+        one. There is room for what is known."""
+        sampler, ends = self._sampler, [len(sequence.tokens) for sequence in sequences]
+        choose = sampler.branch([row for each in sequences if (row := each.row) is not None], ends)
+        parts = [self._part(each, each.tokens, end) for each, end in zip(sequences, ends, strict=True)]
+        drafts: list[list[int]] = [[] for _ in sequences]  # that have been read
+        found, logits = list[torch.Tensor](), self._run(parts)  # not read yet
+        if len(logits) > len(parts):
+            last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
+            logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+        if not all(self._reserve(each.id, each.tokens, len(each.tokens) + count - 1) for each in sequences):
+            count = 1
+        for drafted in range(count):
+            if drafted:
+                following = self._forward.go_on(found[-1], parts, drafted)
+                if following is None:  # which is known only behind a step of single tokens
+                    newest = found[-1]
+                    if drafted > 1:
+                        self._take(sequences, drafts, found)
+                    each = zip(sequences, ends, strict=True)
+                    parts = [ScheduledSequence(sequence, end + drafted - 1, [0], 1) for sequence, end in each]
+                    following = self._forward(parts, None, newest)
+                logits = following
             if more := sampler.vocab_size - logits.shape[1]:  # the models' vocabularies are padded differently
                 logits = functional.pad(logits, (0, more), value=-math.inf)
-            rows = [sequence.row for sequence, _ in active]
-            tokens, _ = sampler.peek(logits, rows, [len(text) for _, text in active])
-            for (_, text), token in zip(active, tokens.tolist(), strict=True):
-                text.append(token)
-        for own in sequences:
-            own.drafts = texts.get(own.sequence.id, [])[len(own.sequence.tokens) :]
-        self.usual &= self._plan.captured == captured
+            found.append(choose(logits).clone())
+        self._take(sequences, drafts, found)
+        return drafts
+
+    def _take(self, sequences: list[Sequence], drafts: list[list[int]], found: list[torch.Tensor]) -> None:
+        """Wait for draft tokens; all but the newest of each sequence are in the cache."""
+        for sequence, known, new in zip(sequences, drafts, torch.stack(found, dim=1).tolist(), strict=True):
+            stored = max(len(known) - 1, 0)
+            known += new
+            self.cache.manager.commit(sequence.id, known[stored:-1])
+        found.clear()
 
     def _read(self, sequence: Sequence) -> bool:
         """Have all of a sequence's text but its end in the cache, and nothing else; False if it doesn't fit."""
@@ -132,9 +159,10 @@ class PagedDraftModel:
         return True
 
     def _reserve(self, id: int, text: list[int], length: int) -> bool:
-        """Room for the first `length` tokens of a text; False if there is none, or tokens are not the draft's."""
+        """Room for the first `length` tokens of a text, of which those that are not known are drafts to come; False if
+        there is none, or tokens are not the draft's."""
         stored = self.cache.manager.length(id)
-        if length > self._limit or max(text[stored:length]) >= self._vocabulary:
+        if length > self._limit or max(text[stored:length], default=0) >= self._vocabulary:
             return False
         try:
             self.cache.copy(self.cache.manager.reserve(id, length - stored))
@@ -176,7 +204,7 @@ class Drafting(DraftLengthController):
         if asked is None and not lookup and self.model is not None:
             most = self.model.max_draft_tokens
         if possible and most:
-            sequence.drafting = SequenceDrafts(sequence, most, PromptLookup() if lookup else None)
+            sequence.drafting = SequenceDrafts(sequence, most, PromptLookup() if lookup else None, self.history.rates)
 
     def leave(self, sequence: Sequence) -> None:
         """A request has lost its place."""

@@ -50,12 +50,15 @@ class PagedStep:
         self.hidden = decoder.new_hidden(1, len(self.inputs.ids))
         self._pools, self._rope = self._memory(), decoder.rotary.version()
 
-    def fill(self, groups: Sequence[Sequence[ScheduledSequence]], parts: Parts, hidden: Tensor | None) -> None:
-        """What the step computes: see `Batch.fill`, and `Forward` of hidden."""
+    def fill(self, groups: Sequence[Parts], parts: Parts, *given: Tensor | None) -> None:
+        """What the step computes: see `Batch.fill`, and `Forward` of hidden and tokens."""
         self.inputs.fill(groups)
+        hidden, tokens = *given, *(None, None)[len(given) :]
+        if tokens is not None:
+            self.inputs.ids[self.inputs.tokens(parts)] = tokens
         if self.hidden is not None:
             assert hidden is not None
-            self.hidden[0].index_copy_(0, self.inputs.places(parts).to(hidden.device, non_blocking=True), hidden)
+            self.hidden[0, self.inputs.tokens(parts)] = hidden
 
     @property
     def ids(self) -> Tensor:
@@ -128,15 +131,14 @@ class Forward:
         self.seen: Callable[[Parts, Tensor, int], None] | None = None
 
     @torch.no_grad()
-    def __call__(self, parts: Parts, hidden: Tensor | None = None) -> Tensor:
+    def __call__(self, parts: Parts, hidden: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """Logits [n, V] that are wanted, in the order of the parts and their tokens.
 
         hidden: [T, hidden] of all tokens of the parts, if the model is an MTP head: the last norm's result of the model
-        that it belongs to, for the token before each.
+        that it belongs to, for the token before each. tokens: int64 [T] on the device, if only that knows them.
 
-        Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Raises Fallback if the model
-        has changed into one that this can't be done for. Images that can't be shown to the model end their sequence
-        alone.
+        Keys and values of all tokens are in the cache afterwards. Nothing is waited for. Images that can't be shown to
+        the model end their sequence alone. Raises Fallback if the model has changed into one that it can't be done for.
         """
         self.plan.check()
         if self._snapshot is not self.plan.guard:
@@ -148,12 +150,12 @@ class Forward:
         parts = [part for part in parts if not part.shows_images]
         if not parts:
             return torch.empty(0, self.plan.vocabulary, device=self.plan.device)
-        x = self._captured(parts, hidden)
-        return self._logits(self._eager(parts, hidden) if x is None else x)
+        x = self._captured(parts, hidden, tokens)
+        return self._logits(self._eager(parts, hidden, tokens) if x is None else x)
 
     def _tell(self, step: PagedStep, x: Tensor, parts: Parts, ahead: int = 0) -> None:
         if self.seen is not None and (parts := [part for part in parts if part.sequence.drafting is not None]):
-            self.seen(parts, x[step.inputs.places(parts).to(x.device, non_blocking=True)], ahead)
+            self.seen(parts, x[step.inputs.tokens(parts)], ahead)
 
     def _show(self, part: ScheduledSequence) -> None:
         try:
@@ -165,24 +167,25 @@ class Forward:
             part.sequence.fault.__cause__ = fault
 
     @torch.no_grad()
-    def go_on(self, tokens: Tensor, parts: Parts, ahead: int) -> Tensor | None:
+    def go_on(self, tokens: Tensor, parts: Parts, ahead: int, hidden: Tensor | None = None) -> Tensor | None:
         """Logits [n, V] of the step behind the last one, in which each part goes on with its token of `tokens`, int64
         [n] on the device; the block manager has room for them. parts: of the last call, which was `ahead` - 1 of these
-        steps ago.
+        steps ago. hidden: as of a call.
 
         None, and nothing has happened, if that call's step was not captured or had other parts than single tokens.
         """
         if self._last is None:
             return None
-        inputs, n = self._last.inputs.inputs, len(tokens)
-        (group,) = inputs.groups
+        n, step, inputs = len(tokens), self._last.inputs, self._last.inputs.inputs
+        group = inputs.groups[0]
         inputs.ids[:n].copy_(tokens)
+        if step.hidden is not None and hidden is not None:
+            step.hidden[0, :n].copy_(hidden)
         group.rows[:n, 0].add_(1)
         group.positions[:n].add_(1)
         if inputs.states is not None:
             inputs.states[:n, 3].add_(1)
-        x = self._last.run()[0]
-        self._tell(self._last.inputs, x, parts, ahead)
+        self._tell(step, x := self._last.run()[0], parts, ahead)
         return self._logits(x[:n])
 
     def _drop(self) -> None:
@@ -197,7 +200,7 @@ class Forward:
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
 
-    def _captured(self, parts: Parts, given: Tensor | None = None) -> Tensor | None:
+    def _captured(self, parts: Parts, *given: Tensor | None) -> Tensor | None:
         """The last norm's result [n, hidden] of the tokens that are wanted, in the order of the parts, by a captured
         step; the next one may overwrite it. None if this step is not for that."""
         self._last = None
@@ -209,9 +212,9 @@ class Forward:
         graph = self.graphs.of(self).find(sizes)
         fresh = graph is None
         if graph is None:
-            step = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
-            graph = StepGraph(self.plan, step, sizes)
-        graph.inputs.fill([group for group in (few, pieces) if group], parts, given)
+            own = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
+            graph = StepGraph(self.plan, own, sizes)
+        graph.inputs.fill([group for group in (few, pieces) if group], parts, *given)
         try:
             hidden = graph.run()[0]
         except Fallback as fallback:
@@ -224,7 +227,7 @@ class Forward:
         generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
         self._last = graph if generating and [length for _, length in sizes] == [1] else None
         self._tell(graph.inputs, hidden, parts)
-        return graph.inputs.inputs.wanted(hidden, parts)
+        return hidden[graph.inputs.inputs.tokens(parts, wanted=True)]
 
     def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
         sizes: Sizes = ()
@@ -263,7 +266,7 @@ class Forward:
     def _bytes(self, sizes: Sizes) -> int:
         return step_bytes(self.plan, sizes, self._width * self.cache.manager.block_size)
 
-    def _eager(self, parts: Parts, given: Tensor | None = None) -> Tensor:
+    def _eager(self, parts: Parts, *given: Tensor | None) -> Tensor:
         """As `_captured`, without a graph."""
         alike: defaultdict[int, list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
@@ -274,18 +277,17 @@ class Forward:
         sizes = tuple((len(found), length) for length, found in alike.items())
         width = max(len(self.cache.manager.table(part.id)) for part in parts)
         step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
-        step.fill(list(alike.values()), parts, given)
+        step.fill(list(alike.values()), parts, *given)
         x = step.run()
         self._tell(step, x, parts)
-        return step.inputs.wanted(x, parts)
+        return x[step.inputs.tokens(parts, wanted=True)]
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.plan.vocabulary)
         if not self.batch_invariant or len(x) <= ROWS_TOGETHER:  # which go row by row on any device
             return logits_of(self.model, self.head, x)
-        few = x.split(ROWS_TOGETHER)
-        return torch.cat([logits_of(self.model, self.head, rows) for rows in few])
+        return torch.cat([logits_of(self.model, self.head, rows) for rows in x.split(ROWS_TOGETHER)])
 
 
 def _few(part: ScheduledSequence) -> bool:

@@ -88,36 +88,47 @@ class PagedMTPDrafter:
 
     def propose(self, sequences: Several[SequenceDrafts], count: int) -> None:
         """See `Drafter`. Tokens are chosen as a sequence's row of the target's sampler says, with its random numbers;
-        none where there are no blocks. Waits for the device `count` times."""
+        none where there are no blocks. Waits for the device once."""
         if not is_head_of(self._head, self._model):
             raise Fallback("the model has another embedding or output layer than its MTP head")
         captured, self.usual = self._plan.captured, True
-        active, parts, given = [], [], []
+        active, parts, given = list[SequenceDrafts](), list[ScheduledSequence](), list[Tensor]()
         for own in sequences:
             own.drafts = []
             if (begun := self._part(own.sequence, count)) is not None:
                 active.append(own)
                 parts.append(begun[0])
                 given.append(begun[1])
-        found: dict[Hashable, list[int]] = {part.id: [] for part in parts}
-        places = {part.id: part.start + len(part.ids) for part in parts}  # of draft tokens, in the head's pages
-        for drafted in range(count if parts else 0):
-            logits = self._step(parts, torch.cat(given))
-            if not drafted:
-                for part in parts:
-                    self.cache.manager.commit(part.id, part.ids)
-            last = [end - 1 for end in itertools.accumulate(len(part.ids) for part in parts)]
-            index = torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)
-            lengths = [len(own.sequence.tokens) + drafted for own in active]
-            tokens, _ = self._sampler.peek(logits[index], [own.sequence.row for own in active], lengths)
-            given, parts = [self._made.pop()[index]], []
-            for own, token in zip(active, tokens.tolist(), strict=True):
-                id = own.sequence.id
-                found[id].append(token)
-                parts.append(ScheduledSequence(own.sequence, places[id] + drafted, [token], 1))
-        for own in active:
-            own.drafts = found[own.sequence.id][: own.at_hand]
+        if parts:
+            drafts = self._draft(active, parts, torch.cat(given), count)
+            for own, each in zip(active, torch.stack(drafts, dim=1).tolist(), strict=True):
+                own.drafts = each[: own.at_hand]
         self.usual &= self._plan.captured == captured
+
+    def _draft(
+        self, active: Several[SequenceDrafts], parts: list[ScheduledSequence], hidden: Tensor, count: int
+    ) -> list[Tensor]:
+        """Draft tokens, `count` of int64 [n], behind `parts`: all steps are handed over without waiting for one."""
+        lengths = [len(own.sequence.tokens) for own in active]
+        choose = self._sampler.branch([own.sequence.row for own in active], lengths)
+        logits = self._step(parts, hidden)
+        for part in parts:
+            self.cache.manager.commit(part.id, part.ids)
+        places = [part.start + len(part.ids) for part in parts]  # of draft tokens, in the head's pages
+        ends, hidden = list(itertools.accumulate(len(part.ids) for part in parts)), self._made.pop()
+        if ends[-1] > len(parts):
+            last = torch.tensor([end - 1 for end in ends], dtype=torch.int32).to(logits.device, non_blocking=True)
+            logits, hidden = logits[last], hidden[last]
+        found = [choose(logits).clone()]
+        for drafted in range(1, count):
+            following = self._forward.go_on(found[-1], parts, drafted, hidden)
+            if following is None:
+                each = zip(active, places, strict=True)
+                parts = [ScheduledSequence(own.sequence, at + drafted - 1, [0], 1) for own, at in each]
+                following = self._step(parts, hidden, found[-1])
+            hidden = self._made.pop()
+            found.append(choose(following).clone())
+        return found
 
     def _begin(self, sequence: Sequence, start: int) -> _Known:
         """A sequence whose hidden states are known from token `start` on: behind those that others had, or, where that
@@ -176,6 +187,6 @@ class PagedMTPDrafter:
             self._step([part], hidden[first - at : first - at + count])
             manager.commit(sequence.id, part.ids)
 
-    def _step(self, parts: Several[ScheduledSequence], hidden: Tensor) -> Tensor:
+    def _step(self, parts: Several[ScheduledSequence], *given: Tensor) -> Tensor:
         self._made.clear()
-        return self._forward(parts, hidden)
+        return self._forward(parts, *given)

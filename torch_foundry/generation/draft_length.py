@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_foundry.core.limits import ROWS_TOGETHER, power_of_two
+from torch_foundry.generation.draft_history import TRIES, TRYING, DraftHistory
 from torch_foundry.generation.drafting import Drafter, SequenceDrafts, SpeculationStats
 
 ROWS = tuple(1 << i for i in range(1, ROWS_TOGETHER.bit_length()))  # of a sequence in a step with drafts
-NEWEST = 0.3  # weight of the newest step in an average time
 GAIN = 1.02  # what drafting has to be faster by
-PLAIN_EVERY = 64  # steps that had drafts at hand, after which some without are timed again
 TIMED = 4  # steps without drafts, at least, whose time says something: they are waited for together
 
 
@@ -26,16 +25,26 @@ class DraftLengthController:
     Steps are timed by (sequences, rows of each), both powers of two; all sequences have as many rows as the one with
     the most drafts. With many of them that soon is one row each, and then nothing is drafted: sequences pause.
 
-    totals: of all sequences. model: makes the drafts that no text is looked up for. budget: rows of a step, at most.
+    Drafts that are not expected to pay are tried as long as all that such tries may lose, if no draft is right, was
+    saved up before: a small share of the time. So what is not known is found out, and what has become better.
+
+    totals: of all sequences. model: makes the drafts that no text is looked up for. history: of the source of drafts.
+    budget: rows of a step, at most.
     """
 
-    def __init__(self, totals: SpeculationStats, model: Drafter | None = None, *, budget: int = ROWS_TOGETHER) -> None:
+    def __init__(
+        self,
+        totals: SpeculationStats,
+        model: Drafter | None = None,
+        history: DraftHistory | None = None,
+        *,
+        budget: int = ROWS_TOGETHER,
+    ) -> None:
         self.totals, self.model, self._budget = totals, model, budget
-        # drafts may come from elsewhere than those before
-        totals.times = {key: seconds for key, seconds in totals.times.items() if key[1] == 1}
-        self._since = 0  # steps since those without drafts were timed
-        self._used: set[tuple[int, int]] = set()  # what they were
+        self.history = DraftHistory() if history is None else history
+        totals.times = self.history.times
         self._usual = True  # whether the draft model did nothing but what it does in each step
+        self._trying = False  # whether the step's drafts are not expected to pay
 
     def draft(self, sequences: Sequence[SequenceDrafts], batch: int, most: int = ROWS_TOGETHER) -> None:
         """Give those of the step's `batch` sequences that may have drafts as many as are expected to pay, `most` at
@@ -59,50 +68,53 @@ class DraftLengthController:
     def timed(self, batch: int, rows: int, tokens: int, seconds: float | None, *, steps: int = 1) -> None:
         """`steps` steps of `batch` sequences of up to `rows` rows gave `tokens` in `seconds`; None: they did something
         else as well."""
-        times, size, rows = self.totals.times, power_of_two(batch), power_of_two(rows)
-        self._used.add((size, rows))
-        if seconds is None or not self._usual:
+        history, size, rows = self.history, power_of_two(batch), power_of_two(rows)
+        if seconds is None or self._usual:
+            history.note(size, rows, None if seconds is None else seconds / steps)
+        if (plain := history.times.get((size, 1))) is None:
             return
-        if (plain := times.get((size, 1))) is not None:
+        if seconds is not None and self._usual:
             self.totals.seconds += seconds
             self.totals.without += plain * tokens / batch
-        known = times.get((size, rows), seconds / steps)
-        times[size, rows] = known + NEWEST * (seconds / steps - known)
+        saved = TRYING * tokens / batch
+        if self._trying and rows > 1:
+            spent = history.expected(size, rows)  # one slow step must not end all tries
+            if not self._usual and seconds is not None and (size, rows) in history.times:
+                spent = max(spent, seconds)  # to read what the draft model has missed is a part of the price
+            saved += max(tokens / batch - spent / plain, -TRIES)
+        history.tries = min(history.tries + saved, TRIES)
 
     def pays(self, sequences: Sequence[SequenceDrafts], batch: int, rows: int) -> bool:
-        """Whether so many rows are expected to be faster than one each."""
-        plain = batch / self.totals.times[power_of_two(batch), 1]
-        return self._speed(sequences, batch, power_of_two(batch), rows) >= GAIN * plain
+        """Whether so many rows are expected to be faster than one each, or may be tried."""
+        history, size = self.history, power_of_two(batch)
+        plain = batch / history.expected(size, 1)
+        self._trying = self._speed(sequences, batch, rows) < GAIN * plain
+        return not self._trying or history.tries >= min(history.loss(size, rows), TRIES)
 
     def _length(self, sequences: Sequence[SequenceDrafts], batch: int, most: int) -> int:
         """Rows of each sequence in the next step."""
-        found, times, size = [own for own in sequences if own.look(most)], self.totals.times, power_of_two(batch)
+        found, history, size = [own for own in sequences if own.look(most)], self.history, power_of_two(batch)
         if not found:
             return 1
-        if again := self._since >= PLAIN_EVERY:
-            # what was not used meanwhile is forgotten: one slow step must not be the last one
-            for key in times.keys() - self._used - {(size, 1)}:
-                del times[key]
-            self._since, self._used = 0, set()
-        if again or (size, 1) not in times:
+        if history.due(size):
             for own in found:
                 own.pause(TIMED)
             return 1
         # no number in between is better: its step takes as long as one with more drafts
         longest = 1 + max(own.at_hand for own in found)
         lengths = [rows for rows in ROWS if rows < 2 * longest and rows * batch <= self._budget]
-        best = max(lengths, key=lambda rows: self._speed(found, batch, size, rows), default=1)
-        if best > 1 and self.pays(found, batch, best):
-            self._since, self.totals.stopped = self._since + 1, ""
+        lengths.sort(key=lambda rows: self._speed(found, batch, rows), reverse=True)
+        best = next((rows for rows in lengths if self.pays(found, batch, rows)), 1)
+        if best > 1:
+            self.totals.stopped = ""
             return best
-        self._since += max(own.pause() for own in found)
+        least = min((history.loss(size, rows) for rows in lengths), default=TRIES)
+        for own in found:
+            own.pause(0 if own.lookup else max(1, 1 + int((min(least, TRIES) - history.tries) / TRYING)))
         self.totals.stopped = "switched off, as it did not pay"
         return 1
 
-    def _speed(self, sequences: Sequence[SequenceDrafts], batch: int, size: int, rows: int) -> float:
-        """Tokens a second to expect; of a step that was not tried, as if it took as long as the next smaller one that
-        was."""
-        times = self.totals.times
-        tried = max(own for count, own in times if count == size and own <= rows)
+    def _speed(self, sequences: Sequence[SequenceDrafts], batch: int, rows: int) -> float:
+        """Tokens a second to expect."""
         tokens = batch - len(sequences) + sum(own.tokens(rows - 1) for own in sequences)
-        return tokens / times[size, tried]
+        return tokens / self.history.expected(power_of_two(batch), rows)

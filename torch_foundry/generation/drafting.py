@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from torch_foundry.core.limits import ROWS_TOGETHER
+from torch_foundry.generation.draft_history import AcceptanceRates, DraftHistory
 from torch_foundry.sampling import Sampler
 
 MAX_DRAFT_TOKENS = ROWS_TOGETHER - 1  # draft tokens in a step, beside the newest token
 LONGEST_MATCH = 3  # tokens that are looked up
-START = 0.7  # acceptance rate before anything was tried
-WEIGHT = 0.15  # of the newest draft token in that
-PAUSES = {True: 16, False: 256}  # tokens without drafts, at most, after which lookup (a draft model) is tried again
+LONGEST_PAUSE = 16  # tokens without drafts, at most, after which a text is looked up again
 
 
 @dataclass
@@ -31,7 +31,9 @@ class SpeculationStats:
     tokens: int = 0  # generated in these steps
     seconds: float = 0.0  # in steps that were timed: not in those that captured a graph
     without: float = 0.0  # seconds that the tokens of these steps would have taken without drafts
-    times: dict[tuple[int, int], float] = field(default_factory=dict)  # as `DraftLengthController` has them
+    times: dict[tuple[int, int], float] = field(default_factory=dict)  # as the newest source's `DraftHistory` has them
+    # of each source of drafts: a draft model, an MTP head, `PromptLookup`
+    histories: WeakKeyDictionary[Any, DraftHistory] = field(default_factory=WeakKeyDictionary)
     stopped: str = ""  # why the newest generation ended without
 
     def count(self, drafted: int, accepted: int, tokens: int) -> None:
@@ -106,13 +108,15 @@ class Text:
 
 
 class SequenceDrafts:
-    """The drafts of one sequence for its next step, and the acceptance rates of those before by kind: how many tokens
-    were looked up.
+    """The drafts of one sequence for its next step, and the acceptance rates of those before.
 
-    sequence: a `Text`, or what else has its attributes. lookup: where drafts come from; None: a draft model.
+    sequence: a `Text`, or what else has its attributes. lookup: where drafts come from; None: a draft model. rates: of
+    the sequences before.
     """
 
-    def __init__(self, sequence: Any, max_draft_tokens: int, lookup: PromptLookup | None) -> None:
+    def __init__(
+        self, sequence: Any, max_draft_tokens: int, lookup: PromptLookup | None, rates: AcceptanceRates | None = None
+    ) -> None:
         self.sequence, self.lookup = sequence, lookup
         self.max_draft_tokens = min(max_draft_tokens, MAX_DRAFT_TOKENS)
         if lookup is not None:
@@ -121,7 +125,7 @@ class SequenceDrafts:
         self.drafts: list[int] | Tensor = []  # int64 [n] on the device if only that knows them yet
         self.accepted = 0  # of the newest drafts that were verified
         self._pause, self._resume = 1, 0  # tokens without drafts the next time; length of the text that ends this time
-        self._rates: dict[int, float] = {}
+        self._rates = AcceptanceRates(rates)
 
     @property
     def paused(self) -> int:
@@ -136,8 +140,6 @@ class SequenceDrafts:
         if left < 1 or self._resume > len(text):
             return 0
         if self.lookup is None:
-            if self._resume:  # nothing was tried for long: drafts may have become better
-                self._rates, self._resume = {0: max(self._rates.get(0, START), START / 2)}, 0
             self.at_hand = left
             return left
         for seen in self.lookup.look_back(text, self.max_draft_tokens):
@@ -148,12 +150,11 @@ class SequenceDrafts:
             self.pause()
         return self.at_hand
 
-    def pause(self, tokens: int = 0) -> int:
+    def pause(self, tokens: int = 0) -> None:
         """Have no drafts for `tokens` tokens; default: one, and each time twice as many until a draft is accepted."""
         if not tokens:
-            tokens, self._pause = self._pause, min(2 * self._pause, PAUSES[self.lookup is not None])
+            tokens, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._resume = len(self.sequence.tokens) + tokens
-        return tokens
 
     def note(self, drafted: int, accepted: int) -> None:
         """Of `drafted` drafts the first `accepted` were accepted, and are part of the text by now."""
@@ -164,17 +165,14 @@ class SequenceDrafts:
 
     def update(self, kind: int, drafted: int, accepted: int) -> None:
         """Take note that the first `accepted` of `drafted` were accepted, or would have been."""
-        p = self._rates.get(kind, START)
-        for hit in [1.0] * accepted + [0.0] * (accepted < drafted):
-            p += WEIGHT * (hit - p)
-        self._rates[kind] = p
+        self._rates.update(kind, drafted, accepted)
         if accepted:
             self._pause = 1
 
     def tokens(self, drafts: int) -> float:
         """What a step with so many of the drafts at hand gives on average, if each is accepted at the same rate when
         those before it are (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023)."""
-        p = min(self._rates.get(self.kind, START), 0.99)
+        p = min(self._rates[self.kind], 0.99)
         return (1 - p ** (min(drafts, self.at_hand) + 1)) / (1 - p)
 
 

@@ -39,18 +39,20 @@ class GenerationLoop:
         self.runner, self.stops, self.every, self.streamer = runner, stops, every, streamer
         self.sampler, self.plan = runner.sampler, runner.plan
         self._replaced = replaced_ids(path_to_decoder(runner.model)[-2])  # behind these a step is not one of ids
-        self._prompt = stops.length
+        self._start = stops.length  # of what is generated together
         self._depth = 2 if every <= OVERLAPPED else 1  # blocks that may be under way
         self._waiting: deque[PendingTokens] = deque()
 
-    def run(self) -> None:
-        """Generate, from the sampler's newest token on, until the text ends.
+    def run(self, tokens: int | None = None) -> None:
+        """Generate, from the sampler's newest token on, until the text ends, or `tokens` tokens.
 
         The cache counts what was read: an exception leaves it as it was at the last read.
         """
+        self._start = self.stops.length
         # tokens: at most, in blocks, not in a block yet
         limit, chosen, fresh = max(1, self.stops.remaining), 0, int(not self.stops.tokens[0])
-        while not all(self.stops.done):
+        limit = limit if tokens is None else min(limit, tokens)
+        while not all(self.stops.done) and self.stops.length < self._start + limit:
             while chosen < limit and len(self._waiting) < self._depth:
                 tokens = self._submit(chosen, fresh, limit - chosen)
                 if not tokens:
@@ -63,7 +65,7 @@ class GenerationLoop:
 
     def take_first(self) -> None:
         """Read the sampler's first token alone."""
-        self._waiting.append(PendingTokens(self.sampler, self._prompt, 1, 0))
+        self._waiting.append(PendingTokens(self.sampler, self._start, 1, 0))
         self._read()
 
     def _submit(self, chosen: int, fresh: int, left: int) -> int:
@@ -82,7 +84,7 @@ class GenerationLoop:
                 self.plan.eager[f"step of generate: {fallback}"] += 1
                 self.runner.step_by_layers()
                 tokens, steps = 1, 0
-        self._waiting.append(PendingTokens(self.sampler, self._prompt + chosen, tokens, steps))
+        self._waiting.append(PendingTokens(self.sampler, self._start + chosen, tokens, steps))
         return tokens
 
     def _beyond_an_image(self) -> int:
@@ -93,8 +95,8 @@ class GenerationLoop:
         self.runner.rewind(self.stops.length, [row[-1] for row in self.stops.tokens])
         self.plan.eager["step of generate: the token of an image"] += 1
         self.runner.step_by_layers()
-        chosen = self.stops.length - self._prompt
-        self._waiting.append(PendingTokens(self.sampler, self._prompt + chosen, 1, 0))
+        chosen = self.stops.length - self._start
+        self._waiting.append(PendingTokens(self.sampler, self._start + chosen, 1, 0))
         return chosen + 1
 
     def _read(self) -> bool:
@@ -112,6 +114,6 @@ class GenerationLoop:
         self.runner.commit(block.steps - (block.tokens - kept))
         self.runner.settle()
         if self.streamer is not None:
-            for column in list(zip(*self.stops.tokens, strict=True))[-kept:]:
+            for column in zip(*(row[-kept:] for row in self.stops.tokens), strict=True):
                 self.streamer.put(torch.tensor(column, device="cpu"))
         return bool(cut)

@@ -15,18 +15,16 @@ import torch
 from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.draft_length import TIMED, DraftLengthController
 from torch_foundry.generation.drafting import SequenceDrafts, accepted
+from torch_foundry.generation.loop import GenerationLoop
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.generation.stopping import StoppingCriteria
 from torch_foundry.models.decoder import decoder_plan
-from torch_foundry.sampling.sampler import check_errors
-
-TOGETHER = 16  # steps without drafts that are handed over together
 
 
 class SpeculativeDecoder:
     """The part of a generation that drafts.
 
-    stops: of the only row, whose drafts are `own`. every: steps without drafts that may be under way.
+    stops: of the only row, whose drafts are `own`. every: as of `GenerationLoop`, for steps without drafts.
     """
 
     def __init__(
@@ -34,12 +32,13 @@ class SpeculativeDecoder:
         *, every: int, streamer: Any,
     ) -> None:  # fmt: skip
         self.runner, self.stops, self.own, self.controller = runner, stops, own, controller
-        self.every, self.streamer = min(every, TOGETHER), streamer
+        self.every, self.streamer = every, streamer
 
     def run(self) -> None:
         """Generate, from the first new token on, until the text ends or nobody knows how to go on."""
         totals, model = self.controller.totals, self.controller.model
         totals.stopped = ""
+        self._loop = GenerationLoop(self.runner, self.stops, self.every, self.streamer)
         if model is not None:
             model.begin(self.runner.sampler)
         try:
@@ -54,41 +53,39 @@ class SpeculativeDecoder:
 
     def _step(self) -> None:
         """One step with drafts, or some without."""
-        runner, stops, own, text = self.runner, self.stops, self.own, self.own.sequence.tokens
-        before, remaining = time.perf_counter(), stops.remaining
-        plan = decoder_plan(runner.model)
-        captured = plan.captured
+        runner, own, text = self.runner, self.own, self.own.sequence.tokens
+        before, remaining, plan = time.perf_counter(), self.stops.remaining, decoder_plan(runner.model)
+        captured, known = plan.captured, len(text)
         # no more rows than there may be tokens: each is written to the cache, where there may be no room behind the end
         self.controller.draft([own], 1, (1 << remaining.bit_length() - 1) - 1)
-        drafts, num_accepted, usual = list[int](), 0, True
-        if len(own.drafts):
-            proposed = own.drafts if isinstance(own.drafts, torch.Tensor) else torch.tensor(own.drafts, device="cpu")
-            drafts, chosen = runner.verify(text[-1], proposed, len(text), remaining)
-            num_accepted = accepted(drafts, chosen)
-            steps, chosen = 1, chosen[: num_accepted + 1]
+        drafted, num_accepted = len(own.drafts), 0
+        if drafted:
+            num_accepted = self._verify(remaining)
         else:
-            most = min(self.every, remaining)
-            steps = min(most, max(own.paused, 1))
-            chosen, usual = self._plain(steps, remaining), steps >= min(TIMED, most)
+            done = len(self.stops.tokens[0])
+            runner.sampler.seek([known], text[-1:])
+            self._loop.run(max(own.paused, 1))
+            text += self.stops.tokens[0][done:]
+        kept = len(text) - known
+        self.controller.note(own, drafted, num_accepted, kept)
+        seconds = time.perf_counter() - before if plan.captured == captured else None
+        if drafted or kept >= min(TIMED, remaining) or seconds is None:  # few steps without drafts wait too often
+            self.controller.timed(1, 1 + drafted, kept, seconds, steps=1 if drafted else kept)
+
+    def _verify(self, remaining: int) -> int:
+        """One step of the newest token and its drafts; returns how many of these were accepted."""
+        runner, stops, own, text = self.runner, self.stops, self.own, self.own.sequence.tokens
+        proposed = own.drafts if isinstance(own.drafts, torch.Tensor) else torch.tensor(own.drafts, device="cpu")
+        drafts, chosen = runner.verify(text[-1], proposed, len(text), remaining)
+        num_accepted = accepted(drafts, chosen)
+        chosen = chosen[: num_accepted + 1]
         kept = stops.take([chosen])
         runner.commit(kept)
         text += chosen[:kept]
         runner.plan.tokens += kept
         runner.plan.reads += 1
-        seconds = time.perf_counter() - before if usual and plan.captured == captured else None
-        self.controller.note(own, len(drafts), num_accepted, kept)
-        self.controller.timed(1, 1 + len(drafts), kept, seconds, steps=steps)
         if self.streamer is not None:
             runner.settle()
             for token in chosen[:kept]:
                 self.streamer.put(torch.tensor([token], device="cpu"))
-
-    def _plain(self, steps: int, remaining: int) -> list[int]:
-        """`steps` tokens without drafts."""
-        runner, text, sampler = self.runner, self.own.sequence.tokens, self.runner.sampler
-        length = len(text)
-        sampler.seek([length], text[-1:])
-        runner.step(steps, remaining)
-        *chosen, error = runner.read(torch.cat([sampler.ids[0, length : length + steps], sampler.errors]))
-        check_errors([error])
-        return chosen
+        return num_accepted

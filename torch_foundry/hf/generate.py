@@ -12,6 +12,7 @@ from transformers.generation.utils import GenerationMixin
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.load_errors import LoadError
+from torch_foundry.generation.draft_history import DraftHistory
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.draft_model import DraftModel
 from torch_foundry.generation.drafting import (
@@ -253,19 +254,22 @@ def speculative(request: Request, totals: SpeculationStats, config: Any, assista
     if request.settings.counts_tokens or request.settings.bans_sequences:
         raise Fallback("what may come next depends on tokens that are only drafted")
     model: Drafter | None = None
-    lookup, most = None, MAX_DRAFT_TOKENS
+    lookup, most, source = None, MAX_DRAFT_TOKENS, assistant
     if uses_mtp(config):
-        model = MTPDrafter(mtp_head(request.model), request.runner, request.input_ids, request.capacity)
+        source = mtp_head(request.model)
+        model = MTPDrafter(source, request.runner, request.input_ids, request.capacity)
     elif config.prompt_lookup_num_tokens is not None:
-        lookup, most = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH), config.prompt_lookup_num_tokens
+        source, most = PromptLookup, config.prompt_lookup_num_tokens
+        lookup = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH)
     elif hasattr(assistant, "generator_plan"):
         model = DraftModel(assistant, request.input_ids, request.capacity)
         most = assistant.generation_config.num_assistant_tokens
     else:
         raise Fallback("the draft is no patched model")
     text, most = request.input_ids[0].tolist(), max(1, int(most or MAX_DRAFT_TOKENS))
-    own = SequenceDrafts(Text(text, len(text) + request.stops.remaining), most, lookup)
-    controller = DraftLengthController(totals, model)
+    history = totals.histories.setdefault(source, DraftHistory())
+    own = SequenceDrafts(Text(text, len(text) + request.stops.remaining), most, lookup, history.rates)
+    controller = DraftLengthController(totals, model, history)
     return SpeculativeDecoder(
         request.runner, request.stops, own, controller, every=request.every, streamer=request.streamer
     )

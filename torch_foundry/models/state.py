@@ -76,7 +76,7 @@ class ModelPlan(Plan):
         self.reads = 0  # how often it waited for the device to read them
         self.prompts = 0  # forward passes that were no step
         self.eager: Counter[str] = Counter()  # reason -> steps, or generations, that were not by a graph
-        self.speculation: Any = None  # what came of Drafting tokens, if that was ever asked for
+        self.speculation: Any = None  # what came of drafting tokens, if that was ever asked for
         self.mtp: Any = None  # the model's MTP head, once it was loaded, or the error why there is none
 
     def forget(self) -> None:

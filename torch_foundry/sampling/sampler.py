@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -219,35 +219,36 @@ class Sampler:
 
         logits: [n, V]. A row may come several times. Nothing of a row changes; for settings that don't count tokens.
         """
-        capacity, distinct = self.ids.shape[1], list(set(rows))
-        most = max(1, PEEKED // (8 * capacity + self.vocab_size))
+        most = max(1, PEEKED // (8 * self.ids.shape[1] + self.vocab_size))
         if len(rows) > most:
             parts = [slice(at, at + most) for at in range(0, len(rows), most)]
-            found = [self.peek(logits[part], rows[part], lengths[part]) for part in parts]
-            return torch.cat([tokens for tokens, _ in found]), torch.cat([errors for _, errors in found])
-        use_rules, counts, draw, truncate = self.flags(distinct)
+            found = zip(*(self.peek(logits[part], rows[part], lengths[part]) for part in parts), strict=True)
+            return torch.cat(next(found)), torch.cat(next(found))
+        errors = torch.zeros(len(rows), dtype=torch.int32, device=self.device)
+        return self.branch(rows, lengths, errors)(logits), errors
+
+    def branch(
+        self, rows: Sequence[int], lengths: Sequence[int], errors: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """What chooses for `rows` behind `lengths` tokens, as `peek`, then behind what it has chosen, up to an end of
+        the text: called with logits [n, V] it returns tokens, int64 [n], which the next call overwrites."""
+        use_rules, counts, draw, truncate = self.flags(rows)
         if counts:
             raise ValueError("peek: what may come next depends on the tokens before it")
         index, length = self._put(rows), self._put(lengths)
-        own = index if len(distinct) > 1 else rows[0]
-        finished, errors = torch.zeros_like(length), torch.zeros_like(length)
+        own = index if len(set(rows)) > 1 else rows[0]
+        finished, errors = torch.zeros_like(length), torch.zeros_like(length) if errors is None else errors
         token = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
-        ops.sample(
-            logits,
-            self.params[own],
-            self.rules[own],
-            start=self.start[index],
-            streams=self.streams[index],
-            length=length,
-            finished=finished,
-            errors=errors,
-            ids=torch.empty(len(rows), capacity, dtype=torch.int64, device=self.device),
-            newest=token,
-            use_rules=use_rules,
-            draw=draw,
-            truncate=truncate,
-        )
-        return token[:, 0], errors
+        ids = torch.empty(len(rows), self.ids.shape[1], dtype=torch.int64, device=self.device)
+        told = {"start": self.start[index], "streams": self.streams[index], "length": length, "finished": finished}
+        told |= {"errors": errors, "ids": ids, "newest": token}
+        params, rules = self.params[own], self.rules[own]
+
+        def choose(logits: Tensor) -> Tensor:
+            ops.sample(logits, params, rules, **told, use_rules=use_rules, draw=draw, truncate=truncate)
+            return token[:, 0]
+
+        return choose
 
     def seek(
         self, lengths: Sequence[int], tokens: Sequence[int] | None = None, *, rows: Sequence[int] | None = None
