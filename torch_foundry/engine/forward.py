@@ -50,10 +50,9 @@ class PagedStep:
         self.hidden = decoder.new_hidden(1, len(self.inputs.ids))
         self._pools, self._rope = self._memory(), decoder.rotary.version()
 
-    def fill(self, groups: Sequence[Parts], parts: Parts, *given: Tensor | None) -> None:
+    def fill(self, groups: Sequence[Parts], parts: Parts, hidden: Tensor | None, tokens: Tensor | None) -> None:
         """What the step computes: see `Batch.fill`, and `Forward` of hidden and tokens."""
         self.inputs.fill(groups)
-        hidden, tokens = *given, *(None, None)[len(given) :]
         if tokens is not None:
             self.inputs.ids[self.inputs.tokens(parts)] = tokens
         if self.hidden is not None:
@@ -200,7 +199,7 @@ class Forward:
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
 
-    def _captured(self, parts: Parts, *given: Tensor | None) -> Tensor | None:
+    def _captured(self, parts: Parts, hidden: Tensor | None, tokens: Tensor | None) -> Tensor | None:
         """The last norm's result [n, hidden] of the tokens that are wanted, in the order of the parts, by a captured
         step; the next one may overwrite it. None if this step is not for that."""
         self._last = None
@@ -214,9 +213,9 @@ class Forward:
         if graph is None:
             own = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
             graph = StepGraph(self.plan, own, sizes)
-        graph.inputs.fill([group for group in (few, pieces) if group], parts, *given)
+        graph.inputs.fill([group for group in (few, pieces) if group], parts, hidden, tokens)
         try:
-            hidden = graph.run()[0]
+            x = graph.run()[0]
         except Fallback as fallback:
             self._refused = self.plan.guard
             self.plan.eager[f"step of an engine: {fallback}"] += 1
@@ -226,8 +225,8 @@ class Forward:
                 del self._met[dropped]
         generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
         self._last = graph if generating and [length for _, length in sizes] == [1] else None
-        self._tell(graph.inputs, hidden, parts)
-        return hidden[graph.inputs.inputs.tokens(parts, wanted=True)]
+        self._tell(graph.inputs, x, parts)
+        return x[graph.inputs.inputs.tokens(parts, wanted=True)]
 
     def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
         sizes: Sizes = ()
@@ -266,7 +265,7 @@ class Forward:
     def _bytes(self, sizes: Sizes) -> int:
         return step_bytes(self.plan, sizes, self._width * self.cache.manager.block_size)
 
-    def _eager(self, parts: Parts, *given: Tensor | None) -> Tensor:
+    def _eager(self, parts: Parts, hidden: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """As `_captured`, without a graph."""
         alike: defaultdict[int, list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
@@ -277,7 +276,7 @@ class Forward:
         sizes = tuple((len(found), length) for length, found in alike.items())
         width = max(len(self.cache.manager.table(part.id)) for part in parts)
         step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
-        step.fill(list(alike.values()), parts, *given)
+        step.fill(list(alike.values()), parts, hidden, tokens)
         x = step.run()
         self._tell(step, x, parts)
         return x[step.inputs.tokens(parts, wanted=True)]
