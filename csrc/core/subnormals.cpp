@@ -4,18 +4,21 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/executor.h"
 #include "linear/subnormals.h"
 
 namespace foundry {
 
-// Launched by the executor itself: it is part of no graph that captures, and isn't counted.
+// Launched by the executor itself, and no business of modes of Python's: it is part of no graph that captures, and isn't
+// counted.
 bool Executor::keeps_subnormals(c10::Device device) {
   constexpr uint8_t codes[4 * subnormal_words] = {1, 2, 3, 8, 15, 16, 31, 48, 64, 100, 127, 128, 160, 200, 240, 255};
   SubnormalArgs args{{}, 0x1p24f};
   static_assert(sizeof codes == sizeof args.words, "a byte a code");
   std::memcpy(args.words, codes, sizeof codes);
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet{c10::DispatchKey::Python});
   try {
     const at::Tensor out = at::zeros({2 * int64_t(sizeof codes)}, at::TensorOptions().device(device).dtype(at::kFloat));
     Pipeline& kernel = pipeline(device, KernelKey("subnormals.metal", "subnormal_codes"));

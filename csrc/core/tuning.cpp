@@ -221,10 +221,19 @@ std::vector<Choice> make_row(const std::string& family, Op op, int format) {
   return choices;
 }
 
+// As the environment says, else as the device does.
+bool takes_subnormals(c10::Device device) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (const auto i = overrides().find("subnormals"); i != overrides().end()) return i->second != 0;
+  }
+  return keeps_subnormals(device);
+}
+
 // Choices with subnormal halves become those without, which give the same bits, where the device keeps none.
-void check_device(c10::Device device, int64_t given, std::vector<Choice>& choices) {
+void check_device(c10::Device device, std::vector<Choice>& choices) {
   const auto any = std::any_of(choices.begin(), choices.end(), [](const Choice& c) { return c[4] == by_subnormals; });
-  if (!any || (given < 0 ? keeps_subnormals(device) : given > 0)) return;
+  if (!any || takes_subnormals(device)) return;
   for (Choice& c : choices)
     if (c[4] == by_subnormals) c[4] = 1;
 }
@@ -354,13 +363,11 @@ Choice choose(c10::Device device, Op op, int row, int bucket) {
   std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op) * quant_formats().size() + row];
   if (const Choice* found = choices.load(std::memory_order_acquire)) return found[bucket];
   std::vector<Choice> made;
-  int64_t given = -1;
   {
     std::lock_guard<std::mutex> lock(mutex);
     made = make_row(table.family, op, row);
-    if (const auto i = overrides().find("subnormals"); i != overrides().end()) given = i->second;
   }
-  if (by_codes(op)) check_device(device, given, made); // may launch a kernel
+  if (by_codes(op)) check_device(device, made); // may launch a kernel
   std::lock_guard<std::mutex> lock(mutex);
   if (!choices.load(std::memory_order_acquire))
     choices.store((new std::vector<Choice>(std::move(made)))->data(), std::memory_order_release);
@@ -376,8 +383,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_tuning_choice(str family, str op, str format, int rows, int n, int k) -> int[]", &chosen);
   m.def("_tuning_parameters(str op) -> Dict(str, int[])", &parameters);
   m.def("_tuning_families() -> str[]", &families);
-  m.def("_keeps_subnormals(str device) -> bool",
-        [](const std::string& device) { return keeps_subnormals(c10::Device(device)); });
+  m.def("_tuning_subnormals(str device) -> bool",
+        [](const std::string& device) { return takes_subnormals(c10::Device(device)); });
 }
 
 } // namespace foundry::tuning

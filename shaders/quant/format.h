@@ -255,10 +255,15 @@ template <int N, int Align> struct Bytes {
   METAL_FUNC metal::uint2 halves(int j, bool) const thread { return {word(j), word(j) >> 8}; } // as OddBytes have them
 };
 
-// Four numbers of 16 bits, from element at.x + 4 * at.y on. Apple's GPUs load them at once from wherever they lie, and
-// scale an index of 32 bits on the way. A prelude may overload this for its platform.
-template <typename At> METAL_FUNC metal::ushort4 four_at(device const uint16_t* from, At at) {
-  return *(device const metal::packed_ushort4*)(from + (at.x + 4 * at.y));
+// N numbers of 16 bits, from element at.x on. Apple's GPUs load four at once from wherever they lie, and scale an index
+// of 32 bits on the way. A prelude may overload this for its platform.
+template <int N, typename At>
+METAL_FUNC void read_halves(device const uint16_t* from, At at, thread uint32_t (&q)[N]) {
+  for (short j = 0; j < N / 4; ++j) {
+    const metal::ushort4 four = *(device const metal::packed_ushort4*)(from + (at.x + 4 * j));
+    for (short i = 0; i < 4; ++i) q[4 * j + i] = four[i];
+  }
+  for (short j = N / 4 * 4; j < N; ++j) q[j] = from[at.x + j];
 }
 
 // The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
@@ -269,11 +274,7 @@ template <int N, bool Words, bool After> struct UnalignedWords {
   METAL_FUNC void read(device const uint16_t* from, bool odd, uint first = 0) thread {
     device const uint32_t* words = (device const uint32_t*)(from + first - (odd ? 1 : After ? 0 : 2));
     for (short j = 0; j < size && Words; ++j) q[j] = words[j];
-    for (short j = 0; j < N / 2 && !Words; ++j) {
-      const auto four = four_at(from, metal::uint2(first, j));
-      for (short i = 0; i < 4; ++i) q[(4 * j + i) % size] = four[i];
-    }
-    for (short j = N / 2 * 4; j < size && !Words; ++j) q[j] = from[first + j];
+    if (!Words) read_halves(from, metal::uint2(first), q);
   }
   METAL_FUNC uint32_t word(int j, bool odd) const thread {
     if (Words) return odd ? q[j] >> 16 | q[j + 1] << 16 : q[After ? j : j + 1];

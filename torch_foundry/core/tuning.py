@@ -25,6 +25,7 @@ OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
+    "subnormals": environment.SUBNORMAL_CODES,
     "linear_rows": environment.LINEAR_ROWS,
     "matrix_rows": environment.MATRIX_ROWS,
     "tile_rows": environment.TILE_ROWS,
@@ -107,6 +108,13 @@ class LinearRoutes:
     def most(self, packed: bool, dtype: torch.dtype) -> int:
         """Rows of x of `dtype` up to which `ops.linear` is faster than torch."""
         return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
+
+
+def subnormal_codes(device: torch.device) -> bool:
+    """Whether packed codes are subnormal halves on `device` where its table says so. The first time this asks the
+    device, and waits: `patch` does, so that no captured step has to.
+    """
+    return bool(torch.ops.torch_foundry._tuning_subnormals(str(device)))
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:

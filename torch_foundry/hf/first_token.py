@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.core import devices, environment, runtime
+from torch_foundry.core import devices, environment, runtime, tuning
 from torch_foundry.core.ahead import KernelList
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.models.state import ModelState, Plan
@@ -29,7 +29,11 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
     memory: what could not be compiled, or found out, is compiled when it is needed. `state.ahead` has the outcome.
     """
     device = next((p.device for p in model.parameters()), None)
-    if device is None or not wanted(device) or not hasattr(model, "generator_plan"):
+    if device is None or not hasattr(model, "generator_plan"):
+        return
+    if devices.of(device).compiles_ahead and runtime.has_executor(device.type):
+        tuning.subnormal_codes(device)
+    if not wanted(device):
         return
     kernels = KernelList(device)
     try:

@@ -26,11 +26,10 @@ MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
 // behind an index that is scaled are not.
 template <class T> MSL_INLINE const T* chunk_at(const T* row, const vec<uint32_t, 2>& at) { return row + at.d[1]; }
 
-// Four numbers of 16 bits (shaders/quant/format.h), one by one.
-MSL_INLINE vec<uint32_t, 4> four_at(const uint16_t* from, const vec<uint32_t, 2>& at) {
+// Numbers of 16 bits (shaders/quant/format.h), one by one.
+template <int N> MSL_INLINE void read_halves(const uint16_t* from, const vec<uint32_t, 2>& at, uint32_t (&q)[N]) {
   from += at.d[0];
-  const int j = 4 * int(at.d[1]);
-  return {uint32_t(from[j]), uint32_t(from[j + 1]), uint32_t(from[j + 2]), uint32_t(from[j + 3])};
+  for (short j = 0; j < N; ++j) q[j] = uint32_t(from[j]);
 }
 
 // 16 bytes of device memory in one write, which assigning elements isn't: an overload of shaders/common/vec.h.
