@@ -104,14 +104,14 @@ def test_where_a_device_keeps_none(fault: str, tmp_path: Path) -> None:
     with kit.choice("linear", chains=OF_1024, steps=0, outputs=2):
         expected = {(name, rows): launched(name, rows) for name in ("q8_0", "q4_k") for rows in (1, 3)}
     with kit.choice("linear", chains=SUBNORMAL, steps=0, outputs=2):
-        assert tuning.subnormal_codes(cpu)
+        assert runtime.subnormal_codes(cpu)
         assert chains_of(launched("q8_0")) == SUBNORMAL
         with runtime.use_shaders(edited_shaders(tmp_path, edit)):
             tuning.load_environment()
-            assert not tuning.subnormal_codes(cpu)
+            assert not runtime.subnormal_codes(cpu)
             assert {(name, rows): launched(name, rows) for name, rows in expected} == expected
         tuning.load_environment()
-        assert tuning.subnormal_codes(cpu)
+        assert runtime.subnormal_codes(cpu)
         assert chains_of(launched("q8_0")) == SUBNORMAL
 
 
@@ -122,7 +122,7 @@ def test_flushed_float32_is_no_matter() -> None:
         for flush in (False, True):
             with runtime.host_options(flush_subnormals=flush):
                 tuning.load_environment()
-                assert tuning.subnormal_codes(torch.device("cpu"))
+                assert runtime.subnormal_codes(torch.device("cpu"))
                 results.append(ops.linear(**given))
     kit.assert_equal(*results)
 
@@ -134,7 +134,7 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             monkeypatch.setenv(name, value)
             tuning.load_environment()
             assert chains_of(launched("q4_0")) == expected
-            assert tuning.subnormal_codes(torch.device("cpu")) == (expected == SUBNORMAL)
+            assert runtime.subnormal_codes(torch.device("cpu")) == (expected == SUBNORMAL)
 
 
 def _fault(name: str, old: str, new: str, kind: str, file: str = "gemv.h", m: int = 1) -> Fault:

@@ -40,9 +40,8 @@ class TuningError(ValueError):
 @dataclass(frozen=True)
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
-    moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
-    linear_routes, matrices, norm_matrices: the same, 1 row, which stands for any number.
-    attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
+    moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs. linear_routes, matrices,
+    norm_matrices: 1 row, for any number. attention: the dtype (f32, f16, bf16), `n` is the head_dim, else 1."""
 
     op: str
     format: str
@@ -108,13 +107,6 @@ class LinearRoutes:
     def most(self, packed: bool, dtype: torch.dtype) -> int:
         """Rows of x of `dtype` up to which `ops.linear` is faster than torch."""
         return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
-
-
-def subnormal_codes(device: torch.device) -> bool:
-    """Whether packed codes are subnormal halves on `device` where its table says so. The first time this asks the
-    device, and waits: `patch` does, so that no captured step has to.
-    """
-    return bool(torch.ops.torch_foundry._tuning_subnormals(str(device)))
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:

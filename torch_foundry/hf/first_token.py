@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from torch_foundry.core import devices, environment, runtime, tuning
+from torch_foundry.core import devices, environment, runtime
 from torch_foundry.core.ahead import KernelList
 from torch_foundry.generation.runner import DecodeRunner
 from torch_foundry.models.state import ModelState, Plan
@@ -31,9 +31,8 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
     device = next((p.device for p in model.parameters()), None)
     if device is None or not hasattr(model, "generator_plan"):
         return
-    if devices.of(device).compiles_ahead and runtime.has_executor(device.type):
-        tuning.subnormal_codes(device)
     if not wanted(device):
+        _ask(model, device)
         return
     kernels = KernelList(device)
     try:
@@ -50,6 +49,13 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
         problems.append(error)
     others = "".join(f"; {type(problem).__name__}: {problem}" for problem in problems)
     state.ahead = f"{len(kernels)} kernels{others}"
+
+
+def _ask(model: nn.Module, device: torch.device) -> None:
+    """What choosing a kernel asks of the device, which waits for it: a captured step should not have to."""
+    apples = devices.of(device).compiles_ahead and runtime.has_executor(device.type)
+    if apples and any(tensor.dtype == torch.uint8 for tensor in model.state_dict().values()):
+        runtime.subnormal_codes(device)
 
 
 def wanted(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_foundry.aot import prebuild
-from torch_foundry.core import devices, extension, runtime, tuning
+from torch_foundry.core import devices, extension, runtime
 from torch_foundry.diagnostics import golden
 from torch_foundry.diagnostics.doctor import machine, measure, selfcheck
 from torch_foundry.diagnostics.doctor.advice import advice
@@ -65,7 +65,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     known, family = devices.of(device), str(torch.ops.torch_foundry._family(str(device)))
     row = {"name": str(device), "executor": runtime.executor(device), "family": family, **known.describe(device)}
     if known.compiles_ahead:  # Apple's GPUs, of which the table asks it
-        row["subnormal_codes"] = tuning.subnormal_codes(device)
+        row["subnormal_codes"] = runtime.subnormal_codes(device)
     return {**row, "stock": known.stock(torch.__version__), "ours": known.ours(row)}
 
 
