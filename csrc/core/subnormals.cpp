@@ -11,8 +11,8 @@
 
 namespace foundry {
 
-// Launched by the executor itself, and no business of modes of Python's: it is part of no graph that captures, and isn't
-// counted.
+// Launched by the executor itself, and no business of modes of Python's: it is part of no graph that captures, and
+// isn't counted.
 bool Executor::keeps_subnormals(c10::Device device) {
   constexpr uint8_t codes[4 * subnormal_words] = {1, 2, 3, 8, 15, 16, 31, 48, 64, 100, 127, 128, 160, 200, 240, 255};
   SubnormalArgs args{{}, 0x1p24f};

@@ -206,7 +206,8 @@ template <typename Q> struct AccumulateK<Q, true> {
       for (int n = 0; n < OUTS; ++n) block[n] += UNROLL * blocks;
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u)
-        accumulate_codes<Q, ROWS, OUTS, subnormal>(raw[u], block, false, x, x_row, first, k + u * step, end, sum, squares);
+        accumulate_codes<Q, ROWS, OUTS, subnormal>(raw[u], block, false, x, x_row, first, k + u * step, end, sum,
+                                                   squares);
     }
     for (int n = 0; ahead && n < OUTS && k < end; ++n) raw[0][n].read(*block[n], first);
     for (; k < end; k += step) {

@@ -257,8 +257,7 @@ template <int N, int Align> struct Bytes {
 
 // N numbers of 16 bits, from element at.x on. Apple's GPUs load four at once from wherever they lie, and scale an index
 // of 32 bits on the way. A prelude may overload this for its platform.
-template <int N, typename At>
-METAL_FUNC void read_halves(device const uint16_t* from, At at, thread uint32_t (&q)[N]) {
+template <int N, typename At> METAL_FUNC void read_halves(device const uint16_t* from, At at, thread uint32_t (&q)[N]) {
   for (short j = 0; j < N / 4; ++j) {
     const metal::ushort4 four = *(device const metal::packed_ushort4*)(from + (at.x + 4 * j));
     for (short i = 0; i < 4; ++i) q[4 * j + i] = four[i];

@@ -11,7 +11,7 @@ import kit
 import pytest
 import test_linear
 import torch
-from kit import BF16, F16, F32, Fault
+from kit import BF16, F16, F32, Fault, within
 from shader_text import edited_shaders
 from test_linear import Case
 
@@ -151,7 +151,7 @@ FAULTS = [
     _fault("zero-of-1024", "subnormal ? as_type<half>(ushort(zero))", "subnormal ? half(zero)", "q4_0", "format.h"),
     _fault("signs-not-flipped", "bytes ^= subnormal ? flip : 0", "bytes ^= subnormal ? 0 : 0", "q8_0", "format.h"),
     _fault("sums-not-scaled", "sum[i] *= 0x1p24f", "sum[i] *= 0x1p23f", "q4_0"),
-    _fault("offsets-not-scaled", "offset[g] = raw[n].offset(first, g) * unit", "offset[g] = raw[n].offset(first, g)", "q4_k"),
-    _fault("offsets-of-few-rows", "offset[n] = raw[n].offset(first, g) * unit", "offset[n] = raw[n].offset(first, g)", "q4_k", m=3),
+    _fault("offsets-not-scaled", *within("offset[g] = raw[n].offset(first, g) * unit", " * unit", ""), "q4_k"),
+    _fault("offsets-of-few-rows", *within("offset[n] = raw[n].offset(first, g) * unit", " * unit", ""), "q4_k", m=3),
     _fault("base-of-1024", "base = SUBNORMAL ? 0 :", "base = SUBNORMAL ? 0x04000400u :", "q4_1"),
 ]  # fmt: skip

@@ -77,9 +77,9 @@ def _has_executor(kind: str) -> bool:
 
 
 def subnormal_codes(device: torch.device | str) -> bool:
-    """Whether packed codes are subnormal halves on `device` where the tuning table says so: $TORCH_FOUNDRY_SUBNORMAL_CODES,
-    else whether the device keeps such halves. The first time this asks it, and waits: `patch` does, so that no captured
-    step has to.
+    """Whether packed codes are subnormal halves on `device` where the tuning table says so: as
+    $TORCH_FOUNDRY_SUBNORMAL_CODES says, else if the device keeps such halves. The first time this asks it, and waits:
+    `patch` does, so that no captured step has to.
     """
     return bool(torch.ops.torch_foundry._tuning_subnormals(str(device)))
 
