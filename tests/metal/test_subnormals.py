@@ -52,23 +52,13 @@ def test_yes_and_no(name: str, tmp_path: Path) -> None:
     assert torch.equal(kept, flushed)
 
 
-def test_a_device_that_runs_nothing() -> None:
-    mock.set("run", 0)
-    try:
-        extension.add_own_shaders()
-        assert not runtime.subnormal_codes("mps")
-    finally:
-        mock.set("run", 1)
-    extension.add_own_shaders()
-    assert runtime.subnormal_codes("mps")
-
-
 @pytest.mark.parametrize("ahead", ["0", "1"])
 def test_patch_asks(ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not it compiles what the first token needs: later nobody waits for the answer."""
     monkeypatch.setenv(environment.COMPILE_AHEAD.name, ahead)
     monkeypatch.setattr(torch_foundry.hf.first_token, "PROMPTS", ())  # nor compiles more than the step
-    extension.add_own_shaders()
+    text = (extension.BUILT / "translated" / "subnormals.metal").read_text()
+    torch.ops.torch_foundry._add_source("subnormals.metal", f"{text}// {ahead}\n", "")  # it is asked again
     tuning.load_environment()
     torch_foundry.patch(copy.deepcopy(shared("llama")).half().to("mps"), quantize="q8_0")
     mock.trace()
