@@ -49,6 +49,8 @@ public:
   virtual std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) = 0;
   // Stream-ordered on devices that have streams; never waits there.
   virtual void launch(Pipeline& pipeline, const LaunchRecord& record) = 0;
+  // Whether kernels find subnormal halves as they are; see core/subnormals.h, which keeps the answer.
+  virtual bool keeps_subnormals(c10::Device device);
   // `launches` outlive the replayer and stay as they are. By default they are launched one by one.
   virtual std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches);
 };

@@ -54,6 +54,7 @@ template <typename Q> int register_format(const char* policy, const char* name, 
                      .block_bytes = sizeof(typename Q::block),
                      .alignment = alignof(typename Q::block)};
   if constexpr (Q::has_codes) format.word = Q::word;
+  if constexpr (requires { Q::subnormal_codes; }) format.subnormal_codes = Q::subnormal_codes;
   if constexpr (requires { Q::fragment_columns; }) format.fragment_columns = Q::fragment_columns;
   if constexpr (Q::block_size > 1) {
     format.whole = Q::whole;

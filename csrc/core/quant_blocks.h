@@ -17,8 +17,9 @@ struct QuantFormat {
   int gguf_type;      // -1: no GGUF file has it
   int64_t block_size; // weights in a block; 1 for dense formats
   int64_t block_bytes;
-  int64_t alignment; // of a block in memory
-  int64_t word;      // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
+  int64_t alignment;    // of a block in memory
+  int64_t word;         // bytes that kernels can read at once where rows are aligned to them; 0 if that is of no use
+  bool subnormal_codes; // whether kernels can take codes for subnormal halves
   int64_t fragment_columns; // whole numbers of which kernels multiply as matrices, for few rows; 0: they can't
   int whole;                // scales at which all weights are whole numbers, 0 if packing holds such exactly; for tests
   std::span<const Scales> scales;

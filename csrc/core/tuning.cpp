@@ -15,7 +15,9 @@
 #include "core/executor.h"
 #include "core/kernel_list.h"
 #include "core/quant_table.h"
+#include "core/subnormals.h"
 #include "core/tuning_table.h"
+#include "linear/linear.h"
 
 namespace foundry::tuning {
 namespace {
@@ -36,7 +38,7 @@ const std::vector<Parameter>& linear_parameters() {
                                                     {"steps", {0, 1, 2, 4}},
                                                     {"split", {1, 2, 4, 8, 16}},
                                                     {"simdgroups", {1, 2, 4, 8, 16, 32}},
-                                                    {"chains", {1, 4}}};
+                                                    {"chains", {1, by_subnormals, 4}}};
   return parameters;
 }
 std::vector<Parameter> matrices_parameters(Parameter last) {
@@ -194,32 +196,56 @@ Choice listed_choice(const std::string& family, Op op, const QuantFormat& format
   return i == found().end() ? built_in_choice(family, op, format, bucket) : i->second;
 }
 
+// Whether a choice is a LinearChoice.
+bool by_codes(Op op) { return op != Op::attention && op != Op::linear_matrix && !for_any_rows(op); }
+
 Choice choice_of(const std::string& family, Op op, const QuantFormat& format, int bucket) {
   Choice c = listed_choice(family, op, format, bucket);
   int rows;
   int64_t n, k;
   last_shape(op, bucket, rows, n, k);
-  if (op != Op::attention && op != Op::linear_matrix && !for_any_rows(op)) { // one order of sums for all numbers of rows
+  if (by_codes(op)) { // one order of sums for all numbers of rows
     const Choice one = listed_choice(family, op, format, bucket % kShapeBuckets);
     c[2] = one[2];
     c[3] = std::max(c[3], c[2]);
-    c[4] = one[4];
+    c[4] = one[4] == by_subnormals && !format.subnormal_codes ? 1 : one[4];
   }
   override_choice(op, rows, c);
   check_choice(op, rows, c);
   return c;
 }
 
-const Choice* make_row(const std::string& family, Op op, int format) {
-  auto* choices = new std::vector<Choice>;
-  for (int b = 0; b < buckets(op); b++) choices->push_back(choice_of(family, op, quant_formats()[format], b));
-  return choices->data();
+std::vector<Choice> make_row(const std::string& family, Op op, int format) {
+  std::vector<Choice> choices;
+  for (int b = 0; b < buckets(op); b++) choices.push_back(choice_of(family, op, quant_formats()[format], b));
+  return choices;
+}
+
+// As the environment says, else as the device does.
+bool takes_subnormals(c10::Device device) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (const auto i = overrides().find("subnormals"); i != overrides().end()) return i->second != 0;
+  }
+  return keeps_subnormals(device);
+}
+
+// Choices with subnormal halves become those without, which give the same bits, where the device keeps none.
+void check_device(c10::Device device, std::vector<Choice>& choices) {
+  const auto any = std::any_of(choices.begin(), choices.end(), [](const Choice& c) { return c[4] == by_subnormals; });
+  if (!any || takes_subnormals(device)) return;
+  for (Choice& c : choices)
+    if (c[4] == by_subnormals) c[4] = 1;
 }
 
 std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
+c10::Device device_of(c10::Device device) {
+  const KernelList* list = device.is_meta() ? KernelList::recording() : nullptr;
+  return list ? list->device : device;
+}
+
 Table& table_of(c10::Device device) {
-  if (const KernelList* list = device.is_meta() ? KernelList::recording() : nullptr) device = list->device;
   std::atomic<Table*>& current = tables[static_cast<size_t>(device.type())];
   if (Table* table = current.load(std::memory_order_acquire)) return *table;
   const std::string family = executor(device).family();
@@ -332,12 +358,19 @@ c10::Dict<std::string, std::vector<int64_t>> parameters(const std::string& op_na
 } // namespace
 
 Choice choose(c10::Device device, Op op, int row, int bucket) {
+  device = device_of(device);
   Table& table = table_of(device);
   std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op) * quant_formats().size() + row];
   if (const Choice* found = choices.load(std::memory_order_acquire)) return found[bucket];
+  std::vector<Choice> made;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    made = make_row(table.family, op, row);
+  }
+  if (by_codes(op)) check_device(device, made); // may launch a kernel
   std::lock_guard<std::mutex> lock(mutex);
   if (!choices.load(std::memory_order_acquire))
-    choices.store(make_row(table.family, op, row), std::memory_order_release);
+    choices.store((new std::vector<Choice>(std::move(made)))->data(), std::memory_order_release);
   return choices.load(std::memory_order_acquire)[bucket];
 }
 
@@ -350,6 +383,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_tuning_choice(str family, str op, str format, int rows, int n, int k) -> int[]", &chosen);
   m.def("_tuning_parameters(str op) -> Dict(str, int[])", &parameters);
   m.def("_tuning_families() -> str[]", &families);
+  m.def("_tuning_subnormals(str device) -> bool",
+        [](const std::string& device) { return takes_subnormals(c10::Device(device)); });
 }
 
 } // namespace foundry::tuning

@@ -18,7 +18,8 @@ struct LinearChoice {
   uint16_t steps;      // of K in flight; packed codes: 1 is read while the one before is used, 0 when it is used
   uint16_t split;      // simdgroups that share K: a team
   uint16_t simdgroups; // per threadgroup
-  uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 4, which a CPU makes vectors of
+  uint16_t chains;     // of fma in a chunk: 1, the fewest instructions; 2, one too, of codes that are subnormal halves,
+                       // and as 1 where a format or a device has none; 4, which a CPU makes vectors of
 };
 
 // The same products by matrices (matrix_rows.h), for a shape and any number of rows, as their bits must be the same.

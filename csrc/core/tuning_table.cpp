@@ -27,22 +27,22 @@ constexpr Line kLines[] = {
     // the fewest; of few outputs two (llama.cpp, Q8_0), and K is split where each simdgroup has a step of it: 512 of
     // q8_0 and mxfp4, 1024 of K-quants and most others. Threadgroups of two simdgroups (llama.cpp; MLX) leave the fewest
     // registers unused: q5_k has room for 448 threads, of which a threadgroup of 256 would take 256.
-    {"apple", kLinear, "q8_0", 8, kAny, kAny, {2, 0, 1, 4, 1}},
-    {"apple", kLinear, "q8_0", 1, 2048, 1024, {2, 0, 1, 4, 1}},
-    {"apple", kLinear, "q8_0", 1, 2048, kAny, {2, 0, 4, 4, 1}},
-    {"apple", kLinear, "q8_0", 1, kAny, kAny, {4, 0, 1, 4, 1}},
-    {"apple", kLinear, "q4_0", 2, kAny, kAny, {2, 0, 1, 2, 1}},
-    {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 0, 1, 2, 1}}, // llama.cpp
+    {"apple", kLinear, "q8_0", 8, kAny, kAny, {2, 0, 1, 4, 2}},
+    {"apple", kLinear, "q8_0", 1, 2048, 1024, {2, 0, 1, 4, 2}},
+    {"apple", kLinear, "q8_0", 1, 2048, kAny, {2, 0, 4, 4, 2}},
+    {"apple", kLinear, "q8_0", 1, kAny, kAny, {4, 0, 1, 4, 2}},
+    {"apple", kLinear, "q4_0", 2, kAny, kAny, {2, 0, 1, 2, 2}},
+    {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 0, 1, 2, 2}}, // llama.cpp
     {"apple", kLinear, "mxfp4", 2, kAny, kAny, {2, 0, 1, 2, 1}},
     {"apple", kLinear, "mxfp4", 1, 1024, 512, {2, 0, 1, 4, 1}},
     {"apple", kLinear, "mxfp4", 1, 1024, 1024, {2, 0, 2, 4, 1}},
     {"apple", kLinear, "mxfp4", 1, 1024, kAny, {2, 0, 4, 4, 1}},
     {"apple", kLinear, "mxfp4", 1, kAny, kAny, {4, 0, 1, 2, 1}},
-    {"apple", kLinear, "packed", 2, kAny, kAny, {2, 0, 1, 2, 1}},
-    {"apple", kLinear, "packed", 1, 1024, 1024, {2, 0, 1, 4, 1}},
-    {"apple", kLinear, "packed", 1, 1024, 2048, {2, 0, 2, 4, 1}},
-    {"apple", kLinear, "packed", 1, 1024, kAny, {2, 0, 4, 4, 1}},
-    {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 2, 1}},
+    {"apple", kLinear, "packed", 2, kAny, kAny, {2, 0, 1, 2, 2}},
+    {"apple", kLinear, "packed", 1, 1024, 1024, {2, 0, 1, 4, 2}},
+    {"apple", kLinear, "packed", 1, 1024, 2048, {2, 0, 2, 4, 2}},
+    {"apple", kLinear, "packed", 1, 1024, kAny, {2, 0, 4, 4, 2}},
+    {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 2, 2}},
     // MLX, dense: four rows; K is split over eight simdgroups where it is 16 times N, else eight simdgroups from N = 4096
     // and four below. llama.cpp, dense, for few outputs: two rows, four simdgroups share K.
     {"apple", kLinear, "", 1, 1024, kAny, {2, 1, 4, 4, 1}},

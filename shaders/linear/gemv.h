@@ -7,16 +7,17 @@ namespace foundry {
 
 // The sum of w[j] * x[j] by CHAINS chains of fma: one is the fewest instructions, four are what a CPU makes vectors of.
 template <int CHAINS> METAL_FUNC float dot(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
-  static_assert(CHAINS == 4 && chunk == 8, "two links a chain");
-  float s[4];
-  for (int j = 0; j < 4; ++j) s[j] = metal::fma(w[j + 4], x[j + 4], w[j] * x[j]);
-  return (s[0] + s[1]) + (s[2] + s[3]);
-}
-
-template <> METAL_FUNC float dot<1>(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+  static_assert(CHAINS == 1 || CHAINS == by_subnormals, "one chain");
   float s = w[0] * x[0];
   for (int j = 1; j < chunk; ++j) s = metal::fma(w[j], x[j], s);
   return s;
+}
+
+template <> METAL_FUNC float dot<4>(thread const float (&w)[chunk], thread const float (&x)[chunk]) {
+  static_assert(chunk == 8, "two links a chain");
+  float s[4];
+  for (int j = 0; j < 4; ++j) s[j] = metal::fma(w[j + 4], x[j + 4], w[j] * x[j]);
+  return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
 // Those of a chunk of codes, of which a group may have several.
@@ -85,14 +86,15 @@ METAL_FUNC void accumulate(device const typename Q::block* thread (&w_row)[OUTS]
 
 // Adds the products of the step of K that `raw` holds to the sums. A group's codes are multiplied first, then their sum
 // by its scale; its offset multiplies the sum of its x. As soon as a row's codes are unpacked, those of
-// `block` are read in their place, if there are more.
-template <typename Q, int ROWS, int OUTS, typename Codes, typename XRows>
+// `block` are read in their place, if there are more. SUBNORMAL: sums, and so offsets, are over 2^24.
+template <typename Q, int ROWS, int OUTS, bool SUBNORMAL, typename Codes, typename XRows>
 METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typename Q::block* thread (&block)[OUTS],
                                  bool more, thread const XRows& x, thread const uint (&x_row)[ROWS], uint first, uint k,
                                  uint end, thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
   constexpr int C = Codes::chunks, G = Codes::groups, in_group = C / G;
   // Two halves of 1024. K is less than 2^31, but as a constant they would cost an instruction beside that of the mask.
-  const uint base = 0x64006400u | end >> 31;
+  const uint base = SUBNORMAL ? 0 : 0x64006400u | end >> 31;
+  constexpr float unit = SUBNORMAL ? 0x1p-24f : 1.0f;
   if (ROWS <= 2) { // x stays in registers
     float v[ROWS][C][chunk], total[ROWS][G];
 #pragma unroll
@@ -108,7 +110,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
 #pragma unroll
       for (int c = 0; c < C; ++c) raw[n].codes(first, c, base, w[c]);
 #pragma unroll
-      for (int g = 0; g < G; ++g) d[g] = raw[n].scale(first, g), offset[g] = raw[n].offset(first, g);
+      for (int g = 0; g < G; ++g) d[g] = raw[n].scale(first, g), offset[g] = raw[n].offset(first, g) * unit;
       if (more) raw[n].read(*block[n], first);
 #pragma unroll
       for (int m = 0; m < ROWS; ++m)
@@ -127,7 +129,7 @@ METAL_FUNC void accumulate_codes(thread Codes (&raw)[OUTS], device const typenam
     for (int g = 0; g < G; ++g) {
       float products[ROWS * OUTS], total[ROWS], d[OUTS], offset[OUTS];
 #pragma unroll
-      for (int n = 0; n < OUTS; ++n) d[n] = raw[n].scale(first, g), offset[n] = raw[n].offset(first, g);
+      for (int n = 0; n < OUTS; ++n) d[n] = raw[n].scale(first, g), offset[n] = raw[n].offset(first, g) * unit;
 #pragma unroll
       for (int c = g * in_group; c < (g + 1) * in_group; ++c) {
         float w[OUTS][chunk];
@@ -166,7 +168,9 @@ template <typename Q, typename T> struct ByCodes<Q, T, true> {
 
 // See `accumulate_k`. By floats, and by codes, where one step in flight means that it is read while the step before it
 // is used, and none that it is read when it is used: where rows are aligned to single words only, in halves of them, of
-// which Apple's GPUs load eight at once from wherever they lie.
+// which Apple's GPUs load eight at once from wherever they lie. Codes that are subnormal halves are code / 2^24: no
+// exponent is to be set, and without a zero none to be taken off. All that changes is a power of two, so they give the
+// bits of the others.
 template <typename Q, bool InCodes> struct AccumulateK {
   template <int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS, typename XRows>
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[OUTS], thread const XRows& x,
@@ -186,7 +190,7 @@ template <typename Q> struct AccumulateK<Q, true> {
   static METAL_FUNC void run(device const typename Q::block* thread (&w_row)[OUTS], thread const XRows& x,
                              thread const uint (&x_row)[ROWS], uint unit, uint split, uint end,
                              thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
-    constexpr bool ahead = UNROLL > 0;
+    constexpr bool ahead = UNROLL > 0, subnormal = CHAINS == by_subnormals;
     using Codes = typename Q::template Codes<VEC == 16 && (ahead || Q::word > 4)>;
     const uint step = split * simd_width * Codes::chunks * chunk, blocks = step / Q::block_size;
     const uint first = Codes::first(unit);
@@ -202,15 +206,18 @@ template <typename Q> struct AccumulateK<Q, true> {
       for (int n = 0; n < OUTS; ++n) block[n] += UNROLL * blocks;
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u)
-        accumulate_codes<Q, ROWS, OUTS>(raw[u], block, false, x, x_row, first, k + u * step, end, sum, squares);
+        accumulate_codes<Q, ROWS, OUTS, subnormal>(raw[u], block, false, x, x_row, first, k + u * step, end, sum,
+                                                   squares);
     }
     for (int n = 0; ahead && n < OUTS && k < end; ++n) raw[0][n].read(*block[n], first);
     for (; k < end; k += step) {
 #pragma unroll
       for (int n = 0; n < OUTS && !ahead; ++n) raw[0][n].read(*block[n], first);
       for (int n = 0; n < OUTS; ++n) block[n] += blocks;
-      accumulate_codes<Q, ROWS, OUTS>(raw[0], block, ahead && k + step < end, x, x_row, first, k, end, sum, squares);
+      accumulate_codes<Q, ROWS, OUTS, subnormal>(raw[0], block, ahead && k + step < end, x, x_row, first, k, end, sum,
+                                                 squares);
     }
+    for (int i = 0; subnormal && i < ROWS * OUTS; ++i) sum[i] *= 0x1p24f;
   }
 };
 
@@ -224,7 +231,7 @@ METAL_FUNC void accumulate_k(device const typename Q::block* thread (&w_row)[OUT
                              thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
   for (int i = 0; i < ROWS * OUTS; ++i) sum[i] = 0.0f;
   for (int m = 0; m < ROWS; ++m) squares[m] = 0.0f;
-  constexpr bool in_codes = CHAINS == 1 && ByCodes<Q, typename XRows::type, Q::has_codes>::value;
+  constexpr bool in_codes = CHAINS != 4 && ByCodes<Q, typename XRows::type, Q::has_codes>::value;
   constexpr int in_flight = in_codes || UNROLL > 0 ? UNROLL : 1;
   AccumulateK<Q, in_codes>::template run<ROWS, VEC, OUTS, in_flight, CHAINS>(w_row, x, x_row, unit, split, end, sum,
                                                                              squares);

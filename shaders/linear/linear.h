@@ -18,7 +18,8 @@ FOUNDRY_CONST uint32_t linear_matrix_split = 8;
 
 // Rows of x and of W as matrices (matrix_rows.h): columns of K of a step, whose bytes lie in threadgroup memory so that
 // the rows of a product begin in banks of their own.
-FOUNDRY_CONST int by_matrices = 0; // CHAINS of kernels that multiply so
+FOUNDRY_CONST int by_matrices = 0;   // CHAINS of kernels that multiply so
+FOUNDRY_CONST int by_subnormals = 2; // of those with one chain, of codes that are subnormal halves (gemv.h)
 FOUNDRY_CONST uint32_t matrix_rows = 8;
 constexpr uint32_t matrix_step(uint32_t block_size) { return block_size > 1 ? 256 : 128; }
 constexpr uint32_t matrix_x_stride(uint32_t block_size) { return matrix_step(block_size) * 2 + 32; }

@@ -14,6 +14,7 @@ using namespace foundry;
 // the last valid one and are not stored.
 // foundry-lint: instance(linear_rows<Q8_0, half, 4, 16, 4, 1, 1>)
 // foundry-lint: instance(linear_rows<Q4_0, bfloat, 1, 8, 2, 2, 4>)
+// foundry-lint: instance(linear_rows<Q8_0, half, 1, 16, 4, 0, 2>)
 // foundry-lint: instance(linear_rows<Q4_K, half, 2, 16, 4, 0, 1>)
 // foundry-lint: instance(linear_rows<F16, float, 8, 1, 4, 1, 1>)
 // foundry-lint: instance(linear_rows<Q8_0, half, 8, 16, 32, 2, 0>)

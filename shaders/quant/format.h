@@ -11,6 +11,7 @@
 //     static float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]);
 //     FOUNDRY_CONST bool has_codes = ...;             // whether it has what follows; else kernels use `unpack` alone
 //     FOUNDRY_CONST int word = ...;                   // bytes to which rows must be aligned for Codes<true>; 0: none
+//     FOUNDRY_CONST bool subnormal_codes = true;      // whether `base` may be 0; left out: it may not
 //     // Kernels only: a lane's share of a row between memory and its products. Such a unit begins at element k of an
 //     // even block and the next, has `chunks` chunks in `groups` equal groups, and a weight of chunk c, of group g, is
 //     // scale(k, g) * ratio(c) * w[j] + offset(k, g). All units of a lane have one k. Nothing is computed in `read`,
@@ -22,7 +23,8 @@
 //       static constexpr uint at(int c);              // where chunk c begins after k
 //       static constexpr float ratio(int c);
 //       void read(device const block& b, uint k);
-//       void codes(uint k, int c, uint base, thread float (&w)[chunk]) const; // base: two halves of 1024 (split_codes)
+//       // base: two halves of 1024, or 0: then w are codes over 2^24 (split_codes).
+//       void codes(uint k, int c, uint base, thread float (&w)[chunk]) const;
 //       float scale(uint k, int g) const;
 //       float offset(uint k, int g) const;
 //     };
@@ -177,10 +179,14 @@ METAL_FUNC void interleave(metal::half2 even, metal::half2 odd, thread float* w)
 }
 
 // The codes of four bytes in their order, less `zero`: bytes 0 and 2, then 1 and 3 are masked as pairs. In the mantissa
-// of 1024 they are halves without a conversion, and the difference is exact. `base` is two halves of 1024, with the
-// bits set that are to be inverted in the codes.
-METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half zero, thread float* w) {
-  const metal::half2 offset = metal::half2(1024.0h + zero);
+// of 1024 they are halves without a conversion, and the difference is exact. `base` is two halves of 1024, or 0: alone
+// they are subnormal halves of which 2^24 make a code, where GPUs keep such. `flip`: bits to invert in the bytes.
+METAL_FUNC void split_codes(uint32_t bytes, uint32_t mask, uint32_t base, half zero, thread float* w,
+                            uint32_t flip = 0) {
+  const bool subnormal = base == 0;
+  const metal::half2 offset = metal::half2(subnormal ? as_type<half>(ushort(zero)) : 1024.0h + zero);
+  bytes ^= subnormal ? flip : 0;
+  base ^= subnormal ? 0 : flip & mask;
   interleave(as_type<metal::half2>((bytes & mask) ^ base) - offset,
              as_type<metal::half2>((bytes >> 8 & mask) ^ base) - offset, w);
 }
@@ -249,14 +255,25 @@ template <int N, int Align> struct Bytes {
   METAL_FUNC metal::uint2 halves(int j, bool) const thread { return {word(j), word(j) >> 8}; } // as OddBytes have them
 };
 
+// N numbers of 16 bits, from element at.x on. Apple's GPUs load four at once from wherever they lie, and scale an index
+// of 32 bits on the way. A prelude may overload this for its platform.
+template <int N, typename At> METAL_FUNC void read_halves(device const uint16_t* from, At at, thread uint32_t (&q)[N]) {
+  for (short j = 0; j < N / 4; ++j) {
+    const metal::ushort4 four = *(device const metal::packed_ushort4*)(from + (at.x + 4 * j));
+    for (short i = 0; i < 4; ++i) q[4 * j + i] = four[i];
+  }
+  for (short j = N / 4 * 4; j < N; ++j) q[j] = from[at.x + j];
+}
+
 // The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
 // bytes begin within a word. Words are read whole, from the one before the bytes on, or, if After, to the one after.
 template <int N, bool Words, bool After> struct UnalignedWords {
   FOUNDRY_CONST int size = Words ? N + 1 : 2 * N;
   uint32_t q[size];
-  METAL_FUNC void read(device const uint16_t* from, bool odd) thread {
-    device const uint32_t* words = (device const uint32_t*)(from - (odd ? 1 : After ? 0 : 2));
-    for (short j = 0; j < size; ++j) q[j] = Words ? words[j] : uint32_t(from[j]);
+  METAL_FUNC void read(device const uint16_t* from, bool odd, uint first = 0) thread {
+    device const uint32_t* words = (device const uint32_t*)(from + first - (odd ? 1 : After ? 0 : 2));
+    for (short j = 0; j < size && Words; ++j) q[j] = words[j];
+    if (!Words) read_halves(from, metal::uint2(first), q);
   }
   METAL_FUNC uint32_t word(int j, bool odd) const thread {
     if (Words) return odd ? q[j] >> 16 | q[j + 1] << 16 : q[After ? j : j + 1];

@@ -19,6 +19,7 @@ struct Q3_K {
   FOUNDRY_CONST int shared = 1;
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_CONST bool subnormal_codes = true;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {

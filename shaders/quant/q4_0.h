@@ -17,6 +17,7 @@ struct Q4_0 {
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int fragment_columns = 64;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_CONST bool subnormal_codes = true;
   FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int c, FOUNDRY_THREAD float (&w)[chunk]) {

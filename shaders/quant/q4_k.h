@@ -76,6 +76,7 @@ struct Q4_K {
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int fragment_columns = 64;
   FOUNDRY_CONST int word = 16;
+  FOUNDRY_CONST bool subnormal_codes = true;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(d), FOUNDRY_SCALE(dmin))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {

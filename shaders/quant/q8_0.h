@@ -17,6 +17,7 @@ struct Q8_0 {
   FOUNDRY_CONST bool has_codes = true;
   FOUNDRY_CONST int fragment_columns = 64;
   FOUNDRY_CONST int word = 4;
+  FOUNDRY_CONST bool subnormal_codes = true;
   FOUNDRY_SCALES(0, FOUNDRY_SCALE(d))
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
@@ -39,13 +40,13 @@ struct Q8_0 {
     static METAL_FUNC constexpr uint at(int c) { return c * 8; }
     static METAL_FUNC constexpr float ratio(int) { return 1.0f; }
     METAL_FUNC void read(device const block& b, uint k) thread {
-      q.read(b.qs + k % 32 / 2, k / 32 % 2 == 0);
+      q.read(b.qs, k / 32 % 2 == 0, k % 32 / 2);
       d = b.d;
     }
     METAL_FUNC void codes(uint k, int c, uint base, thread float (&w)[chunk]) const thread {
       const bool odd = k / 32 % 2 == 0;
       for (short j = 0; j < 2; ++j)
-        split_codes(q.word(2 * c + j, odd), 0x00ff00ffu, base ^ 0x00800080u, 128.0h, w + 4 * j);
+        split_codes(q.word(2 * c + j, odd), 0x00ff00ffu, base, 128.0h, w + 4 * j, 0x80808080u);
     }
     METAL_FUNC float scale(uint, int) const thread { return widen(d); }
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }

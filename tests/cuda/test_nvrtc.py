@@ -366,3 +366,25 @@ def test_a_damaged_cubin_is_compiled_again(tmp_path: Path) -> None:
     files = shader(tmp_path, "kernel void f(device float* y [[buffer(0)]]) { y[0] = 40; }")
     script = STDLIB.format(files=files) + DAMAGED.format(cache=str(tmp_path / "cache"), root=str(compile_only.ROOT))
     assert compile_only.run(script).split()[-7:] == [*["True"] * 6, "10"]
+
+
+SUBNORMALS = """
+import torch
+from torch_foundry import ops
+from torch_foundry.core import tuning
+from torch_foundry.testing import weights as blocks
+assert torch.ops.compile_only.variant("subnormals.metal", "subnormal_codes", 0, [], 1024) > 0
+torch.ops.torch_foundry._tuning_override("subnormals", 1)
+for name in ("q8_0", "q4_k"):
+    key = tuning.Key("linear", name, 1, 64, 512)
+    wanted = {"chains": 2, "outputs": 2, "steps": 1, "split": 1, "simdgroups": 4}
+    tuning.use("sm_90", key, {**tuning.choice("sm_90", key), **wanted})
+    ops.linear(torch.zeros(1, 512, dtype=torch.float16), blocks.packed(torch.zeros(64, 512), name), format=name)
+print(*torch.ops.compile_only.compiled(), sep="\\n")
+"""
+
+
+def test_subnormal_codes() -> None:
+    """Apple's way of products with packed weights, and the kernel that asks a GPU for it, compile here as well."""
+    found = compile_only.run(SUBNORMALS).splitlines()
+    assert len(found) == 2 and all(kernel.endswith("1, 2>") for kernel in found)

@@ -111,7 +111,7 @@ FAULTS = [
     _codes("upper-nibbles-not-scaled", "metal::fma(ratio, dot", "metal::fma(1.0f, dot", "q4_0"),
     _codes(
         "next-step-not-read",
-        *within("offset[g] = raw[n].offset(first, g); if (more)", "more", "more && first > 7"),
+        *within("offset[g] = raw[n].offset(first, g) * unit; if (more)", "more", "more && first > 7"),
         "q4_0",
     ),
     _codes("second-step-twice", "raw[u][n].read(block[n][u * blocks]", "raw[u][n].read(block[n][blocks]", steps=2),

@@ -183,6 +183,11 @@ template <class T, int N> struct alignas(sizeof(T) * (N == 2 ? 2 : 4)) vec : msl
 };
 template <class T, int N> struct packed_vec : msl_fields<T, N, N> {
   AGX packed_vec(vec<T, N> o) { MSL_EACH this->msl_data[i] = o.msl_data[i]; }
+  AGX packed_vec(const __global packed_vec& o) { // one load, wherever an element may lie
+    typedef T msl_whole __attribute__((ext_vector_type(N), aligned(sizeof(T))));
+    const msl_whole v = *(const __global msl_whole*)&o;
+    MSL_EACH this->msl_data[i] = v[i];
+  }
   MSL_VECTOR(packed_vec)
 };
 #undef MSL_UPDATE

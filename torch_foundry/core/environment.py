@@ -116,6 +116,11 @@ GEMV_COLS_PER_TG = Choice(
 )
 GEMV_SPLIT_K = Choice("TORCH_FOUNDRY_GEMV_SPLIT_K", "the same: simdgroups that share K", ("", "1", "2", "4", "8", "16"))
 GEMV_STEPS = Choice("TORCH_FOUNDRY_GEMV_STEPS", "the same: steps of K in flight", ("", "1", "2", "4"))
+SUBNORMAL_CODES = Choice(
+    "TORCH_FOUNDRY_SUBNORMAL_CODES",
+    "packed codes as subnormal halves where the tuning table says so; if it isn't set, where the GPU keeps such halves",
+    ("", "0", "1"),
+)
 LINEAR_ROWS = Choice(
     "TORCH_FOUNDRY_LINEAR_ROWS",
     "rows up to which products go through the vector kernel, of any shape; `linear` itself takes 16 that way at least",

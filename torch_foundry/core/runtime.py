@@ -76,6 +76,14 @@ def _has_executor(kind: str) -> bool:
     return True
 
 
+def subnormal_codes(device: torch.device | str) -> bool:
+    """Whether packed codes are subnormal halves on `device` where the tuning table says so: as
+    $TORCH_FOUNDRY_SUBNORMAL_CODES says, else if the device keeps such halves. The first time this asks it, and waits:
+    `patch` does, so that no captured step has to.
+    """
+    return bool(torch.ops.torch_foundry._tuning_subnormals(str(device)))
+
+
 def default_device() -> torch.device:
     """The device of whoever names none: MPS, else CUDA, else the CPU, as far as kernels can run there."""
     for kind, device in devices.DEVICES.items():

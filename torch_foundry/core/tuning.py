@@ -26,6 +26,7 @@ OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
+    "subnormals": environment.SUBNORMAL_CODES,
     "linear_rows": environment.LINEAR_ROWS,
     "matrix_rows": environment.MATRIX_ROWS,
     "tile_rows": environment.TILE_ROWS,

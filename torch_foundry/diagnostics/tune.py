@@ -82,6 +82,8 @@ def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, i
     space = tuning.parameters(key.op)
     if "steps" in space and not quant.get_format(key.format).packed:
         space["steps"].remove(0)  # of packed codes
+    if "chains" in space and current["chains"] != 2:
+        space["chains"].remove(2)  # of devices whose built-in choice it is
     free = [name for name in space if key.rows == 1 or name not in ORDER]
     for name in free:
         for value in space[name]:

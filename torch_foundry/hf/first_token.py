@@ -29,7 +29,10 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
     memory: what could not be compiled, or found out, is compiled when it is needed. `state.ahead` has the outcome.
     """
     device = next((p.device for p in model.parameters()), None)
-    if device is None or not wanted(device) or not hasattr(model, "generator_plan"):
+    if device is None or not hasattr(model, "generator_plan"):
+        return
+    if not wanted(device):
+        _ask(model, device)
         return
     kernels = KernelList(device)
     try:
@@ -46,6 +49,13 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
         problems.append(error)
     others = "".join(f"; {type(problem).__name__}: {problem}" for problem in problems)
     state.ahead = f"{len(kernels)} kernels{others}"
+
+
+def _ask(model: nn.Module, device: torch.device) -> None:
+    """What choosing a kernel asks of the device, which waits for it: a captured step should not have to."""
+    apples = devices.of(device).compiles_ahead and runtime.has_executor(device.type)
+    if apples and any(tensor.dtype == torch.uint8 for tensor in model.state_dict().values()):
+        runtime.subnormal_codes(device)
 
 
 def wanted(device: torch.device) -> bool:

@@ -26,6 +26,12 @@ MSL_PACKED(bfloat, -, "sub.rn.bf16x2")
 // behind an index that is scaled are not.
 template <class T> MSL_INLINE const T* chunk_at(const T* row, const vec<uint32_t, 2>& at) { return row + at.d[1]; }
 
+// Numbers of 16 bits (shaders/quant/format.h), one by one.
+template <int N> MSL_INLINE void read_halves(const uint16_t* from, const vec<uint32_t, 2>& at, uint32_t (&q)[N]) {
+  from += at.d[0];
+  for (short j = 0; j < N; ++j) q[j] = uint32_t(from[j]);
+}
+
 // 16 bytes of device memory in one write, which assigning elements isn't: an overload of shaders/common/vec.h.
 MSL_INLINE void write_whole(vec<uint32_t, 4>* p, const vec<uint32_t, 4>& v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"

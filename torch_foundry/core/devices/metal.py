@@ -158,7 +158,12 @@ class Metal(Device):
         metal = description.get("metal", {})
         library = {"metallib": ", compiled ahead of time", "jit": ", compiled from source at first use"}
         language = f" in Metal {metal['language']}" if "language" in metal else ""
-        return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}"
+        codes: dict[Any, str] = {
+            True: "; packed codes are subnormal halves",
+            False: "; the GPU keeps no subnormal halves",
+        }
+        own = codes.get(description.get("subnormal_codes"), "")
+        return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}{own}"
 
     def stock(self, torch_version: str) -> str:
         known = [what for since, what in STOCK_KERNELS.items() if since <= support.version_pair(torch_version)]

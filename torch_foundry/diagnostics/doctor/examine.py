@@ -64,6 +64,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     """The device, its executor, and which code stock torch and this package run on it."""
     known, family = devices.of(device), str(torch.ops.torch_foundry._family(str(device)))
     row = {"name": str(device), "executor": runtime.executor(device), "family": family, **known.describe(device)}
+    if known.compiles_ahead:  # Apple's GPUs, of which the table asks it
+        row["subnormal_codes"] = runtime.subnormal_codes(device)
     return {**row, "stock": known.stock(torch.__version__), "ours": known.ours(row)}
 
 

@@ -1,0 +1,51 @@
+#include "core/subnormals.h"
+
+#include <atomic>
+#include <cstring>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "core/executor.h"
+#include "linear/subnormals.h"
+
+namespace foundry {
+
+// Launched by the executor itself, and no business of modes of Python's: it is part of no graph that captures, and
+// isn't counted.
+bool Executor::keeps_subnormals(c10::Device device) {
+  constexpr uint8_t codes[4 * subnormal_words] = {1, 2, 3, 8, 15, 16, 31, 48, 64, 100, 127, 128, 160, 200, 240, 255};
+  SubnormalArgs args{{}, 0x1p24f};
+  static_assert(sizeof codes == sizeof args.words, "a byte a code");
+  std::memcpy(args.words, codes, sizeof codes);
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet{c10::DispatchKey::Python});
+  try {
+    const at::Tensor out = at::zeros({2 * int64_t(sizeof codes)}, at::TensorOptions().device(device).dtype(at::kFloat));
+    Pipeline& kernel = pipeline(device, KernelKey("subnormals.metal", "subnormal_codes"));
+    const Binding bindings[] = {{&out, nullptr, 0, Access::write}, {nullptr, &args, sizeof args, Access::read}};
+    kernel.executor.launch(kernel, {bindings, {}, per_element(subnormal_words, subnormal_words)});
+    const at::Tensor found = out.cpu();
+    const float* numbers = found.const_data_ptr<float>();
+    for (const uint8_t code : codes) {
+      const bool added = *numbers++ == float(code) + 0.5f, taken_off = *numbers++ == float(code) - subnormal_zero;
+      if (!added || !taken_off) return false;
+    }
+    return true;
+  } catch (...) { // a kernel that doesn't compile, a GPU that is none
+    return false;
+  }
+}
+
+bool keeps_subnormals(c10::Device device) {
+  static std::atomic<uint64_t> answers[c10::COMPILE_TIME_MAX_DEVICE_TYPES]; // the generation, and 2 or 3
+  std::atomic<uint64_t>& known = answers[static_cast<size_t>(device.type())];
+  const uint64_t generation = source_generation().load(std::memory_order_acquire);
+  uint64_t answer = known.load(std::memory_order_acquire);
+  if (answer >> 2 != generation || !(answer & 2)) { // threads that ask at once all do
+    answer = generation << 2 | 2 | uint64_t(executor(device).keeps_subnormals(device));
+    known.store(answer, std::memory_order_release);
+  }
+  return answer & 1;
+}
+
+} // namespace foundry
