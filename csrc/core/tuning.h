@@ -61,7 +61,17 @@ struct LinearRoutes {
 
 namespace tuning {
 
-enum class Op { linear, attention, norm_linear, moe_glu, moe_down, linear_routes, matrices, norm_matrices, linear_matrix };
+enum class Op {
+  linear,
+  attention,
+  norm_linear,
+  moe_glu,
+  moe_down,
+  linear_routes,
+  matrices,
+  norm_matrices,
+  linear_matrix
+};
 constexpr int kOps = 9;
 constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
 using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order

@@ -40,8 +40,8 @@ struct Gemv {
   }
 };
 
-// Whether rows of x and of these weights, side by side, can be read as fragments of matrices (quant/format.h): the width
-// of the reads of W in bytes, 16 or 8, or 0.
+// Whether rows of x and of these weights, side by side, can be read as fragments of matrices (quant/format.h): the
+// width of the reads of W in bytes, 16 or 8, or 0.
 inline int fragment_width(const at::Tensor& x, c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights) {
   const QuantFormat& format = matrices[0].format;
   const uint32_t block = u32(format.block_size);

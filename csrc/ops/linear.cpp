@@ -26,6 +26,33 @@ Kernel kernel_for(int64_t m, const at::Tensor& x, const WeightMatrix& w, bool ba
   return w.format.packed() && x.element_size() == 2 && m <= routes.matrix ? Kernel::matrix : Kernel::tiles;
 }
 
+// How linear_matrix_ahead multiplies.
+struct Ahead {
+  MatrixChoice choice;
+  int width;  // V of matrix_rows.h
+  int blocks; // of eight rows, in a threadgroup
+
+  KernelKey name(KernelKey key) const { return key.add({width, choice.outputs, choice.steps, blocks}); }
+
+  void run(Launch& launch, int64_t m, const WeightMatrix& w) const {
+    const auto [outputs, steps, split, simdgroups, most] = choice;
+    const uint32_t block = u32(w.format.block_size), bytes = matrix_step(block) / block * u32(w.format.block_bytes);
+    launch.tgmem(matrix_tile_bytes(8 * blocks, outputs, steps, split, simdgroups, block, bytes));
+    // rows of x along the grid's first axis: what reads the same rows of W runs together
+    launch.run(tiles(w.n, m, simdgroups / split * outputs, 8 * blocks, simdgroups * simd_width));
+  }
+};
+
+// None where the table or how x and W lie don't allow it.
+std::optional<Ahead> copied_ahead(const at::Tensor& x, int64_t m, const WeightMatrix& w, const at::Tensor& weight) {
+  const int bytes = w.format.packed() ? fragment_width(x, w, weight) : 0;
+  if (!bytes) return {};
+  const MatrixChoice choice = matrix_choice(x.device(), w.format.index, m, w.n, w.k);
+  if (!choice.outputs) return {};
+  const int blocks = std::min<int>(choice.blocks, m <= 16 ? 2 : m <= 32 ? 4 : 8);
+  return Ahead{choice, Gemv::width_of(aligned_rows(x), bytes == 16), blocks};
+}
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
                   const OptionalTensor& residual, double scale, OptionalName activation, bool batch_invariant) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
@@ -57,21 +84,20 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
             Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
   if (const auto way = rows ? multiplied_as_matrices(false, x, m, w, weight, aligned_rows(x)) : std::nullopt)
     gemv = *way;
-  const int words = matrices && w.format.packed() ? fragment_width(x, w, weight) : 0;
-  MatrixChoice staged = words ? matrix_choice(device, w.format.index, m, w.n, w.k) : MatrixChoice{};
-  int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
-  if (staged.outputs) blocks = std::min<int>(staged.blocks, m <= 16 ? 2 : m <= 32 ? 4 : 8);
-  KernelKey key =
-      matrices ? KernelKey("linear_matrix.metal", staged.outputs ? "linear_matrix_ahead" : "linear_matrix",
-                           {w.format.policy, x.scalar_type()})
-               : KernelKey("linear.metal", rows ? "linear_rows" : "linear_tiles", {w.format.policy, x.scalar_type()});
-  if (staged.outputs) key.add({Gemv::width_of(aligned_rows(x), words == 16), staged.outputs, staged.steps});
-  key = rows ? gemv.name(key.add({gemv.rows})) : staged.outputs ? key.add({blocks}) : matrices ? key.add({gemv.width, blocks}) : key.add({gemv.width});
+  const std::optional<Ahead> ahead = matrices ? copied_ahead(x, m, w, weight) : std::nullopt;
+  const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
+  const auto named = [&](const char* file, const char* function) {
+    return KernelKey(file, function, {w.format.policy, x.scalar_type()});
+  };
+  const KernelKey key = rows       ? gemv.name(named("linear.metal", "linear_rows").add({gemv.rows}))
+                        : ahead    ? ahead->name(named("linear_matrix.metal", "linear_matrix_ahead"))
+                        : matrices ? named("linear_matrix.metal", "linear_matrix").add({gemv.width, blocks})
+                                   : named("linear.metal", "linear_tiles").add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);
   args.k = u32(w.k);
   args.row_blocks = u32(w.row_blocks);
-  args.split = rows ? gemv.choice.split : staged.outputs ? staged.split : matrices ? linear_matrix_split : 1;
+  args.split = rows ? gemv.choice.split : ahead ? ahead->choice.split : matrices ? linear_matrix_split : 1;
   args.has_bias = bias.has_value();
   args.has_residual = residual.has_value();
   args.x = rows_of("x", x);
@@ -80,12 +106,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
       weight.nbytes() + x.nbytes() + y.nbytes() + (bias ? bias->nbytes() : 0) + (residual ? residual->nbytes() : 0);
   Launch launch(device, key);
   launch.weight(weight).in(x).in_or(bias, x).in_or(residual, x).out(y).args(args).min_bytes(min_bytes);
-  if (staged.outputs) {
-    const int64_t outputs = staged.simdgroups / staged.split * staged.outputs;
-    const uint32_t block = u32(w.format.block_size);
-    launch.tgmem(matrix_tile_bytes(8 * blocks, staged.outputs, staged.steps, staged.split, staged.simdgroups, block,
-                                   matrix_step(block) / block * u32(w.format.block_bytes)));
-    launch.run(tiles(w.n, m, outputs, 8 * blocks, staged.simdgroups * simd_width)); // outputs along y: tiles of W meet
+  if (ahead) {
+    ahead->run(launch, m, w);
     return y;
   }
   if (matrices) {

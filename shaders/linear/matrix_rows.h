@@ -115,7 +115,8 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
           const float scale = rows[i][j].scale(g), offset = F::has_offset ? rows[i][j].offset(g) : 0.0f;
           for (int b = 0; b < BLOCKS; ++b)
             for (int e = 0; e < 2; ++e) {
-              float total = metal::fma(scale, products[b][i][j].thread_elements()[e], sum[b][i][j].thread_elements()[e]);
+              float total =
+                  metal::fma(scale, products[b][i][j].thread_elements()[e], sum[b][i][j].thread_elements()[e]);
               if (F::has_offset) total = metal::fma(offset, values[b][j].thread_elements()[e], total);
               sum[b][i][j].thread_elements()[e] = total;
             }
@@ -170,10 +171,10 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
   using Sum = typename Step::Sum;
   FOUNDRY_CONST uint step = Step::step;
 
-  W w;                                // of the copies: they are ahead
-  uint from_column, turn;             // of the next copies, and rows between the team's turns
+  W w;                    // of the copies: they are ahead
+  uint from_column, turn; // of the next copies, and rows between the team's turns
   CopyWeights<Q, T, VEC, OUTS> copies;
-  threadgroup uchar* memory;          // the simdgroup's: STEPS times `stage` bytes
+  threadgroup uchar* memory; // the simdgroup's: STEPS times `stage` bytes
   threadgroup uchar* now;
   uint stage;
 

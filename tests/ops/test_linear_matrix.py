@@ -164,7 +164,7 @@ SOME = [(c, f) for c in CHOICES for f in AHEAD if c != "none" and (f != "q8_0" o
 @pytest.mark.cpu_only  # the mock's session has made its choices; GPUs: below
 @pytest.mark.parametrize("choice, name", SOME, ids=str)
 def test_copied_ahead(choice: str, name: str) -> None:
-    """Exact but for its sums: rows and outputs around a threadgroup's, K that ends within a step or a turn of a team."""
+    """Exact but for its sums: rows and outputs around a threadgroup's, K that ends within a step or a turn."""
     with ahead(choice):
         for m, n, k, dtype in ((17, 16, 256, F16), (33, 33, 1280, BF16), (24, 40, 2816, F16)):
             given = inputs(Case(m, n, k, name), dtype)

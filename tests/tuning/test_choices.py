@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tier("kernels")
 FAMILIES = ["host", "apple7", "apple8", "apple9", "apple10", "sm_80", "sm_90", "sm_90-h200", "sm_100"]
 PACKED = kit.CODES
 
-MATRICES = ("matrices", "norm_matrices", "linear_matrix")
+MATRICES = tuning.BY_MATRICES
 
 # Apple GPUs
 THREADS, THREADGROUP_BYTES, SUMS = 1024, 32768, 32

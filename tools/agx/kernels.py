@@ -29,7 +29,7 @@ KV = ("q8_0", "q4_0")
 KEYS = 4096  # in a cache
 
 TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
-ELSEWHERE = ("linear_matrix", "linear_matrix_ahead")  # launched on no Apple GPU, unless TORCH_FOUNDRY_MATRIX_ROWS says so
+ELSEWHERE = ("linear_matrix", "linear_matrix_ahead")  # on no Apple GPU, unless TORCH_FOUNDRY_MATRIX_ROWS says so
 BY_MATRICES = re.compile(r"(linear_rows|norm_\w+)<.*, 0>")  # nor are those, unless a table of the user's says so
 
 

@@ -20,8 +20,8 @@ from torch_foundry.core import environment, extension, sources
 from torch_foundry.core.ahead import recording_for
 
 VERSION = 2
-OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes")
-OPS += ("matrices", "norm_matrices", "linear_matrix")
+BY_MATRICES = ("matrices", "norm_matrices", "linear_matrix")
+OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes", *BY_MATRICES)
 OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
     "gemv_split_k": environment.GEMV_SPLIT_K,
