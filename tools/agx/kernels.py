@@ -82,6 +82,8 @@ def others() -> Iterator[Callable[[], object]]:
     for name, length in product(KV, (1, 64)):
         yield partial(_attention, 128, 4, length, name)
     yield partial(_attention, 128, 4, 1, paged=True)
+    for head_dim in (64, 128, 256, 512):
+        yield partial(_attention, head_dim, 1, 1, keys=2 * KEYS)  # whose splits are many
     yield partial(_rope, interleaved=True)
     yield partial(_rope, normed=1)
     yield partial(_rope, normed=2)
@@ -115,17 +117,19 @@ def others() -> Iterator[Callable[[], object]]:
         yield partial(_sample, truncate)
 
 
-def _cache(heads: int, head_dim: int, name: str | None) -> torch.Tensor:
+def _cache(heads: int, head_dim: int, name: str | None, keys: int = KEYS) -> torch.Tensor:
     if name:
-        return torch.zeros(1, heads, KEYS, kv.row_bytes(head_dim, name), dtype=torch.uint8)
-    return torch.zeros(1, heads, KEYS, head_dim, dtype=F16)
+        return torch.zeros(1, heads, keys, kv.row_bytes(head_dim, name), dtype=torch.uint8)
+    return torch.zeros(1, heads, keys, head_dim, dtype=F16)
 
 
-def _attention(head_dim: int, group: int, length: int, name: str | None = None, paged: bool = False) -> None:
-    q, cache = torch.zeros(1, group, length, head_dim, dtype=F16), _cache(1, head_dim, name)
+def _attention(
+    head_dim: int, group: int, length: int, name: str | None = None, paged: bool = False, keys: int = KEYS
+) -> None:
+    q, cache = torch.zeros(1, group, length, head_dim, dtype=F16), _cache(1, head_dim, name, keys)
     table = torch.zeros(1, 1, dtype=torch.int32) if paged else None
     rows = torch.zeros(1, 2, dtype=torch.int32) if paged else None
-    ops.attention(q, cache, cache.clone(), KEYS, scale=1.0, block_table=table, rows=rows, k_format=name, v_format=name)
+    ops.attention(q, cache, cache.clone(), keys, scale=1.0, block_table=table, rows=rows, k_format=name, v_format=name)
 
 
 def _rope(interleaved: bool = False, normed: int = 0, name: str | None = None) -> None:
