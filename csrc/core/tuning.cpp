@@ -75,6 +75,9 @@ const Space& space(Op op) {
 constexpr Op kAllOps[] = {Op::linear,        Op::attention, Op::norm_linear,   Op::moe_glu,      Op::moe_down,
                           Op::linear_routes, Op::matrices,  Op::norm_matrices, Op::linear_matrix};
 
+// Whether a choice is a LinearChoice.
+bool by_codes(Op op) { return op != Op::attention && op != Op::linear_matrix && !for_any_rows(op); }
+
 Op op_named(std::string_view name) {
   for (Op op : kAllOps)
     if (name == space(op).op) return op;
@@ -92,7 +95,7 @@ const char* objection(Op op, int rows, const Choice& c) {
     return nullptr; // the kernel's threadgroup memory is checked where it is declared
   }
   if (op == Op::linear_routes) return nullptr;
-  if (for_any_rows(op) || op == Op::linear_matrix)
+  if (!by_codes(op))
     return c[3] % c[2] ? "simdgroups must be a multiple of split" : nullptr; // memory is the GPU's to refuse
   const auto [outputs, steps, split, simdgroups, chains] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
@@ -174,11 +177,11 @@ void override_choice(Op op, int rows, Choice& c) {
     c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
     return;
   }
-  if (for_any_rows(op) || op == Op::linear_matrix) return;
   if (op == Op::attention) {
     if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
     return;
   }
+  if (!by_codes(op)) return;
   auto& [outputs, steps, split, simdgroups, chains] = c;
   uint16_t columns = outputs * simdgroups / split;
   if (uint16_t v = given("gemv_cols_per_tg")) columns = v, outputs = std::min(outputs, v);
@@ -195,9 +198,6 @@ Choice listed_choice(const std::string& family, Op op, const QuantFormat& format
   const auto i = found().find({family, op, format.index, bucket});
   return i == found().end() ? built_in_choice(family, op, format, bucket) : i->second;
 }
-
-// Whether a choice is a LinearChoice.
-bool by_codes(Op op) { return op != Op::attention && op != Op::linear_matrix && !for_any_rows(op); }
 
 Choice choice_of(const std::string& family, Op op, const QuantFormat& format, int bucket) {
   Choice c = listed_choice(family, op, format, bucket);

@@ -40,14 +40,19 @@ struct Gemv {
   }
 };
 
+// Bytes of a step of K of a row of W in threadgroup memory.
+inline uint32_t step_bytes(const QuantFormat& format) {
+  const uint32_t block = u32(format.block_size);
+  return matrix_step(block) / block * u32(format.block_bytes);
+}
+
 // Whether rows of x and of these weights, side by side, can be read as fragments of matrices (quant/format.h): the
 // width of the reads of W in bytes, 16 or 8, or 0.
 inline int fragment_width(const at::Tensor& x, c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights) {
   const QuantFormat& format = matrices[0].format;
-  const uint32_t block = u32(format.block_size);
   if (!format.fragment_columns || x.element_size() != 2 || matrices[0].k % format.fragment_columns) return 0;
   if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return 0;
-  int64_t bits = matrix_step(block) / block * u32(format.block_bytes); // of all that must be a multiple
+  int64_t bits = step_bytes(format); // of all that must be a multiple
   for (size_t i = 0; i < matrices.size(); i++) {
     bits |= reinterpret_cast<int64_t>(weights[i].const_data_ptr()) | weights[i].size(1) * weights[i].itemsize();
     if (matrices[i].n > 1) bits |= weights[i].stride(0) * weights[i].itemsize();
@@ -64,7 +69,6 @@ inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x
   const int width = fragment_width(x, matrices, weights);
   if (!width) return {};
   const QuantFormat& format = matrices[0].format;
-  const uint32_t block = u32(format.block_size), bytes = matrix_step(block) / block * u32(format.block_bytes);
   const int64_t k = matrices[0].k;
   int64_t n = 0;
   for (const WeightMatrix& w : matrices) n += w.n;
@@ -74,7 +78,7 @@ inline std::optional<Gemv> multiplied_as_matrices(bool norm, const at::Tensor& x
       {c.outputs, c.steps, c.split, c.simdgroups, by_matrices}, Gemv::width_of(aligned, width == 16), kRowsTogether};
   gemv.groups = c.groups;
   gemv.memory = c.simdgroups * (matrix_rows * (1 + 2 * c.outputs) * sizeof(float) +
-                                c.steps * matrix_stage(c.outputs, block, bytes, norm));
+                                c.steps * matrix_stage(c.outputs, u32(format.block_size), step_bytes(format), norm));
   if (norm) gemv.memory += std::min<int64_t>(m, matrix_rows) * matrix_whole_stride(u32(k));
   return gemv;
 }

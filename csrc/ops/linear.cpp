@@ -36,21 +36,21 @@ struct Ahead {
 
   void run(Launch& launch, int64_t m, const WeightMatrix& w) const {
     const auto [outputs, steps, split, simdgroups, most] = choice;
-    const uint32_t block = u32(w.format.block_size), bytes = matrix_step(block) / block * u32(w.format.block_bytes);
-    launch.tgmem(matrix_tile_bytes(8 * blocks, outputs, steps, split, simdgroups, block, bytes));
+    launch.tgmem(matrix_tile_bytes(8 * blocks, outputs, steps, split, simdgroups, u32(w.format.block_size),
+                                   step_bytes(w.format)));
     // rows of x along the grid's first axis: what reads the same rows of W runs together
     launch.run(tiles(w.n, m, simdgroups / split * outputs, 8 * blocks, simdgroups * simd_width));
   }
 };
 
 // None where the table or how x and W lie don't allow it.
-std::optional<Ahead> copied_ahead(const at::Tensor& x, int64_t m, const WeightMatrix& w, const at::Tensor& weight) {
+std::optional<Ahead> copied_ahead(const at::Tensor& x, int64_t m, const WeightMatrix& w, const at::Tensor& weight,
+                                  int blocks) {
   const int bytes = w.format.packed() ? fragment_width(x, w, weight) : 0;
   if (!bytes) return {};
   const MatrixChoice choice = matrix_choice(x.device(), w.format.index, m, w.n, w.k);
   if (!choice.outputs) return {};
-  const int blocks = std::min<int>(choice.blocks, m <= 16 ? 2 : m <= 32 ? 4 : 8);
-  return Ahead{choice, Gemv::width_of(aligned_rows(x), bytes == 16), blocks};
+  return Ahead{choice, Gemv::width_of(aligned_rows(x), bytes == 16), std::min<int>(choice.blocks, blocks)};
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName format, const OptionalTensor& bias,
@@ -84,8 +84,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
             Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
   if (const auto way = rows ? multiplied_as_matrices(false, x, m, w, weight, aligned_rows(x)) : std::nullopt)
     gemv = *way;
-  const std::optional<Ahead> ahead = matrices ? copied_ahead(x, m, w, weight) : std::nullopt;
-  const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup of linear_matrix
+  const int blocks = m <= 32 ? 4 : 8; // of eight rows, in a threadgroup, at most
+  const std::optional<Ahead> ahead = matrices ? copied_ahead(x, m, w, weight, blocks) : std::nullopt;
   const auto named = [&](const char* file, const char* function) {
     return KernelKey(file, function, {w.format.policy, x.scalar_type()});
   };

@@ -30,12 +30,13 @@ constexpr uint32_t matrix_stride(uint32_t block_size, uint32_t bytes) {
 constexpr uint32_t matrix_stage(uint32_t outputs, uint32_t block_size, uint32_t bytes, bool whole) {
   return outputs * matrix_stride(block_size, bytes) + (whole ? 0 : matrix_rows * matrix_x_stride(block_size));
 }
+constexpr uint32_t matrix_sums_stride(uint32_t outputs) { return outputs + 4; } // rows some banks apart
 // Bytes of a threadgroup of linear_matrix_ahead: where rows begin, then steps or, afterwards, sums.
 constexpr uint32_t matrix_tile_bytes(uint32_t rows, uint32_t outputs, uint32_t steps, uint32_t split,
                                      uint32_t simdgroups, uint32_t block_size, uint32_t bytes) {
   const uint32_t x = split * steps * rows * matrix_x_stride(block_size);
   const uint32_t staged = x + simdgroups * steps * outputs * matrix_stride(block_size, bytes);
-  const uint32_t sums = simdgroups * rows * (outputs + 4) * 4;
+  const uint32_t sums = simdgroups * rows * matrix_sums_stride(outputs) * 4;
   return rows * 4 + (staged > sums ? staged : sums);
 }
 constexpr uint32_t matrix_whole_stride(uint32_t k) { return k * 2 + 32; } // of rows of 16 bits, all of which are there

@@ -1,6 +1,6 @@
-// y = x W^T for a packed weight and 17 to 64 rows of x of 16 bits: too many for lanes that multiply, too few to unpack all
-// of W for them. Weights go from memory into products of 8x8 matrices without a stop in
-// threadgroup memory, rounded to x's type. For GPUs whose matrix units outrun their other ones.
+// y = x W^T for a packed weight and 17 to 128 rows of x of 16 bits: too many for lanes that multiply, too few to unpack
+// all of W for them. For GPUs whose matrix units outrun their other ones. Here, weights go from memory into products of
+// 8x8 matrices without a stop in threadgroup memory, rounded to x's type; linear_matrix_ahead: below.
 #include "linear/linear.h"
 
 #include "common/matrix_pairs.h"
@@ -200,8 +200,8 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, int BLOCKS>
     }
   }
 
-  // The sums take the place of the steps, rows of outputs some banks apart.
-  constexpr uint row = OUTS + 4;
+  // The sums take the place of the steps.
+  constexpr uint row = matrix_sums_stride(OUTS);
   threadgroup float* const partial = (threadgroup float*)stages;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int b = 0; b < BLOCKS; ++b)

@@ -22,10 +22,12 @@ from tests.engine import test_graphs
 from tests.exact import assert_as_exact
 from tests.hf import tiny_models
 from tests.msl import test_stdlib
-from torch_foundry import ops
+from torch_foundry import ops, quant
 from torch_foundry.core import runtime, tuning
+from torch_foundry.core.graph import capture
 from torch_foundry.engine import Engine
 from torch_foundry.hf.api import patch, report
+from torch_foundry.testing.tolerance import assert_norm
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tests" / "msl" / "kernels"
@@ -240,6 +242,20 @@ def test_a_captured_graph_is_a_cuda_graph(given: Any) -> None:
     assert torch.equal(y, block(*given))
 
 
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_k"])
+def test_more_rows_are_copied_ahead(name: str) -> None:
+    """As the table of a Hopper has it: variants with more threadgroup memory than other executors have."""
+    for m, n, k in ((17, 1000, 4096), (32, 4096, 14336), (64, 6144, 4096), (33, 14336, 2048), (61, 28672, 512)):
+        weight = quant.quantize(torch.randn(n, k) * k**-0.5, name).cuda()
+        x, dense = torch.randn(m, k).half().cuda(), quant.dequantize(weight, name).double()
+        with capture() as graph:
+            got = ops.linear(x, weight, format=name)
+        graph.replay()
+        if torch.cuda.get_device_capability()[0] == 9:
+            assert [launch.kernel.split("<")[0] for launch in graph.launches()] == ["linear_matrix_ahead"]
+        assert_norm(got, x.double() @ dense.T, x @ dense.half().T)
+
+
 def test_launches_and_replays_are_captured(given: Any) -> None:
     x = given[0]
     block(*given)
@@ -260,7 +276,7 @@ def test_launches_and_replays_are_captured(given: Any) -> None:
 def test_a_kernel_that_is_not_loaded_cannot_be_captured() -> None:
     script = """
 import torch
-from torch_foundry import ops
+from torch_foundry import ops, quant
 x = torch.randn(3, 64, device="cuda")
 norm = torch.ones(64, device="cuda")
 graph = torch.cuda.CUDAGraph()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kit
@@ -161,7 +161,7 @@ def kernels(given: dict[str, Any]) -> list[str]:
 SOME = [(c, f) for c in CHOICES for f in AHEAD if c != "none" and (f != "q8_0" or c != "split")]  # 32 KiB are too few
 
 
-@pytest.mark.cpu_only  # the mock's session has made its choices; GPUs: below
+@pytest.mark.cpu_only  # the mock's session has made its choices; GPUs: tests/cuda/on_gpu.py
 @pytest.mark.parametrize("choice, name", SOME, ids=str)
 def test_copied_ahead(choice: str, name: str) -> None:
     """Exact but for its sums: rows and outputs around a threadgroup's, K that ends within a step or a turn."""
@@ -172,15 +172,6 @@ def test_copied_ahead(choice: str, name: str) -> None:
             with kit.guarded_outputs():
                 op_checks.linear(given)
         op_checks.linear(inputs(Case(19, 24, 512, name, **FULL), F16))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the variants of a GPU have more memory than Metal allows")
-@pytest.mark.parametrize("name", AHEAD)
-def test_copied_ahead_as_the_table_has_it(name: str) -> None:
-    for m, n, k in ((17, 1000, 4096), (32, 4096, 14336), (64, 6144, 4096), (33, 14336, 2048), (61, 28672, 512)):
-        given = inputs(Case(m, n, k, name), F16)
-        assert kernels(given) == ["linear_matrix_ahead"]
-        op_checks.linear(given)
 
 
 @pytest.mark.cpu_only
@@ -224,56 +215,50 @@ def test_every_entry_fits_into_an_h100s_threadgroup_memory() -> None:
         if not c["outputs"] or key.format not in AHEAD:
             continue
         on += 1
-        rows = 8 * min(c["blocks"], max(2, key.rows))
+        rows = 8 * min(c["blocks"], max(4, key.rows))
         stride = (256 // fmt.block_size * fmt.block_bytes + 15) // 32 * 32 + 16
         memory = c["steps"] * (c["split"] * rows * (256 * 2 + 32) + c["simdgroups"] * c["outputs"] * stride)
         assert 4 * rows + memory <= 232448, (key, c)
     assert on
 
 
-def _ahead(name: str, old: str, new: str, choice: str, fmt: str = "q4_0", file: str = "") -> Fault:
-    def check() -> None:
+def _fault(name: str, old: str, new: str, check: Callable[[], None], file: str = "") -> Fault:
+    def check_by_matrices() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(LINEAR_ROWS.name, "16")
             patch.setenv(MATRIX_ROWS.name, "64")
             tuning.load_environment()
             try:
-                test_copied_ahead(choice, fmt)
+                check()
             finally:
                 patch.undo()
                 tuning.load_environment()
 
-    return Fault(f"linear-matrix-ahead-{name}", "linear_matrix.metal", old, new, check, file)
+    return Fault(f"linear-matrix-{name}", "linear_matrix.metal", old, new, check_by_matrices, file)
 
 
-def _fault(name: str, old: str, new: str, case: Case, file: str = "") -> Fault:
-    def check() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(MATRIX_ROWS.name, "64")
-            tuning.load_environment()
-            try:
-                test_accuracy(case, F16)
-            finally:
-                patch.undo()
-                tuning.load_environment()
-
-    return Fault(f"linear-matrix-{name}", "linear_matrix.metal", old, new, check, file)
+def _one(case: Case) -> Callable[[], None]:
+    return lambda: test_accuracy(case, F16)
 
 
-WIDE = Case(33, 24, 2560, "q4_0")
+def _ahead(choice: str) -> Callable[[], None]:
+    return lambda: test_copied_ahead(choice, "q4_0")
+
+
+WIDE = _one(Case(33, 24, 2560, "q4_0"))
 FAULTS = [
     _fault("last-unit-dropped", "if (unit + step < units)", "if (unit + 2 * step < units)", WIDE),
     _fault("second-row-of-w-twice", "n0 + own.row + 8 * i, args.n - 1", "n0 + own.row, args.n - 1", WIDE),
     _fault("rows-of-x-in-pairs", "m0 + 8 * b + own.row, args", "m0 + 8 * b + own.row / 2 * 2, args", WIDE),
     _fault("half-of-a-chunk-twice", "own_x[4 * h + 2 * f + e]", "own_x[2 * f + e]", WIDE),
     _fault("last-part-dropped", "p = 1; p < args.split", "p = 1; p + 1 < args.split", WIDE),
-    _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", Case(33, 24, 1024, "q4_k")),
+    _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", _one(Case(33, 24, 1024, "q4_k"))),
     _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
-    _ahead("half-step-dropped", "period < (args.k - from)", "period + 1 < (args.k - from)", "teams"),
-    _ahead("row-of-x-twice", "x + memory[m]", "x + memory[m / 2 * 2]", "rows"),
-    _ahead("eights-alike", "x_row + b * x_block", "x_row", "rows", file="matrix_rows.h"),
-    _ahead("a-step-too-early", "now = (turn + 1) % STEPS", "now = (turn + 2) % STEPS", "three"),
-    _ahead("part-dropped", "own_sum[p * rows * row]", "0.0f", "split"),
-    _ahead("teams-alike", "column / OUTS * args.split * rows", "0", "teams"),
+    _fault("ahead-half-step-dropped", "period < (args.k - from)", "period + 1 < (args.k - from)", _ahead("teams")),
+    _fault("ahead-row-of-x-twice", "x + memory[m]", "x + memory[m / 2 * 2]", _ahead("rows")),
+    _fault("ahead-eights-alike", "x_row + b * x_block", "x_row", _ahead("rows"), file="matrix_rows.h"),
+    _fault("ahead-a-step-too-early", "now = (turn + 1) % STEPS", "now = (turn + 2) % STEPS", _ahead("three")),
+    _fault("ahead-part-dropped", "own_sum[p * rows * row]", "0.0f", _ahead("split")),
+    _fault("ahead-teams-alike", "column / OUTS * args.split * rows", "0", _ahead("teams")),
     _fault("columns-not-turned", "column % 2 == 0 ? other.x", "column % 2 != 0 ? other.x", WIDE, "matrix_pairs.h"),
 ]
