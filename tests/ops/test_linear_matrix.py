@@ -251,7 +251,7 @@ FAULTS = [
     _fault("second-row-of-w-twice", "n0 + own.row + 8 * i, args.n - 1", "n0 + own.row, args.n - 1", WIDE),
     _fault("rows-of-x-in-pairs", "m0 + 8 * b + own.row, args", "m0 + 8 * b + own.row / 2 * 2, args", WIDE),
     _fault("half-of-a-chunk-twice", "own_x[4 * h + 2 * f + e]", "own_x[2 * f + e]", WIDE),
-    _fault("last-part-dropped", "p = 1; p < args.split", "p = 1; p + 1 < args.split", WIDE),
+    _fault("last-part-dropped", "partial[p * rows * outputs + i]", "0.0f", WIDE),
     _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", _one(Case(33, 24, 1024, "q4_k"))),
     _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
     _fault("ahead-half-step-dropped", "period < (args.k - from)", "period + 1 < (args.k - from)", _ahead("teams")),

@@ -190,7 +190,7 @@ def _behind(name: str, old: str, new: str, check: Callable[[], None], file: str 
 
 
 FAULTS = [
-    _fault("half-step-dropped", "period < (k - first) / columns", "period + 1 < (k - first) / columns",
+    _fault("half-step-dropped", "period < (k - first) / Step::columns", "period + 1 < (k - first) / Step::columns",
            _linear()),
     _fault("rows-of-x-twice", "min(uint(own.row), rows.count - 1)", "min(uint(own.row) / 2 * 2, rows.count - 1)",
            _linear()),
