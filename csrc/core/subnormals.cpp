@@ -25,7 +25,7 @@ bool Executor::keeps_subnormals(c10::Device device) {
     const Binding bindings[] = {{&out, nullptr, 0, Access::write}, {nullptr, &args, sizeof args, Access::read}};
     kernel.executor.launch(kernel, {bindings, {}, per_element(subnormal_words, subnormal_words)});
     const at::Tensor found = out.cpu();
-    const float* numbers = found.const_data_ptr<float>();
+    const auto* numbers = static_cast<const float*>(found.const_data_ptr());
     for (const uint8_t code : codes) {
       const bool added = *numbers++ == float(code) + 0.5f, taken_off = *numbers++ == float(code) - subnormal_zero;
       if (!added || !taken_off) return false;
