@@ -38,7 +38,8 @@ SOURCES = (
     *("host/executor.cpp", "host/guarded.cpp", "host/toolchain.cpp"),
 )
 STRICTER = "-Wall -Wextra -Werror -Werror=undeclared-selector -Wno-unused-parameter -Wno-missing-field-initializers"
-# What nearly every file of C++ includes, compiled once. csrc/metal goes without: there it would hide a missing include.
+# What nearly every file includes, compiled once. It hides a missing include, of which Linux's compiler tells in all but
+# csrc/metal: that goes without for the first torch.
 PREFIX = "#include <ATen/ATen.h>\n#include <torch/library.h>\n"
 
 
@@ -69,7 +70,8 @@ def precompiled(torch_root: Path, csrc: Path, place: Path) -> list[str]:
     """Options that bring the precompiled prefix in, with the templates that torch's headers instantiate."""
     source, target = place / "prefix.h", place / "prefix.pch"
     source.write_text(PREFIX)
-    command = [*compiler("c++-header", torch_root, csrc), "-fpch-instantiate-templates"]  # half of each file's time
+    command = [*compiler("objective-c++-header", torch_root, csrc)]
+    command += ["-fpch-instantiate-templates"]  # half of each file's time
     if message := messages_of([*command, str(source), "-o", str(target)]):
         raise Failure(message)
     return ["-include-pch", str(target)]
@@ -87,18 +89,20 @@ def link(objects: Sequence[Path], bundle: Path, torch_root: Path) -> None:
         raise Failure(f"not in this torch:\n{llvm.demangled(missing)}")
 
 
-def check(minor: str, csrc: Path = ROOT / "csrc", place: Path | None = None, jobs: int | None = None) -> int:
-    """Compile and link against one torch; number of files. Raises Failure."""
+def check(
+    minor: str, csrc: Path = ROOT / "csrc", place: Path | None = None, jobs: int | None = None, *, alone: bool = True
+) -> int:
+    """Compile and link against one torch; number of files. alone: csrc/metal without the prefix. Raises Failure."""
     torch_root = wheels.torch(minor)
     place = place or wheels.CACHE / f"objects-{minor}"
     place.mkdir(parents=True, exist_ok=True)
     files = sorted(path for pattern in SOURCES for path in csrc.glob(pattern))
     objects = [place / f"{path.parent.name}_{path.name}.o" for path in files]
-    cpp, objcpp = compiler("c++", torch_root, csrc), compiler("objective-c++", torch_root, csrc)
-    if any(path.suffix == ".cpp" for path in files):
-        cpp += precompiled(torch_root, csrc, place)
+    command = compiler("objective-c++", torch_root, csrc)
+    bare = {path for path in files if alone and path.parent.name == "metal"}
+    prefix = precompiled(torch_root, csrc, place) if bare != set(files) else []
     work = [
-        [*(cpp if source.suffix == ".cpp" else objcpp), "-c", str(source), "-o", str(target)]
+        [*command, *(() if source in bare else prefix), "-c", str(source), "-o", str(target)]
         for source, target in zip(files, objects, strict=True)
     ]
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
@@ -141,15 +145,20 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 3
 
+    jobs = options.jobs or os.cpu_count() or 1
+    together = min(jobs, len(options.versions))  # each has a prefix to wait for
+
     def compiled(minor: str) -> str:
-        count = check(minor, options.csrc.resolve(), jobs=options.jobs)
+        alone = minor == options.versions[0]
+        count = check(minor, options.csrc.resolve(), jobs=-(-jobs // together), alone=alone)
         objective = len(list(options.csrc.glob("metal/*.mm")))
         return f"{count} files ({objective} of Objective-C++) compile and link for {llvm.TARGET}"
 
     def host_executor() -> str:
         return f"runtime and {host.check(wheels.CACHE / 'host', jobs=options.jobs)} kernels compile and link"
 
-    good = [report(f"torch {minor}", lambda minor=minor: compiled(minor)) for minor in options.versions]
+    with ThreadPoolExecutor(together) as pool:
+        good = list(pool.map(lambda minor: report(f"torch {minor}", lambda: compiled(minor)), options.versions))
     good += [report("names", check_names), report("host executor", host_executor)]
     return int(not all(good))
 
