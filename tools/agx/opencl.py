@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_foundry.aot.prebuild import Launched
 from torch_foundry.msl import Argument, Kernel, Translation, lint, translate
@@ -16,6 +17,7 @@ from torch_foundry.msl.syntax.preprocess import preprocess
 
 KERNEL = "instance"  # its name in the module
 HEADERS = (Path(lint.__file__).parent, Path(__file__).parent)  # where the text's includes are
+THREADGROUP = 32768  # the address of the first threadgroup argument; variables of a threadgroup lie below
 _GROUPS = "groups"  # of the grid, from memory: Mesa's compiler leaves them to its driver
 _VECTORS = {
     "thread_position_in_threadgroup": "get_local_id",
@@ -32,9 +34,16 @@ _SCALARS = {
 }
 
 
-def source(kernel: Launched, shader: Path, shaders: Path) -> tuple[str, str]:
-    """The text of a module with one kernel, the instance at its launch size; and the instance's name: its entry, and
-    the function constants that are true. `shaders`: where includes are."""
+class Source(NamedTuple):
+    """A module with one kernel: an instance at its launch size."""
+
+    text: str
+    name: str  # the instance's entry, and the function constants that are true
+    buffers: list[int]  # which buffer each argument of the kernel is; another argument follows: groups of the grid
+
+
+def source(kernel: Launched, shader: Path, shaders: Path) -> Source:
+    """The kernel's. `shaders`: where includes are."""
     text, translation = _shader(shader, shaders)
     for constant in translation.function_constants:
         value = kernel.constants.get(constant.index, "0")
@@ -42,7 +51,8 @@ def source(kernel: Launched, shader: Path, shaders: Path) -> tuple[str, str]:
     name = kernel.entry.partition("<")[0]
     found = next(k for k in (*translation.templates, *translation.kernels) if k.name == name)
     on = [c.name for c in translation.function_constants if kernel.constants.get(c.index, "false") != "false"]
-    return f'#include "msl.h"\n{text}{_call(found, kernel)}', " ".join([kernel.entry, *on])
+    buffers = [argument.index for argument in found.args if argument.kind == "buffer" and argument.index is not None]
+    return Source(f'#include "msl.h"\n{text}{_call(found, kernel)}', " ".join([kernel.entry, *on]), buffers)
 
 
 @functools.cache
@@ -72,7 +82,7 @@ def _argument(argument: Argument, name: str) -> tuple[str, str]:
     if argument.kind == "builtin":
         return "", _builtin(argument)
     if argument.kind == "threadgroup":
-        return "", f"(__local {pointed}*)(ulong)16"  # some address
+        return "", f"(__local {pointed}*)(ulong){THREADGROUP + 24576 * (argument.index or 0)}"
     star = "*" if "&" in argument.type else ""
     if argument.address_space == "constant":
         return f"__constant {pointed}* {name}", star + name
