@@ -13,7 +13,12 @@ namespace {
 
 class Listing : public Executor {
 public:
-  explicit Listing(std::string family) : family_(std::move(family)) {}
+  // Begins a new list, of kernels for GPUs of `family`. Calls of ops are not to overlap it.
+  void start(std::string family) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    family_ = std::move(family);
+    threads_.clear();
+  }
   const char* name() const override { return "listing"; }
   const std::string& family() const override { return family_; }
   std::unique_ptr<Pipeline> compile(const Source&, const Kernel& kernel) override {
@@ -38,20 +43,20 @@ private:
     uint32_t& seen = threads_[listed_name(kernel)];
     seen = std::max(seen, threads);
   }
-  const std::string family_;
+  std::string family_;
   std::mutex mutex_;
   std::map<std::string, uint32_t> threads_; // of the largest threadgroup, by name and constants
 };
 
-Listing* current = nullptr;   // never destroyed: pipelines point to it
-Executor* before = nullptr; // that of CPU tensors otherwise
+Listing* const listing = new Listing; // never destroyed: pipelines point to it
+Executor* before = nullptr;           // that of CPU tensors otherwise
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  // from here on ops on CPU tensors compute nothing, in the whole process
+  // from here until `_stop_listing` ops on CPU tensors compute nothing, in the whole process
   m.def("_list_kernels(str family) -> ()", [](std::string family) {
     if (!before) before = &executor(c10::DeviceType::CPU);
-    current = new Listing(std::move(family));
-    register_executor(c10::DeviceType::CPU, *current);
+    listing->start(std::move(family));
+    register_executor(c10::DeviceType::CPU, *listing);
     new_generation();
   });
   m.def("_stop_listing() -> ()", [] {
@@ -60,7 +65,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
     new_generation();
   });
   // `listed_name` of each, and the threads of its largest threadgroup
-  m.def("_listed_kernels() -> str[]", [] { return current ? current->kernels() : std::vector<std::string>{}; });
+  m.def("_listed_kernels() -> str[]", [] { return listing->kernels(); });
 }
 
 } // namespace

@@ -149,7 +149,8 @@ def _add(a: Reals, b: Reals) -> Reals:
 
 
 def _multiply(a: Reals, b: Reals) -> Reals:
-    return a * b
+    with np.errstate(invalid="ignore"):
+        return a * b
 
 
 def _sinc(x: Reals) -> Reals:

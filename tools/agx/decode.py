@@ -162,13 +162,14 @@ class _Opcode:
         return ~(free | (self.short != self.long) << 15) & ((1 << 8 * self.long) - 1)
 
 
-def decode(code: bytes, start: int = 0) -> list[Instruction]:
+@cache
+def decode(code: bytes, start: int = 0) -> tuple[Instruction, ...]:
     """The instructions from `start` up to the first trap. Raises DecodeError."""
     found: list[Instruction] = []
     while start < len(code):
         instruction = _instruction(code, start)
         if instruction.name == "trap":
-            return found
+            return tuple(found)
         found.append(instruction)
         start = instruction.end
     raise DecodeError(f"code ends at {start:#x} without a trap")

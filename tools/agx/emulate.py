@@ -22,7 +22,7 @@ class Emulator:
 
     def __init__(self, family: str, program: Callable[[Launched], Program]) -> None:
         self.family, self._program = family, program
-        self.launched: list[Launched] = []  # all that ran, in order
+        self.ran: list[tuple[Launched, Program]] = []  # in order
 
     @contextmanager
     def running(self, names: Sequence[str]) -> Iterator[None]:
@@ -53,7 +53,7 @@ class Emulator:
         values = {int(i): value for i, value in (c.split("=") for c in constants.split())}
         x, y, z, *group, threads = grid[:7]
         kernel = Launched(file, entry, values, int(np.prod(group)))
-        self.launched.append(kernel)
+        program = self._program(kernel)
         memory, places = Memory("device", BASE), {}
         addresses = []
         for tensor in buffers:
@@ -66,7 +66,8 @@ class Emulator:
                 writable = any(both and write for both, write in zip(shared, written, strict=True))
                 places[at] = memory.add(_bytes(tensor), writable), writable, tensor
             addresses.append(places[at][0] + int(tensor.storage_offset()) * tensor.element_size())
-        launch(self._program(kernel), memory, addresses, Grid((x, y, z), (group[0], group[1], group[2]), bool(threads)))
+        self.ran.append((kernel, program))
+        launch(program, memory, addresses, Grid((x, y, z), (group[0], group[1], group[2]), bool(threads)))
         for address, writable, tensor in places.values():
             if writable:
                 content = _bytes(tensor)

@@ -15,9 +15,9 @@ import numpy as np
 from tools.agx import arithmetic
 from tools.agx.decode import Instruction, Operand
 from tools.agx.memory import Memory
-from tools.agx.registers import LANES, Fault, Integers, Lanes, Registers, Words
+from tools.agx.registers import LANES, UNIFORMS, Fault, Integers, Lanes, Registers, Words
 
-FORMATS = {0: 1, 1: 2, 2: 4}  # bytes of what is loaded and stored; others convert, and no kernel here asks for it
+_ALL = np.zeros(LANES, np.int64)  # added to a value of one lane, it is all lanes'
 LIMIT = 1 << 22  # instructions of a simdgroup: more, and it is taken to be in a loop without end
 _EXECUTION = Operand("register", 0)  # r0l: how many levels of control flow keep a lane from running
 
@@ -46,6 +46,8 @@ class Simdgroup:
         """Up to the next barrier of the threadgroup, each time; then to the end. Raises Fault, which says where."""
         self.at = start
         for _ in range(LIMIT):
+            if self.at not in code:
+                raise Fault(f"no instruction begins at {self.at:#x}")
             i = code[self.at]
             self.at = i.end
             try:
@@ -88,6 +90,8 @@ class Simdgroup:
         self.registers.write(_target(i), np.where(self._holds(i), *values))
 
     def special(self, i: Instruction) -> None:
+        if i.fields["register"] not in self.place.special:
+            raise Fault(f"special register {i.fields['register']}, which no kernel has had")
         self.registers.write(_target(i), self.place.special[i.fields["register"]])
 
     def _holds(self, i: Instruction) -> Lanes:
@@ -100,7 +104,7 @@ class Simdgroup:
             if i.fields["condition"] & 4:
                 values = [arithmetic.extended(v, x.bits, True) for v, x in zip(values, (a, b), strict=True)]
             holds = arithmetic.compare(i.fields["condition"], *values)
-        return np.broadcast_to(holds != bool(i.fields.get("invert", 0)), LANES)
+        return ~holds if i.fields.get("invert") else holds
 
     # ---- control flow
     def branch(self, i: Instruction) -> None:
@@ -146,7 +150,7 @@ class Simdgroup:
         """Over lanes that are on; of simd_prefix, over those below."""
         source = i.sources[0]
         on, operation = self.registers.on, i.fields["operation"]
-        values = np.broadcast_to(self.registers.integers(source), LANES)
+        values = self.registers.integers(source) + _ALL
         fold = arithmetic.prefix if i.name == "simd_prefix" else arithmetic.reduce
         self.registers.write(_target(i), fold(operation, values, on, source.bits))
 
@@ -158,7 +162,7 @@ class Simdgroup:
         """A quad gives the value of one of its lanes, whichever lanes ask: lane bits of all four are or-ed."""
         source, index = i.sources
         on = self.registers.on
-        index_of = np.broadcast_to(self.registers.integers(index, self.place.launched), LANES)
+        index_of = self.registers.integers(index, self.place.launched) + _ALL
         of_quad = np.bitwise_or.reduce((index_of & 3).reshape(-1, 4), axis=1)
         quad = index_of >> 2 & 7
         lane = quad * 4 + of_quad[quad]
@@ -167,18 +171,18 @@ class Simdgroup:
             raise Fault("a shuffle from a lane that isn't running")
         if (lane != index_of)[on & (index_of < LANES)].any():
             raise Fault("a shuffle whose lanes of a quad ask for different lanes of a quad")
-        values = np.broadcast_to(self.registers.integers(source, asked), LANES)
+        values = self.registers.integers(source, asked) + _ALL
         self.registers.write(_target(i), values[lane], on & (index_of < LANES))
 
     # ---- memory
     def device(self, i: Instruction) -> None:
-        self._transfer(i, self.place.device, self._device_addresses(i, FORMATS[i.fields["format"]]))
+        self._transfer(i, self.place.device, self._device_addresses(i, _size(i)))
 
     def local(self, i: Instruction) -> None:
         self._transfer(i, self.place.threadgroup, self._local_addresses(i))
 
     def private(self, i: Instruction) -> None:
-        offsets = np.broadcast_to(self._index(i), LANES)
+        offsets = self._index(i) + _ALL
         if ((offsets < 0) | (offsets >= self._stack_size))[self.registers.on].any():
             raise Fault("an address that isn't on the stack")
         self._transfer(i, self.stack, np.arange(LANES) * self._stack_size + offsets)
@@ -190,7 +194,9 @@ class Simdgroup:
     def store_uniform(self, i: Instruction) -> None:
         """Only a preamble does, whose one thread runs before all others."""
         lane = np.flatnonzero(self.registers.on)[0]
-        first = int(np.broadcast_to(self._index(i), LANES)[lane])
+        first = int((self._index(i) + _ALL)[lane])
+        if not 0 <= first <= UNIFORMS - 4:
+            raise Fault(f"uniform {first}")
         for half in range(i.fields["mask"].bit_count()):
             value = self.registers.integers(Operand("register", i.fields["register"] + half))
             self.place.uniforms.half(first + half)[:] = value[lane]
@@ -202,7 +208,7 @@ class Simdgroup:
         addresses = self._device_addresses(i, 4) if i.name == "atomic" else self._local_addresses(i)
         values, found = self.registers.integers(Operand("register", f["source"], 32)), np.zeros(LANES, np.int64)
         for lane in np.flatnonzero(self.registers.on):
-            at, given = np.broadcast_to(addresses, LANES)[lane : lane + 1], values[lane : lane + 1]
+            at, given = (addresses + _ALL)[lane : lane + 1], values[lane : lane + 1]
             found[lane : lane + 1] = before = memory.load(at, 4)
             memory.store(at, 4, arithmetic.ATOMICS[f["operation"]](before, given))
         if f["returns"]:
@@ -232,23 +238,30 @@ class Simdgroup:
     def _transfer(self, i: Instruction, memory: Memory, addresses: Integers) -> None:
         """Elements of `mask` in memory, one after the other in registers."""
         f, on, r = i.fields, self.registers.on, self.registers
-        size, bits = FORMATS[f["format"]], 32 if f["wide"] else 16
+        size, bits = _size(i), 32 if f["wide"] else 16
         if 8 * size > bits:
             raise Fault("a number that its register has no room for")
         if not on.any():
             return
-        addresses = np.broadcast_to(addresses, LANES)[on]
+        addresses = (addresses + _ALL)[on]
         used = [n for n in range(4) if f["mask"] >> n & 1]
         for place, n in enumerate(used):
             operand = Operand("register", f["register"] + place * bits // 16, bits)
             if i.name.endswith("store"):
-                memory.store(addresses + n * size, size, np.broadcast_to(r.integers(operand), LANES)[on])
+                memory.store(addresses + n * size, size, (r.integers(operand) + _ALL)[on])
             else:
                 value = np.zeros(LANES, np.int64)
                 value[on] = memory.load(addresses + n * size, size)
                 r.write(operand, value)
         if i.name.endswith("load") and "slot" in f:
             r.issue_load(f["register"], len(used) * bits // 16, f["slot"])
+
+
+def _size(i: Instruction) -> int:
+    """Bytes of an element in memory."""
+    if i.fields["format"] > 2:  # of other formats numbers are converted
+        raise Fault(f"format {i.fields['format']}, which no kernel has had")
+    return 1 << i.fields["format"]
 
 
 def _target(i: Instruction) -> Operand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
@@ -34,11 +34,11 @@ class Program:
     buffers: tuple[int, ...]  # which buffer each argument is; the last argument is the grid's size in threadgroups
 
     @classmethod
-    def of(cls, printed: dict[str, Any], buffers: Sequence[int]) -> Program:
-        """From the line of JSON."""
-        given: dict[str, Any] = {name: printed[name] for name in ("main", "preamble", "tables_at", "constants_at")}
-        given |= {name: bytes.fromhex(printed[name]) for name in ("code", "tables", "constants")}
-        return cls(**given, arguments_at=tuple(printed["arguments_at"]), buffers=tuple(buffers))
+    def of(cls, printed: dict[str, Any]) -> Program:
+        """From a line of JSON, whose bytes are in hexadecimal."""
+        given = {field.name: printed[field.name] for field in fields(cls)}
+        given |= {name: bytes.fromhex(given[name]) for name in ("code", "tables", "constants")}
+        return cls(**given | {name: tuple(given[name]) for name in ("arguments_at", "buffers")})
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,15 @@ class Words:
         low = self.words[index >> 1].astype(np.int64)
         return low if size == 32 else low | self.words[(index >> 1) + 1].astype(np.int64) << 32
 
+    def put(self, index: int, size: int, value: Integers, lanes: Lanes) -> None:
+        """The low bits of `value` there, in some lanes."""
+        if size == 16:
+            np.copyto(self.half(index), value.astype(np.uint16), where=lanes)
+        else:
+            np.copyto(self.words[index >> 1], value.astype(np.uint32), where=lanes)
+            if size == 64:
+                np.copyto(self.words[(index >> 1) + 1], (value >> 32).astype(np.uint32), where=lanes)
+
 
 class Registers:
     """Of one simdgroup. `on` is its execution mask."""
@@ -98,10 +107,10 @@ class Registers:
     def write(self, operand: Operand, value: Integers, lanes: Lanes | None = None) -> None:
         """The low bits of `value` to the lanes that are on, or to `lanes`."""
         on = self.on if lanes is None else lanes
-        for i, half in enumerate(_halves(operand)):
+        self._file.put(operand.index, operand.bits, value, on)
+        for half in _halves(operand):
             if half in self._loading:
                 raise Fault(f"{name(half)} is written while a load writes it: no wait")
-            np.copyto(self._file.half(half), (value >> 16 * i).astype(np.uint16), where=on)
             if half in self._partly:
                 self._blank[half] &= ~on
                 if not self._blank[half].any():
