@@ -143,7 +143,7 @@ def test_an_instance_as_opencl(tmp_path: Path) -> None:
     call = text[text.index("__kernel") :]
     assert "reqd_work_group_size(96, 1, 1)" in call
     assert f"void {opencl.KERNEL}(__global void* a0, __constant uint* a1, __constant uint* groups)" in call
-    passed = "msl_device{a0}, *a1, (__local float*)(ulong)32768, metal::uint2(uint(groups[0]), uint(groups[1]))"
+    passed = "msl_device{a0}, *a1, (__local float*)(ulong)16, metal::uint2(uint(groups[0]), uint(groups[1]))"
     assert f"scale<half>({passed}, uint(get_global_id(0)))" in call
 
 

@@ -16,7 +16,7 @@ from tools.agx.decode import DecodeError
 from tools.agx.emulate import Emulator
 from tools.agx.registers import Fault
 from torch_foundry import ops
-from torch_foundry.testing import op_checks, reference_mixers, step_checks, weights
+from torch_foundry.testing import expert_checks, op_checks, reference_mixers, step_checks, weights
 from torch_foundry.testing.tolerance import (
     BF16,
     F16,
@@ -28,7 +28,10 @@ from torch_foundry.testing.tolerance import (
     poisoned_outputs,
 )
 
-OPS = ("rms_norm", "linear", "attention", "gated_delta", "sample", "sample_count_prompt")  # those that are emulated
+OPS = (  # those that are emulated
+    "rms_norm", "linear", "norm_linear", "norm_glu", "norm_qkv", "attention", "gated_delta", "moe_route", "moe_down",
+    "sample", "sample_count_prompt",
+)  # fmt: skip
 FORMATS = (None, "q8_0", "q4_0", "q4_k", "mxfp4")
 
 
@@ -38,6 +41,11 @@ def checks() -> dict[str, Callable[[], None]]:
         "rms_norm": partial(_rms_norm, F16),
         "rms_norm with a residual, bfloat16": partial(_rms_norm, BF16, residual=True),
         **{f"linear {name or 'float16'}": partial(_linear, name) for name in FORMATS},
+        "norm_linear q4_0": partial(step_checks._norm_linear, F16, 1, ("q4_0",) * 3, "cpu"),
+        "norm_glu q4_0": partial(step_checks._norm_glu, F16, 1, "q4_0", "cpu"),
+        "norm_qkv q4_0": partial(step_checks._norm_qkv, F16, 1, ("q4_0",) * 3, "cpu"),
+        "moe_route": partial(expert_checks._route, "cpu"),
+        "moe_down q8_0": partial(expert_checks._down, F16, "q8_0", 1, False, "cpu"),
         "attention of heads of 64, 4 queries a key": partial(_attention, 64, 4, 300),
         "attention of heads of 128": partial(_attention, 128, 1, 700),
         "gated_delta, a step": _gated_delta,

@@ -17,7 +17,6 @@ from torch_foundry.msl.syntax.preprocess import preprocess
 
 KERNEL = "instance"  # its name in the module
 HEADERS = (Path(lint.__file__).parent, Path(__file__).parent)  # where the text's includes are
-THREADGROUP = 32768  # the address of the first threadgroup argument; variables of a threadgroup lie below
 _GROUPS = "groups"  # of the grid, from memory: Mesa's compiler leaves them to its driver
 _VECTORS = {
     "thread_position_in_threadgroup": "get_local_id",
@@ -81,8 +80,8 @@ def _argument(argument: Argument, name: str) -> tuple[str, str]:
     pointed = re.sub(r"\b(constant|const|device|threadgroup)\b|[&*]", "", argument.type).strip()
     if argument.kind == "builtin":
         return "", _builtin(argument)
-    if argument.kind == "threadgroup":
-        return "", f"(__local {pointed}*)(ulong){THREADGROUP + 24576 * (argument.index or 0)}"
+    if argument.kind == "threadgroup":  # at an address; such kernels have no variables in that memory
+        return "", f"(__local {pointed}*)(ulong){16 + 16384 * (argument.index or 0)}"
     star = "*" if "&" in argument.type else ""
     if argument.address_space == "constant":
         return f"__constant {pointed}* {name}", star + name
