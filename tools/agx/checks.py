@@ -39,7 +39,7 @@ def checks() -> dict[str, Callable[[], None]]:
     """By name. Each raises `Mismatch`; shapes are small, as an instruction takes some 20 us."""
     return {
         "rms_norm": partial(_rms_norm, F16),
-        "rms_norm with a residual, bfloat16": partial(_rms_norm, BF16, residual=True),
+        "rms_norm of rows apart, with a residual, bfloat16": partial(_rms_norm, BF16, apart=True),
         **{f"linear {name or 'float16'}": partial(_linear, name) for name in FORMATS},
         "norm_linear q4_0": partial(step_checks._norm_linear, F16, 1, ("q4_0",) * 3, "cpu"),
         "norm_glu q4_0": partial(step_checks._norm_glu, F16, 1, "q4_0", "cpu"),
@@ -73,11 +73,14 @@ def run(emulator: Emulator, names: str) -> tuple[int, list[str]]:
     return len(found), wrong
 
 
-def _rms_norm(dtype: torch.dtype, residual: bool = False) -> None:
+def _rms_norm(dtype: torch.dtype, apart: bool = False) -> None:
+    """apart: rows in another order than they lie in, with a residual."""
     g = generator("rms_norm", dtype)
-    rows, columns = 2, 4104  # more than a threadgroup takes at once
-    x, weight = normal(g, rows, columns, dtype=dtype), normal(g, columns, dtype=dtype)
-    added = normal(g, rows, columns, dtype=dtype) if residual else None
+    columns = 4104  # more than a threadgroup takes at once
+    x, weight = normal(g, 2, columns, dtype=dtype), normal(g, columns, dtype=dtype)
+    if apart:
+        x = normal(g, 2, 2, columns + 8, dtype=dtype)[..., :columns].transpose(0, 1)
+    added = normal(g, *x.shape, dtype=dtype) if apart else None
     op_checks.rms_norm({"x": x, "weight": weight, "eps": 1e-6, "kind": "llama", "residual": added})
 
 

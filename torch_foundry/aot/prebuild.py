@@ -211,9 +211,11 @@ def launched(family: str, others: Iterable[Callable[[], object]] = ()) -> list[L
         found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
         shapes.setdefault(tuple(v for values in found for v in values), (n, k))
     torch.ops.torch_foundry._list_kernels(family)
-    for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
-        call()
-    torch.ops.torch_foundry._stop_listing()
+    try:
+        for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
+            call()
+    finally:
+        torch.ops.torch_foundry._stop_listing()
     lines = [kernel.split("\n") for kernel in torch.ops.torch_foundry._listed_kernels()]
     return [
         Launched(file, entry, {int(i): value for i, value in (c.split("=") for c in constants.split())}, int(threads))
