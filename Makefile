@@ -157,11 +157,13 @@ check-macos: $(VENV)/.dev  ## compile and link for macOS, on Linux (TORCH="2.11 
 # What every kernel costs as machine code of an M1 (registers, spills, cycles), by Mesa's open-source compiler, which is
 # built from Debian's source package (minutes, once, in build/agx); where that can't be had, it says so and ends well.
 # A kernel that is worse than benchmarks/records/agx says fails: UPDATE=1 writes the record and its table. KERNELS is a
-# regular expression: rows of these alone.
-agx: $(VENV)/.built  ## kernels as machine code of an M1 (KERNELS=, UPDATE=1)
+# regular expression: rows of these alone. Then some ops run as that machine code, on an emulator (RUN: those alone, by
+# a regular expression); UPDATE=1 writes what tests run of it, too.
+agx: $(VENV)/.built  ## kernels as machine code of an M1 (KERNELS=, RUN=, UPDATE=1)
 	@.ci/system-packages --optional clang-15=clang-15 opt-15=llvm-15 llvm-spirv-15=llvm-spirv-15 g++=g++ ninja=ninja-build \
 	  bison=bison flex=flex pkg-config=pkg-config xz=xz-utils zlib.h=zlib1g-dev libdrm/drm.h=libdrm-dev
-	$(PY) -m tools.agx $(if $(UPDATE),--update) $(if $(KERNELS),--kernels "$(KERNELS)")
+	$(if $(RUN),,$(PY) -m tools.agx $(if $(UPDATE),--update) $(if $(KERNELS),--kernels "$(KERNELS)"))
+	$(if $(KERNELS),,$(PY) -m tools.agx --run "$(RUN)" $(if $(UPDATE),--update))
 
 # Ops at the sizes of their tests and the demo model, by pytest-benchmark. The shapes of real models: benchmarks/bench_*.py.
 bench: $(VENV)/.built $(VENV)/.dev  ## each op beside stock torch, on the CPU

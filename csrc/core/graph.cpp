@@ -1,9 +1,11 @@
 #include "core/graph.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include "core/counters.h"
+#include "core/kernel_list.h"
 
 namespace foundry {
 namespace {
@@ -89,6 +91,25 @@ std::vector<std::tuple<std::string, std::string, int64_t>> LaunchGraph::launches
   return found;
 }
 
+LaunchGraph::Detail LaunchGraph::launch(int64_t index) const {
+  const CapturedLaunch& launch = launches_.at(static_cast<size_t>(index));
+  std::vector<std::optional<at::Tensor>> buffers;
+  std::vector<int64_t> written;
+  for (size_t i = 0; i < launch.bindings.size(); i++) {
+    const Binding& b = launch.bindings[i];
+    buffers.push_back(b.tensor  ? std::optional<at::Tensor>(launch.tensors[i])
+                      : b.bytes ? at::from_blob(const_cast<void*>(b.bytes), {b.size}, at::kByte).clone()
+                                : std::optional<at::Tensor>());
+    written.push_back(b.access != Access::read);
+  }
+  const auto& [size, group, threads] = launch.grid;
+  std::vector<int64_t> grid(size.begin(), size.end());
+  grid.insert(grid.end(), group.begin(), group.end());
+  grid.push_back(threads);
+  grid.insert(grid.end(), launch.threadgroup_memory.begin(), launch.threadgroup_memory.end());
+  return {listed_name(launch.pipeline->kernel), std::move(buffers), std::move(written), std::move(grid)};
+}
+
 c10::intrusive_ptr<LaunchGraph> LaunchGraph::part(const std::vector<int64_t>& indices) const {
   const std::string why = changed();
   TORCH_CHECK(why.empty(), why);
@@ -141,6 +162,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       .def("stop", &LaunchGraph::stop)
       .def("replay", &LaunchGraph::replay)
       .def("launches", &LaunchGraph::launches)
+      .def("launch", &LaunchGraph::launch)
       .def("part", &LaunchGraph::part)
       .def("size", &LaunchGraph::size)
       .def("bytes", &LaunchGraph::bytes);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -44,6 +45,12 @@ public:
 
   // Of each launch: the kernel, the scope in which it was captured, and the bytes that it must move.
   std::vector<std::tuple<std::string, std::string, int64_t>> launches() const;
+  // A launch as its executor got it: the kernel as `listed_name` has it; by buffer index a tensor, or the bytes of
+  // an argument struct; which of them it writes; the grid's size, threadgroup, whether it counts threads, and the bytes
+  // of each threadgroup argument.
+  using Detail =
+      std::tuple<std::string, std::vector<std::optional<at::Tensor>>, std::vector<int64_t>, std::vector<int64_t>>;
+  Detail launch(int64_t index) const;
   // A graph of some of the launches, by index, in the order given. For measurements.
   c10::intrusive_ptr<LaunchGraph> part(const std::vector<int64_t>& indices) const;
 

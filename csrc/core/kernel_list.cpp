@@ -47,6 +47,12 @@ std::map<std::string, std::string>& groups() { // by file
 
 } // namespace
 
+std::string listed_name(const Kernel& kernel) {
+  std::string name = kernel.file + "\n" + kernel.entry() + "\n";
+  for (const Constant& c : kernel.constants) name += c10::str(c.index, "=", c.value, " ");
+  return name + "\n";
+}
+
 KernelList::KernelList(const std::string& device) : device(device) {}
 
 KernelList* KernelList::recording() { return current; }
@@ -60,11 +66,9 @@ void KernelList::stop() { current = nullptr; }
 
 bool KernelList::take(const Pipeline& pipeline, const Grid& grid) {
   if (&pipeline.executor != &recorder()) return false;
-  const Kernel& kernel = pipeline.kernel;
-  std::string name = kernel.file + "\n" + kernel.entry() + "\n";
-  for (const Constant& c : kernel.constants) name += c10::str(c.index, "=", c.value, " ");
+  const std::string name = listed_name(pipeline.kernel);
   std::lock_guard<std::mutex> lock(mutex_);
-  uint32_t& largest = entries_.try_emplace(name, Entry{kernel, 0}).first->second.threads;
+  uint32_t& largest = entries_.try_emplace(name, Entry{pipeline.kernel, 0}).first->second.threads;
   largest = std::max(largest, grid.group[0] * grid.group[1] * grid.group[2]);
   return true;
 }
@@ -77,7 +81,7 @@ int64_t KernelList::size() const {
 std::vector<std::string> KernelList::names() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> found;
-  for (const auto& [name, entry] : entries_) found.push_back(c10::str(name, "\n", entry.threads));
+  for (const auto& [name, entry] : entries_) found.push_back(c10::str(name, entry.threads));
   return found;
 }
 

@@ -13,6 +13,9 @@
 
 namespace foundry {
 
+// "FILE\nENTRY\nCONSTANTS\n", constants as "0=true 3=false ".
+std::string listed_name(const Kernel& kernel);
+
 class KernelList : public torch::CustomClassHolder {
 public:
   explicit KernelList(const std::string& device); // whose kernels they are; tensors need not be there
@@ -24,7 +27,7 @@ public:
   bool take(const Pipeline& pipeline, const Grid& grid);
 
   int64_t size() const;
-  // "FILE\nENTRY\nCONSTANTS\nTHREADS" of each: constants as "0=true 3=false ", threads of the largest threadgroup.
+  // `listed_name` of each, and the threads of its largest threadgroup.
   std::vector<std::string> names() const;
   // Compiles them side by side. One that fails is left, to be compiled again, and to fail, where it is needed.
   void compile() const;

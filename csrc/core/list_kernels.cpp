@@ -6,14 +6,19 @@
 
 #include <torch/library.h>
 
-#include "core/executor.h"
+#include "core/kernel_list.h"
 
 namespace foundry {
 namespace {
 
 class Listing : public Executor {
 public:
-  explicit Listing(std::string family) : family_(std::move(family)) {}
+  // Begins a new list, of kernels for GPUs of `family`. Calls of ops are not to overlap it.
+  void start(std::string family) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    family_ = std::move(family);
+    threads_.clear();
+  }
   const char* name() const override { return "listing"; }
   const std::string& family() const override { return family_; }
   std::unique_ptr<Pipeline> compile(const Source&, const Kernel& kernel) override {
@@ -28,34 +33,39 @@ public:
   std::vector<std::string> kernels() {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<std::string> found;
-    for (const auto& [name, threads] : threads_) found.push_back(c10::str(name, "\n", threads));
+    for (const auto& [name, threads] : threads_) found.push_back(c10::str(name, threads));
     return found;
   }
 
 private:
   void largest(const Kernel& kernel, uint32_t threads) {
-    std::string name = kernel.file + "\n" + kernel.entry() + "\n";
-    for (const Constant& c : kernel.constants) name += c10::str(c.index, "=", c.value, " ");
     std::lock_guard<std::mutex> lock(mutex_);
-    uint32_t& seen = threads_[name];
+    uint32_t& seen = threads_[listed_name(kernel)];
     seen = std::max(seen, threads);
   }
-  const std::string family_;
+  std::string family_;
   std::mutex mutex_;
   std::map<std::string, uint32_t> threads_; // of the largest threadgroup, by name and constants
 };
 
-Listing* current = nullptr; // never destroyed: pipelines point to it
+Listing* const listing = new Listing; // never destroyed: pipelines point to it
+Executor* before = nullptr;           // that of CPU tensors otherwise
 
 TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
-  // from here on ops on CPU tensors compute nothing, in the whole process
+  // from here until `_stop_listing` ops on CPU tensors compute nothing, in the whole process
   m.def("_list_kernels(str family) -> ()", [](std::string family) {
-    current = new Listing(std::move(family));
-    register_executor(c10::DeviceType::CPU, *current);
+    if (!before) before = &executor(c10::DeviceType::CPU);
+    listing->start(std::move(family));
+    register_executor(c10::DeviceType::CPU, *listing);
     new_generation();
   });
-  // "FILE\nENTRY\nCONSTANTS\nTHREADS" of each: constants as "0=true 3=false ", threads of the largest threadgroup
-  m.def("_listed_kernels() -> str[]", [] { return current ? current->kernels() : std::vector<std::string>{}; });
+  m.def("_stop_listing() -> ()", [] {
+    TORCH_CHECK(before, "torch_foundry: no kernels are listed");
+    register_executor(c10::DeviceType::CPU, *before);
+    new_generation();
+  });
+  // `listed_name` of each, and the threads of its largest threadgroup
+  m.def("_listed_kernels() -> str[]", [] { return listing->kernels(); });
 }
 
 } // namespace

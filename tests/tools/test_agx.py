@@ -137,7 +137,8 @@ def test_an_instance_as_opencl(tmp_path: Path) -> None:
         "    uint i [[thread_position_in_grid]]) { if (i < n && twice) x[i] += x[i]; }\n"
     )
     kernel = Launched("double.metal", "scale<half>", {0: "true"}, 96)
-    text, name = opencl.source(kernel, shader, tmp_path)
+    text, name, buffers = opencl.source(kernel, shader, tmp_path)
+    assert buffers == [0, 1]
     assert name == "scale<half> twice" and "static constexpr" in text and "twice = true;" in text
     call = text[text.index("__kernel") :]
     assert "reqd_work_group_size(96, 1, 1)" in call
@@ -194,7 +195,7 @@ def test_a_kernel_that_is_refused_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     script.write_text("#!/bin/sh\necho 'kernel.cl:3: error: no such thing' >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setattr(compile, "CLANG", str(script))
-    monkeypatch.setattr(opencl, "source", lambda *given: ("text", "f<1>"))
+    monkeypatch.setattr(opencl, "source", lambda *given: opencl.Source("text", "f<1>", []))
     compiler = compile.Compiler(script, tmp_path / "cache")
     refused = compiler.try_row(Launched("glu.metal", "f<1>", {}, 64))
     assert refused == "f<1>: clang: kernel.cl:3: error: no such thing"

@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tools.agx import opencl, record
 from tools.agx.air import Loop, main_loop
 from tools.agx.kernels import SHADERS
+from tools.agx.launch import Program
 from torch_foundry.aot.prebuild import Launched
 from torch_foundry.core.sources import digest, shader_files
 
@@ -40,24 +42,33 @@ class Compiler:
 
     def try_row(self, kernel: Launched) -> record.Row | str:
         """The kernel's row, or what went wrong."""
-        text, label = opencl.source(kernel, self._shaders[kernel.file], SHADERS)
-        kept = self._cache / f"{digest(text.encode(), self._tools.encode())}.json"
+        text, label, _ = self._source(kernel)
         try:
-            if not kept.exists():
-                statistics, loop = self._compiled(text)
-                kept.write_text(json.dumps({"statistics": statistics, "loop": asdict(loop)}))
+            found = self._compiled(text)
         except CompileError as error:
             return f"{label}: {error}"
-        found = json.loads(kept.read_text())
-        return record.row(kernel.file, label, kernel.threads, found["statistics"], Loop(**found["loop"]))
+        return record.row(kernel.file, label, kernel.threads, found["stats"], Loop(**found["loop"]))
+
+    def program(self, kernel: Launched) -> Program:
+        """The kernel's machine code, to be run: general shuffles are right here, and not cheap. Raises CompileError."""
+        text, _, buffers = self._source(kernel)
+        return Program.of({**self._compiled(f"#define MSL_GENERAL_SHUFFLES\n{text}"), "buffers": buffers})
 
     def code(self, kernel: Launched) -> str:
         """The kernel's instructions, in Mesa's words, last form last. Raises CompileError."""
-        return self._printed(opencl.source(kernel, self._shaders[kernel.file], SHADERS)[0])
+        return self._printed(self._source(kernel).text)
 
-    def _compiled(self, text: str) -> tuple[str, Loop]:
-        printed = self._printed(text)
-        return json.loads(printed.splitlines()[-1])["stats"], main_loop(printed)
+    def _source(self, kernel: Launched) -> opencl.Source:
+        return opencl.source(kernel, self._shaders[kernel.file], SHADERS)
+
+    def _compiled(self, text: str) -> dict[str, Any]:
+        """What `agx_stats` prints of a text, and its main loop."""
+        kept = self._cache / f"{digest(text.encode(), self._tools.encode())}.json"
+        if not kept.exists():
+            printed = self._printed(text)
+            found = json.loads(printed.splitlines()[-1])
+            kept.write_text(json.dumps({**found, "loop": asdict(main_loop(printed))}))
+        return dict(json.loads(kept.read_text()))
 
     def _printed(self, text: str) -> str:
         includes = [word for folder in opencl.HEADERS for word in ("-I", str(folder))]

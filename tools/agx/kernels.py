@@ -34,7 +34,7 @@ BY_MATRICES = re.compile(r"(linear_rows|norm_\w+)<.*, 0>")  # nor are those, unl
 
 
 def every() -> list[Launched]:
-    """All of them, sorted. Use a process of its own, as for `prebuild.launched`."""
+    """All of them, sorted. Meanwhile ops on CPU tensors compute nothing, as in `prebuild.launched`."""
     found = prebuild.launched(FAMILY, others())
     known = {(kernel.file, kernel.entry) for kernel in found}
     named = [

@@ -32,6 +32,10 @@ float sub_group_broadcast(float, uint);
 half sub_group_broadcast(half, uint);
 int sub_group_broadcast(int, uint);
 uint sub_group_broadcast(uint, uint);
+float sub_group_shuffle(float, uint);
+half sub_group_shuffle(half, uint);
+int sub_group_shuffle(int, uint);
+uint sub_group_shuffle(uint, uint);
 float sub_group_scan_exclusive_add(float);
 uint sub_group_scan_exclusive_add(uint);
 float sub_group_scan_inclusive_add(float);
@@ -406,7 +410,22 @@ AGX uint simd_or(uint x) { return ::sub_group_non_uniform_reduce_or(x); }
 AGX uint simd_prefix_exclusive_sum(uint x) { return ::sub_group_scan_exclusive_add(x); }
 AGX float simd_prefix_inclusive_sum(float x) { return ::sub_group_scan_inclusive_add(x); }
 AGX uint simd_prefix_inclusive_sum(uint x) { return ::sub_group_scan_inclusive_add(x); }
-// One shuffle instruction each: Mesa makes four of a general shuffle, Apple's compiler does not. For costs, not results.
+// Of any lane by any lane. Mesa makes four instructions of it, as one gives a quad the lanes that all of it asks for.
+// What Apple's compiler makes is not known: for costs a shuffle is one instruction, whose results may be wrong.
+#ifdef MSL_GENERAL_SHUFFLES
+#define MSL_SHUFFLE ::sub_group_shuffle
+#else
+#define MSL_SHUFFLE ::sub_group_broadcast
+#endif
+template <class T> AGX msl_value<T> simd_shuffle(T v, ushort lane) {
+  if constexpr (msl_is_vector<T>) {
+    constexpr int N = msl_shape<T>::size;
+    msl_value<T> r;
+    MSL_EACH r.msl_data[i] = MSL_SHUFFLE(v.msl_data[i], lane);
+    return r;
+  } else
+    return MSL_SHUFFLE(v, lane);
+}
 template <class T> AGX msl_value<T> simd_broadcast(T v, ushort lane) {
   if constexpr (msl_is_vector<T>) {
     constexpr int N = msl_shape<T>::size;
@@ -416,15 +435,14 @@ template <class T> AGX msl_value<T> simd_broadcast(T v, ushort lane) {
   } else
     return ::sub_group_broadcast(v, lane);
 }
-template <class T> AGX msl_value<T> simd_shuffle(T v, ushort lane) { return simd_broadcast(v, lane); }
 template <class T> AGX msl_value<T> simd_shuffle_xor(T v, ushort m) {
-  return simd_broadcast(v, ushort(::get_sub_group_local_id() ^ m));
+  return simd_shuffle(v, ushort(::get_sub_group_local_id() ^ m));
 }
 template <class T> AGX msl_value<T> simd_shuffle_up(T v, ushort m) {
-  return simd_broadcast(v, ushort(::get_sub_group_local_id() - m));
+  return simd_shuffle(v, ushort(::get_sub_group_local_id() - m));
 }
 template <class T> AGX msl_value<T> simd_shuffle_down(T v, ushort m) {
-  return simd_broadcast(v, ushort(::get_sub_group_local_id() + m));
+  return simd_shuffle(v, ushort(::get_sub_group_local_id() + m));
 }
 
 // ---- matrices: two elements a lane, as in the hardware. A product is two fma here, for registers and occupancy only:

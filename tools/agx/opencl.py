@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_foundry.aot.prebuild import Launched
 from torch_foundry.msl import Argument, Kernel, Translation, lint, translate
@@ -32,9 +33,16 @@ _SCALARS = {
 }
 
 
-def source(kernel: Launched, shader: Path, shaders: Path) -> tuple[str, str]:
-    """The text of a module with one kernel, the instance at its launch size; and the instance's name: its entry, and
-    the function constants that are true. `shaders`: where includes are."""
+class Source(NamedTuple):
+    """A module with one kernel: an instance at its launch size."""
+
+    text: str
+    name: str  # the instance's entry, and the function constants that are true
+    buffers: list[int]  # which buffer each argument of the kernel is; another argument follows: groups of the grid
+
+
+def source(kernel: Launched, shader: Path, shaders: Path) -> Source:
+    """The kernel's. `shaders`: where includes are."""
     text, translation = _shader(shader, shaders)
     for constant in translation.function_constants:
         value = kernel.constants.get(constant.index, "0")
@@ -42,7 +50,8 @@ def source(kernel: Launched, shader: Path, shaders: Path) -> tuple[str, str]:
     name = kernel.entry.partition("<")[0]
     found = next(k for k in (*translation.templates, *translation.kernels) if k.name == name)
     on = [c.name for c in translation.function_constants if kernel.constants.get(c.index, "false") != "false"]
-    return f'#include "msl.h"\n{text}{_call(found, kernel)}', " ".join([kernel.entry, *on])
+    buffers = [argument.index for argument in found.args if argument.kind == "buffer" and argument.index is not None]
+    return Source(f'#include "msl.h"\n{text}{_call(found, kernel)}', " ".join([kernel.entry, *on]), buffers)
 
 
 @functools.cache
@@ -71,8 +80,8 @@ def _argument(argument: Argument, name: str) -> tuple[str, str]:
     pointed = re.sub(r"\b(constant|const|device|threadgroup)\b|[&*]", "", argument.type).strip()
     if argument.kind == "builtin":
         return "", _builtin(argument)
-    if argument.kind == "threadgroup":
-        return "", f"(__local {pointed}*)(ulong)16"  # some address
+    if argument.kind == "threadgroup":  # at an address; such kernels have no variables in that memory
+        return "", f"(__local {pointed}*)(ulong){16 + 16384 * (argument.index or 0)}"
     star = "*" if "&" in argument.type else ""
     if argument.address_space == "constant":
         return f"__constant {pointed}* {name}", star + name

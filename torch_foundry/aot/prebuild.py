@@ -202,7 +202,7 @@ class Launched(NamedTuple):
 def launched(family: str, others: Iterable[Callable[[], object]] = ()) -> list[Launched]:
     """The kernels that `calls`, and `others`, launch on GPUs of `family`. No such GPU is needed.
 
-    Use a process of its own: afterwards ops on CPU tensors compute nothing.
+    Meanwhile ops on CPU tensors compute nothing, in the whole process.
     """
     choose = torch.ops.torch_foundry._tuning_choice
     shapes: dict[tuple[int, ...], Shape] = {}  # the smallest that get other kernels from the tuning table
@@ -211,8 +211,11 @@ def launched(family: str, others: Iterable[Callable[[], object]] = ()) -> list[L
         found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
         shapes.setdefault(tuple(v for values in found for v in values), (n, k))
     torch.ops.torch_foundry._list_kernels(family)
-    for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
-        call()
+    try:
+        for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
+            call()
+    finally:
+        torch.ops.torch_foundry._stop_listing()
     lines = [kernel.split("\n") for kernel in torch.ops.torch_foundry._listed_kernels()]
     return [
         Launched(file, entry, {int(i): value for i, value in (c.split("=") for c in constants.split())}, int(threads))

@@ -1,6 +1,7 @@
 /*
  * agx_stats FILE.spv: compiles the kernels of a SPIR-V module for Apple's G13 (M1) and prints a line of JSON each: the
- * compiler's own statistics. AGX_MESA_DEBUG=shaders prints the code before it.
+ * compiler's own statistics, and the code, with what its uniforms have to hold. AGX_MESA_DEBUG=shaders prints the
+ * instructions before it.
  *
  * The order of the passes is that of Mesa's asahi_clc, which compiles its driver's own kernels.
  * SPDX-License-Identifier: MIT
@@ -89,6 +90,10 @@ library(const uint32_t *words, size_t count)
             nir_var_shader_temp | nir_var_function_temp | nir_var_mem_shared | nir_var_mem_global |
                nir_var_mem_constant,
             glsl_get_cl_type_size_align);
+   if (nir->constant_data_size) { /* tables in constant memory */
+      nir->constant_data = rzalloc_size(nir, nir->constant_data_size);
+      nir_gather_explicit_io_initializers(nir, nir->constant_data, nir->constant_data_size, nir_var_mem_constant);
+   }
    NIR_PASS(_, nir, nir_lower_memcpy);
    NIR_PASS(_, nir, nir_lower_explicit_io, nir_var_mem_constant, nir_address_format_64bit_global);
    NIR_PASS(_, nir, nir_lower_explicit_io, nir_var_uniform, nir_address_format_32bit_offset_as_64bit);
@@ -137,6 +142,31 @@ keep_stats(void *data, unsigned *id, enum util_debug_type type, const char *form
 }
 
 static void
+print_bytes(const char *name, const void *bytes, size_t size)
+{
+   printf("\"%s\": \"", name);
+   for (size_t i = 0; i < size; ++i)
+      printf("%02x", ((const uint8_t *)bytes)[i]);
+   printf("\", ");
+}
+
+/* Uniform registers are counted in halves of 16 bits. A preamble at -1: there is none. */
+static void
+print_code(const nir_shader *nir, const struct agx_shader_part *part, const nir_function *kernel,
+           const struct nir_precomp_layout *layout, unsigned table)
+{
+   const struct agx_shader_info *info = &part->info;
+   print_bytes("code", part->binary, info->binary_size);
+   print_bytes("tables", nir->constant_data, nir->constant_data_size);
+   print_bytes("constants", (const uint8_t *)part->binary + info->rodata.offset, info->rodata.size_16 * 2);
+   printf("\"main\": %u, \"preamble\": %d, \"tables_at\": %u, \"constants_at\": %u, \"arguments_at\": [",
+          info->main_offset, info->has_preamble ? (int)info->preamble_offset : -1, table, info->rodata.base_uniform);
+   for (unsigned i = 0; i < kernel->num_params; ++i)
+      printf("%s%u", i ? ", " : "", layout->offset_B[i] / 2);
+   printf("]}\n");
+}
+
+static void
 compile_kernel(nir_shader *nir, nir_function *kernel)
 {
    for (unsigned i = 0; i < kernel->num_params; ++i)
@@ -174,8 +204,8 @@ compile_kernel(nir_shader *nir, nir_function *kernel)
    agx_compile_shader_nir(s, &key, &debug, &out);
 
    const char *colon = strchr(stats, ':');
-   printf("{\"stats\": \"%s\", \"threads\": %u, \"shared\": %u}\n", colon ? colon + 2 : "",
-          out.info.workgroup_size[0], out.info.local_size);
+   printf("{\"stats\": \"%s\", ", colon ? colon + 2 : "");
+   print_code(nir, &out, kernel, &layout, table);
    free(out.binary);
    ralloc_free(s);
 }
