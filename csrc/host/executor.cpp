@@ -94,6 +94,8 @@ public:
     if (guarded) guarded->finish(pipeline.kernel.entry());
   }
 
+  bool has_tensors() override { return true; }
+
   void set_toolchain(Toolchain toolchain) { toolchain_ = std::move(toolchain); }
 
   void configure(int lane_order, uint64_t seed, int threads, int strict) {

@@ -27,6 +27,7 @@ OVERRIDES = {  # by their names in C++
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
     "subnormals": environment.SUBNORMAL_CODES,
+    "tensors": environment.TENSORS,
     "linear_rows": environment.LINEAR_ROWS,
     "matrix_rows": environment.MATRIX_ROWS,
     "tile_rows": environment.TILE_ROWS,
@@ -97,18 +98,20 @@ def family(device: torch.device | str) -> str:
 class LinearRoutes:
     """Rows of x up to which each way serves a product, where none before it does: `ops.linear` by its vector kernel
     (which `ops` themselves take for `limits.FEW_ROWS` at least), as matrices without unpacking (packed weights and x of
-    16 bits alone) and by tiles; torch's product beyond. Up to how many `ops.linear_backward_input` serves, and tiles of
-    an expert (`ops.moe_linear`), for packed weights."""
+    16 bits alone), by tensor operations (x of 16 bits alone) and by tiles; torch's product beyond. Up to how many
+    `ops.linear_backward_input` serves, and tiles of an expert (`ops.moe_linear`), for packed weights."""
 
     rows: int
     matrix: int
     tiles: int
     backward: int
     experts: int
+    tensors: int
 
     def most(self, packed: bool, dtype: torch.dtype) -> int:
         """Rows of x of `dtype` up to which `ops.linear` is faster than torch."""
-        return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
+        halves = max(self.matrix if packed else 0, self.tensors) if dtype.itemsize == 2 else 0
+        return max(self.rows, halves, self.tiles)
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
@@ -119,7 +122,10 @@ def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRo
 @lru_cache(maxsize=4096)  # emptied by whatever changes a choice
 def _linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
     key = Key("linear_routes", format, 1, n, k)
-    return LinearRoutes(**choice("" if device.type == "meta" else family(device), key))
+    found = LinearRoutes(**choice("" if device.type == "meta" else family(device), key))
+    if found.tensors and not torch.ops.torch_foundry._tuning_tensors(str(device)):
+        return replace(found, tensors=0)
+    return found
 
 
 def new_table(of: str, device: str = "") -> Table:

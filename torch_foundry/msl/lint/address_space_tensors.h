@@ -3,9 +3,13 @@
 #pragma once
 
 namespace metal {
-template <class Index, size_t Rank> struct dextents { dextents(Index, Index); };
+template <class Index, size_t Rank> struct dextents {
+  dextents(Index, Index);
+};
 struct tensor_inline;
-template <class T, class Extents, class Kind> struct tensor { tensor(T*, Extents); };
+template <class T, class Extents, class Kind> struct tensor {
+  tensor(T*, Extents);
+};
 template <int Simdgroups> struct execution_simdgroups;
 template <class T> struct cooperative_tensor {
   ushort get_capacity() const;
