@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
 #include "core/device_answers.h"
 #include "core/executor.h"
@@ -67,6 +68,13 @@ float tensor_error(c10::Device device) {
   Executor& own = executor(device);
   if (!own.has_tensors()) return NAN;
   return std::bit_cast<float>(answers.get(device, [&] { return std::bit_cast<uint32_t>(own.tensor_error(device)); }));
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
+  m.def("_tensor_error(str device) -> float[]", // the error and the most that is allowed
+        [](const std::string& device) -> std::vector<double> {
+          return {tensor_error(c10::Device(device)), kMostTensorError};
+        });
 }
 
 } // namespace foundry

@@ -74,19 +74,16 @@ const Space& space(Op op) {
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear,        Op::attention, Op::norm_linear,   Op::moe_glu,      Op::moe_down,
-                          Op::linear_routes, Op::matrices,  Op::norm_matrices, Op::linear_matrix};
-
 // Whether a choice is a LinearChoice.
 bool by_codes(Op op) { return op != Op::attention && op != Op::linear_matrix && !for_any_rows(op); }
 
 Op op_named(std::string_view name) {
-  for (Op op : kAllOps)
-    if (name == space(op).op) return op;
-  TORCH_CHECK(false,
-              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention, linear_routes, matrices, "
-              "norm_matrices or linear_matrix, got ",
-              name);
+  std::string known;
+  for (int op = 0; op < kOps; op++) {
+    if (name == space(Op(op)).op) return Op(op);
+    known += (op ? ", " : "") + std::string(space(Op(op)).op);
+  }
+  TORCH_CHECK(false, "tuning: expected one of the ops ", known, ", got ", name);
 }
 
 // Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
@@ -225,10 +222,9 @@ std::vector<Choice> make_row(const std::string& family, Op op, int format) {
 
 // As the environment says, else as `ask`, which asks the device.
 template <class Ask> bool says_yes(const char* name, Ask ask) {
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (const auto i = overrides().find(name); i != overrides().end()) return i->second != 0;
-  }
+  std::unique_lock<std::mutex> lock(mutex);
+  if (const auto i = overrides().find(name); i != overrides().end()) return i->second != 0;
+  lock.unlock();
   return ask();
 }
 bool takes_subnormals(c10::Device device) {
@@ -243,13 +239,11 @@ bool takes_tensors(c10::Device device) {
 // through tensor operations where those are wrong.
 void check_device(c10::Device device, Op op, std::vector<Choice>& choices) {
   const bool routes = op == Op::linear_routes;
-  if (!routes && !by_codes(op)) return;
-  const size_t part = routes ? 5 : 4;
-  const auto of_device = [&](const Choice& c) { return routes ? c[part] > 0 : c[part] == by_subnormals; };
-  if (std::none_of(choices.begin(), choices.end(), of_device)) return;
+  const auto asks = [&](const Choice& c) { return routes ? c[5] > 0 : by_codes(op) && c[4] == by_subnormals; };
+  if (std::none_of(choices.begin(), choices.end(), asks)) return;
   if (routes ? takes_tensors(device) : takes_subnormals(device)) return;
   for (Choice& c : choices)
-    if (of_device(c)) c[part] = routes ? 0 : 1;
+    if (asks(c)) (routes ? c[5] : c[4]) = routes ? 0 : 1;
 }
 
 std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
@@ -401,10 +395,6 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
         [](const std::string& device) { return takes_subnormals(c10::Device(device)); });
   m.def("_tuning_tensors(str device) -> bool",
         [](const std::string& device) { return takes_tensors(c10::Device(device)); });
-  m.def("_tensor_error(str device) -> float[]", // the error and the most that is allowed
-        [](const std::string& device) {
-          return std::vector<double>{tensor_error(c10::Device(device)), kMostTensorError};
-        });
 }
 
 } // namespace foundry::tuning

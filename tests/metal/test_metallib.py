@@ -170,7 +170,8 @@ torch.ops.mock_metal.synchronize()
 trace = torch.ops.mock_metal.trace()
 print([e for e in trace if e.startswith(("compile", "load"))], len({{e for e in trace if e.startswith("pipeline")}}))
 """
-    own = {**os.environ, "TORCH_FOUNDRY_METAL_ARCHIVE": "0"}  # what other processes made has events of its own
+    # What other processes made has events of its own; nothing runs here, so the GPU can't say that it keeps subnormals.
+    own = {**os.environ, "TORCH_FOUNDRY_METAL_ARCHIVE": "0", "TORCH_FOUNDRY_SUBNORMAL_CODES": "1"}
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=own, capture_output=True, text=True)
     assert result.stdout.strip() == f"['load metallib'] {count}", result
 
