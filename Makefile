@@ -76,7 +76,7 @@ test-lm-eval: $(VENV)/.built $(VENV)/.dev  ## lm-eval's metrics, stock and patch
 	$(BIN)/pip install -q -r requirements-lm-eval.txt
 	$(PY) -m pytest -q tests/hf/test_lm_eval.py $(PYTEST_ARGS)
 
-# MLX's and torch's kernels as Apple's compiler made them (LLVM bitcode of their public wheels: 42 and 111 MB, in
+# MLX's and torch's kernels as Apple's compiler made them (LLVM bitcode of their public wheels: 42, 78 and 111 MB, in
 # build/air) beside the same source through our front end, or a reference, bit for bit. llvmlite is large, so only this
 # target installs it. SAMPLE kernels of each source, KERNELS is a regular expression. Where a wheel can't be had, it says
 # so and ends well.

@@ -51,6 +51,10 @@ public:
   virtual void launch(Pipeline& pipeline, const LaunchRecord& record) = 0;
   // Whether kernels find subnormal halves as they are; see core/subnormals.h, which keeps the answer.
   virtual bool keeps_subnormals(c10::Device device);
+  // Whether kernels may multiply by the device's tensor operations, and how wrong their products are; see
+  // core/tensors.h, which keeps the answer.
+  virtual bool has_tensors() { return false; }
+  virtual float tensor_error(c10::Device device);
   // `launches` outlive the replayer and stay as they are. By default they are launched one by one.
   virtual std::unique_ptr<Replayer> prepare(c10::ArrayRef<CapturedLaunch> launches);
 };

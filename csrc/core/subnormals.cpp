@@ -1,11 +1,11 @@
 #include "core/subnormals.h"
 
-#include <atomic>
 #include <cstring>
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "core/device_answers.h"
 #include "core/executor.h"
 #include "linear/subnormals.h"
 
@@ -37,15 +37,8 @@ bool Executor::keeps_subnormals(c10::Device device) {
 }
 
 bool keeps_subnormals(c10::Device device) {
-  static std::atomic<uint64_t> answers[c10::COMPILE_TIME_MAX_DEVICE_TYPES]; // the generation, and 2 or 3
-  std::atomic<uint64_t>& known = answers[static_cast<size_t>(device.type())];
-  const uint64_t generation = source_generation().load(std::memory_order_acquire);
-  uint64_t answer = known.load(std::memory_order_acquire);
-  if (answer >> 2 != generation || !(answer & 2)) { // threads that ask at once all do
-    answer = generation << 2 | 2 | uint64_t(executor(device).keeps_subnormals(device));
-    known.store(answer, std::memory_order_release);
-  }
-  return answer & 1;
+  static DeviceAnswers answers;
+  return answers.get(device, [device] { return executor(device).keeps_subnormals(device); });
 }
 
 } // namespace foundry

@@ -16,6 +16,7 @@
 #include "core/kernel_list.h"
 #include "core/quant_table.h"
 #include "core/subnormals.h"
+#include "core/tensors.h"
 #include "core/tuning_table.h"
 #include "linear/linear.h"
 
@@ -65,26 +66,24 @@ const Space& space(Op op) {
         {"matrix", {0, 32, 64, 128}},
         {"tiles", {0, 32, 64, 128, 192, 256, 512}},
         {"backward", {8, 16, 32, 64, 128, 256, 512}},
-        {"experts", {16, 32, 64, 128, 256, 512}}}}, // of one: moe_linear
+        {"experts", {16, 32, 64, 128, 256, 512}}, // of one: moe_linear
+        {"tensors", {0, 32, 64, 128, 192, 256, 512}}}},
       {"matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
       {"norm_matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
       {"linear_matrix", matrices_parameters({"blocks", {1, 2, 4, 8}})},
   };
   return spaces[static_cast<int>(op)];
 }
-constexpr Op kAllOps[] = {Op::linear,        Op::attention, Op::norm_linear,   Op::moe_glu,      Op::moe_down,
-                          Op::linear_routes, Op::matrices,  Op::norm_matrices, Op::linear_matrix};
-
 // Whether a choice is a LinearChoice.
 bool by_codes(Op op) { return op != Op::attention && op != Op::linear_matrix && !for_any_rows(op); }
 
 Op op_named(std::string_view name) {
-  for (Op op : kAllOps)
-    if (name == space(op).op) return op;
-  TORCH_CHECK(false,
-              "tuning: expected the op linear, norm_linear, moe_glu, moe_down, attention, linear_routes, matrices, "
-              "norm_matrices or linear_matrix, got ",
-              name);
+  std::string known;
+  for (int op = 0; op < kOps; op++) {
+    if (name == space(Op(op)).op) return Op(op);
+    known += (op ? ", " : "") + std::string(space(Op(op)).op);
+  }
+  TORCH_CHECK(false, "tuning: expected one of the ops ", known, ", got ", name);
 }
 
 // Why a choice cannot be launched, or null. The limits are Apple's: 1024 threads, 32 KiB of threadgroup memory; and 32
@@ -97,7 +96,7 @@ const char* objection(Op op, int rows, const Choice& c) {
   if (op == Op::linear_routes) return nullptr;
   if (!by_codes(op))
     return c[3] % c[2] ? "simdgroups must be a multiple of split" : nullptr; // memory is the GPU's to refuse
-  const auto [outputs, steps, split, simdgroups, chains] = c;
+  const auto [outputs, steps, split, simdgroups, chains, none] = c;
   if (simdgroups % split) return "simdgroups must be a multiple of split";
   if (simdgroups * simd_width > 1024) return "more than 1024 threads";
   if (outputs * rows > 32) return "outputs * rows must be at most 32";
@@ -182,7 +181,7 @@ void override_choice(Op op, int rows, Choice& c) {
     return;
   }
   if (!by_codes(op)) return;
-  auto& [outputs, steps, split, simdgroups, chains] = c;
+  auto& [outputs, steps, split, simdgroups, chains, none] = c;
   uint16_t columns = outputs * simdgroups / split;
   if (uint16_t v = given("gemv_cols_per_tg")) columns = v, outputs = std::min(outputs, v);
   if (uint16_t v = given("gemv_split_k")) split = v;
@@ -221,21 +220,30 @@ std::vector<Choice> make_row(const std::string& family, Op op, int format) {
   return choices;
 }
 
-// As the environment says, else as the device does.
+// As the environment says, else as `ask`, which asks the device.
+template <class Ask> bool says_yes(const char* name, Ask ask) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (const auto i = overrides().find(name); i != overrides().end()) return i->second != 0;
+  lock.unlock();
+  return ask();
+}
 bool takes_subnormals(c10::Device device) {
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (const auto i = overrides().find("subnormals"); i != overrides().end()) return i->second != 0;
-  }
-  return keeps_subnormals(device);
+  return says_yes("subnormals", [device] { return keeps_subnormals(device); });
+}
+bool takes_tensors(c10::Device device) {
+  return executor(device).has_tensors() &&
+         says_yes("tensors", [device] { return tensor_error(device) <= kMostTensorError; });
 }
 
-// Choices with subnormal halves become those without, which give the same bits, where the device keeps none.
-void check_device(c10::Device device, std::vector<Choice>& choices) {
-  const auto any = std::any_of(choices.begin(), choices.end(), [](const Choice& c) { return c[4] == by_subnormals; });
-  if (!any || takes_subnormals(device)) return;
+// Choices with subnormal halves become those without, which give the same bits, where the device keeps none; no rows go
+// through tensor operations where those are wrong.
+void check_device(c10::Device device, Op op, std::vector<Choice>& choices) {
+  const bool routes = op == Op::linear_routes;
+  const auto asks = [&](const Choice& c) { return routes ? c[5] > 0 : by_codes(op) && c[4] == by_subnormals; };
+  if (std::none_of(choices.begin(), choices.end(), asks)) return;
+  if (routes ? takes_tensors(device) : takes_subnormals(device)) return;
   for (Choice& c : choices)
-    if (c[4] == by_subnormals) c[4] = 1;
+    if (asks(c)) (routes ? c[5] : c[4]) = routes ? 0 : 1;
 }
 
 std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
@@ -367,7 +375,7 @@ Choice choose(c10::Device device, Op op, int row, int bucket) {
     std::lock_guard<std::mutex> lock(mutex);
     made = make_row(table.family, op, row);
   }
-  if (by_codes(op)) check_device(device, made); // may launch a kernel
+  check_device(device, op, made); // may launch a kernel
   std::lock_guard<std::mutex> lock(mutex);
   if (!choices.load(std::memory_order_acquire))
     choices.store((new std::vector<Choice>(std::move(made)))->data(), std::memory_order_release);
@@ -385,6 +393,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
   m.def("_tuning_families() -> str[]", &families);
   m.def("_tuning_subnormals(str device) -> bool",
         [](const std::string& device) { return takes_subnormals(c10::Device(device)); });
+  m.def("_tuning_tensors(str device) -> bool",
+        [](const std::string& device) { return takes_tensors(c10::Device(device)); });
 }
 
 } // namespace foundry::tuning

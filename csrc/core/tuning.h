@@ -50,13 +50,14 @@ struct AttentionChoice {
 };
 
 // Rows of x up to which each way serves a product, where no other before it does: rows share readings of W, products of
-// matrices of 16 bits with a packed W that isn't unpacked first, tiles. Modules ask torch beyond, for a W that is
-// unpacked.
+// matrices of 16 bits with a packed W that isn't unpacked first, tensor operations on tiles of 16 bits, tiles. Modules
+// ask torch beyond, for a W that is unpacked.
 struct LinearRoutes {
   uint16_t rows;     // linear_rows; of ops themselves kFewRows at least, as their bits are those of a row alone
   uint16_t matrix;   // linear_matrix, linear_matrix_ahead
   uint16_t tiles;    // linear_tiles
   uint16_t backward; // linear_backward_input, of a packed W; experts' tiles, behind it, are Python's to choose
+  uint16_t tensors;  // linear_tensors, before tiles; 0 where the device has none or is wrong
 };
 
 namespace tuning {
@@ -74,7 +75,7 @@ enum class Op {
 };
 constexpr int kOps = 9;
 constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
-using Choice = std::array<uint16_t, 5>; // the fields of a ..Choice in order
+using Choice = std::array<uint16_t, 6>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
 constexpr int kRowBuckets = 4, kOutputBuckets = 10, kInputBuckets = 7;
@@ -136,7 +137,7 @@ inline LinearChoice moe_down_choice(c10::Device device, int format, int64_t n, i
 // n outputs of k inputs, for any number of rows.
 inline LinearRoutes linear_routes(c10::Device device, int format, int64_t n, int64_t k) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::linear_routes, format, tuning::linear_bucket(1, n, k));
-  return {c[0], c[1], c[2], c[3]};
+  return {c[0], c[1], c[2], c[3], c[5]};
 }
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {

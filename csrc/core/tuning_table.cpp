@@ -222,6 +222,10 @@ constexpr Line kLines[] = {
     // backward; and of an expert.
     // Apple: a tile of 32 rows costs what some 24 rows cost that share readings of eight, or fewer of those that aren't
     // unpacked; from 128 rows on, unpacking W for torch's product costs less than half of that. Not measured by us.
+    // M5: by tensor operations up to where unpacking 64 rows' tiles again costs what unpacking W for torch does; of dense
+    // weights in the place of tiles (decision 054). Not measured by us.
+    {"apple10", kRoutes, "packed", 1, kAny, kAny, {32, 0, 128, 16, 128, 512}},
+    {"apple10", kRoutes, "", 1, kAny, kAny, {16, 0, 128, 16, 128, 128}},
     {"apple", kRoutes, "packed", 1, kAny, kAny, {32, 0, 128, 16, 128}},
     {"apple", kRoutes, "", 1, kAny, kAny, {16, 0, 128, 16, 128}},
     // NVIDIA: decisions 008, 035 and 052; matrix units that multiply 16x8x16 came after sm_75.

@@ -25,6 +25,7 @@ struct Runtime {
   decltype(&msl_rt_launch) launch;
   decltype(&msl_rt_configure) configure;
   decltype(&msl_rt_flush_subnormals) flush_subnormals;
+  decltype(&msl_rt_tensor_layout) tensor_layout;
   uint32_t abi;
 };
 
@@ -93,12 +94,15 @@ public:
     if (guarded) guarded->finish(pipeline.kernel.entry());
   }
 
+  bool has_tensors() override { return true; }
+
   void set_toolchain(Toolchain toolchain) { toolchain_ = std::move(toolchain); }
 
   void configure(int lane_order, uint64_t seed, int threads, int strict) {
     runtime().configure(lane_order, seed, threads, strict);
   }
   void flush_subnormals(bool flush) { runtime().flush_subnormals(flush); }
+  void tensor_layout(uint32_t layout) { runtime().tensor_layout(layout); }
   void guard_memory(bool guard) { guard_memory_ = guard; }
 
 private:
@@ -113,6 +117,7 @@ private:
       runtime_.abi = symbol<decltype(&msl_rt_abi)>(library, "msl_rt_abi")();
       runtime_.configure = symbol<decltype(&msl_rt_configure)>(library, "msl_rt_configure");
       runtime_.flush_subnormals = symbol<decltype(&msl_rt_flush_subnormals)>(library, "msl_rt_flush_subnormals");
+      runtime_.tensor_layout = symbol<decltype(&msl_rt_tensor_layout)>(library, "msl_rt_tensor_layout");
     });
     return runtime_;
   }
@@ -160,6 +165,8 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       &host_setup);
   m.def("_host_configure(int lane_order, int seed, int threads, bool strict) -> ()", &host_configure);
   m.def("_host_flush_subnormals(bool flush) -> ()", [](bool flush) { instance().flush_subnormals(flush); });
+  m.def("_host_tensor_layout(int layout) -> ()",
+        [](int64_t layout) { instance().tensor_layout(static_cast<uint32_t>(layout)); });
   m.def("_host_guard_memory(bool guard) -> ()", [](bool guard) { instance().guard_memory(guard); });
 }
 

@@ -28,6 +28,7 @@ struct Config {
   std::atomic<int> threads{0};
   std::atomic<bool> strict{true};
   std::atomic<bool> flush_subnormals{false};
+  std::atomic<uint32_t> tensor_layout{0};
 } config;
 
 // The calling thread's arithmetic with subnormals flushed, if asked for, while this lives. All fibers of an OS thread
@@ -157,6 +158,8 @@ void msl_rt_configure(int lane_order, uint64_t seed, int threads, int strict) {
 
 void msl_rt_flush_subnormals(int flush) { config.flush_subnormals = flush != 0; }
 
+void msl_rt_tensor_layout(uint32_t layout) { config.tensor_layout = layout; }
+
 int msl_rt_launch(const msl_launch* launch, char* error, uint64_t error_bytes) {
   const std::string refusal = check_launch(*launch);
   if (!refusal.empty()) return report(refusal, error, error_bytes);
@@ -177,6 +180,7 @@ int msl_rt_launch(const msl_launch* launch, char* error, uint64_t error_bytes) {
   state.seed = config.seed;
   state.strict = config.strict;
   state.flush_subnormals = config.flush_subnormals;
+  state.tensor_layout = config.tensor_layout;
 
   const uint64_t useful = std::min(state.ngroups, nthreads / kThreadsPerHelper);
   const auto helpers = static_cast<uint32_t>(std::min<uint64_t>(os_threads() - 1, useful > 0 ? useful - 1 : 0));

@@ -9,7 +9,7 @@
 
 // Kernels and runtime must agree in layout and in the way fibers are switched: builds of another kind have another
 // number.
-#define MSL_ABI_LAYOUT 2u
+#define MSL_ABI_LAYOUT 3u
 #if defined(MSL_ASAN)
 #define MSL_ABI_FLAVOUR 1u
 #elif defined(MSL_TSAN)
@@ -74,6 +74,10 @@ MSL_EXPORT void msl_rt_configure(int lane_order, uint64_t seed, int threads, int
 // Whether kernels take subnormal f32 for zero and give zero for them, as Apple's GPUs do in every mode (f16 keeps its
 // own). Holds for launches that start afterwards.
 MSL_EXPORT void msl_rt_flush_subnormals(int flush);
+
+// Which thread has which element of a cooperative tensor: one of many layouts (prelude/metal_tensor.h), by any number.
+// Holds for launches that start afterwards.
+MSL_EXPORT void msl_rt_tensor_layout(uint32_t layout);
 
 MSL_EXPORT uint32_t msl_rt_abi(void);
 

@@ -95,6 +95,7 @@ void Runner::bind(LaunchState& state) {
   kernel = request.kernel->call;
   buffers = request.buffers;
   nbuffers = request.nbuffers;
+  tensor_layout = state.tensor_layout;
   nominal_nthreads = 1;
   for (int axis = 0; axis < 3; axis++) {
     grid[axis] = state.grid[axis];

@@ -17,6 +17,7 @@ struct LaunchState {
   uint64_t seed;
   bool strict;
   bool flush_subnormals;
+  uint32_t tensor_layout;
   std::atomic<uint64_t> next_group{0};
   std::atomic<bool> failed{false};
 

@@ -84,6 +84,7 @@ struct Group {
   uint32_t position[3];
   uint32_t nthreads;
   uint32_t nominal_nthreads;
+  uint32_t tensor_layout; // of cooperative tensors
   void* threadgroup_memory[MSL_MAX_BUFFERS];
   ThreadgroupLocal locals[256];
   uint32_t nlocals;

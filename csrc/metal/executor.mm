@@ -74,6 +74,13 @@ public:
 
   const std::string& family() const override { return metal::family(); }
 
+  // Those of an M5 and later GPUs. Metal has the functions on others too, by whose lanes they gain nothing.
+  bool has_tensors() override {
+    if (language_version() < 400 || family_number() < 10) return false;
+    if (@available(macOS 26.2, *)) return true;
+    return false;
+  }
+
   std::unique_ptr<Pipeline> compile(const Source& source, const Kernel& kernel) override {
     check_gpu();
     uint32_t buffers = 0;

@@ -13,17 +13,20 @@
 namespace foundry {
 namespace {
 
-enum class Kernel { rows, matrix, tiles };
+enum class Kernel { rows, matrix, tensors, tiles };
 
 // Which kernel serves M rows. linear_rows: up to eight are bound by reading W once, and the sums of one row do not
 // depend on how many share the reading, so results equal those of M = 1 bit for bit. That is promised up to kFewRows;
 // beyond, the tuning table decides. Modules ask torch for the product of more (torch_foundry/nn/linear.py), so this op
 // sees no more unless it is called by itself.
-Kernel kernel_for(int64_t m, const at::Tensor& x, const WeightMatrix& w, bool batch_invariant) {
+Kernel kernel_for(int64_t m, const at::Tensor& x, const WeightMatrix& w, const at::Tensor& weight,
+                  bool batch_invariant) {
   if (batch_invariant || m <= kFewRows) return Kernel::rows;
   const LinearRoutes routes = linear_routes(x.device(), w.format.index, w.n, w.k);
   if (m <= routes.rows) return Kernel::rows;
-  return w.format.packed() && x.element_size() == 2 && m <= routes.matrix ? Kernel::matrix : Kernel::tiles;
+  if (x.element_size() != 2 || !(w.format.packed() || weight.scalar_type() == x.scalar_type())) return Kernel::tiles;
+  if (w.format.packed() && m <= routes.matrix) return Kernel::matrix;
+  return m <= routes.tensors ? Kernel::tensors : Kernel::tiles;
 }
 
 // How linear_matrix_ahead multiplies.
@@ -75,10 +78,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   }
   if (y.numel() == 0) return y;
 
-  const Kernel kernel = kernel_for(m, x, w, batch_invariant);
+  const Kernel kernel = kernel_for(m, x, w, weight, batch_invariant);
   const int rows = kernel == Kernel::rows ? rows_together(m) : 0;
   const auto device = x.device();
-  const bool matrices = kernel == Kernel::matrix;
+  const bool matrices = kernel == Kernel::matrix, tensors = kernel == Kernel::tensors;
   const bool aligned = w.k % chunk == 0 && aligned_rows(x) && (w.format.packed() || aligned_rows(weight));
   Gemv gemv{rows ? linear_choice(device, w.format.index, rows, w.n, w.k) : LinearChoice{},
             Gemv::width_of(aligned, (rows || matrices) && in_words(w, weight)), rows};
@@ -92,6 +95,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   const KernelKey key = rows       ? gemv.name(named("linear.metal", "linear_rows").add({gemv.rows}))
                         : ahead    ? ahead->name(named("linear_matrix.metal", "linear_matrix_ahead"))
                         : matrices ? named("linear_matrix.metal", "linear_matrix").add({gemv.width, blocks})
+                        : tensors  ? named("linear_tensors.metal", "linear_tensors").add({gemv.width})
                                    : named("linear.metal", "linear_tiles").add({gemv.width});
   args.rows = u32(m);
   args.n = u32(w.n);
@@ -113,6 +117,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, OptionalName fo
   if (matrices) {
     launch.tgmem(args.split * 8 * blocks * linear_matrix_outputs * sizeof(float));
     launch.run(tiles(m, w.n, 8 * blocks, linear_matrix_outputs, args.split * simd_width));
+    return y;
+  }
+  if (tensors) {
+    launch.run(tiles(m, w.n, linear_tensors_bm, linear_tensors_bn, linear_tensors_simdgroups * simd_width));
     return y;
   }
   if (!rows) {

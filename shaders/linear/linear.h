@@ -12,6 +12,12 @@ FOUNDRY_CONST uint32_t linear_bk = 32;
 FOUNDRY_CONST uint32_t linear_tile_threads = 128;
 FOUNDRY_CONST uint32_t linear_run_slabs = 4; // that are summed in one chain
 
+// Tensor kernel: its tiles, by simdgroups that make a product together.
+FOUNDRY_CONST uint32_t linear_tensors_bm = 64;
+FOUNDRY_CONST uint32_t linear_tensors_bn = 64;
+FOUNDRY_CONST uint32_t linear_tensors_bk = 32;
+FOUNDRY_CONST uint32_t linear_tensors_simdgroups = 4;
+
 // Matrix kernel: outputs of a threadgroup, whose simdgroups share K.
 FOUNDRY_CONST uint32_t linear_matrix_outputs = 16;
 FOUNDRY_CONST uint32_t linear_matrix_split = 8;

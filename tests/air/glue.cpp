@@ -1,6 +1,7 @@
 // What AIR's kernels call: the host executor's own fibers and, where a result is not fixed by the language, its prelude.
 // The names of air.* functions become functions of this file (intrinsics.py writes them behind this text).
 #include "metal_prelude.h"
+#include "tensors.h"
 
 namespace {
 

@@ -27,6 +27,8 @@ BITS = {"popcount": "ctpop", "clz": "ctlz", "ctz": "cttz", "reverse_bits": "bitr
 ATOMICS = {"add": "add", "sub": "sub", "and": "and", "or": "or", "xor": "xor", "xchg": "xchg"}
 COLLECTIVE = re.compile(r"(simd|quad)_(?!is_helper)|simdgroup_matrix_8x8_(multiply|load|store)")
 MATRIX = "simdgroup_matrix_8x8_"
+TENSORS = "__tensorops_impl_matmul2d_op_"
+SHORT = {"f16": "half", "b16": "bfloat", "f32": "float"}  # in names of products
 
 
 class UnknownInAir(Exception):
@@ -55,6 +57,8 @@ def suffix(llvm_type: str) -> str:
 
 def is_collective(name: str) -> bool:
     """Whether lanes meet in it: then each of its calls is a place of its own."""
+    if name.startswith(TENSORS):
+        return "_run_" in name
     base = name.split(".")[1]
     return name in ("air.wg.barrier", "air.simdgroup.barrier") or bool(COLLECTIVE.match(base))
 
@@ -66,6 +70,8 @@ def symbol(name: str) -> str:
 
 def body(name: str, returns: str, args: list[str]) -> Body:
     """What the function does. A collective's first argument is the number of its call. UnknownInAir if unknown."""
+    if name.startswith(TENSORS):
+        return _tensors(name, returns, args)
     parts = name.split(".")
     base = re.sub(r"^(fast|precise)_", "", parts[1])
     if name in ("air.wg.barrier", "air.simdgroup.barrier"):
@@ -73,6 +79,9 @@ def body(name: str, returns: str, args: list[str]) -> Body:
         return Body([call, "ret void"], [f"declare void @{symbol(name)}(i32, i32)"])
     if base == "get_simdgroup_size":
         return Body([f"ret {returns} 32"], [])
+    if base == "get_thread_index_in_simdgroup":
+        cpp = f"AIR {symbol(name)}({CPP[returns]}* r) {{ *r = msl_::own_lane(); }}"
+        return _called(name, returns, args, False, cpp)
     if base == "is_uniform":
         return Body(["ret i1 false"], [])
     if base == "normalize_function_constant_predicate":
@@ -239,6 +248,27 @@ def _matrix(name: str, what: str, returns: str, args: list[str]) -> Body:
   metal::simdgroup_store(m, *to, *stride, *origin, *transpose);
 }}"""
         return _called(name, returns, args, True, cpp)
+    raise UnknownInAir(f"{name}({', '.join(args)})")
+
+
+def _tensors(name: str, returns: str, args: list[str]) -> Body:
+    """A product of matrices in registers (tensors.h): size and places of a lane's elements, and the product."""
+    what = name.removeprefix(TENSORS)
+    given = {"ptr": "void**", "i64": "int64_t*", "i32": "int*", "i16": "uint16_t*", "i8": "uint8_t*"}
+    parameters = ", ".join(f"{given[kind]} a{number}" for number, kind in enumerate(args))
+    if what == "cooperative_tensor_init":
+        return Body(["ret void"], [])
+    if what == "cooperative_tensor_data_size":
+        call = "air_tensors::bytes(*a0, *a1, *a2, *a3, *a8, *a10)"
+        cpp = f"AIR {symbol(name)}(int64_t* r, {parameters}) {{ *r = {call}; }}"
+        return _called(name, returns, args, False, cpp)
+    if what == "cooperative_tensor_get_element_pointer":
+        cpp = f"AIR {symbol(name)}(void** r, {parameters}) {{ *r = air_tensors::element(*a8, *a9, *a0, *a10, *a12); }}"
+        return _called(name, returns, args, False, cpp)
+    if found := re.fullmatch(r"run_cooperative_(\w+)_(\w+)_(\w+)", what):
+        types = ", ".join(SHORT[kind] for kind in found.groups())
+        call = f"air_tensors::run<{types}>(*a0, *a1, *a2, *a3, site)"
+        return _called(name, returns, args, True, f"AIR {symbol(name)}({parameters}, int site) {{ {call}; }}")
     raise UnknownInAir(f"{name}({', '.join(args)})")
 
 

@@ -20,7 +20,8 @@ POISON = 0xFF  # NaN in every type
 FAST = re.compile(
     r"\b(f(?:add|sub|mul|div|rem|neg|cmp)|call|select|phi)((?: (?:fast|reassoc|nnan|ninf|nsz|arcp|contract|afn))+)\b"
 )
-DECLARED = re.compile(r"^declare ([^@\n]+) @(air\.[\w.]+)\(([^\n]*)\)[^\n)]*\n", re.M)
+FUNCTION = r"air\.[\w.]+|__tensorops_impl_\w+"
+DECLARED = re.compile(rf"^declare ([^@\n]+) @({FUNCTION})\(([^\n]*)\)[^\n)]*\n", re.M)
 FUNCTION_CONSTANT = re.compile(r"(@_Z\d+([A-Za-z_]\w*?)\.MTL_FC_INIT_(\d+)_\w+ = )(.*) constant (\w+) undef")
 LOST = re.compile(r"^.*@llvm\.(lifetime|compiler\.used|used|assume|experimental\.noalias\.scope\.decl)\b.*\n", re.M)
 
@@ -167,7 +168,7 @@ def _numbered(text: str) -> str:
         count += 1
         return f"{found[1]}i32 {count}{', ' if found[3] != ')' else ''}{found[3]}"
 
-    return re.sub(r"(call [^@\n]*@(air\.[\w.]+)\()(.)", number, text)
+    return re.sub(rf"(call [^@\n]*@({FUNCTION})\()(.)", number, text)
 
 
 def _metadata(text: str) -> list[Argument]:

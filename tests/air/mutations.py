@@ -40,6 +40,12 @@ def _endless(text: str) -> str:
     return re.sub(r"^  ret void\n", "  br label %endless\n\nendless:\n  br label %endless\n", text, count=1, flags=re.M)
 
 
+def _right_operand_turned(text: str) -> str:
+    """A product's second matrix is taken for its transpose."""
+    flags = r"(matmul2d_descriptor\" \{ i32 \d+, i32 \d+, i32 \d+, i8 [01], i8 )([01])"
+    return re.sub(flags, lambda found: found[1] + str(1 - int(found[2])), text)
+
+
 ALL: dict[str, Callable[[str], str]] = {
     "no barriers": _without_barriers,
     "max for sum": _swapped("simd_sum", "simd_max"),
@@ -52,6 +58,7 @@ ALL: dict[str, Callable[[str], str]] = {
     "down for up": _swapped("simd_shuffle_and_fill_up", "simd_shuffle_and_fill_down"),
     "cut for rounded": _rounding_lost,
     "3 for 4": _next_element,
+    "right turned": _right_operand_turned,
     "crash": lambda text: re.sub(r"^  ret void\n", "  store volatile i32 1, ptr null\n  ret void\n", text, flags=re.M),
     "endless": _endless,
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tests.air import aten, mlx, wheels
 from tests.air.case import Case
+from tests.air.mlx import nax
 
 
 class Project(NamedTuple):
@@ -30,7 +31,11 @@ class Project(NamedTuple):
         return [found for name in sorted(names) for family in self.families if (found := family.case(name))]
 
 
-ALL = {"mlx": Project("MLX", wheels.MLX, mlx.FAMILIES), "torch": Project("torch", wheels.TORCH, aten.FAMILIES)}
+ALL = {
+    "mlx": Project("MLX", wheels.MLX, mlx.FAMILIES),
+    "m5": Project("MLX for an M5", wheels.M5, (nax,)),
+    "torch": Project("torch", wheels.TORCH, aten.FAMILIES),
+}
 
 
 def sample(all_cases: Iterable[Case], count: int) -> list[Case]:

@@ -17,6 +17,7 @@ from torch_foundry.core import sources
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build" / "air"
 TREE = sources.HostTree(ROOT / "csrc" / "host")
+TENSORS = Path(__file__).parent / "tensors.h"
 
 
 class DoesNotCompile(Exception):
@@ -28,7 +29,8 @@ def _built(kind: str, label: str, text: str, optimise: str) -> Path:
     command = [*(sources.given_compiler() or ["c++"]), *TREE.flags(kind), optimise]
     for folder in ("", "/prelude", "/../prelude"):
         command += ["-I", f"{TREE.root}{folder}"]
-    key = sources.digest(TREE.text_digest().encode(), " ".join(command).encode(), text.encode())
+    command += ["-I", str(Path(__file__).parent)]  # tensors.h
+    key = sources.digest(TREE.text_digest().encode(), TENSORS.read_bytes(), " ".join(command).encode(), text.encode())
     library = PLACE / "cache" / f"{label}-{key[:24]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ class Wheel(NamedTuple):
     section: str  # of that file; "" if it is a metallib
     include: str  # the folder that the headers' paths begin in
     headers: tuple[str, ...]  # folders in it
+    macos: str = "14_0"  # that it is for
 
     @property
     def place(self) -> Path:
@@ -47,6 +48,7 @@ class Wheel(NamedTuple):
                 folders = tuple(self.include + folder for folder in self.headers)
                 archive.extractall(self.place, [n for n in archive.namelist() if n.startswith(folders)])
                 library = archive.read(self.library)
+            self.place.mkdir(exist_ok=True)
             metallib.write_bytes(section(library, self.section) if self.section else library)
             (self.place / "done").touch()
             wheel.unlink()
@@ -54,7 +56,7 @@ class Wheel(NamedTuple):
 
     def _downloaded(self) -> Path:
         command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-        command += ["--only-binary=:all:", "--platform", "macosx_14_0_arm64", "--python-version", "3.12"]
+        command += ["--only-binary=:all:", "--platform", f"macosx_{self.macos}_arm64", "--python-version", "3.12"]
         wanted = f"{self.package}=={self.version}"
         result = subprocess.run([*command, "-d", str(PLACE), wanted], capture_output=True, text=True)
         if result.returncode:
@@ -71,6 +73,11 @@ MLX = Wheel(
     "mlx-metal", "0.32.1", "mlx_metal-0.32.1-py3-none-macosx_14_0_arm64.whl",
     "3fbf7d3de783680e771818189bc734877c9b129ae91312338b5ede420cde44c9", "mlx/lib/mlx.metallib", "",
     "mlx/include/", ("mlx/backend/metal/kernels/",),
+)  # fmt: skip
+M5 = Wheel(  # whose kernels for matrix units are for macOS 26 alone
+    "mlx-metal", "0.32.4", "mlx_metal-0.32.4-py3-none-macosx_26_0_arm64.whl",
+    "514df92d41a286895d2564b4b18f4da45096bd7a4a0c47e1042f345ad5a7f936", "mlx/lib/mlx.metallib", "",
+    "mlx/include/", (), "26_0",
 )  # fmt: skip
 TORCH = Wheel(
     "torch", "2.13.0", "torch-2.13.0-cp312-cp312-macosx_14_0_arm64.whl",

@@ -170,7 +170,8 @@ torch.ops.mock_metal.synchronize()
 trace = torch.ops.mock_metal.trace()
 print([e for e in trace if e.startswith(("compile", "load"))], len({{e for e in trace if e.startswith("pipeline")}}))
 """
-    own = {**os.environ, "TORCH_FOUNDRY_METAL_ARCHIVE": "0"}  # what other processes made has events of its own
+    # What other processes made has events of its own; nothing runs here, so the GPU can't say that it keeps subnormals.
+    own = {**os.environ, "TORCH_FOUNDRY_METAL_ARCHIVE": "0", "TORCH_FOUNDRY_SUBNORMAL_CODES": "1"}
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=own, capture_output=True, text=True)
     assert result.stdout.strip() == f"['load metallib'] {count}", result
 
@@ -184,11 +185,13 @@ def test_strict_compiles_every_instance_that_lint_checks(xcode: Callable[..., An
     xcode("3.1", "3.2", "4.0")
     result = strict()
     shaders = sorted((ROOT / "shaders").rglob("*.metal"))
-    assert result.returncode == 0 and f"{3 * len(shaders)} of {3 * len(shaders)} compile" in result.stdout, result
+    assert "linear_tensors.metal: compiles as Metal 4.0" in result.stdout and result.stdout.count("linear_tensors") == 1
+    count = 3 * len(shaders) - 2  # which Metal 3 has not
+    assert result.returncode == 0 and f"{count} of {count} compile" in result.stdout, result
     for path in shaders:
         count = len(set(instances(path, include_dirs=[ROOT / "shaders"])))
         assert f"{path.name}: compiles as Metal 4.0 with {count} instances" in result.stdout
-    assert len(xcode("3.1")) == 3 * len(shaders) and all("-Wall" in command for command in xcode("3.1"))
+    assert len(xcode("3.1")) == 3 * len(shaders) - 2 and all("-Wall" in command for command in xcode("3.1"))
 
 
 def test_strict_fails_on_one_error(xcode: Callable[..., Any]) -> None:

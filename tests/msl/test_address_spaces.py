@@ -46,6 +46,17 @@ CASES = [
 ]  # fmt: skip
 
 
+TENSORS = """#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+using namespace mpp::tensor_ops;
+"""
+TENSOR = """typedef tensor<threadgroup float, dextents<int32_t, 2>, tensor_inline> Operand;
+Operand a = Operand({}, dextents<int32_t, 2>(8, 8));
+matmul2d<matmul2d_descriptor(8, 8, 8, false, true), execution_simdgroups<4>> op;
+auto sum = op.get_destination_cooperative_tensor<Operand, Operand, float>(); op.run(a, a, sum); {}
+"""
+
+
 def check(source: str, **options) -> address_spaces.Report:
     return address_spaces.check(source, name="x.metal", **options)
 
@@ -56,6 +67,18 @@ def test_spaces(mistake, correct):
     report = check(f"{HEAD}{mistake}\n}}\n")
     assert {(f.file, f.line, f.rule) for f in report.findings} == {("x.metal", HEAD.count("\n") + 1, "address-space")}
     assert check(f"{HEAD}{correct}\n}}\n") == address_spaces.Report()
+
+
+@needs_clang
+def test_tensors():
+    def lines(*given):
+        report = check(TENSORS + HEAD + TENSOR.format(*given) + "}\n")
+        assert not report.gaps
+        return {f.line - (TENSORS + HEAD).count("\n") for f in report.findings}
+
+    assert lines("t", "y[0] = sum[0];") == set()
+    assert lines("y", "y[0] = sum[0];") == {2}
+    assert lines("t", "device float* p = &sum[0];") == {4}
 
 
 @needs_clang

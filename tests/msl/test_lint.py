@@ -320,6 +320,11 @@ FLOW = [
     ("divergent-barrier", f"if (tid < n) {{\n  {BARRIER} //!\n}}", f"if (row < n) {{\n  {BARRIER}\n}}"),
     (
         "divergent-barrier",
+        "matmul2d<d, s> op;\nif (sg < n) {\n  op.run(x, x, x); //!\n}",
+        "matmul2d<d, s> op;\nif (row < n) {\n  op.run(x, x, x);\n}\nother.walk(x);",
+    ),
+    (
+        "divergent-barrier",
         f"for (uint i = tid; i < n; i += threads) {{\n  {BARRIER} //!\n}}",
         f"for (uint i = 0; i < n; i += threads) {{\n  {BARRIER}\n  if (i + tid < n) x[i + tid] = 1;\n}}",
     ),

@@ -27,12 +27,20 @@ OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed", "
 OVERLOADED |= {"chunk_at", "write_whole", "copy_ahead", "end_group_of_copies", "wait_for_copies", "read_halves"}
 
 
-def declared(platform: str, checked: bool = False) -> dict[str, set[str]]:
+# Those of Apple's headers of tensors, which a shader has to include.
+OF_TENSORS = {
+    "metal": {"cooperative_tensor", "dextents", "execution_simdgroups", "tensor", "tensor_inline"},
+    "mpp": {"tensor_ops"},
+    "mpp::tensor_ops": {"matmul2d", "matmul2d_descriptor"},
+}
+
+
+def declared(platform: str, checked: bool = False, header: str = "metal_prelude.h") -> dict[str, set[str]]:
     """The names that the prelude's files declare, by namespace."""
     directories, flags = PLATFORMS[platform]
     command = [*compiler(), "-E", "-x", "c++", "-std=c++17", *flags, *(f"-I{d}" for d in (*directories, SHARED))]
     command += ["-DMSL_CHECKED"] if checked else []
-    text = f'#include "{directories[0] / "metal_prelude.h"}"\n'
+    text = f'#include "{directories[0] / header}"\n'
     result = subprocess.run([*command, "-"], input=text, capture_output=True, text=True, check=True)
     return names_by_namespace(result.stdout, lambda file: file.startswith(str(CSRC)) and "/prelude/std/" not in file)
 
@@ -111,6 +119,13 @@ def test_shaders_see_only_what_msl_has(platform: str, checked: bool) -> None:
     assert seen == {"metal::fast", "metal::precise"}
     assert all(found[space] <= METAL_NAMES for space in seen)
     assert found.pop("msl_shader", set()) <= GLOBAL_NAMES | METAL_NAMES
+
+
+def test_tensors_bring_what_apples_headers_have() -> None:
+    plain, tensors = declared("host"), declared("host", header="metal_tensor.h")
+    brought = {space: found - plain.get(space, set()) for space, found in tensors.items() if space[:4] != "msl_"}
+    assert brought.pop("") == {"mpp"}
+    assert {space: found for space, found in brought.items() if found} == OF_TENSORS
 
 
 def test_what_lies_beside_a_type_is_operators() -> None:

@@ -59,8 +59,8 @@ def test_source_text_has_a_name():
         ('\n\n#include "absent.h"\n', r"<source>:3: included file 'absent.h' was not found"),
         ("#if 1\nint a;\n", r"<source>:1: unterminated #if"),
         (
-            "\n#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n",
-            r"<source>:2: Metal 4 tensor operations .* are not supported",
+            "\n#include <metal_cooperative_tensor>\n",
+            r"<source>:2: Metal 4 tensors .* are not supported",
         ),
     ],
 )

@@ -34,24 +34,31 @@ def routes(family: str, name: str) -> tuning.LinearRoutes:
 @pytest.mark.parametrize(
     "families, packed, dense",
     [
-        (("apple7", "apple8", "apple9", "apple10"), (32, 0, 128), (16, 0, 128)),
-        (("sm_80", "sm_100"), (16, 64, 0), (8, 0, 0)),
-        (("sm_90", "sm_90-h200"), (16, 128, 0), (8, 0, 0)),  # of formats with fragments (decision 052)
-        (("sm_70", "sm_75", "host", "a GPU of tomorrow"), (16, 0, 0), (8, 0, 0)),
+        (("apple7", "apple8", "apple9"), (32, 0, 128, 0), (16, 0, 128, 0)),
+        (("apple10",), (32, 0, 128, 512), (16, 0, 128, 128)),  # tensor operations (decision 054)
+        (("sm_80", "sm_100"), (16, 64, 0, 0), (8, 0, 0, 0)),
+        (("sm_90", "sm_90-h200"), (16, 128, 0, 0), (8, 0, 0, 0)),  # of formats with fragments (decision 052)
+        (("sm_70", "sm_75", "host", "a GPU of tomorrow"), (16, 0, 0, 0), (8, 0, 0, 0)),
     ],
 )
 def test_by_family(families: tuple[str, ...], packed: tuple[int, ...], dense: tuple[int, ...]) -> None:
     for family in families:
-        for name, (rows, matrix, tiles) in (("q4_k", packed), ("q8_0", packed), ("f16", dense), ("f32", dense)):
+        for name, (rows, matrix, tiles, tensors) in (
+            ("q4_k", packed),
+            ("q8_0", packed),
+            ("f16", dense),
+            ("f32", dense),
+        ):
             experts = 128 if "apple" in family else 64
-            assert routes(family, name) == tuning.LinearRoutes(rows, matrix, tiles, limits.FEW_ROWS, experts)
+            assert routes(family, name) == tuning.LinearRoutes(rows, matrix, tiles, limits.FEW_ROWS, experts, tensors)
             assert family.startswith("sm_90") or max(rows, matrix) < prebuild.TILED  # what is shipped has tiles
 
 
 def test_the_last_rows_that_kernels_take() -> None:
-    found = tuning.LinearRoutes(16, 64, 0, 16, 64)
+    found = tuning.LinearRoutes(16, 64, 0, 16, 64, 0)
     assert found.most(True, F16) == 64 and found.most(True, F32) == found.most(False, F16) == 16
-    assert tuning.LinearRoutes(32, 0, 128, 16, 64).most(True, F32) == 128
+    found = tuning.LinearRoutes(32, 0, 128, 16, 64, 512)
+    assert found.most(True, F32) == 128 and found.most(True, F16) == found.most(False, F16) == 512
 
 
 # ------------------------------------------------------------------------------------------------------- what launches
@@ -89,7 +96,9 @@ def test_kernels_by_rows(as_on_apple: None) -> None:
 def test_sixteen_rows_are_row_by_row_whatever_the_table_says() -> None:
     """Steps of `generate()` and their drafts rest on it: they call the op itself."""
     for name in ("q8_0", "f32"):
-        tuning.use("host", key(name), {"rows": 8, "matrix": 128, "tiles": 512, "backward": 8, "experts": 16})
+        tuning.use(
+            "host", key(name), {"rows": 8, "matrix": 128, "tiles": 512, "backward": 8, "experts": 16, "tensors": 0}
+        )
     for name in ("q8_0", None):
         assert launched(limits.FEW_ROWS, name, dtype=F32) == "linear_rows"
         assert launched(limits.FEW_ROWS + 1, name, dtype=F32) == "linear_tiles"
@@ -97,7 +106,9 @@ def test_sixteen_rows_are_row_by_row_whatever_the_table_says() -> None:
 
 @pytest.mark.parametrize("name", ["q8_0", None])
 def test_more_rows_keep_the_bits_of_one(name: str | None, as_on_apple: None) -> None:
-    tuning.use("host", key(name or "f32"), {"rows": 48, "matrix": 0, "tiles": 0, "backward": 16, "experts": 64})
+    tuning.use(
+        "host", key(name or "f32"), {"rows": 48, "matrix": 0, "tiles": 0, "backward": 16, "experts": 64, "tensors": 0}
+    )
     x, weight = torch.randn(48, K), torch.randn(N, K)
     weight = weight if name is None else quant.quantize(weight, name)
     y = ops.linear(x, weight, format=name)
@@ -142,7 +153,9 @@ def test_backward_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.linear_backward_input
     monkeypatch.setattr(ops, "linear_backward_input", lambda g, *a, **k: (called.append(len(g)), right(g, *a, **k))[1])
     for limit in (16, 32):
-        tuning.use("host", key("q8_0"), {"rows": 16, "matrix": 0, "tiles": 0, "backward": limit, "experts": 64})
+        tuning.use(
+            "host", key("q8_0"), {"rows": 16, "matrix": 0, "tiles": 0, "backward": limit, "experts": 64, "tensors": 0}
+        )
         for rows in (limit, limit + 1):
             x = torch.randn(rows, K, requires_grad=True)
             packed(x).sum().backward()
@@ -161,21 +174,23 @@ def test_the_environment_overrides_each(monkeypatch: pytest.MonkeyPatch) -> None
         return tuning.linear_routes(CPU, "q8_0", N, K)
 
     try:
-        assert set_to() == tuning.LinearRoutes(16, 0, 0, 16, 64)
-        assert set_to(LINEAR_ROWS="48") == tuning.LinearRoutes(48, 0, 0, 16, 64)
-        assert set_to(TILE_ROWS="128", MATRIX_ROWS="64") == tuning.LinearRoutes(48, 64, 128, 16, 64)
+        assert set_to() == tuning.LinearRoutes(16, 0, 0, 16, 64, 0)
+        assert set_to(LINEAR_ROWS="48") == tuning.LinearRoutes(48, 0, 0, 16, 64, 0)
+        assert set_to(TILE_ROWS="128", MATRIX_ROWS="64") == tuning.LinearRoutes(48, 64, 128, 16, 64, 0)
         assert launched(48, "q8_0", dtype=F16) == "linear_rows" and launched(49, "q8_0", dtype=F16) == "linear_matrix"
         assert launched(65, "q8_0", dtype=F16) == "linear_tiles"
-        tuning.use("host", key("q8_0"), {"rows": 32, "matrix": 32, "tiles": 32, "backward": 16, "experts": 64})
-        assert set_to(MATRIX_ROWS="0", TILE_ROWS="0") == tuning.LinearRoutes(48, 0, 0, 16, 64)  # 0 is a number, too
+        tuning.use(
+            "host", key("q8_0"), {"rows": 32, "matrix": 32, "tiles": 32, "backward": 16, "experts": 64, "tensors": 0}
+        )
+        assert set_to(MATRIX_ROWS="0", TILE_ROWS="0") == tuning.LinearRoutes(48, 0, 0, 16, 64, 0)  # 0 is a number, too
     finally:
         monkeypatch.undo()
         tuning.load_environment()
-    assert tuning.linear_routes(CPU, "q8_0", N, K) == tuning.LinearRoutes(32, 32, 32, 16, 64)
+    assert tuning.linear_routes(CPU, "q8_0", N, K) == tuning.LinearRoutes(32, 32, 32, 16, 64, 0)
 
 
 def test_what_is_refused() -> None:
-    known = {"rows": 16, "matrix": 0, "tiles": 0, "backward": 16, "experts": 64}
+    known = {"rows": 16, "matrix": 0, "tiles": 0, "backward": 16, "experts": 64, "tensors": 0}
     with pytest.raises(RuntimeError, match="linear_routes: rows: expected one of 8, 16, 32, 48, 64, got 4"):
         tuning.use("host", key("q8_0"), {**known, "rows": 4})
     with pytest.raises(RuntimeError, match="linear_routes are for all rows: expected 1, got 8"):

@@ -29,7 +29,8 @@ KV = ("q8_0", "q4_0")
 KEYS = 4096  # in a cache
 
 TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
-ELSEWHERE = ("linear_matrix", "linear_matrix_ahead")  # on no Apple GPU, unless TORCH_FOUNDRY_MATRIX_ROWS says so
+# On no M1: by 8x8 matrices unless TORCH_FOUNDRY_MATRIX_ROWS says so; tensor operations, which an M5 has and Mesa lacks.
+ELSEWHERE = ("linear_matrix", "linear_matrix_ahead", "linear_tensors")
 BY_MATRICES = re.compile(r"(linear_rows|norm_\w+)<.*, 0>")  # nor are those, unless a table of the user's says so
 
 
@@ -53,7 +54,7 @@ def every() -> list[Launched]:
 
 
 def elsewhere(entry: str) -> bool:
-    """Whether no Apple GPU is asked to launch it."""
+    """Whether no M1 is asked to launch it."""
     return function(entry) in ELSEWHERE or BY_MATRICES.fullmatch(entry) is not None
 
 

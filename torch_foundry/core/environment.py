@@ -121,6 +121,12 @@ SUBNORMAL_CODES = Choice(
     "packed codes as subnormal halves where the tuning table says so; if it isn't set, where the GPU keeps such halves",
     ("", "0", "1"),
 )
+TENSORS = Choice(
+    "TORCH_FOUNDRY_TENSORS",
+    "Metal: products of more rows by the tensor operations of an M5 where the tuning table says so; if it isn't set, "
+    "where the GPU's error is small enough",
+    ("", "0", "1"),
+)
 LINEAR_ROWS = Choice(
     "TORCH_FOUNDRY_LINEAR_ROWS",
     "rows up to which products go through the vector kernel, of any shape; `linear` itself takes 16 that way at least",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,28 @@ def subnormal_codes(device: torch.device | str) -> bool:
     `patch` does, so that no captured step has to.
     """
     return bool(torch.ops.torch_foundry._tuning_subnormals(str(device)))
+
+
+@dataclass(frozen=True)
+class TensorOperations:
+    """What is known of a device's tensor operations: the norm of their error, relative to that of the products of
+    absolute values (infinite if they are wrong or don't compile), the most that is allowed, and whether they are used
+    where the tuning table says so: as $TORCH_FOUNDRY_TENSORS says, else by the error.
+    """
+
+    error: float
+    most: float
+    used: bool
+
+
+def tensor_operations(device: torch.device | str) -> TensorOperations | None:
+    """The tensor operations of `device`; None if it has none. The first time this asks it, and waits, as
+    `subnormal_codes` does.
+    """
+    error, most = torch.ops.torch_foundry._tensor_error(str(device))
+    if math.isnan(error):
+        return None
+    return TensorOperations(error, most, bool(torch.ops.torch_foundry._tuning_tensors(str(device))))
 
 
 def default_device() -> torch.device:

@@ -27,6 +27,7 @@ OVERRIDES = {  # by their names in C++
     "gemv_split_k": environment.GEMV_SPLIT_K,
     "gemv_steps": environment.GEMV_STEPS,
     "subnormals": environment.SUBNORMAL_CODES,
+    "tensors": environment.TENSORS,
     "linear_rows": environment.LINEAR_ROWS,
     "matrix_rows": environment.MATRIX_ROWS,
     "tile_rows": environment.TILE_ROWS,
@@ -96,19 +97,21 @@ def family(device: torch.device | str) -> str:
 @dataclass(frozen=True, slots=True)
 class LinearRoutes:
     """Rows of x up to which each way serves a product, where none before it does: `ops.linear` by its vector kernel
-    (which `ops` themselves take for `limits.FEW_ROWS` at least), as matrices without unpacking (packed weights and x of
-    16 bits alone) and by tiles; torch's product beyond. Up to how many `ops.linear_backward_input` serves, and tiles of
-    an expert (`ops.moe_linear`), for packed weights."""
+    (which `ops` themselves take for `limits.FEW_ROWS` at least), as matrices without unpacking (packed weights alone)
+    and by tensor operations (both with x of 16 bits alone), by tiles; torch's product beyond. Up to how many
+    `ops.linear_backward_input` serves, and tiles of an expert (`ops.moe_linear`), for packed weights."""
 
     rows: int
     matrix: int
     tiles: int
     backward: int
     experts: int
+    tensors: int
 
     def most(self, packed: bool, dtype: torch.dtype) -> int:
         """Rows of x of `dtype` up to which `ops.linear` is faster than torch."""
-        return max(self.rows, self.matrix if packed and dtype.itemsize == 2 else 0, self.tiles)
+        halves = max(self.matrix if packed else 0, self.tensors) if dtype.itemsize == 2 else 0
+        return max(self.rows, halves, self.tiles)
 
 
 def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
@@ -118,8 +121,10 @@ def linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRo
 
 @lru_cache(maxsize=4096)  # emptied by whatever changes a choice
 def _linear_routes(device: torch.device, format: str, n: int, k: int) -> LinearRoutes:
-    key = Key("linear_routes", format, 1, n, k)
-    return LinearRoutes(**choice("" if device.type == "meta" else family(device), key))
+    of = "" if device.type == "meta" else family(device)
+    found = LinearRoutes(**choice(of, Key("linear_routes", format, 1, n, k)))
+    used = found.tensors and torch.ops.torch_foundry._tuning_tensors(str(device))
+    return found if used else replace(found, tensors=0)
 
 
 def new_table(of: str, device: str = "") -> Table:
@@ -228,11 +233,10 @@ def _entry(e: dict[str, Any]) -> Entry:
 
 def _check(entry: Entry, name: str) -> None:
     try:
-        names = parameters(entry.key.op)
+        key, names = entry.key, parameters(entry.key.op)
         if set(names) != set(entry.choice):
-            raise TuningError(f"{name}: {entry.key}: expected {', '.join(names)}, got {', '.join(entry.choice)}")
+            raise TuningError(f"{name}: {key}: expected {', '.join(names)}, got {', '.join(entry.choice)}")
         values = [entry.choice[n] for n in names]
-        key = entry.key
         torch.ops.torch_foundry._tuning_check(key.op, key.format, key.rows, key.n, key.k, values)
     except RuntimeError as error:
         raise TuningError(f"{name}: {entry.key}: {str(error).splitlines()[0]}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.core import devices, tuning
+from torch_foundry.core import devices, runtime, tuning
 from torch_foundry.diagnostics.tune_workloads import copies, drawn, outputs
 from torch_foundry.generation.step_graph import SegmentedGraph
 from torch_foundry.nn.linear import linear_gemm, linear_gemm_backward
@@ -77,8 +77,7 @@ def _times(key: tuning.Key, family: str, device: torch.device, space: Mapping[st
 
     routes: dict[str, Product] = {
         each: partial(by_op, {other: max(space[each]) if other == each else min(space[other]) for other in space})
-        for each in ("rows", "matrix", "tiles")
-        if each != "matrix" or (packed and x.dtype.itemsize == 2)
+        for each in _ways(packed, x.dtype, device)
     }
     routes[TORCH] = lambda a, weight: linear_gemm(a, weight, name, None)
     exact, stock = (outputs(reference.linear(a, dense.to(a.dtype)), key.n) for a in (x.double(), x))
@@ -99,6 +98,16 @@ def _times(key: tuning.Key, family: str, device: torch.device, space: Mapping[st
     whole = outputs(dense.T, key.n)
     exact, stock = grad.double() @ whole.T.double(), grad @ whole.T.to(grad.dtype)
     return [forward, experts, _measured(routes, space, grad, weights[:1], exact, stock)]
+
+
+def _ways(packed: bool, dtype: torch.dtype, device: torch.device) -> Iterator[str]:
+    """Those of `ops.linear`, in their order."""
+    yield "rows"
+    if packed and dtype.itemsize == 2:
+        yield "matrix"
+    if dtype.itemsize == 2 and (tensors := runtime.tensor_operations(device)) and tensors.used:
+        yield "tensors"
+    yield "tiles"
 
 
 def _measured(

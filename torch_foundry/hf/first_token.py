@@ -56,6 +56,8 @@ def _ask(model: nn.Module, device: torch.device) -> None:
     apples = devices.of(device).compiles_ahead and runtime.has_executor(device.type)
     if apples and any(tensor.dtype == torch.uint8 for tensor in model.state_dict().values()):
         runtime.subnormal_codes(device)
+    if apples:
+        runtime.tensor_operations(device)
 
 
 def wanted(device: torch.device) -> bool:

@@ -16,9 +16,10 @@ from .syntax.declarations import Declaration, Scope, parse, walk
 from .syntax.integers import Integers
 from .syntax.lexer import Tokens
 from .syntax.library import METAL_NAMES
-from .syntax.preprocess import Defines, preprocess
+from .syntax.preprocess import Defines, has_tensors, preprocess
 
 PRELUDE = "metal_prelude.h"
+TENSORS = "metal_tensor.h"  # of the host's prelude alone: a header whose names other sources may use
 
 
 def translate(
@@ -40,7 +41,8 @@ def translate(
     tokens = Tokens(ready.text, ready.name)
     unit = _Unit(Editor(tokens), parse(tokens))
     constants = unit.rewrite()
-    source = f'#include "{PRELUDE}"\n# 1 "{ready.name}"\n{unit.editor.render()}'
+    tensors = f'#include "{TENSORS}"\n' if has_tensors(ready.msl) else ""
+    source = f'#include "{PRELUDE}"\n{tensors}# 1 "{ready.name}"\n{unit.editor.render()}'
     return Translation(source, unit.kernels, unit.templates, constants, ready.files, ready.msl)
 
 

@@ -1,7 +1,7 @@
 """The first half of the mock's compiler: `python translate.py MSL RESULT NAME VERSION`.
 
 RESULT gets the translation as JSON, with the names of the function constants that each kernel reads. Exit code 1: the
-source has an error, and RESULT says which. Imports no torch.
+source has an error, and RESULT says which. Headers of tensors are there as Metal 4.0 alone. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from torch_foundry.msl import Translation, translate
 from torch_foundry.msl.model import MslError
+from torch_foundry.msl.syntax.preprocess import has_tensors
 from torch_foundry.msl.usage import constants_used
 
 
@@ -30,8 +31,11 @@ def described(translation: Translation) -> str:
 
 def main() -> int:
     source, result, name, version = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    text = source.read_text() + "\n"
     try:
-        text, code = described(translate(source.read_text() + "\n", name=name, metal_version=version)), 0
+        if version < 400 and has_tensors(text):
+            raise MslError(name, 1, "'metal_tensor' file not found")
+        text, code = described(translate(text, name=name, metal_version=version)), 0
     except MslError as error:
         text, code = str(error), 1
     temporary = result.with_suffix(f".{os.getpid()}")

@@ -83,6 +83,7 @@ class _Options:
     threads: int = 0  # 0: all cores
     strict: bool = True
     flush_subnormals: bool = False
+    tensor_layout: int = 0
     guard_memory: bool = False
 
 
@@ -95,6 +96,8 @@ def _apply(options: _Options) -> None:
     torch.ops.torch_foundry._host_configure(order, options.seed, options.threads, options.strict)
     if options.flush_subnormals != _options.flush_subnormals:
         torch.ops.torch_foundry._host_flush_subnormals(options.flush_subnormals)
+    if options.tensor_layout != _options.tensor_layout:
+        torch.ops.torch_foundry._host_tensor_layout(options.tensor_layout)
     torch.ops.torch_foundry._host_guard_memory(options.guard_memory)
     _options = options
 
@@ -107,6 +110,7 @@ def host_options(
     threads: int | None = None,
     strict: bool | None = None,
     flush_subnormals: bool | None = None,
+    tensor_layout: int | None = None,
     guard_memory: bool | None = None,
 ) -> Iterator[None]:
     """Configure the host executor inside the block; options that are not given stay as they are.
@@ -116,6 +120,8 @@ def host_options(
     threads: OS threads that run threadgroups; 0: one per core.
     strict: whether a barrier that not all threads reach fails the launch (True) or only prints a message (False).
     flush_subnormals: whether arithmetic takes subnormal float32 and bfloat16 for zero, as Apple's GPUs do.
+    tensor_layout: which thread has which element of a cooperative tensor: any number. A kernel whose results depend on
+        it takes the layout of some GPU for granted.
     guard_memory: whether kernels get copies of their tensors, between guard bytes: a launch that changes a byte outside
         the tensors that its op lets it write raises RuntimeError. A sanitizer can't see past the guards.
     """
@@ -130,6 +136,7 @@ def host_options(
         "threads": threads,
         "strict": strict,
         "flush_subnormals": flush_subnormals,
+        "tensor_layout": tensor_layout,
         "guard_memory": guard_memory,
     }
     _apply(replace(before, **{name: value for name, value in given.items() if value is not None}))

@@ -163,6 +163,9 @@ class Metal(Device):
             False: "; the GPU keeps no subnormal halves",
         }
         own = codes.get(description.get("subnormal_codes"), "")
+        if tensors := description.get("tensors"):
+            error = f"error {tensors['error']:.1e}, {tensors['most']:.1e} allowed"
+            own += f"; tensor operations: {'' if tensors['used'] else 'not used, '}{error}"
         return f"kernels{language} on torch's MPS stream{library.get(metal.get('library', ''), '')}{own}"
 
     def stock(self, torch_version: str) -> str:

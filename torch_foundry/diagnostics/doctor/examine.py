@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +67,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     row = {"name": str(device), "executor": runtime.executor(device), "family": family, **known.describe(device)}
     if known.compiles_ahead:  # Apple's GPUs, of which the table asks it
         row["subnormal_codes"] = runtime.subnormal_codes(device)
+        if tensors := runtime.tensor_operations(device):
+            row["tensors"] = asdict(tensors)
     return {**row, "stock": known.stock(torch.__version__), "ours": known.ours(row)}
 
 

@@ -22,12 +22,13 @@ from ..rewrite.qualifiers import literal, vector_constants
 from ..syntax.declarations import Declaration, Scope, parse, walk
 from ..syntax.integers import Integers
 from ..syntax.lexer import Tokens
-from ..syntax.preprocess import Defines, preprocess
+from ..syntax.preprocess import Defines, has_tensors, preprocess
 from .unit import Comments, Finding, allowed_removed, given_text, instances
 
 _SPACES = {"device": "__global", "threadgroup": "__local", "constant": "__constant", "thread": "__private"}
 _OPENCL_WORDS = frozenset({"local", "global", "generic", "pipe", "read_only", "write_only", "read_write"})
 _SHIM = Path(__file__).parent / "address_space_shim.h"
+_TENSORS = Path(__file__).parent / "address_space_tensors.h"
 _OPTIONS = "-x clcpp -cl-std=clc++2021 -cl-no-stdinc -target spir64-unknown-unknown -fsyntax-only -w -ferror-limit=0"
 _DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):\d+: (?:fatal )?(error|note): (.*)$", re.M)
 # what the declarations above the source lack says nothing about the source
@@ -92,6 +93,7 @@ def check(
         "-fno-color-diagnostics",
         "-include",
         str(_SHIM),
+        *(["-include", str(_TENSORS)] if has_tensors(ready.msl) else []),
         "-",
     ]
     result = subprocess.run(command, input=text, capture_output=True, text=True)

@@ -67,6 +67,7 @@ class Functions:
 
     def __init__(self, tokens: Tokens, root: Scope) -> None:
         self._tokens = tokens
+        self._multiplies = "matmul2d" in tokens.text
         self._by_name: dict[str, list[Function]] = {}
         for declaration in walk(root):
             if declaration.kind == "function" and declaration.body >= 0:
@@ -98,6 +99,8 @@ class Functions:
         builtin = builtin_need(self._tokens.text[name])
         if builtin:
             return builtin
+        if self._multiplies and self._tokens.text[name - 1 : name + 1] == [".", "run"]:
+            return Need(THREADGROUP, THREADGROUP)  # a product of all simdgroups
         count = len(self._tokens.split(paren + 1, self._tokens.match[paren]))
         return _strictest([f.need for f in self.called(self._tokens.text[name], count)])
 

@@ -20,9 +20,13 @@ Defines = Mapping[str, object]
 # alone doesn't ask for. In C's words, which each clang knows, and in Metal's; what a compiler doesn't know, it skips.
 HEAD = "#pragma STDC FP_CONTRACT OFF\n#pragma METAL fp contract(off)\n"
 
+# Apple's headers of tensors and of products of them, which Metal 4.0 has.
+TENSORS = r"metal_tensor|MetalPerformancePrimitives/MetalPerformancePrimitives\.h"
+_TENSORS = re.compile(rf"^\s*#\s*include\s*<(?:{TENSORS})>", re.M)
+
 # Apple's headers: what is in them has the prelude, but for macros.
 _OF_APPLE = re.compile(
-    r"^(\s*#.*)<(?:metal_(?:array|atomic|command_buffer|common|compute|config|geometric|graphics|integer|limits|logging"
+    rf"^(\s*#.*)<(?:{TENSORS}|metal_(?:array|atomic|command_buffer|common|compute|config|geometric|graphics|integer|limits|logging"
     r"|math|matrix|numeric|pack|packing|quadgroup|relational|simdgroup|simdgroup_matrix|stdlib|texture|type_traits|types"
     r"|uniform|vector)|simd/(?:common|math|matrix|matrix_types|simd|types|vector|vector_types)\.h)>",
     re.M,
@@ -42,6 +46,11 @@ class Preprocessed:
     name: str
     files: list[str]
     msl: str
+
+
+def has_tensors(msl: str) -> bool:
+    """Whether a text includes Apple's headers of tensors, so that it is one for Metal 4.0 alone."""
+    return _TENSORS.search(msl) is not None
 
 
 def find_compiler() -> str:

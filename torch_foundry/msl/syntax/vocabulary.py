@@ -72,8 +72,6 @@ UNSUPPORTED_ATTRIBUTES = {
     "id": "argument buffers",
 }
 UNSUPPORTED_HEADERS = {
-    "MetalPerformancePrimitives": "Metal 4 tensor operations",
-    "metal_tensor": "Metal 4 tensors",
     "metal_raytracing": "ray tracing",
     "metal_cooperative_tensor": "Metal 4 tensors",
 }
