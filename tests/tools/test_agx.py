@@ -147,6 +147,15 @@ def test_an_instance_as_opencl(tmp_path: Path) -> None:
     assert f"scale<half>({passed}, uint(get_global_id(0)))" in call
 
 
+def test_variables_of_a_threadgroup_lie_apart_where_code_is_to_be_run() -> None:
+    a, b = "msl_threadgroup<a_msl_t, 0>()", "msl_threadgroup<b_msl_t, 1>()"
+    text = opencl.to_be_run(f"void f(int x) {{ {a}; {b}; }} void g() {{ {b}; }}").splitlines()
+    assert text[0] == "#define MSL_GENERAL_SHUFFLES"
+    first, second = (f"(*(__local {name}_msl_t*)(ulong)(64" for name in "ab")
+    behind = f"{second} + (sizeof(a_msl_t) + 15) / 16 * 16))"
+    assert text[1] == f"void f(int x) {{ {first})); {behind}; }} void g() {{ {second})); }}"
+
+
 def test_instances_of_comments_are_launched_as_their_kernel_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.metal").write_text("// foundry-lint: instance(f<2>)\n// foundry-lint: instance(f<1>)\n")
     launched = [Launched("a.metal", "f<1>", {0: "true"}, 64)]

@@ -50,9 +50,9 @@ class Compiler:
         return record.row(kernel.file, label, kernel.threads, found["stats"], Loop(**found["loop"]))
 
     def program(self, kernel: Launched) -> Program:
-        """The kernel's machine code, to be run: general shuffles are right here, and not cheap. Raises CompileError."""
+        """The kernel's machine code, to be run. Raises CompileError."""
         text, _, buffers = self._source(kernel)
-        return Program.of({**self._compiled(f"#define MSL_GENERAL_SHUFFLES\n{text}"), "buffers": buffers})
+        return Program.of({**self._compiled(opencl.to_be_run(text)), "buffers": buffers})
 
     def code(self, kernel: Launched) -> str:
         """The kernel's instructions, in Mesa's words, last form last. Raises CompileError."""

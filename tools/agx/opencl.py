@@ -54,6 +54,22 @@ def source(kernel: Launched, shader: Path, shaders: Path) -> Source:
     return Source(f'#include "msl.h"\n{text}{_call(found, kernel)}', " ".join([kernel.entry, *on]), buffers)
 
 
+def to_be_run(text: str) -> str:
+    """A module for results rather than for costs: shuffles are general, and variables in threadgroup memory, which may
+    be larger than 8 KiB, lie behind those that their function declared before."""
+    before: list[str] = []
+
+    def placed(found: re.Match[str]) -> str:
+        if found[1] is None:  # another function
+            before.clear()
+            return found[0]
+        at = " + ".join(["64", *(f"(sizeof({name}) + 15) / 16 * 16" for name in before)])
+        before.append(found[1])
+        return f"(*(__local {found[1]}*)(ulong)({at}))"
+
+    return "#define MSL_GENERAL_SHUFFLES\n" + re.sub(r"msl_threadgroup<(\w+), \d+>\(\)|\bvoid \w+\s*\(", placed, text)
+
+
 @functools.cache
 def _shader(shader: Path, shaders: Path) -> tuple[str, Translation]:
     ready = preprocess(shader, include_dirs=[shaders])
