@@ -1,6 +1,7 @@
 #include "core/tensors.h"
 
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
