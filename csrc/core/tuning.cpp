@@ -130,9 +130,11 @@ std::map<std::string, int64_t>& overrides() { // as the environment has them
 // Of a device: the choices for the buckets of an op and a format, made when they are first asked for. Tables and rows
 // are kept: a launch on another thread may be reading those that others take the place of.
 struct Table {
-  explicit Table(std::string family)
-      : family(std::move(family)), rows(new std::atomic<const Choice*>[kOps * quant_formats().size()]()) {}
+  Table(std::string family, uint32_t generation)
+      : family(std::move(family)), generation(generation),
+        rows(new std::atomic<const Choice*>[kOps * quant_formats().size()]()) {}
   std::string family;
+  uint32_t generation; // of executors, which have families, and of shaders, by which devices are asked
   std::unique_ptr<std::atomic<const Choice*>[]> rows;
 };
 constexpr int kShapeBuckets = kLinearBuckets / kRowBuckets;
@@ -255,11 +257,12 @@ c10::Device device_of(c10::Device device) {
 
 Table& table_of(c10::Device device) {
   std::atomic<Table*>& current = tables[static_cast<size_t>(device.type())];
-  if (Table* table = current.load(std::memory_order_acquire)) return *table;
-  const std::string family = executor(device).family();
-  std::lock_guard<std::mutex> lock(mutex);
-  if (!current.load(std::memory_order_acquire)) current.store(new Table(family), std::memory_order_release);
-  return *current.load(std::memory_order_acquire);
+  const uint32_t generation = source_generation().load(std::memory_order_acquire);
+  Table* table = current.load(std::memory_order_acquire);
+  if (table && table->generation == generation) return *table;
+  table = new Table(executor(device).family(), generation); // threads that come here at once all make one
+  current.store(table, std::memory_order_release);
+  return *table;
 }
 
 void changed() {

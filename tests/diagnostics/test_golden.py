@@ -40,8 +40,10 @@ def test_every_family_has_a_model() -> None:
 
 @pytest.mark.parametrize("family", SOME)
 def test_the_file_is_what_the_tool_makes(family: str) -> None:
-    """But for the order of float64 sums."""
-    assert relative_error(tool.truth(golden.recipes()[family]), golden.truth(family)) < 1e-12
+    """But for the order of float64 sums. gpt_oss's rotary frequencies are float32 powers of 150,000, of which torch's
+    code for AVX2 rounds two of 16 otherwise than other code: that moves its logits by 6e-10."""
+    most = 1e-8 if family == "gpt_oss" else 1e-12
+    assert relative_error(tool.truth(golden.recipes()[family]), golden.truth(family)) < most
 
 
 @pytest.mark.tier("models", quick=2)

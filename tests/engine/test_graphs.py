@@ -387,7 +387,7 @@ def test_many_requests_come_go_and_are_preempted(drafts: int | None, even_pace: 
             cancelled.add(i)
         engine.step()
         engine.cache.manager.check()
-    assert len(cancelled) > 2 and sum(s.sequence.preempted for s in streams) > 5
+    assert len(cancelled) > 2 and sum(s.sequence.preempted for s in streams) > 3
     assert max(captured) > 16 and sum(map(bool, captured)) > len(captured) // 2 and sum(prompted) > 10
     assert drafts is None or engine.speculation.drafted
     for i, stream in enumerate(streams):

@@ -40,7 +40,8 @@ def apple(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with Apple's headers, which have our macros in them."""
     folder = tmp_path_factory.mktemp("apple")
     texts = [path.read_text() for path in (ROOT / "shaders").rglob("*.*")]
-    for name in {name for text in texts for name in re.findall(r"#include <(metal_\w+)>", text)}:
+    for name in {name for text in texts for name in re.findall(r"#include <(metal_\w+|Metal[\w/]+\.h)>", text)}:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f'#include "{MACROS}"\n')
     return folder
 
