@@ -130,12 +130,9 @@ std::map<std::string, int64_t>& overrides() { // as the environment has them
 // Of a device: the choices for the buckets of an op and a format, made when they are first asked for. Tables and rows
 // are kept: a launch on another thread may be reading those that others take the place of.
 struct Table {
-  Table(std::string family, uint32_t generation)
-      : family(std::move(family)), generation(generation),
-        rows(new std::atomic<const Choice*>[kOps * quant_formats().size()]()) {}
   std::string family;
   uint32_t generation; // of executors, which have families, and of shaders, by which devices are asked
-  std::unique_ptr<std::atomic<const Choice*>[]> rows;
+  std::unique_ptr<std::atomic<const Choice*>[]> rows{new std::atomic<const Choice*>[kOps * quant_formats().size()]()};
 };
 constexpr int kShapeBuckets = kLinearBuckets / kRowBuckets;
 constexpr int buckets(Op op) {
@@ -260,7 +257,7 @@ Table& table_of(c10::Device device) {
   const uint32_t generation = source_generation().load(std::memory_order_acquire);
   Table* table = current.load(std::memory_order_acquire);
   if (table && table->generation == generation) return *table;
-  table = new Table(executor(device).family(), generation); // threads that come here at once all make one
+  table = new Table{executor(device).family(), generation}; // threads that come here at once all make one
   current.store(table, std::memory_order_release);
   return *table;
 }
