@@ -1,17 +1,24 @@
 """Writes torch_foundry/diagnostics/golden/logits.safetensors: what small fixed models give in float64.
 
-    python -m tools.golden
+    python -m tools.golden                      writes the file
+    python -m tools.golden --differences llama  how far logits of these families are from the file's, as JSON
 
 Every family of tests/hf/tiny_models.py has a model. What is float32 in stock's code whatever the dtype (norms, softmax,
 tables of angles) is float64 here; a model whose stock float32 is far off that is refused, as something else than
-rounding would be between them.
+rounding would be between them. Frequencies are powers of float32, made by scalar code: torch's for AVX2 rounds some of
+them otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
+import os
+
+if __name__ == "__main__":
+    os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read when torch is loaded
 
 import torch
 from safetensors.torch import save_file
@@ -43,7 +50,13 @@ def truth(made_of: golden.Recipe) -> torch.Tensor:
 
 
 def main() -> None:
-    """Write the file."""
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tools.golden", description=__doc__)
+    parser.add_argument("--differences", nargs="+", metavar="FAMILY", help="compare these with the file, write nothing")
+    if families := parser.parse_args().differences:
+        kept = golden.recipes()
+        print(json.dumps({name: relative_error(truth(kept[name]), golden.truth(name)) for name in families}))
+        return
     made = {family: recipe(family) for family in sorted(ALL_FAMILIES | KIN)}
     found = {family: truth(each).contiguous() for family, each in made.items()}
     metadata = {"recipes": json.dumps({family: dataclasses.asdict(each) for family, each in made.items()})}

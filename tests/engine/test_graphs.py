@@ -365,10 +365,10 @@ def test_many_requests_come_go_and_are_preempted(drafts: int | None, even_pace: 
     """More than fused kernels are made for, with blocks for half of them: tokens are those of each request alone."""
     model, chance = patched(), random.Random(0)
     given = [prompt[: 12 + i] for i, prompt in enumerate(prompts(40))]
-    expected = [alone(model, prompt, 40) for prompt in given]
+    expected = [alone(model, prompt, 56) for prompt in given]
     engine = Engine(model, requests=24, budget=70, blocks=42, prompt_lookup_num_tokens=drafts)
     capture_prompts(engine)
-    told = SamplingParams(max_tokens=40, temperature=0)
+    told = SamplingParams(max_tokens=56, temperature=0)
     streams = [engine.submit(prompt, told) for prompt in given[:24]]
     captured, prompted = [], []
 
@@ -387,7 +387,7 @@ def test_many_requests_come_go_and_are_preempted(drafts: int | None, even_pace: 
             cancelled.add(i)
         engine.step()
         engine.cache.manager.check()
-    assert len(cancelled) > 2 and sum(s.sequence.preempted for s in streams) > 3
+    assert len(cancelled) > 2 and sum(s.sequence.preempted for s in streams) > 5
     assert max(captured) > 16 and sum(map(bool, captured)) > len(captured) // 2 and sum(prompted) > 10
     assert drafts is None or engine.speculation.drafted
     for i, stream in enumerate(streams):
