@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tools.agx.decode import Instruction
-from tools.agx.registers import Integers, Lanes, Reals, as_bits, as_reals, flushed
+from tools.agx.registers import Fault, Integers, Lanes, Reals, as_bits, as_reals, flushed
 
 
 def single(value: Reals) -> Reals:
@@ -77,11 +77,9 @@ def _sum(i: Instruction, a: Integers, b: Integers) -> Integers:
 
 
 def _product(i: Instruction, a: Integers, b: Integers, c: Integers) -> Integers:
-    return _sum(i, a * b, c) if not i.fields["saturate"] else _unknown(i)
-
-
-def _unknown(i: Instruction) -> Integers:
-    raise NotImplementedError(f"{i.name} at {i.at:#x} of a kind that no kernel has had")
+    if i.fields["saturate"]:
+        raise Fault("a product that saturates, which no kernel has had")
+    return _sum(i, a * b, c)
 
 
 def _inserted(i: Instruction, a: Integers, b: Integers, c: Integers) -> Integers:
