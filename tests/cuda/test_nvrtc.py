@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import compile_only
+from torch_foundry.msl.syntax.preprocess import has_tensors
 
 pytestmark = [
     pytest.mark.tier("kernels"),
@@ -132,7 +133,9 @@ print(json.dumps(dict(torch.ops.compile_only.compiled())))
 def test_every_shipped_kernel_compiles(every: bool) -> None:
     compiled = json.loads(compile_only.run(f"EVERY = {every}\n{ALL}"))
     files = {kernel.split()[0] for kernel in compiled}
-    shaders = {path.name for path in (compile_only.ROOT / "shaders").rglob("*.metal")}
+    texts = {path.name: path.read_text() for path in (compile_only.ROOT / "shaders").rglob("*.metal")}
+    others = {name for name, text in texts.items() if has_tensors(text)}  # Metal's own
+    shaders = texts.keys() - others - {"subnormals.metal"}  # test_subnormal_codes
     assert files == shaders, f"no kernel of {sorted(shaders - files)} was compiled"
     assert len(compiled) > 60
     assert all(size > 1000 for size in compiled.values())

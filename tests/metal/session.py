@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from unittest.mock import patch
 
+import kit
 import pytest
 import torch
 
@@ -42,9 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _variants(request: pytest.FixtureRequest) -> Iterator[None]:
     """The suites launch the kernels that they launch on the CPU, which need not be compiled again. The GPU's own
-    variants run in test_models.py. What tests choose themselves is for the CPU."""
+    variants run in test_models.py. What tests choose themselves is for the CPU: here they choose nothing."""
     if request.config.getoption("--on-mps"):
-        with same_variants(of="cpu", on="mps"), patch.object(tuning, "forget"):
+        nothing = patch.object(kit, "tuned", lambda *_, **__: nullcontext())
+        with same_variants(of="cpu", on="mps"), patch.object(tuning, "forget"), nothing:
             yield
     else:
         yield

@@ -57,6 +57,7 @@ def build_tables(place: Path) -> Path:
     return library
 
 
+@pytest.mark.tier("nightly")  # a copy of the project is built
 @pytest.mark.skipif(platform.system() != "Linux", reason="a library's functions in place of another's: ELF")
 @pytest.mark.skipif(
     "-Bsymbolic" in str(sysconfig.get_config_var("LDSHARED")), reason="this Python's libraries call their own functions"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -142,9 +143,10 @@ def path_of(table: Table) -> Path:
     return directory() / f"{table.family}-{table.shaders}-torch{table.torch}.json"
 
 
-def parameters(op: str) -> dict[str, list[int]]:
+@cache
+def parameters(op: str) -> Mapping[str, tuple[int, ...]]:
     """What a choice for `op` consists of, in order, and the values that each part may have."""
-    return dict(torch.ops.torch_foundry._tuning_parameters(op))
+    return {name: tuple(values) for name, values in torch.ops.torch_foundry._tuning_parameters(op).items()}
 
 
 def bucket(key: Key) -> tuple[int, int]:

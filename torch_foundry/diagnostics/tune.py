@@ -79,7 +79,7 @@ def _fits(name: str, shape: tuple[int, int]) -> bool:
 
 def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, int]]:
     """The neighbours of a choice: one parameter changed, or the two that make a threadgroup's shape."""
-    space = tuning.parameters(key.op)
+    space = {name: list(values) for name, values in tuning.parameters(key.op).items()}
     if "steps" in space and not quant.get_format(key.format).packed:
         space["steps"].remove(0)  # of packed codes
     if "chains" in space and current["chains"] != 2:

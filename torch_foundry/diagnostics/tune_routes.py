@@ -33,7 +33,7 @@ def tune(key: tuning.Key, device: torch.device) -> tuning.Entry:
     family, space = tuning.family(device), tuning.parameters(key.op)
     first = tuning.choice(family, key)
     if devices.of(device).emulated:  # whose rows take long
-        space = {name: [rows for rows in values if rows <= 32] for name, values in space.items()}
+        space = {name: tuple(rows for rows in values if rows <= 32) for name, values in space.items()}
     try:
         forward, *others = _times(key, family, device, space)
     finally:
@@ -56,7 +56,7 @@ def mean(times: Times, limits: Mapping[str, int]) -> float:
     return math.inf if math.inf in chosen else math.exp(sum(map(math.log, chosen)) / len(chosen))
 
 
-def least(times: Times, space: Mapping[str, list[int]], first: Mapping[str, int]) -> dict[str, int]:
+def least(times: Times, space: Mapping[str, tuple[int, ...]], first: Mapping[str, int]) -> dict[str, int]:
     """The limits, each of its space, with the least mean; those of `first` unless others are 2 % better."""
     names = [name for name in times if name != TORCH]
     every = [dict(zip(names, values, strict=True)) for values in product(*(space[name] for name in names))]
@@ -64,7 +64,7 @@ def least(times: Times, space: Mapping[str, list[int]], first: Mapping[str, int]
     return best if mean(times, best) < 0.98 * mean(times, now) else now
 
 
-def _times(key: tuning.Key, family: str, device: torch.device, space: Mapping[str, list[int]]) -> list[Times]:
+def _times(key: tuning.Key, family: str, device: torch.device, space: Mapping[str, tuple[int, ...]]) -> list[Times]:
     """Forward, and of packed weights as an expert and backward. Leaves some choice in use."""
     packed = quant.get_format(key.format).packed
     name = key.format if packed else None
@@ -112,7 +112,7 @@ def _ways(packed: bool, dtype: torch.dtype, device: torch.device) -> Iterator[st
 
 def _measured(
     routes: Mapping[str, Product],
-    space: Mapping[str, list[int]],
+    space: Mapping[str, tuple[int, ...]],
     x: Tensor,
     weights: list[Tensor],
     exact: Tensor,
