@@ -29,7 +29,8 @@ print(len(made), "pipelines of", *sorted({{event.split()[-1].split("_")[0] for e
 sys.exit(code)
 """
 PIPELINES = 60  # at most: each costs a Mac without Xcode some tenths of a second
-FAMILIES = "attention copy embedding glu layer linear moe norm read rms rope sample subnormal"  # of ops: the first word of a name
+# Of ops: the first word of a name.
+FAMILIES = "attention copy embedding glu layer linear moe norm read rms rope sample subnormal"
 
 
 def test_doctor_on_the_mock_of_metal(tmp_path: Path) -> None:

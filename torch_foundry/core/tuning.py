@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -144,7 +143,7 @@ def path_of(table: Table) -> Path:
 
 
 @cache
-def parameters(op: str) -> Mapping[str, tuple[int, ...]]:
+def parameters(op: str) -> dict[str, tuple[int, ...]]:
     """What a choice for `op` consists of, in order, and the values that each part may have."""
     return {name: tuple(values) for name, values in torch.ops.torch_foundry._tuning_parameters(op).items()}
 
@@ -283,12 +282,10 @@ def load_environment() -> None:
 def load_files() -> None:
     """Use the tables in the user's cache that were made with these kernels and this torch; warn about a damaged one."""
     try:
-        paths = sorted(directory().glob("*.json"))
+        paths = sorted(directory().glob(f"*-{shaders_digest()}-torch{torch_version()}.json"))
     except OSError:
         paths = []  # a cache that can't be read
     for path in paths:
-        if f"-{shaders_digest()}-torch{torch_version()}" not in path.stem:
-            continue
         try:
             table = read(path)
             check_fits(table, str(path))
