@@ -21,7 +21,7 @@ PARTS = {  # files of tests/ops that one process runs, so that all take about as
     "other ops": None,
 }
 ELSEWHERE = ("faults", "attention_grid")  # faults in the shaders' text; all kernels of attention, whatever runs them
-CASES = 4  # of a test
+CASES = 4  # of a test, unless --cases says how many
 SUITES = {
     "formats and shaders": ["tests/quant/test_formats.py", "tests/core/test_compile_shader.py"],
     "sampler": ["tests/sampling", "--ignore=tests/sampling/test_faults.py"],
@@ -47,7 +47,8 @@ def test_suite_on_mps(suite: str, request: pytest.FixtureRequest) -> None:
 
 
 def on_mps(arguments: list[str], request: pytest.FixtureRequest) -> None:
-    said = run_on_mock(request.config, ["--on-mps", f"--cases={CASES}", *arguments])
+    cases = request.config.getoption("--cases") or CASES
+    said = run_on_mock(request.config, ["--on-mps", f"--cases={cases}", *arguments])
     request.node.add_report_section("call", "mock", said)
 
 
