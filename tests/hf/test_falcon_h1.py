@@ -163,7 +163,7 @@ def test_what_attention_sees_is_multiplied_in_no_launch_of_its_own() -> None:
 
 @torch.no_grad()
 def test_keys_and_values_of_what_is_multiplied_are_as_stock_keeps_them() -> None:
-    stock, text = scaled(), ids(2, 21)
+    stock, text = scaled(), ids(1, 21)  # transformers 5.21 takes a step of two rows for two tokens, with a gated norm
     caches = []
     for each in (patch(copy.deepcopy(stock)), stock):
         caches.append(DynamicCache(config=stock.config))
