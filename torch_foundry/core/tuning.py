@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -143,7 +144,7 @@ def path_of(table: Table) -> Path:
 
 
 @cache
-def parameters(op: str) -> dict[str, tuple[int, ...]]:
+def parameters(op: str) -> Mapping[str, tuple[int, ...]]:
     """What a choice for `op` consists of, in order, and the values that each part may have."""
     return {name: tuple(values) for name, values in torch.ops.torch_foundry._tuning_parameters(op).items()}
 
@@ -282,7 +283,7 @@ def load_environment() -> None:
 def load_files() -> None:
     """Use the tables in the user's cache that were made with these kernels and this torch; warn about a damaged one."""
     try:
-        paths = sorted(directory().glob(f"*-{shaders_digest()}-torch{torch_version()}.json"))
+        paths = sorted(p for p in directory().glob("*.json") if f"-{shaders_digest()}-torch{torch_version()}" in p.stem)
     except OSError:
         paths = []  # a cache that can't be read
     for path in paths:
