@@ -216,6 +216,8 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "q4_k", 1, kAny, kAny, {4, 1, 1, 2, 1}},
     {"sm_90", kNorm, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},
     {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256}},
+    {"sm_90", kAttention, "", 1, 128, kAny, {128, 4, 32, 512, 256}},
+    {"sm_90", kAttention, "", 1, 256, kAny, {256, 8, 8, 512, 256}}, // matrices of so many columns leave registers
     {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256}},
 
     // More rows: linear_rows, linear_matrix and linear_tiles up to so many of x, then torch's product;

@@ -63,9 +63,14 @@ at::Tensor gated_delta(const at::Tensor& q, const at::Tensor& k, const at::Tenso
     Launch inputs(q.device(), {file, "gated_delta_inputs", {type, a_log.scalar_type(), keys, values, int(W)}});
     inputs.in(q).in(k).in(v).in(b).in(a).in(conv_weight).in(a_log).in(dt_bias).inout(conv_states).in(runs).in(table);
     inputs.in(count).out(rows).args(args).run(per_row(2 * H + heads, simd_width * 4, sequences, parts));
+    const int64_t each = 2 * recurrent_chunk * recurrent_chunk; // floats of a chunk of a head
+    at::Tensor solved = at::empty({rows.size(0) / recurrent_chunk * heads * each}, states.options());
+    Launch solve(q.device(), {file, "gated_delta_solve", {keys, values}});
+    solve.in(rows).in(runs).out(solved).args(args);
+    solve.run(per_row(heads, simd_width * 4, sequences, std::min<int64_t>(ceil_div(T, recurrent_chunk), 1024)));
     Launch recurrence(q.device(), {file, "gated_delta_chunks", {keys, values}});
-    recurrence.inout(rows).inout(states).in(runs).in(table).in(count).args(args);
-    recurrence.run(per_row(heads, simd_width * 4, sequences, V / 32));
+    recurrence.inout(rows).in(solved).inout(states).in(runs).in(table).in(count).args(args);
+    recurrence.run(per_row(heads, simd_width * 4, sequences, V / 16));
     Launch outputs(q.device(), {file, "gated_delta_outputs", {type, keys, values}});
     outputs.in(rows).in(z).in(norm_weight).in(runs).out(y).args(args);
     outputs.run(per_row(heads, simd_width * 4, sequences, parts));

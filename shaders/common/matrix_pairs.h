@@ -48,6 +48,12 @@ METAL_FUNC void multiply_accumulate_near(thread D& d, thread const A& a, thread 
   metal::simdgroup_multiply_accumulate(d, a, b, d);
 }
 
+// d[i] += a[i] * b, as the function above; a tensor core has both in one product.
+template <typename D, typename A, typename B>
+METAL_FUNC void multiply_accumulate_near_2x1(thread D (&d)[2], thread const A (&a)[2], thread const B& b) {
+  for (int i = 0; i < 2; ++i) metal::simdgroup_multiply_accumulate(d[i], a[i], b, d[i]);
+}
+
 // Two floats as sums of 16-bit numbers: together they are off by less than 2^-17 of a float.
 METAL_FUNC void split(metal::float2 x, thread metal::half2& most, thread metal::half2& rest) {
   most = metal::half2(x);

@@ -1,11 +1,13 @@
-// The gated delta rule over many tokens, a chunk at a time, by matrix products. Three launches: the inputs of the
-// recurrence (convolution, norms, gates) go to rows of floats, the recurrence puts outputs in the place of values, and
-// the gated norm takes them from there.
+// The gated delta rule over many tokens, a chunk at a time, by matrix products. Four launches: the inputs of the
+// recurrence (convolution, norms, gates) go to rows of floats, what chunks need of each other's tokens to matrices, the
+// recurrence puts outputs in the place of values, and the gated norm takes them from there.
 //
 // In a chunk that begins with state S, with D[i] the product of the decays up to token i, the changes E of its tokens,
 //   e_i = beta_i (v_i - D[i] S^T k_i - sum over j < i of D[i] / D[j] (k_i . k_j) e_j),
-// are found by forward substitution; then o_i = D[i] S^T q_i + sum over j <= i of D[i] / D[j] (q_i . k_j) e_j, and the
-// state behind it is D[last] S + sum over i of D[last] / D[i] k_i e_i^T.
+// are T (V - D K S), where T is the inverse of a triangular matrix times beta; then, with A the changes' weights in outputs,
+//   o_i = D[i] S^T q_i + sum over j <= i of A[i][j] e_j, A[i][j] = D[i] / D[j] (q_i . k_j),
+// and the state behind it is D[last] S + sum over i of D[last] / D[i] k_i e_i^T. T and A need no state, so those of all
+// chunks are computed at once.
 #include "mixers/gated_delta.h"
 
 #include "common/matrix_pairs.h"
@@ -17,7 +19,7 @@ using namespace metal;
 using namespace foundry;
 
 // A row is all channels after convolution and norms, then log decays, then betas, of all value heads. A simdgroup
-// makes what one head of q, k or v has of it.
+// makes what one head of q, k or v has of it, of four tokens, whose windows of the convolution overlap.
 // foundry-lint: instance(gated_delta_inputs<half, float, 128, 128, 4>)
 template <typename T, typename Gate, int DK, int DV, int W>
 [[kernel]] void gated_delta_inputs(
@@ -57,170 +59,250 @@ template <typename T, typename Gate, int DK, int DV, int W>
                       : is_key ? k + offset(args.k, first, key_head, 0)
                                : q + offset(args.q, first, key_head, 0);
   const int columns = is_value ? DV : DK;
+  constexpr int most = ((DK > DV ? DK : DV) + 31) / 32; // that a lane has
   const uint padded = rows_of(tokens), row = first_row(runs, args.runs_stride, group.y);
 
-  for (uint t = group.z * 4 + simdgroup; t < padded; t += groups.z * 4) {
-    device float* to = rows + ulong(row + t) * width;
-    float found[(DK > DV ? DK : DV) / 8], square = 0.0f; // more than a lane has
-    for (int c = 0; lane + 32 * c < uint(columns); ++c) {
-      const uint column = lane + 32 * c;
-      found[c] = 0.0f;
-      if (t < tokens) {
-        T last[W];
-        last_inputs<T, W>(x + column, stride, t, before + ulong(channel + column) * W, begin != 0, last);
-        found[c] = convolve<T, W>(last, conv_weight + ulong(channel + column) * W);
-        if (t + 1 == tokens)
-          for (int w = 0; w < W; ++w)
-            after[ulong(channel + column) * W + w] = last[w];
+  for (uint from = (group.z * 4 + simdgroup) * 4; from < padded; from += groups.z * 16) {
+    T last[most][W];
+    for (int c = 0; c < most; ++c)
+      if (int(lane) + 32 * c < columns)
+        last_inputs<T, W>(x + lane + 32 * c, stride, int(from) - 1, before + ulong(channel + lane + 32 * c) * W,
+                          begin != 0, last[c]);
+    for (uint t = from; t < from + 4; ++t) {
+      device float* to = rows + ulong(row + t) * width;
+      float found[most], square = 0.0f;
+      for (int c = 0; c < most; ++c) {
+        const uint column = lane + 32 * c;
+        found[c] = 0.0f;
+        if (t < tokens && int(column) < columns) {
+          for (int w = 1; w < W; ++w)
+            last[c][w - 1] = last[c][w];
+          last[c][W - 1] = x[t * stride + column];
+          found[c] = convolve<T, W>(last[c], conv_weight + ulong(channel + column) * W);
+          if (t + 1 == tokens)
+            for (int w = 0; w < W; ++w)
+              after[ulong(channel + column) * W + w] = last[c][w];
+        }
+        square = fma(found[c], found[c], square);
       }
-      square = fma(found[c], found[c], square);
-    }
-    const float unit = rsqrt(simd_sum(square) + 1e-6f);
-    const float scale = is_value ? 1.0f : is_key ? unit : unit * rsqrt(float(DK));
-    for (int c = 0; lane + 32 * c < uint(columns); ++c)
-      to[channel + lane + 32 * c] = found[c] * scale;
-    if (is_value && lane == 0) {
-      const uint token = first + (t < tokens ? t : 0);
-      const float step = float(a[offset(args.a, token, key_head, sub_head)]) + float(dt_bias[head]);
-      const float beta = args.beta_scale * sigmoid(float(b[offset(args.b, token, key_head, sub_head)]));
-      to[channels + head] = t < tokens ? -exp(float(a_log[head])) * softplus(step) : 0.0f;
-      to[channels + heads + head] = t < tokens ? beta : 0.0f;
+      const float unit = rsqrt(simd_sum(square) + 1e-6f);
+      const float scale = is_value ? 1.0f : is_key ? unit : unit * rsqrt(float(DK));
+      for (int c = 0; c < most; ++c)
+        if (int(lane) + 32 * c < columns) to[channel + lane + 32 * c] = found[c] * scale;
+      if (is_value && lane == 0) {
+        const uint token = first + (t < tokens ? t : 0);
+        const float step = float(a[offset(args.a, token, key_head, sub_head)]) + float(dt_bias[head]);
+        const float beta = args.beta_scale * sigmoid(float(b[offset(args.b, token, key_head, sub_head)]));
+        to[channels + head] = t < tokens ? -exp(float(a_log[head])) * softplus(step) : 0.0f;
+        to[channels + heads + head] = t < tokens ? beta : 0.0f;
+      }
     }
   }
 }
 
-// A threadgroup has 32 columns of a value head's state, a simdgroup 8 of them, in registers.
+// T and A of a chunk of a value head, a threadgroup for each.
+// foundry-lint: instance(gated_delta_solve<128, 128>)
+template <int DK, int DV>
+[[kernel]] void gated_delta_solve(
+    device const float* rows [[buffer(0)]],
+    device const int* runs [[buffer(1)]],
+    device float* solved [[buffer(2)]], // [chunks, heads, 2, chunk, chunk]
+    constant GatedDeltaArgs& args [[buffer(3)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float keys[chunk][chunk], queries[chunk][chunk], logs[chunk], betas[chunk];
+  const uint tokens = runs[group.y * args.runs_stride + 1];
+  if (tokens < args.slots) return;
+  const uint heads = args.key_heads * args.per_key, key_channels = args.key_heads * DK, head = group.x;
+  const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
+  const uint first = first_row(runs, args.runs_stride, group.y);
+  for (uint start = group.z * chunk; start < tokens; start += groups.z * chunk) {
+    device const float* row = rows + ulong(first + start) * width;
+    device const float* q = row + head / args.per_key * DK;
+    device const float* k = q + key_channels;
+    device float* of_changes = solved + (ulong((first + start) / chunk) * heads + head) * (2 * chunk * chunk);
+    device float* of_outputs = of_changes + chunk * chunk;
+    threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
+    if (simdgroup == 0) {
+      logs[lane] = row[lane * width + channels + head];
+      betas[lane] = row[lane * width + channels + heads + head];
+    }
+    for (uint tile = simdgroup; tile < tiles * (tiles + 1) / 2; tile += 4) { // products of tokens with those up to each
+      uint i = 0, j = tile;
+      for (; j > i; ++i)
+        j -= i + 1;
+      Matrix sums[2], left[2], right; // of k, and of q
+      sums[0] = sums[1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int r = 0; r < DK / 8; ++r) {
+        simdgroup_load(right, k + ulong(j * 8) * width + r * 8, width, ulong2(0, 0), true);
+        simdgroup_load(left[0], k + ulong(i * 8) * width + r * 8, width);
+        simdgroup_load(left[1], q + ulong(i * 8) * width + r * 8, width);
+        multiply_accumulate_near_2x1(sums, left, right);
+      }
+      simdgroup_store(sums[0], &keys[i * 8][j * 8], chunk);
+      simdgroup_store(sums[1], &queries[i * 8][j * 8], chunk);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float log = logs_between(logs, lane, simdgroup * 8); // between token `lane` and `to`
+    for (uint to = simdgroup * 8; to < simdgroup * 8 + 8; ++to) {
+      log += to > lane ? logs[to] : 0.0f;
+      keys[to][lane] = lane < to ? -betas[to] * exp(log) * keys[to][lane] : 0.0f;
+      of_outputs[to * chunk + lane] = lane <= to ? exp(log) * queries[to][lane] : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (simdgroup == 0) // a column each, by forward substitution; queries are done with
+      for (int t = 0; t < chunk; ++t) {
+        float sum = t == int(lane) ? betas[lane] : 0.0f;
+        for (int j = 0; j < t; ++j)
+          sum = fma(keys[t][j], queries[j][lane], sum);
+        queries[t][lane] = sum;
+        of_changes[t * chunk + lane] = sum;
+      }
+  }
+}
+
+// Whether keys have a part of eight of this number: four simdgroups share them by pairs of eights.
+template <int DK> METAL_FUNC bool has_eight(int number) { return DK % 64 == 0 || number < DK / 8; }
+
+// A lane's part of a product, of which each of four simdgroups has a sum over its rows of the state.
+METAL_FUNC float2 sum_of_quarters(threadgroup const float2 (&sums)[4][tiles][2][2][32], uint tile, int column, int of,
+                                  uint lane) {
+  return (sums[0][tile][column][of][lane] + sums[1][tile][column][of][lane]) +
+         (sums[2][tile][column][of][lane] + sums[3][tile][column][of][lane]);
+}
+
+// A threadgroup has 16 columns of a value head's state, a simdgroup a quarter of their rows, in registers.
 // foundry-lint: instance(gated_delta_chunks<128, 128>)
 template <int DK, int DV>
 [[kernel]] void gated_delta_chunks(
     device float* rows [[buffer(0)]],
-    device float* states [[buffer(1)]],
-    device const int* runs [[buffer(2)]],
-    device const int* table [[buffer(3)]],
-    device const int* count [[buffer(4)]],
-    constant GatedDeltaArgs& args [[buffer(5)]],
+    device const float* solved [[buffer(1)]],
+    device float* states [[buffer(2)]],
+    device const int* runs [[buffer(3)]],
+    device const int* table [[buffer(4)]],
+    device const int* count [[buffer(5)]],
+    constant GatedDeltaArgs& args [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float keys[chunk][chunk], queries[chunk][chunk], changes[chunk][chunk];
-  threadgroup float diagonal[4][tiles][8][8], logs[chunk], betas[chunk], all[1];
+  threadgroup float2 sums[4][tiles][2][2][32]; // of each quarter of the rows
   const uint tokens = runs[group.y * args.runs_stride + 1];
   if (tokens < args.slots) return;
   const uint heads = args.key_heads * args.per_key, key_channels = args.key_heads * DK, head = group.x;
   const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
   const uint begin = count[group.y * args.count_stride];
   device const int* slots = table + group.y * args.table_stride;
-  const uint column = group.z * 32 + simdgroup * 8, own = simdgroup * 8;
+  const uint column = group.z * 16, own_tile = simdgroup; // of the tokens, whose outputs it has
+  const Fragment own = fragment_of(lane);
+  constexpr int pairs = (DK / 8 + 7) / 8; // of eights of rows
+  const int first8 = int(simdgroup) * 2 * pairs;
 
-  Matrix state[DK / 8];
-  device float* before = states + (ulong(begin == 0 ? 0 : slots[begin % args.slots]) * heads + head) * (DK * DV);
-  for (int r = 0; r < DK / 8; ++r) {
-    state[r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    if (begin != 0) simdgroup_load(state[r], before + r * 8 * DV + column, DV);
-  }
-  for (uint i = tid; i < 4 * tiles * 64; i += 128)
-    ((threadgroup float*)diagonal)[i] = 0.0f;
+  Matrix state[pairs][2][2]; // two eights of rows, of eight columns each
+  const ulong place = ulong(first8 * 8) * DV + column;
+  const ulong source = begin == 0 ? 0 : slots[begin % args.slots];
+  device const float* before = states + (source * heads + head) * (DK * DV) + place;
+  for (int r = 0; r < 2 * pairs; ++r)
+    for (int c = 0; c < 2; ++c) {
+      state[r / 2][c][r % 2] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      if (begin != 0 && has_eight<DK>(first8 + r))
+        simdgroup_load(state[r / 2][c][r % 2], before + r * 8 * DV + c * 8, DV);
+    }
 
-  device float* row = rows + ulong(first_row(runs, args.runs_stride, group.y)) * width;
+  const uint first = first_row(runs, args.runs_stride, group.y);
+  device float* row = rows + ulong(first) * width;
+  device const float* of_changes = solved + (ulong(first / chunk) * heads + head) * (2 * chunk * chunk);
   for (uint start = 0; start < tokens; start += chunk, row += ulong(chunk) * width) {
-    device float* q = row + head / args.per_key * DK;
-    device float* k = q + key_channels;
+    device const float* q = row + head / args.per_key * DK + first8 * 8;
+    device const float* k = q + key_channels;
     device float* v = row + 2 * key_channels + head * DV + column;
-    threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
+    device const float* of_outputs = of_changes + (chunk + own_tile * 8) * chunk;
+    const float log = row[lane * width + channels + head];
+    const float until = exp(simd_prefix_inclusive_sum(log)), behind = exp(logs_behind(log, lane));
 
-    if (simdgroup == 0) { // matrices that scale rows by products of decays
-      const float beta = row[lane * width + channels + heads + head], log = row[lane * width + channels + head];
-      const float sum = simd_prefix_inclusive_sum(log);
-      logs[lane] = log;
-      betas[lane] = beta;
-      if (lane == 31) all[0] = sum;
-      diagonal[0][lane / 8][lane % 8][lane % 8] = exp(sum);
-      diagonal[1][lane / 8][lane % 8][lane % 8] = -beta * exp(sum);
-      diagonal[2][lane / 8][lane % 8][lane % 8] = beta;
-      diagonal[3][lane / 8][lane % 8][lane % 8] = exp(logs_behind(log, lane));
-    }
-    for (uint j = 0; j <= simdgroup; ++j) { // products of this simdgroup's 8 tokens with those up to them
-      Matrix with_k = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), with_q = with_k;
-      for (int r = 0; r < DK / 8; ++r) {
-        Matrix left, right;
-        simdgroup_load(right, k + ulong(j * 8) * width + r * 8, width, ulong2(0, 0), true);
-        simdgroup_load(left, k + ulong(simdgroup * 8) * width + r * 8, width);
-        multiply_accumulate_near(with_k, left, right);
-        simdgroup_load(left, q + ulong(simdgroup * 8) * width + r * 8, width);
-        multiply_accumulate_near(with_q, left, right);
-      }
-      simdgroup_store(with_k, &keys[simdgroup * 8][j * 8], chunk);
-      simdgroup_store(with_q, &queries[simdgroup * 8][j * 8], chunk);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float log = logs_between(logs, lane, own); // between token `lane` and `to`
-    for (uint to = own; to < own + 8; ++to) {
-      log += to > lane ? logs[to] : 0.0f;
-      keys[to][lane] = lane < to ? -betas[to] * exp(log) * keys[to][lane] : 0.0f;
-      queries[to][lane] = lane <= to ? exp(log) * queries[to][lane] : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    Matrix change[tiles], out[tiles];
-    for (int i = 0; i < tiles; ++i) {
-      Matrix with_k = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), with_q = with_k, left, right;
-      for (int r = 0; r < DK / 8; ++r) {
-        simdgroup_load(left, k + ulong(i * 8) * width + r * 8, width);
-        multiply_accumulate_near(with_k, left, state[r]);
-        simdgroup_load(left, q + ulong(i * 8) * width + r * 8, width);
-        multiply_accumulate_near(with_q, left, state[r]);
-      }
-      out[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_load(left, &diagonal[0][i][0][0], 8);
-      multiply_accumulate_near(out[i], left, with_q);
-      Matrix sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_load(left, &diagonal[2][i][0][0], 8);
-      simdgroup_load(right, v + ulong(i * 8) * width, width);
-      multiply_accumulate_near(sum, left, right);
-      simdgroup_load(left, &diagonal[1][i][0][0], 8);
-      multiply_accumulate_near(sum, left, with_k);
-      for (int j = 0; j < i; ++j) {
-        simdgroup_load(left, &keys[i * 8][j * 8], chunk);
-        multiply_accumulate_near(sum, left, change[j]);
-      }
-      simdgroup_store(sum, &changes[i * 8][own], chunk);
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      if (lane < 8) // its column of the 8 tokens, one after the other
-        for (int t = 1; t < 8; ++t) {
-          float e = changes[i * 8 + t][own + lane];
-          for (int j = 0; j < t; ++j)
-            e = fma(keys[i * 8 + t][i * 8 + j], changes[i * 8 + j][own + lane], e);
-          changes[i * 8 + t][own + lane] = e;
+    Matrix change[2][tiles], left[2];
+    {
+      Matrix products[tiles][2][2]; // K S and Q S
+      for (int i = 0; i < tiles; ++i)
+        for (int c = 0; c < 2; ++c) {
+          products[i][c][0] = products[i][c][1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+          simdgroup_load(change[c][i], v + ulong(i * 8) * width + c * 8, width);
         }
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      simdgroup_load(change[i], &changes[i * 8][own], chunk);
-      for (int j = 0; j <= i; ++j) {
-        simdgroup_load(left, &queries[i * 8][j * 8], chunk);
-        multiply_accumulate_near(out[i], left, change[j]);
+      for (int r = 0; r < 2 * pairs; ++r)
+        for (int i = 0; i < tiles && has_eight<DK>(first8 + r); ++i) {
+          simdgroup_load(left[0], k + ulong(i * 8) * width + r * 8, width);
+          simdgroup_load(left[1], q + ulong(i * 8) * width + r * 8, width);
+          for (int c = 0; c < 2; ++c)
+            multiply_accumulate_near_2x1(products[i][c], left, state[r / 2][c][r % 2]);
+        }
+      threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
+      for (int i = 0; i < tiles; ++i)
+        for (int c = 0; c < 2; ++c)
+          for (int n = 0; n < 2; ++n)
+            sums[simdgroup][i][c][n][lane] = products[i][c][n].thread_elements();
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = 0; i < tiles; ++i) { // V - D K S
+      const float decay = simd_shuffle(until, ushort(i * 8 + own.row));
+      for (int c = 0; c < 2; ++c) {
+        const float2 product = sum_of_quarters(sums, i, c, 0, lane);
+        for (int e = 0; e < 2; ++e)
+          change[c][i].thread_elements()[e] = fma(-decay, product[e], change[c][i].thread_elements()[e]);
       }
-      simdgroup_store(out[i], v + ulong(i * 8) * width, width);
     }
-    const float decay = exp(all[0]);
-    for (int i = 0; i < tiles; ++i) {
-      Matrix left, scaled = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_load(left, &diagonal[3][i][0][0], 8);
-      multiply_accumulate_near(scaled, left, change[i]);
-      change[i] = scaled;
+    for (int p = tiles / 2 - 1; p >= 0; --p) { // those before a pair are still V - D K S
+      Matrix solution[2][2];
+      for (int c = 0; c < 2; ++c)
+        solution[c][0] = solution[c][1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int j = 0; j < 2 * p + 2; ++j) {
+        for (int i = 0; i < 2; ++i)
+          simdgroup_load(left[i], of_changes + (2 * p + i) * 8 * chunk + j * 8, chunk);
+        for (int c = 0; c < 2; ++c)
+          multiply_accumulate_near_2x1(solution[c], left, change[c][j]);
+      }
+      for (int c = 0; c < 2; ++c)
+        change[c][2 * p] = solution[c][0], change[c][2 * p + 1] = solution[c][1];
     }
-    for (int r = 0; r < DK / 8; ++r) {
+    const float decay_to_own = simd_shuffle(until, ushort(own_tile * 8 + own.row));
+    for (int c = 0; c < 2; ++c) { // D Q S, and what changes add to it
+      Matrix out;
+      const float2 product = sum_of_quarters(sums, own_tile, c, 1, lane);
       for (int e = 0; e < 2; ++e)
-        state[r].thread_elements()[e] *= decay;
-      for (int i = 0; i < tiles; ++i) {
-        Matrix left;
-        simdgroup_load(left, k + ulong(i * 8) * width + r * 8, width, ulong2(0, 0), true);
-        multiply_accumulate_near(state[r], left, change[i]);
+        out.thread_elements()[e] = decay_to_own * product[e];
+      for (int j = 0; j < tiles; ++j)
+        if (j <= int(own_tile)) {
+          simdgroup_load(left[0], of_outputs + j * 8, chunk);
+          multiply_accumulate_near(out, left[0], change[c][j]);
+        }
+      simdgroup_store(out, v + ulong(own_tile * 8) * width + c * 8, width);
+    }
+    for (int i = 0; i < tiles; ++i)
+      for (int c = 0; c < 2; ++c)
+        for (int e = 0; e < 2; ++e)
+          change[c][i].thread_elements()[e] *= simd_shuffle(behind, ushort(i * 8 + own.row));
+    const float decay = simd_shuffle(until, ushort(chunk - 1));
+    for (int p = 0; p < pairs; ++p) {
+      for (int c = 0; c < 2; ++c)
+        for (int i = 0; i < 2; ++i)
+          for (int e = 0; e < 2; ++e)
+            state[p][c][i].thread_elements()[e] *= decay;
+      for (int j = 0; j < tiles; ++j) {
+        for (int i = 0; i < 2; ++i) {
+          left[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+          if (has_eight<DK>(first8 + 2 * p + i))
+            simdgroup_load(left[i], k + ulong(j * 8) * width + (2 * p + i) * 8, width, ulong2(0, 0), true);
+        }
+        for (int c = 0; c < 2; ++c)
+          multiply_accumulate_near_2x1(state[p][c], left, change[c][j]);
       }
     }
+    of_changes += ulong(heads) * (2 * chunk * chunk);
   }
-  device float* after = states + (ulong(slots[(begin + 1) % args.slots]) * heads + head) * (DK * DV);
-  for (int r = 0; r < DK / 8; ++r)
-    simdgroup_store(state[r], after + r * 8 * DV + column, DV);
+  device float* after = states + (ulong(slots[(begin + 1) % args.slots]) * heads + head) * (DK * DV) + place;
+  for (int r = 0; r < 2 * pairs; ++r)
+    for (int c = 0; c < 2; ++c)
+      if (has_eight<DK>(first8 + r)) simdgroup_store(state[r / 2][c][r % 2], after + r * 8 * DV + c * 8, DV);
 }
 
 // y = RMSNorm(o) silu(z); a simdgroup has a head of a token.

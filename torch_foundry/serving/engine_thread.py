@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_foundry.engine import Engine, QueueFull, SamplingParams, Stream, TokenLogprobs
@@ -29,6 +29,11 @@ class Update:
     stop: str = ""
     cached: int = 0
     error: Exception | None = None
+
+    def __add__(self, later: Update) -> Update:
+        """Both as one."""
+        tokens, logprobs = [*self.tokens, *later.tokens], [*self.logprobs, *later.logprobs]
+        return replace(later, text=self.text + later.text, tokens=tokens, logprobs=logprobs)
 
 
 @dataclass(eq=False)

@@ -82,6 +82,7 @@ class Gate:
 
     async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
         body = await self._body(scope, receive)
+        failed: Exception | None = None
         async with anyio.create_task_group() as tasks:
 
             async def wait_until_gone() -> None:
@@ -96,9 +97,15 @@ class Gate:
                 await anyio.sleep_forever()
                 raise AssertionError
 
+            async def wait_until_stuck() -> None:
+                nonlocal failed
+                await response.until_stuck()
+                failed = TimeoutError("the client reads nothing")
+                tasks.cancel_scope.cancel()
+
             given: list[bool] = []
             tasks.start_soon(wait_until_gone)
-            failed: Exception | None = None
+            tasks.start_soon(wait_until_stuck)
             try:
                 await self.app(scope, replay, response)
             except Exception as error:
@@ -150,6 +157,7 @@ class _Response:
 
     def __init__(self, send: Send, exchange: Exchange, timeout: float) -> None:
         self._send, self._exchange, self._timeout = send, exchange, timeout
+        self._since: float | None = None  # when the part that is being sent was begun
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
@@ -157,13 +165,22 @@ class _Response:
             self.status = message["status"]
             id = self._exchange.id.encode()
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", id)]}
-        with anyio.fail_after(self._timeout):  # a client that reads nothing
+        self._since = time.monotonic()
+        try:
             await self._send(message)
+        finally:
+            self._since = None
+
+    async def until_stuck(self) -> None:
+        """Wait until the client has taken no part for too long. One timer for all parts: there are many."""
+        while (left := self._timeout - (time.monotonic() - (self._since or time.monotonic()))) > 0:
+            await anyio.sleep(left)
 
     async def refuse(self, error: ApiError, path: str) -> None:
         """Answer with an error."""
         body = json.dumps(error.body(path, self._exchange.id)).encode()
         told = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         headers = [(name.encode(), value.encode()) for name, value in (told | error.headers).items()]
-        await self({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self({"type": "http.response.body", "body": body})
+        with anyio.move_on_after(self._timeout):
+            await self({"type": "http.response.start", "status": error.status, "headers": headers})
+            await self({"type": "http.response.body", "body": body})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 START = "\x02"  # where an answer begins, for templates of ours: no prompt has to be searched for it
@@ -36,7 +37,11 @@ class Piece:
     kind: str
     text: str
     name: str = ""
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    @cached_property
+    def id(self) -> str:
+        """That no other piece has; most are never asked."""
+        return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class AnswerParser:

@@ -20,6 +20,7 @@ from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.service import Service
 
 Messages = list[dict[str, Any]]
+ENCODER = json.JSONEncoder(ensure_ascii=False)
 Events = AsyncIterator[tuple[str, dict[str, Any]]]  # name of an event ("": it has none), and its data
 
 
@@ -140,4 +141,4 @@ async def stream(
 
 
 def _line(name: str, data: dict[str, Any]) -> str:
-    return f"{f'event: {name}' + chr(10) if name else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"{f'event: {name}' + chr(10) if name else ''}data: {ENCODER.encode(data)}\n\n"

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import anyio
-
 from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
 from torch_foundry.serving.images import pixels_of
+from torch_foundry.serving.mailbox import Mailbox, News
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
 from torch_foundry.serving.tool_calls import NO_TOOLS, ToolUse, call_grammar
@@ -97,6 +96,7 @@ class Service:
         self.processor = processor
         self.metrics = Metrics(engine)
         self.thread = EngineThread(engine)
+        self._mail: Mailbox | None = None
         eos = engine.model.generation_config.eos_token_id
         ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
         self._grammars = Grammars(self.tokenizer, engine.model.lm_head.out_features, ends)
@@ -213,10 +213,10 @@ class Service:
         if len(pairs) > self.config.max_choices:
             message = f"prompt: expected at most {self.config.max_choices} answers to all, got {len(pairs)}"
             raise ApiError(400, message, "prompt")
-        loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Update]]()
+        mail, news = self._mailbox(), News()
 
         def tell(number: int) -> Callable[[Update], Any]:
-            return lambda update: loop.call_soon_threadsafe(news.put_nowait, (number, update))
+            return lambda update: mail.send(news, number, update)
 
         exchange.usage.prompt, thought = sum(len(prompt.ids) for prompt in prompts), [""] * len(pairs)
         parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.use.tools) for prompt, _ in pairs]
@@ -228,38 +228,48 @@ class Service:
                 self.thread.submit(exchange.requests[-1])
             except RuntimeError as error:
                 raise api_error(error) from None
+        left = exchange.began + self.config.timeout - time.perf_counter()
+        timer = mail.loop.call_later(max(left, 0), news.expire)
         going, first = set(range(len(pairs))), True
-        while going:
-            try:
-                with anyio.fail_after(exchange.began + self.config.timeout - time.perf_counter()):
-                    number, update = await news.get()
-            except TimeoutError:
-                raise ApiError(504, f"no answer within {self.config.timeout} seconds") from None
-            if number not in going:
-                continue
-            if update.error is not None:
-                if not isinstance(update.error, ValueError):
-                    log_fault(exchange.id, update.error)
-                raise api_error(update.error) from update.error
-            if first:
-                self.metrics.first_token.observe(time.perf_counter() - exchange.began)
-                exchange.usage.cached, first = update.cached, False
-                self.metrics.count_prompt(exchange.usage.prompt, update.cached)
-            exchange.usage.new += len(update.tokens)
-            self.metrics.new_tokens.inc(len(update.tokens))
-            pieces = parsers[number].feed(update.text)
-            if update.finish_reason:
-                pieces += parsers[number].finish()
-            call = next((i for i, piece in enumerate(pieces) if piece.kind == "tool_call"), None)
-            if call is not None and pairs[number][0].use.single:  # the answer ends with it
-                self.thread.cancel(exchange.requests[number])
-                pieces, update = pieces[: call + 1], replace(update, finish_reason="stop", stop="")
-            thought[number] += "".join(piece.text for piece in pieces if piece.kind == "reasoning")
-            if update.finish_reason:
-                exchange.usage.reasoning += await self._count(thought[number])
-                exchange.finish_reasons.append(update.finish_reason)
-                going.remove(number)
-            yield Part(number, pieces, update)
+        try:
+            while going:
+                for number, update in await news.take():
+                    if number not in going:
+                        continue
+                    if update.error is not None:
+                        if not isinstance(update.error, ValueError):
+                            log_fault(exchange.id, update.error)
+                        raise api_error(update.error) from update.error
+                    if first:
+                        self.metrics.first_token.observe(time.perf_counter() - exchange.began)
+                        exchange.usage.cached, first = update.cached, False
+                        self.metrics.count_prompt(exchange.usage.prompt, update.cached)
+                    exchange.usage.new += len(update.tokens)
+                    self.metrics.new_tokens.inc(len(update.tokens))
+                    pieces = parsers[number].feed(update.text)
+                    if update.finish_reason:
+                        pieces += parsers[number].finish()
+                    call = next((i for i, piece in enumerate(pieces) if piece.kind == "tool_call"), None)
+                    if call is not None and pairs[number][0].use.single:  # the answer ends with it
+                        self.thread.cancel(exchange.requests[number])
+                        pieces, update = pieces[: call + 1], replace(update, finish_reason="stop", stop="")
+                    thought[number] += "".join(piece.text for piece in pieces if piece.kind == "reasoning")
+                    if update.finish_reason:
+                        exchange.usage.reasoning += await self._count(thought[number])
+                        exchange.finish_reasons.append(update.finish_reason)
+                        going.remove(number)
+                    yield Part(number, pieces, update)
+        except TimeoutError:
+            raise ApiError(504, f"no answer within {self.config.timeout} seconds") from None
+        finally:
+            timer.cancel()
+
+    def _mailbox(self) -> Mailbox:
+        """Of the loop that runs."""
+        loop = asyncio.get_running_loop()
+        if self._mail is None or self._mail.loop is not loop:
+            self._mail = Mailbox(loop)
+        return self._mail
 
     def end(self, exchange: Exchange) -> None:
         """Nobody waits for its answers any more."""

@@ -71,16 +71,24 @@ MSL_INLINE Split split_float(float x) {
   return {most, leading(x - __uint_as_float(most))};
 }
 
-MSL_INLINE Pair float_product(Pair a, Pair b, Pair c) {
+// c[i] + a[i] * b: of the tensor core's 16 rows, eight are those of each.
+MSL_INLINE void float_products(const Pair (&a)[2], Pair b, Pair (&c)[2]) {
   const uint32_t x = __float_as_uint(b.x), y = __float_as_uint(b.y);
   const uint32_t upper = transposed(__byte_perm(x, y, 0x7632)), lower = transposed(__byte_perm(x, y, 0x5410));
   const Split b0 = split_float(__uint_as_float(__byte_perm(lower, upper, 0x5410)));
   const Split b1 = split_float(__uint_as_float(__byte_perm(lower, upper, 0x7632)));
-  const Split a0 = split_float(a.x), a1 = split_float(a.y);
-  Pair sum = tf32_product(a0.rest, a1.rest, b0.most, b1.most, {0.0f, 0.0f}); // a tensor core cuts sums off: to c they
-  sum = tf32_product(a0.most, a1.most, b0.rest, b1.rest, sum);               // are added by lanes, which round
-  sum = tf32_product(a0.most, a1.most, b0.most, b1.most, sum);
-  return {c.x + sum.x, c.y + sum.y};
+  const Split left[2][2] = {{split_float(a[0].x), split_float(a[0].y)}, {split_float(a[1].x), split_float(a[1].y)}};
+  float sum[4] = {}; // a tensor core cuts sums off: to c they are added by lanes, which round
+  const auto add = [&](uint32_t Split::*of_a, uint32_t Split::*of_b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(left[0][0].*of_a), "r"(left[1][0].*of_a), "r"(left[0][1].*of_a), "r"(left[1][1].*of_a),
+          "r"(b0.*of_b), "r"(b1.*of_b));
+  };
+  add(&Split::rest, &Split::most);
+  add(&Split::most, &Split::rest);
+  add(&Split::most, &Split::most);
+  for (int i = 0; i < 2; i++) c[i] = {c[i].x + sum[2 * i], c[i].y + sum[2 * i + 1]};
 }
 
 MSL_INLINE Pair fused_product(Pair a, Pair b, Pair c) {

@@ -39,12 +39,19 @@ MSL_WIDE_PRODUCT(half)
 MSL_WIDE_PRODUCT(bfloat)
 #undef MSL_WIDE_PRODUCT
 
+MSL_INLINE void multiply_accumulate_near_2x1(simdgroup_matrix<float, 8, 8> (&d)[2],
+                                             const simdgroup_matrix<float, 8, 8> (&a)[2],
+                                             const simdgroup_matrix<float, 8, 8>& b) {
+  MSL_MARK_MATRIX_PRODUCT;
+  msl_::Pair sums[2] = {msl_::to_pair(d[0].elements), msl_::to_pair(d[1].elements)};
+  msl_::float_products({msl_::to_pair(a[0].elements), msl_::to_pair(a[1].elements)}, msl_::to_pair(b.elements), sums);
+  for (int i = 0; i < 2; i++) d[i].elements = vec<float, 2>(sums[i].x, sums[i].y);
+}
 MSL_INLINE void multiply_accumulate_near(simdgroup_matrix<float, 8, 8>& d, const simdgroup_matrix<float, 8, 8>& a,
                                          const simdgroup_matrix<float, 8, 8>& b) {
-  MSL_MARK_MATRIX_PRODUCT;
-  const msl_::Pair sum =
-      msl_::float_product(msl_::to_pair(a.elements), msl_::to_pair(b.elements), msl_::to_pair(d.elements));
-  d.elements = vec<float, 2>(sum.x, sum.y);
+  simdgroup_matrix<float, 8, 8> both[2] = {d, d};
+  multiply_accumulate_near_2x1(both, {a, simdgroup_matrix<float, 8, 8>(0.0f)}, b);
+  d = both[0];
 }
 
 } // namespace metal
