@@ -28,6 +28,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     shown = "images that a request may show; the model is loaded with what sees them (default: it is shown none)"
     parser.add_argument("--images", type=int, metavar="N", dest="max_images", help=shown)
+    budget = "of a step, prompts' and answers' together (default: what suits the device)"
+    parser.add_argument("--budget", type=int, metavar="TOKENS", help=budget)
     parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")
     memory = "for the KV cache and snapshots of recurrent states together, in MiB"
     parser.add_argument("--cache-memory", type=int, metavar="N", help=memory)
@@ -69,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         model, tokenizer, processor = load_with_processor(args)
     import torch_foundry
-    from torch_foundry.engine import SamplingParams
+    from torch_foundry.engine.warm_up import warm_up
 
     try:
         torch_foundry.patch(model, quantize=args.quantize)
-        limits = {name: getattr(args, name) for name in ("requests", "queue", "blocks")}
+        limits = {name: getattr(args, name) for name in ("requests", "queue", "budget", "blocks")}
         memory = None if args.cache_memory is None else args.cache_memory << 20
         kept = {"cache_bytes": memory, "snapshot_format": args.snapshot_format}
         engine = torch_foundry.Engine(model, tokenizer, **limits, **kept, use_mtp=args.mtp)
-        engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # warm up
+        warm_up(engine)
         service = Service(engine, config, processor)
     except (ValueError, RuntimeError, KeyError, LoadError) as error:
         raise UserError(first_line(error)) from error

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_foundry.core import memory
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.engine.drafting import Drafting, paged_drafter
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.images import Images
-from torch_foundry.engine.memory import divided
+from torch_foundry.engine.memory import divided, step_tokens
 from torch_foundry.engine.next_tokens import fill_rows, free_rows, row_of, sample, sample_ahead
 from torch_foundry.engine.ranks import Ranks
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
@@ -27,7 +26,6 @@ from torch_foundry.engine.scheduler import Scheduler
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
-from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
@@ -74,12 +72,11 @@ class Engine:
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
         self.limit = min(longest, blocks * own.block_size)  # tokens of a text
-        self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=max(own.budget, own.requests))
         self._decoder = self._forward.plan
+        budget = max(step_tokens(own.budget, self._decoder), own.requests)
+        self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=budget)
         self._replaced = replaced_ids(path_to_decoder(model)[-2])
         device, vocabulary = self._decoder.device, model.lm_head.out_features
-        workspace, what = prompt_bytes(self._decoder, own.budget), f"an engine's steps of {own.budget} tokens"
-        memory.check(device, workspace, what, lambda left: "A smaller budget needs less.")
         self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
         draft = paged_drafter(own, model, tokenizer, self._forward, blocks)
         if draft is not None:

@@ -1,4 +1,4 @@
-"""What an engine's blocks and snapshots take, and how many of each a budget in bytes has room for."""
+"""What an engine's blocks, snapshots and steps take, and how many of each a budget in bytes has room for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_foundry.core import devices, memory
+from torch_foundry.generation.step_graph import prompt_bytes
 from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
 from torch_foundry.kvcache.formats import parse, row_width
@@ -15,8 +17,10 @@ from torch_foundry.kvcache.paged import PagedCache, PagedLayer
 
 if TYPE_CHECKING:
     from torch_foundry.engine.request import EngineConfig
+    from torch_foundry.models.decoder import DecoderModel
 
 SNAPSHOTS = 32  # if nobody says how many, or how many bytes
+LEAST_TOKENS = 256  # of a step by default, however little memory there is
 
 
 def memory_of(cache: PagedCache) -> tuple[int, int]:
@@ -71,3 +75,17 @@ def divided(
         needed = f"a block of {config.block_size} tokens takes {block}, a snapshot of recurrent states {snapshot}"
         raise ValueError(f"cache_bytes={room}: no room for one of each: {needed}")
     return blocks, snapshots
+
+
+def step_tokens(budget: int | None, decoder: DecoderModel) -> int:
+    """Tokens of an engine's step: `budget`, or the device's own number, halved until there is room for it.
+
+    DoesNotFit: there is no room for `budget`, or for `LEAST_TOKENS`.
+    """
+    device, free = decoder.device, memory.free(decoder.device)
+    tokens = devices.of(device).step_tokens if budget is None else budget
+    while budget is None and free is not None and tokens > LEAST_TOKENS and prompt_bytes(decoder, tokens) > free:
+        tokens //= 2
+    what = f"an engine's steps of {tokens} tokens"
+    memory.check(device, prompt_bytes(decoder, tokens), what, lambda left: "A smaller budget needs less.")
+    return tokens

@@ -136,7 +136,7 @@ class EngineConfig:
     """The options of an `Engine`; ValueError names what is out of range.
 
     requests: how many are answered at a time. queue: how many more may wait. budget: tokens per step; longer prompts
-        are read in parts, beside the other requests' tokens.
+        are read in parts, beside the other requests' tokens. Default: what suits the device, or less if it has no room.
     blocks, block_size: size of the KV cache; default: room for `requests` texts of 1024 tokens, or one of 8192.
         kv_cache: as in `patch`.
     batch_invariant: give each answer the bits, and so the tokens, that it would have alone. Slower. Without it, many
@@ -157,7 +157,7 @@ class EngineConfig:
     """
 
     requests: int = 32
-    budget: int = 256
+    budget: int | None = None
     blocks: int | None = None
     block_size: int = 16
     kv_cache: Any = None
@@ -174,11 +174,11 @@ class EngineConfig:
     cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("requests", "budget", "queue", "ahead"):
+        for name in ("requests", "queue", "ahead"):
             check_whole(name, getattr(self, name), 1)
         check_whole("block_size", self.block_size, 1)
         check_whole("snapshot_every", self.snapshot_every, self.block_size)
-        for name, least in (("snapshots", 0), ("cache_bytes", 1)):
+        for name, least in (("budget", 1), ("snapshots", 0), ("cache_bytes", 1)):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)
         if None not in (self.cache_bytes, self.blocks, self.snapshots):

@@ -32,7 +32,7 @@ class Update:
 
     def __add__(self, later: Update) -> Update:
         """Both as one."""
-        tokens, logprobs = [*self.tokens, *later.tokens], [*self.logprobs, *later.logprobs]
+        tokens, logprobs = (*self.tokens, *later.tokens), (*self.logprobs, *later.logprobs)
         return replace(later, text=self.text + later.text, tokens=tokens, logprobs=logprobs)
 
 

@@ -28,7 +28,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine import Engine
+from torch_foundry.engine.warm_up import warm_up
 from torch_foundry.serving.errors import ApiError
 from torch_foundry.serving.protocol import new_id
 from torch_foundry.serving.routing import SLACK, Router, keys_of
@@ -84,7 +85,7 @@ class Replica:
         from torch_foundry.serving.app import application
 
         engine = load()
-        engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0)).result()  # compiles kernels
+        warm_up(engine)
         self.service = Service(engine, config)
         self.app = application(self.service)
 

@@ -26,6 +26,7 @@ class Cuda(Device):
     overlaps_copies = step_scratch = True
     graph_budget = 4 << 30
     prompt_keys = 256
+    step_tokens = 2048
     prompt_tokens = 1024
 
     def builds(self) -> bool:
