@@ -202,6 +202,19 @@ def generation(rows: list[Row]) -> list[Cells]:
     return table
 
 
+def servers(rows: list[Row]) -> list[Cells]:
+    """A line for each server and number of requests at a time."""
+    columns = "prompt, answer", "tok/s", "first token, ms: median, last", "regret"
+    table: list[Cells] = [("model", "format", "server", "requests", *columns)]
+    for r in rows:
+        shape, extra = r["shape"], r["extra"]
+        first = f"{extra['first_ms']:.0f}, {extra['last_ms']:.0f}"
+        numbers = f"{1e6 / _us(r):.0f}", first, f"{r['parity']['error']:.1e}"
+        asked = str(shape["requests"]), f"{shape['prompt']}, {shape['tokens']}"
+        table.append((r["name"], r["format"], r["way"], *asked, *numbers))
+    return table
+
+
 def speeds(rows: list[Row]) -> list[Cells]:
     """A line for each model and format."""
     table: list[Cells] = [("model", "format", "batch, prompt", "tok/s: median (min to max)")]
@@ -222,5 +235,5 @@ def load(rows: list[Row]) -> list[Cells]:
 
 
 VIEWS: dict[str, Callable[[list[Row]], list[Cells]]] = {
-    view.__name__: view for view in (linear, sweep, variants, attention, ops, models, generation, speeds, load)
+    view.__name__: view for view in (linear, sweep, variants, attention, ops, models, generation, servers, speeds, load)
 }

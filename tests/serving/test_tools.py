@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from tests.serving.conftest import NAME, Serve, address
-from torch_foundry.serving import service
 from torch_foundry.serving.app import Server
 from torch_foundry.serving.engine_thread import Request, Update
 from torch_foundry.serving.errors import ApiError
@@ -129,7 +128,6 @@ def scripted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         request.tell(Update(finish_reason="stop"))
 
     monkeypatch.setattr(server.service.thread, "submit", submit)
-    monkeypatch.setattr(service, "_with_text", lambda update, made: update)  # its tokens are none of that text
 
 
 def ask(resource: Any, stream: bool, **told: Any) -> Any:

@@ -10,7 +10,7 @@ from torch_foundry.text import StreamDecoder
 
 
 class Detokenizer:
-    """Decodes tokens as they come.
+    """Decodes tokens one by one.
 
     text: so far, without an incomplete character and without what may become one of the texts `stop`. found: the one of
     them that has ended it, or "". error: why the tokens could not be made a text, once the decoder has failed.
@@ -23,12 +23,11 @@ class Detokenizer:
         self.text = self.found = ""
         self.error: RuntimeError | None = None
 
-    def push(self, token: int | Sequence[int]) -> str:
-        """Decode the next token, or several if no text stops; returns "stop" if a text of `stop` is complete, "error"
-        if decoding failed, or ""."""
+    def push(self, token: int) -> str:
+        """Decode the next token; returns "stop" if a text of `stop` is complete, "error" if decoding failed, or ""."""
         if self._decoder is None:
             return ""
-        if not self._decode(self._decoder.push, token):
+        if not self._decode(self._decoder.push, [token]):
             return "error"
         if not self._stop:
             self._show(len(self._held))

@@ -126,7 +126,7 @@ class Engine:
         self._ranks.check(params, images)
         salt += b"" if images is None else images.digest
         text = None
-        if self.tokenizer is not None and params.detokenize:
+        if self.tokenizer is not None:
             text = Detokenizer(self.tokenizer, params.stop, skip_special_tokens=params.skip_special_tokens)
         limit = min(len(ids) + params.max_tokens, self.limit)
         sequence = Sequence(ids, len(ids), limit, salt=salt, sampling=settings, seed=seed, text=text, images=images)

@@ -44,8 +44,7 @@ class SamplingParams:
     logit_bias: token ids and what is added to their logits, first of all.
     logprobs: note the log-probability of each new token, and of up to 20 of the likeliest (`Stream.logprobs`).
     constraint: what limits the answer to a language, such as a grammar: an object of this request alone.
-    skip_special_tokens: whether special tokens are left out of the text. detokenize: False: the engine makes no text of
-        the tokens, for one who does so in another thread; `stop` needs it.
+    skip_special_tokens: whether special tokens are left out of the text.
     With logprobs or a constraint tokens come one by one, without draft tokens, as the host sees each.
     prompt_lookup_num_tokens: draft up to so many tokens, from what followed the same words before. 0: none; None:
         as the engine is set. Draft tokens never change a token.
@@ -68,7 +67,6 @@ class SamplingParams:
     logprobs: int | None = None
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
-    detokenize: bool = True
     prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,8 +95,6 @@ class SamplingParams:
             raise ValueError(f"stop: expected up to {MOST_STOPS} texts, got {len(self.stop)}")
         if (longest := max(map(len, self.stop), default=0)) > LONGEST_STOP:
             raise ValueError(f"stop: expected texts of up to {LONGEST_STOP} characters, got one of {longest}")
-        if self.stop and not self.detokenize:
-            raise ValueError("detokenize: stop texts are looked for in the text, which is not made without it")
         for token, value in self.logit_bias.items():
             if type(token) is not int or not isinstance(value, Real) or not abs(value) <= LARGEST:
                 raise ValueError(f"logit_bias: expected numbers by token id, got {token!r}: {value!r:.60}")

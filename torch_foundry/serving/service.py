@@ -13,7 +13,6 @@ from typing import Any
 
 from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine import Engine, SamplingParams
-from torch_foundry.engine.detokenizer import Detokenizer
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
@@ -69,15 +68,6 @@ class Part:
     choice: int
     pieces: list[Piece]
     update: Update
-
-
-def _with_text(update: Update, made: Detokenizer) -> Update:
-    """An update of tokens alone, with what they add to the text; with an error if they can't be made one."""
-    before = len(made.text)
-    made.push(update.tokens[:-1] if update.finish_reason == "stop" else update.tokens)  # the last one is the end's
-    if update.finish_reason:
-        made.finish()
-    return replace(update, text=made.text[before:], error=update.error or made.error)
 
 
 @dataclass(frozen=True)
@@ -229,15 +219,10 @@ class Service:
             return lambda update: mail.send(news, number, update)
 
         exchange.usage.prompt, thought = sum(len(prompt.ids) for prompt in prompts), [""] * len(pairs)
-        texts: list[Detokenizer | None] = []
         parsers = [AnswerParser(self.tokenizer, prompt.text, prompt.use.tools) for prompt, _ in pairs]
         for number, (prompt, params) in enumerate(pairs):
             if prompt.text and own_template(self.tokenizer) is not None:
                 params = replace(params, skip_special_tokens=False)
-            texts.append(None)
-            if not params.stop:  # else the engine makes the text, as it must know it
-                texts[-1] = Detokenizer(self.tokenizer, (), skip_special_tokens=params.skip_special_tokens)
-                params = replace(params, detokenize=False)
             exchange.requests.append(Request(prompt.inputs or prompt.ids, params, tell(number), exchange.salt))
             try:
                 self.thread.submit(exchange.requests[-1])
@@ -251,8 +236,6 @@ class Service:
                 for number, update in await news.take():
                     if number not in going:
                         continue
-                    if (text := texts[number]) is not None:
-                        update = _with_text(update, text)
                     if update.error is not None:
                         if not isinstance(update.error, ValueError):
                             log_fault(exchange.id, update.error)

@@ -1,0 +1,69 @@
+"""benchmarks.bench_servers: whole runs on tiny models, servers that fail, answers that are wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import bench_servers
+from benchmarks.bench_servers import Judge
+from benchmarks.harness import record
+
+CPU = torch.device("cpu")
+BROKEN = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_POST(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b'data: {"error": "no such head"}\\n\\n')
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def run(out: Path, *more: str) -> int:
+    return bench_servers.main(["--quick", "--device", "cpu", "--out", str(out), "--silent", *more])
+
+
+def test_bench_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--servers", "torch-foundry", "--formats", "f32") == 0
+    rows = list(record.read([tmp_path / "servers.jsonl"]))
+    assert [row["shape"]["requests"] for row in rows] == [1, 2] and all(row["valid"] for row in rows)
+    assert all(0 < row["extra"]["first_ms"] <= row["extra"]["last_ms"] for row in rows)
+    assert "torch-foundry serve" in capsys.readouterr().out
+
+
+def test_a_server_that_fails_is_a_row_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = lambda folder, fmt, device, port: [sys.executable, "-c", BROKEN, str(port)]  # noqa: E731
+    monkeypatch.setitem(bench_servers.SERVERS, "torch-foundry", broken)
+    assert run(tmp_path, "--servers", "torch-foundry") == 0
+    assert capsys.readouterr().out.count("skipped: torch-foundry: ") == 2
+    assert all("no such head" in row["reason"] for row in record.read([tmp_path / "servers.jsonl"]))
+
+
+def test_wrong_answers_are_invalid() -> None:
+    judge = Judge("tiny", "f32", CPU, 0)
+    prompt = torch.arange(1, 9)
+    right = judge.network.generate(prompt[None], attention_mask=torch.ones(1, 8), max_new_tokens=4, do_sample=False)
+    words = [f"w{token}" for token in right[0, 8:].tolist()]
+
+    def judged(*answer: str) -> Any:
+        return judge([(prompt, " ".join(answer))], 4)
+
+    assert judged(*words).ok
+    assert not judged(*words[:3], f"w{(int(words[3][1:]) + 1) % 320}").ok
+    short = judged(*words[:3])
+    assert not short.ok and "1 of other lengths" in short.detail
+
+
+def test_chunks_of_a_response() -> None:
+    head = b"HTTP/1.1 200 OK\r\n"
+    chunks = b"3\r\nabc\r\nb\r\ndata: x\r\n\r\n\r\n0\r\n\r\n"
+    body = bench_servers._content(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert body == b"abcdata: x\r\n\r\n"
+    assert bench_servers._content(head + b"Content-Length: 2\r\n\r\nhi") == b"hi"
