@@ -36,10 +36,11 @@ def compare(model: nn.Module, ids: torch.Tensor, **inputs: Any) -> Drift:
     They run for the prompt, a single token, and the decode steps that follow, fused and replayed (`Drift.left_out` says
     why not).
 
-    A stage is out of line if, given the stock model's input, its output differs by more than rounding explains; its
-    kernels are then held against plain torch, and `Path.kernels` names those that are wrong. Packed weights, and packed
-    keys and values in steps, are used on both sides. inputs: further arguments of the model (attention_mask ...). A
-    model that is not patched is patched for the duration of the call. ValueError: nothing in the model can be patched.
+    A stage is out of line if, given the stock model's input, its output differs by more than rounding explains, but for
+    tokens of a prompt whose experts rounding may choose; its kernels are then held against plain torch, and
+    `Path.kernels` names those that are wrong. Packed weights, and packed keys and values in steps, are used on both
+    sides. inputs: further arguments of the model (attention_mask ...). A model that is not patched is patched for the
+    duration of the call. ValueError: nothing in the model can be patched.
     """
     from torch_foundry.hf.api import patched
 
@@ -94,6 +95,7 @@ def _layer_by_layer(
 ) -> tuple[Path, torch.Tensor, torch.Tensor]:
     """The path without a cache, and both models' logits."""
     from torch_foundry.diagnostics.compare.kernels import wrong_kernels
+    from torch_foundry.diagnostics.compare.ties import decided, undecided
     from torch_foundry.hf.layer import LayerMixin
 
     outputs: list[tuple[str, torch.Tensor]] = []
@@ -103,11 +105,15 @@ def _layer_by_layer(
     def keep_stock(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         outputs.append((name, output.clone()))  # some models write to it
         with fused(True):
-            alone.append(error(hidden_of(module.forward(*args, **kwargs)), output))
+            got = hidden_of(module.forward(*args, **kwargs))
+        alone.append(error(*(decided(rows, ties.get(name)) for rows in (got, output))))
 
     def measure(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         drifts.append(error(output, outputs[len(drifts)][1]))
 
+    with fused(False):
+        decoders = {name: module for name, module in swapped.items() if isinstance(module, LayerMixin)}
+        ties = undecided(decoders, lambda: model(ids, use_cache=False, **inputs))
     with fused(False), _hooked(swapped, keep_stock):
         stock = model(ids, use_cache=False, **inputs).logits
     with fused(True), _hooked(swapped, measure):

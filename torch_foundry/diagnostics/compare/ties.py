@@ -1,0 +1,60 @@
+"""Tokens whose experts rounding may choose: what follows them says nothing of kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry.testing.reference_moe import moe_choose
+
+DRAWS = 8
+ROUNDINGS = 2  # of a logit as large as a token's are in the mean: a few times what attention's result is off by
+
+
+def undecided(layers: dict[str, Any], run: Callable[[], object]) -> dict[str, Tensor]:
+    """By the names of those of `layers` that have experts, which tokens ([tokens], bool) are a near-tie to their stock
+    routers in `run()`."""
+    blocks = {name: block for name, layer in layers.items() if (block := layer._foundry.layer.experts) is not None}
+    found: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as hooks:
+        for name, block in blocks.items():
+            router = block.kind.matrix_of(block.block)
+            hooks.callback(router.register_forward_pre_hook(_noting(name, block, found)).remove)
+        if blocks:
+            run()
+    return found
+
+
+def _noting(name: str, experts: Any, found: dict[str, Tensor]) -> Callable[..., None]:
+    def note(module: Any, args: tuple[Any, ...]) -> None:
+        x = args[0].reshape(-1, args[0].shape[-1])
+        rule = {k: v for k, v in experts.facts().items() if k not in ("scale", "normalize")}
+        correction, bias = experts.kind.correction_of(experts.block), experts.router.get("bias")
+        logits = x.double().cpu() @ experts.router["weight"].double().cpu().T
+        logits = logits if bias is None else logits + bias.double().cpu()
+        rule["correction"] = None if correction is None else correction.double().cpu()
+        size = logits.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)  # a router of zeros ties all
+        step = ROUNDINGS * torch.finfo(x.dtype).eps * size
+        drawn = torch.Generator().manual_seed(0)
+        chosen = _chosen(logits, rule)
+        found[name] = torch.zeros(len(logits), dtype=torch.bool)
+        for _ in range(DRAWS):
+            other = _chosen(logits + step * torch.randn(logits.shape, generator=drawn, dtype=logits.dtype), rule)
+            found[name] |= (chosen != other).any(-1)
+
+    return note
+
+
+def _chosen(logits: Tensor, rule: dict[str, Any]) -> Tensor:
+    """Of each token, the numbers of its experts in order of size."""
+    return moe_choose(logits, **rule)[0].sort(-1).values
+
+
+def decided(rows: Tensor, ties: Tensor | None) -> Tensor:
+    """Of `rows` [..., hidden], those of tokens that are no tie; all, if there are no others."""
+    rows = rows.reshape(-1, rows.shape[-1])
+    return rows if ties is None or bool(ties.all()) or len(ties) != len(rows) else rows[~ties.to(rows.device)]
