@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig
 
-import torch_foundry
 from tests.hf.tiny_models import ids, shared
 from torch_foundry.diagnostics import compare as home
 from torch_foundry.diagnostics.compare import compare, ties
 from torch_foundry.hf.api import patched
+from torch_foundry.models.moe import ExpertBlock
 
 MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "phimoe", "glm4_moe"]  # the last one chooses by a correction as well
 PROMPT = ids(2, 40)
@@ -40,7 +40,7 @@ def test_equal_experts_are_a_tie_and_rounding_decides_few(family: str) -> None:
         found = undecided(model)
         assert found and all(mask.shape == (PROMPT.numel(),) and mask.sum() <= 1 for mask in found.values())
         for name in found:
-            layer = model.get_submodule(name)
+            layer: Any = model.get_submodule(name)
             with patched(model):
                 router = layer._foundry.layer.experts.router
                 for parameter in router.values():
@@ -52,8 +52,9 @@ def test_equal_experts_are_a_tie_and_rounding_decides_few(family: str) -> None:
 
 def test_a_choice_of_rounding_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the tokens that are left, a layer's error of a prompt is that of a token whose experts are certain."""
-    numbers: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_local_experts": 32}
-    config = GptOssConfig(hidden_size=256, intermediate_size=256, num_hidden_layers=2, vocab_size=300, **numbers)
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 32, "vocab_size": 300}
+    config = GptOssConfig(num_hidden_layers=2, **heads, **sizes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for name, parameter in model.named_parameters():
@@ -78,7 +79,7 @@ def test_what_is_left_of_rows(share: float) -> None:
 
 def test_a_fault_of_experts_is_found_beside_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(shared("qwen3_moe")).bfloat16()
-    block = torch_foundry.models.moe.ExpertBlock
+    block = ExpertBlock
     run = block._block
     monkeypatch.setattr(block, "_block", lambda self, x, residual, gemm: run(self, x, residual, gemm) * 1.3)
     assert home.compare(model, PROMPT).first_bad == "model.layers.0"
