@@ -27,10 +27,4 @@ METAL_FUNC float convolve(thread const T (&inputs)[W], device const T* weight, f
   return Silu::apply(sum);
 }
 
-template <int W> METAL_FUNC float convolve(thread const float (&inputs)[W], thread const float (&weight)[W]) {
-  float sum = 0.0f;
-  for (int w = 0; w < W; ++w) sum = metal::fma(inputs[w], weight[w], sum);
-  return Silu::apply(sum);
-}
-
 } // namespace foundry

@@ -4,7 +4,7 @@
 //
 // In a chunk that begins with state S, with D[i] the product of the decays up to token i, the changes E of its tokens,
 //   e_i = beta_i (v_i - D[i] S^T k_i - sum over j < i of D[i] / D[j] (k_i . k_j) e_j),
-// are T (V - D K S), where T is the inverse of a triangular matrix times beta; then, with A the changes' weights in outputs,
+// are T (V - D K S), T being the inverse of a triangular matrix times beta; with A, the changes' weights in outputs,
 //   o_i = D[i] S^T q_i + sum over j <= i of A[i][j] e_j, A[i][j] = D[i] / D[j] (q_i . k_j),
 // and the state behind it is D[last] S + sum over i of D[last] / D[i] k_i e_i^T. T and A need no state, so those of all
 // chunks are computed at once.
@@ -225,10 +225,8 @@ template <int DK, int DV>
     {
       Matrix products[tiles][2][2]; // K S and Q S
       for (int i = 0; i < tiles; ++i)
-        for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < 2; ++c)
           products[i][c][0] = products[i][c][1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-          simdgroup_load(change[c][i], v + ulong(i * 8) * width + c * 8, width);
-        }
       for (int r = 0; r < 2 * pairs; ++r)
         for (int i = 0; i < tiles && has_eight<DK>(first8 + r); ++i) {
           simdgroup_load(left[0], k + ulong(i * 8) * width + r * 8, width);
@@ -236,13 +234,16 @@ template <int DK, int DV>
           for (int c = 0; c < 2; ++c)
             multiply_accumulate_near_2x1(products[i][c], left, state[r / 2][c][r % 2]);
         }
+      for (int i = 0; i < tiles; ++i)
+        for (int c = 0; c < 2; ++c)
+          simdgroup_load(change[c][i], v + ulong(i * 8) * width + c * 8, width);
       threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
       for (int i = 0; i < tiles; ++i)
         for (int c = 0; c < 2; ++c)
           for (int n = 0; n < 2; ++n)
             sums[simdgroup][i][c][n][lane] = products[i][c][n].thread_elements();
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device); // outputs take the place of values
     for (int i = 0; i < tiles; ++i) { // V - D K S
       const float decay = simd_shuffle(until, ushort(i * 8 + own.row));
       for (int c = 0; c < 2; ++c) {

@@ -23,7 +23,12 @@ PLATFORMS = {
     ),
 }
 # The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h, staging.h).
-OVERLOADED = {"multiply_accumulate_2x2", "multiply_accumulate_2x2_transposed", "multiply_accumulate_near", "multiply_accumulate_near_2x1"}
+OVERLOADED = {
+    "multiply_accumulate_2x2",
+    "multiply_accumulate_2x2_transposed",
+    "multiply_accumulate_near",
+    "multiply_accumulate_near_2x1",
+}
 OVERLOADED |= {"chunk_at", "write_whole", "copy_ahead", "end_group_of_copies", "wait_for_copies", "read_halves"}
 
 

@@ -383,5 +383,10 @@ FAULTS += [
     _matrix("blocks-left-out", "block + 32 * S - 16", "block + 32 * S", kv_len=700),
     _matrix("upper-bit-of-bytes", "(~two & 0x00800080u)", "(two & 0x00800080u)", STORE, v="q8_0"),
     _matrix("nibbles-of-one-byte", "four | four << 12", "four | four << 16", STORE, k="q4_0"),
-    _matrix("second-product-left-out", "k = 0; k < 2; ++k) metal::", "k = 0; k < 1; ++k) metal::", "matrix_pairs.h"),
+    _matrix(
+        "second-product-left-out",
+        "for (int k = 0; k < 2; ++k) metal::simdgroup_multiply_accumulate(d[i], a[i][k]",
+        "for (int k = 0; k < 1; ++k) metal::simdgroup_multiply_accumulate(d[i], a[i][k]",
+        "matrix_pairs.h",
+    ),
 ]

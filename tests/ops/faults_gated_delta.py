@@ -24,6 +24,12 @@ def _prompt(name: str, old: str, new: str, run: Any = None, file: str = "") -> F
     return Fault(f"gated_delta-prompt-{name}", "gated_delta_prompt.metal", old, new, check, file)
 
 
+def _barrier(name: str, then: str, flags: str = "mem_flags::mem_threadgroup", case: Case = tests.LANES[1]) -> Fault:
+    old = f"threadgroup_barrier({flags}); {then}"
+    return _prompt(f"barrier-{name}", old, then, lambda: tests.test_lane_orders(case))
+
+
+NARROW = Case(prompts=True, lengths=(40,), key_dim=96, value_dim=32)  # of whose keys a simdgroup has none
 PROMPT_FAULTS = [
     _prompt("sequences-overlap", "/ recurrent_chunk * recurrent_chunk;", "/ recurrent_chunk * 8;", file="chunks.h"),
     _prompt("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
@@ -38,24 +44,41 @@ PROMPT_FAULTS = [
     _prompt("queries-not-scaled", "unit * rsqrt(float(DK))", "unit"),
     _prompt("decay-behind-the-end", "softplus(step) : 0.0f", "softplus(step) : -1.0f"),
     _prompt("own-token-not-seen", "lane <= to ? exp(log)", "lane < to ? exp(log)"),
-    _prompt("no-substitution-in-a-tile", "for (int t = 1; t < 8; ++t)", "for (int t = 1; t < 7; ++t)"),
+    _prompt("no-substitution", "for (int j = 0; j < t; ++j) sum =", "for (int j = 0; j + 1 < t; ++j) sum ="),
+    _prompt("window-not-moved-on", "last[c][w - 1] = last[c][w];", "last[c][w - 1] = last[c][w - 1];"),
+    _prompt("window-of-the-first-of-four", "int(from) - 1, before", "int(from), before"),
     _prompt(
-        "no-substitution-before-a-tile",
-        "j < i; ++j) {\n        simdgroup_load(left, &keys",
-        "j + 1 < i; ++j) {\n        simdgroup_load(left, &keys",
+        "quarter-left-out", "(sums[2][tile][c][of][lane] + sums[3][tile][c][of][lane])", "sums[2][tile][c][of][lane]"
     ),
-    _prompt("state-not-decayed", "state[r].thread_elements()[e] *= decay;", "state[r].thread_elements()[e] *= 1.0f;"),
-    _prompt("state-zero-is-read", "if (begin != 0) simdgroup_load", "if (begin + 1 != 0) simdgroup_load"),
+    _prompt(
+        "part-of-eight-left-out",
+        "== 0 || number < DK / 8",
+        "== 0 || number + 1 < DK / 8",
+        lambda: tests.test_prompts(NARROW, F32),
+    ),
+    _prompt("no-decay-up-to-a-token", "fma(-decay, product[e]", "fma(-1.0f, product[e]"),
+    _prompt("product-of-a-tile-too-few", "j < 2 * p + 2;", "j < 2 * p + 1;"),
+    _prompt("pairs-in-the-wrong-order", "p = tiles / 2 - 1; p >= 0; --p", "p = 0; p < tiles / 2; ++p"),
+    _prompt("own-tile-not-seen", "j <= int(own_tile)", "j < int(own_tile)"),
+    _prompt(
+        "state-not-decayed",
+        "state[p][c][i].thread_elements()[e] *= decay;",
+        "state[p][c][i].thread_elements()[e] *= 1.0f;",
+    ),
+    _prompt("state-zero-is-read", "if (begin != 0 && has_eight", "if (begin + 1 != 0 && has_eight"),
     _prompt(
         "square-of-the-first-32",
         "for (int c = 0; c < DV / 32; ++c) {\n      o[c] =",
         "for (int c = 0; c < 1; ++c) {\n      o[c] =",
     ),
-    _prompt(
-        "barrier-before-the-substitution",
-        "simdgroup_store(sum, &changes[i * 8][own], chunk);\n      simdgroup_barrier(mem_flags::mem_threadgroup);",
-        "simdgroup_store(sum, &changes[i * 8][own], chunk);",
-        lambda: tests.test_lane_orders(tests.LANES[1]),
+    _barrier("before-the-next-chunk", "if (simdgroup == 0) { logs[lane] =", case=tests.LANES[2]),
+    _barrier("of-products", "float log = logs_between("),
+    _barrier("of-weights", "if (simdgroup == 0) for (int t"),
+    _barrier("before-sums-are-written", "for (int i = 0; i < tiles; ++i) for (int c = 0; c < 2; ++c) for (int n"),
+    _barrier(
+        "before-sums-are-read",
+        "for (int i = 0; i < tiles; ++i) { const float decay",
+        "mem_flags::mem_threadgroup | mem_flags::mem_device",
     ),
 ]
 FAULTS = [

@@ -213,7 +213,12 @@ def truth(config: Any, module: Any, x: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-LANES = Case(lengths=(3, 2), key_dim=20, value_dim=70), Case(lengths=(34, 9), key_dim=16, value_dim=32, prompts=True)
+LANES = (
+    Case(lengths=(3, 2), key_dim=20, value_dim=70),
+    Case(lengths=(34, 9), key_dim=16, value_dim=32, prompts=True),
+    # more chunks than there are threadgroups to solve them
+    Case(lengths=(32800,), counts=(0,), key_heads=1, per_key=1, key_dim=8, value_dim=32, prompts=True),
+)
 
 
 @pytest.mark.parametrize("case", LANES, ids=str)

@@ -14,7 +14,7 @@ TOLERATED = 1.02  # growth of code and of cycles that is no news
 # Kernels that no token waits for alone: products of many rows, and what reads prompts. Registers and cycles of those
 # with products of matrices are indicative: Mesa's compiler has no such instruction, two fma stand in for it.
 PROMPTS = re.compile(
-    r"linear_(tiles|backward_input)|moe_(linear|group|combine)|attention_prefill|gated_delta_(inputs|chunks|outputs)|mamba2_(inputs|chunks)|sample_count_prompt"
+    r"linear_(tiles|backward_input)|moe_(linear|group|combine)|attention_prefill|gated_delta_(inputs|solve|chunks|outputs)|mamba2_(inputs|chunks)|sample_count_prompt"
     r"|(linear_rows|norm_linear|norm_glu)<\w+, \w+, [248],|norm_qkv<\w+, \w+, \w+, [248],"
 )
 # Kernels of a token that spill, or have more code than that, and why; each row is of some.

@@ -79,11 +79,11 @@ MSL_INLINE void float_products(const Pair (&a)[2], Pair b, Pair (&c)[2]) {
   const Split b1 = split_float(__uint_as_float(__byte_perm(lower, upper, 0x7632)));
   const Split left[2][2] = {{split_float(a[0].x), split_float(a[0].y)}, {split_float(a[1].x), split_float(a[1].y)}};
   float sum[4] = {}; // a tensor core cuts sums off: to c they are added by lanes, which round
-  const auto add = [&](uint32_t Split::*of_a, uint32_t Split::*of_b) {
+  const auto add = [&](uint32_t Split::* of_a, uint32_t Split::* of_b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(left[0][0].*of_a), "r"(left[1][0].*of_a), "r"(left[0][1].*of_a), "r"(left[1][1].*of_a),
-          "r"(b0.*of_b), "r"(b1.*of_b));
+        : "r"(left[0][0].*of_a), "r"(left[1][0].*of_a), "r"(left[0][1].*of_a), "r"(left[1][1].*of_a), "r"(b0.*of_b),
+          "r"(b1.*of_b));
   };
   add(&Split::rest, &Split::most);
   add(&Split::most, &Split::rest);
