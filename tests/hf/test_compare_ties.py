@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from tests.hf.tiny_models import ids, shared
 from torch_foundry.diagnostics import compare as home
 from torch_foundry.diagnostics.compare import compare, ties
-from torch_foundry.hf.api import patched
+from torch_foundry.hf.api import patch, patched
 from torch_foundry.models.moe import ExpertBlock
 
 MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "phimoe", "glm4_moe"]  # the last one chooses by a correction as well
@@ -48,6 +48,12 @@ def test_equal_experts_are_a_tie_and_rounding_decides_few(family: str) -> None:
                         parameter.copy_(parameter[:1].clone())
         share = torch.stack([*undecided(model).values()]).float().mean()
         assert share == 0 if family == "glm4_moe" else share > 0.9
+
+
+def test_a_copy_of_a_patched_model_is_compared() -> None:
+    """Its layers have no plan of their own yet."""
+    model = copy.deepcopy(patch(copy.deepcopy(shared("qwen3_moe"))))
+    assert compare(model, PROMPT).first_bad is None
 
 
 def test_a_choice_of_rounding_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

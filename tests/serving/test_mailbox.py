@@ -28,8 +28,8 @@ def test_one_wake_up_brings_all_that_was_sent(monkeypatch: pytest.MonkeyPatch) -
             for token in range(3):
                 mail.send(first, 0, Update(str(token), [token]))
                 mail.send(second, 1, Update("x", [7]))
-            assert list(await first.take()) == [(0, Update("012", (0, 1, 2)))]
-            assert list(await second.take()) == [(1, Update("xxx", (7, 7, 7)))]
+            assert await first.take() == [(0, Update("012", (0, 1, 2)))]
+            assert await second.take() == [(1, Update("xxx", (7, 7, 7)))]
         assert wakes == 2
 
     asyncio.run(run())
@@ -42,11 +42,11 @@ def test_what_was_missed_is_one_update_of_each_answer() -> None:
         news.put(0, Update("b", [2]))
         news.put(1, Update("c", [3, 4], finish_reason="stop", stop="!", cached=4))
         news.put(0, Update(finish_reason="error", error=fault))
-        found = list(await news.take())
+        found = await news.take()
         assert found[0] == (1, Update("ac", (1, 3, 4), finish_reason="stop", stop="!", cached=4))
         assert found[1:] == [(0, Update("b", [2])), (0, Update(finish_reason="error", error=fault))]
         news.put(1, Update("d", [5]))
-        assert list(await news.take()) == [(1, Update("d", [5]))]
+        assert await news.take() == [(1, Update("d", [5]))]
         asyncio.get_running_loop().call_later(0.01, news.expire)
         with pytest.raises(TimeoutError):
             await news.take()

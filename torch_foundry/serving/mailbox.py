@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 
 from torch_foundry.serving.engine_thread import Update
 
@@ -54,11 +53,11 @@ class News:
         self._late = True
         self._any.set()
 
-    async def take(self) -> Iterator[tuple[int, Update]]:
+    async def take(self) -> list[tuple[int, Update]]:
         """All that has come, at least one. TimeoutError: it has expired."""
         await self._any.wait()
         if self._late:
             raise TimeoutError
         self._any.clear()
         waiting, self._waiting = self._waiting, {}
-        return iter([(number, update) for (number, _), update in waiting.items()])
+        return [(number, update) for (number, _), update in waiting.items()]

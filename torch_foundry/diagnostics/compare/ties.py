@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_foundry.core.errors import Fallback
 from torch_foundry.testing.reference_moe import moe_choose
 
 DRAWS = 8
@@ -18,7 +19,7 @@ ROUNDINGS = 2  # of a logit as large as a token's are in the mean: a few times w
 def undecided(layers: dict[str, Any], run: Callable[[], object]) -> dict[str, Tensor]:
     """By the names of those of `layers` that have experts, which tokens ([tokens], bool) are a near-tie to their stock
     routers in `run()`."""
-    blocks = {name: block for name, layer in layers.items() if (block := layer._foundry.layer.experts) is not None}
+    blocks = {name: block for name, layer in layers.items() if (block := _experts_of(layer)) is not None}
     found: dict[str, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for name, block in blocks.items():
@@ -27,6 +28,13 @@ def undecided(layers: dict[str, Any], run: Callable[[], object]) -> dict[str, Te
         if blocks:
             run()
     return found
+
+
+def _experts_of(layer: Any) -> Any:
+    try:
+        return layer.layer_plan().layer.experts
+    except Fallback:  # stock code runs it
+        return None
 
 
 def _noting(name: str, experts: Any, found: dict[str, Tensor]) -> Callable[..., None]:
