@@ -21,7 +21,11 @@ class Mailbox:
         self._sent.append((news, number, update))
         if not self._woken:
             self._woken = True  # before it is: the loop may look at once
-            self.loop.call_soon_threadsafe(self._deliver)
+            try:
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                self._woken = False  # the next one is told, too
+                raise
 
     def _deliver(self) -> None:
         self._woken = False  # before the first is taken: what is sent from now on wakes again
