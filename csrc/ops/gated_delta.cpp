@@ -70,7 +70,7 @@ at::Tensor gated_delta(const at::Tensor& q, const at::Tensor& k, const at::Tenso
     solve.run(per_row(heads, simd_width * 4, sequences, std::min<int64_t>(ceil_div(T, recurrent_chunk), 1024)));
     Launch recurrence(q.device(), {file, "gated_delta_chunks", {keys, values}});
     recurrence.inout(rows).in(solved).inout(states).in(runs).in(table).in(count).args(args);
-    recurrence.run(per_row(heads, simd_width * 4, sequences, V / 16));
+    recurrence.run(per_row(heads, simd_width * 4, sequences, V / gated_delta_chunk_columns));
     Launch outputs(q.device(), {file, "gated_delta_outputs", {type, keys, values}});
     outputs.in(rows).in(z).in(norm_weight).in(runs).out(y).args(args);
     outputs.run(per_row(heads, simd_width * 4, sequences, parts));

@@ -8,7 +8,8 @@ FOUNDRY_CONST uint32_t gated_delta_max_dim = 256;     // of a head's keys, and o
 FOUNDRY_CONST uint32_t gated_delta_max_state = 32768; // numbers of a head's state, which lie in registers
 FOUNDRY_CONST uint32_t gated_delta_max_width = 8;     // of the convolution
 
-FOUNDRY_CONST uint32_t gated_delta_chunk_keys = 128; // heads may have, to go in chunks
+FOUNDRY_CONST uint32_t gated_delta_chunk_keys = 128;   // heads may have, to go in chunks
+FOUNDRY_CONST uint32_t gated_delta_chunk_columns = 16; // of a head's state, of a threadgroup
 
 // A head's state, [keys, values], lies in the registers of so many simdgroups: each has some of the rows, a lane some
 // of the columns. Wide values leave threadgroup memory for fewer.

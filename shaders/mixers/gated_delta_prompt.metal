@@ -194,7 +194,7 @@ template <int DK, int DV>
   const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
   const uint begin = count[group.y * args.count_stride];
   device const int* slots = table + group.y * args.table_stride;
-  const uint column = group.z * 16, own_tile = simdgroup; // of the tokens, whose outputs it has
+  const uint column = group.z * gated_delta_chunk_columns, own_tile = simdgroup; // of the tokens, whose outputs it has
   const Fragment own = fragment_of(lane);
   constexpr int pairs = (DK / 8 + 7) / 8; // of eights of rows
   const int first8 = int(simdgroup) * 2 * pairs;

@@ -65,6 +65,8 @@ def test_steps_are_as_the_device_wants_them_and_has_room_for(
     assert step_tokens(None, decoder) == 2048 and step_tokens(300, decoder) == 300
     monkeypatch.setattr(memory, "free", lambda device: prompt_bytes(decoder, 600))
     assert step_tokens(None, decoder) == 512
+    with pytest.raises(memory.DoesNotFit, match="an engine's steps of 2048 tokens"):
+        step_tokens(None, decoder, shared=True)  # others may have room for more
     with pytest.raises(memory.DoesNotFit, match=r"an engine's steps of 700 tokens.* A smaller budget needs less"):
         step_tokens(700, decoder)
     monkeypatch.setattr(memory, "free", lambda device: prompt_bytes(decoder, 100))

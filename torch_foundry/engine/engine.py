@@ -73,7 +73,7 @@ class Engine:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
         self.limit = min(longest, blocks * own.block_size)  # tokens of a text
         self._decoder = self._forward.plan
-        budget = max(step_tokens(own.budget, self._decoder), own.requests)
+        budget = max(step_tokens(own.budget, self._decoder, self._ranks.shared), own.requests)
         self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=budget)
         self._replaced = replaced_ids(path_to_decoder(model)[-2])
         device, vocabulary = self._decoder.device, model.lm_head.out_features

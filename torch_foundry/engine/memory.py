@@ -77,14 +77,15 @@ def divided(
     return blocks, snapshots
 
 
-def step_tokens(budget: int | None, decoder: DecoderModel) -> int:
+def step_tokens(budget: int | None, decoder: DecoderModel, shared: bool = False) -> int:
     """Tokens of an engine's step: `budget`, or the device's own number, halved until there is room for it.
 
+    shared: with other processes, whose devices may have another room: nothing is halved, as all take the same steps.
     DoesNotFit: there is no room for `budget`, or for `LEAST_TOKENS`.
     """
     device, free = decoder.device, memory.free(decoder.device)
     tokens = devices.of(device).step_tokens if budget is None else budget
-    while budget is None and free is not None and tokens > LEAST_TOKENS and prompt_bytes(decoder, tokens) > free:
+    while budget is None and not shared and free is not None and tokens > LEAST_TOKENS and prompt_bytes(decoder, tokens) > free:
         tokens //= 2
     what = f"an engine's steps of {tokens} tokens"
     memory.check(device, prompt_bytes(decoder, tokens), what, lambda left: "A smaller budget needs less.")
