@@ -83,10 +83,11 @@ def step_tokens(budget: int | None, decoder: DecoderModel, shared: bool = False)
     shared: with other processes, whose devices may have another room: nothing is halved, as all take the same steps.
     DoesNotFit: there is no room for `budget`, or for `LEAST_TOKENS`.
     """
-    device, free = decoder.device, memory.free(decoder.device)
-    tokens = devices.of(device).step_tokens if budget is None else budget
-    while budget is None and not shared and free is not None and tokens > LEAST_TOKENS and prompt_bytes(decoder, tokens) > free:
-        tokens //= 2
+    device, tokens = decoder.device, budget
+    if tokens is None:
+        tokens, free = devices.of(device).step_tokens, None if shared else memory.free(device)
+        while free is not None and tokens > LEAST_TOKENS and prompt_bytes(decoder, tokens) > free:
+            tokens //= 2
     what = f"an engine's steps of {tokens} tokens"
     memory.check(device, prompt_bytes(decoder, tokens), what, lambda left: "A smaller budget needs less.")
     return tokens
