@@ -8,6 +8,7 @@
 
 #include "attention/kv_store.h"
 #include "linear/linear.h"
+#include "linear/norm_linear.h"
 #include "mixers/gated_delta.h"
 #include "mixers/mamba2.h"
 #include "mixers/short_conv.h"
@@ -25,6 +26,7 @@ c10::Dict<std::string, int64_t> limits() {
   dict.insert("head_dim_step", kHeadDimStep);
   dict.insert("rows_together", kRowsTogether);
   dict.insert("few_rows", kFewRows);
+  dict.insert("norm_linear_matrices", norm_linear_matrices);
   dict.insert("expert_tile_rows", linear_bm);
   dict.insert("max_experts", moe_max_experts);
   dict.insert("max_chosen", moe_max_chosen);

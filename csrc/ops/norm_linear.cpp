@@ -12,8 +12,6 @@
 namespace foundry {
 namespace {
 
-constexpr int kMatrices = 3;
-
 using Formats = c10::List<std::string>;
 using Biases = c10::List<OptionalTensor>;
 
@@ -28,7 +26,7 @@ struct Projections {
   int64_t rows, k;
 
   Projections(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
-              at::TensorList weights, const Formats& formats, const Biases& biases, size_t least)
+              at::TensorList weights, const Formats& formats, const Biases& biases, size_t least, size_t most)
       : x(x), norm_weight(norm_weight), weights(weights.vec()) {
     Dim K("in_features");
     check("x", x).floating().last(K).contiguous();
@@ -37,7 +35,7 @@ struct Projections {
       check("norm_weight", *norm_weight).like(x).shape({K}).contiguous();
       norm.emplace(kind, eps);
     }
-    TORCH_CHECK(weights.size() >= least && weights.size() <= kMatrices, "weights: expected ", least, " to ", kMatrices,
+    TORCH_CHECK(weights.size() >= least && weights.size() <= most, "weights: expected ", least, " to ", most,
                 " matrices, got ", weights.size());
     TORCH_CHECK(formats.size() == weights.size() && biases.size() == weights.size(),
                 "formats: expected a format and a bias (or none) for each of ", weights.size(), " weights, got ",
@@ -138,7 +136,7 @@ int64_t bytes_of(const Projections& p, size_t first, size_t end) {
 
 at::Tensor norm_linear(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                        at::TensorList weights, const Formats& formats, const Biases& biases) {
-  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 1);
+  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 1, norm_linear_matrices);
   std::vector<int64_t> shape = x.sizes().vec();
   const int64_t total = shape.back() = p.outputs(0, weights.size());
   check_output_size(p.rows, total);
@@ -148,7 +146,8 @@ at::Tensor norm_linear(const at::Tensor& x, const OptionalTensor& norm_weight, d
     const Gemv gemv = gemv_of(p, first, end, false);
     Launch launch(x.device(), kernel("norm_linear", p, first, gemv));
     NormLinearArgs args{};
-    args.normed = bind(launch, p, gemv, first, end, kMatrices);
+    args.normed = bind(launch, p, gemv, first, end, norm_linear_matrices);
+    args.outputs = u32(total);
     args.first = u32(p.outputs(0, first));
     args.end = u32(p.outputs(0, end));
     launch.out(y).args(args).min_bytes(bytes_of(p, first, end));
@@ -160,9 +159,8 @@ at::Tensor norm_linear(const at::Tensor& x, const OptionalTensor& norm_weight, d
 at::Tensor norm_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                     at::TensorList weights, const Formats& formats, const Biases& biases, std::string_view activation,
                     double gate_scale) {
-  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 2);
-  TORCH_CHECK(weights.size() == 2 && p.matrices[0].n == p.matrices[1].n &&
-                  &p.matrices[0].format == &p.matrices[1].format,
+  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 2, 2);
+  TORCH_CHECK(p.matrices[0].n == p.matrices[1].n && &p.matrices[0].format == &p.matrices[1].format,
               "weights: expected gate and up of the same shape and format");
   std::vector<int64_t> shape = x.sizes().vec();
   const int64_t n = shape.back() = p.matrices[0].n;
@@ -184,7 +182,7 @@ at::Tensor norm_qkv(const at::Tensor& x, const OptionalTensor& norm_weight, doub
                     at::TensorList weights, const Formats& formats, const Biases& biases, const OptionalTensor& cos,
                     const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t start,
                     int64_t head_dim, const OptionalTensor& positions, const OptionalTensor& step, bool interleaved) {
-  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 3);
+  const Projections p(x, norm_weight, eps, kind, weights, formats, biases, 3, 3);
   check("x", x).dim(3);
   TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
   const int64_t batch = x.size(0), tokens = x.size(1), n_heads = p.matrices[0].n / head_dim,
@@ -205,7 +203,7 @@ at::Tensor norm_qkv(const at::Tensor& x, const OptionalTensor& norm_weight, doub
   p.each_run([&](size_t first, size_t end) {
     const Gemv gemv = gemv_of(p, first, end, true);
     Launch launch(x.device(), kernel("norm_qkv", p, first, gemv, to.table_type(x.scalar_type())));
-    args.normed = bind(launch, p, gemv, first, end, kMatrices);
+    args.normed = bind(launch, p, gemv, first, end, 3);
     args.first_pair = u32(p.outputs(0, first) / 2);
     args.end_pair = u32(p.outputs(0, end) / 2);
     launch.in_or(cos, x).in_or(sin, x).in_or(positions, x).in_or(step, x).inout(k_cache).inout(v_cache).out(q_out);

@@ -13,41 +13,44 @@ using namespace foundry;
 
 constant bool has_norm [[function_constant(FC_NORM_LINEAR_NORM)]];
 
-// Row n of three matrices side by side.
-template <typename Block>
-METAL_FUNC device const Block* row_of(constant NormedArgs& args, uint n, device const Block* w0, device const Block* w1,
-                                  device const Block* w2) {
-  if (n < args.n[0])
-    return w0 + ulong(n) * args.row_blocks[0];
-  n -= args.n[0];
-  if (n < args.n[1])
-    return w1 + ulong(n) * args.row_blocks[1];
-  return w2 + ulong(n - args.n[1]) * args.row_blocks[2];
-}
-
-template <typename T>
-METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, device const T* b1, device const T* b2) {
-  if (n < args.n[0])
-    return args.has_bias & 1 ? float(b0[n]) : 0.0f;
-  n -= args.n[0];
-  if (n < args.n[1])
-    return args.has_bias & 2 ? float(b1[n]) : 0.0f;
-  return args.has_bias & 4 ? float(b2[n - args.n[1]]) : 0.0f;
-}
-
-// Rows of up to three matrices, as W of Products (products.h).
-template <typename Q> struct SideBySide {
+// N matrices side by side.
+template <typename Block, int N> struct Matrices {
   constant NormedArgs* args;
-  device const typename Q::block* w0;
-  device const typename Q::block* w1;
-  device const typename Q::block* w2;
-  uint first, end; // neighbouring ones
-  METAL_FUNC device const typename Q::block* row(uint i) const {
-    return row_of(*args, min(first + i, end - 1), w0, w1, w2);
+  device const Block* from[N];
+  METAL_FUNC device const Block* row(uint n) const {
+#pragma unroll
+    for (int i = 0; i < N - 1; ++i) {
+      if (n < args->n[i])
+        return from[i] + ulong(n) * args->row_blocks[i];
+      n -= args->n[i];
+    }
+    return from[N - 1] + ulong(n) * args->row_blocks[N - 1];
   }
 };
 
-// y = (norm x) W^T + bias, for up to three W side by side.
+// Their biases.
+template <typename T, int N> struct Biases {
+  constant NormedArgs* args;
+  device const T* from[N];
+  METAL_FUNC float of(uint n) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (n < args->n[i])
+        return args->has_bias >> i & 1 ? float(from[i][n]) : 0.0f;
+      n -= args->n[i];
+    }
+    return 0.0f;
+  }
+};
+
+// Neighbouring rows of them, as W of Products (products.h).
+template <typename Q> struct SideBySide {
+  Matrices<typename Q::block, norm_linear_matrices> matrices;
+  uint first, end;
+  METAL_FUNC device const typename Q::block* row(uint i) const { return matrices.row(min(first + i, end - 1)); }
+};
+
+// y = (norm x) W^T + bias, for W side by side.
 // foundry-lint: instance(norm_linear<Q8_0, half, 4, 16, 4, 1, 1>)
 // foundry-lint: instance(norm_linear<F32, float, 1, 1, 2, 2, 4>)
 // foundry-lint: instance(norm_linear<Q4_K, half, 8, 16, 16, 2, 0>)
@@ -58,11 +61,13 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     device const typename Q::block* w0 [[buffer(2)]],
     device const typename Q::block* w1 [[buffer(3)]],
     device const typename Q::block* w2 [[buffer(4)]],
-    device const T* b0 [[buffer(5)]],
-    device const T* b1 [[buffer(6)]],
-    device const T* b2 [[buffer(7)]],
-    device T* y [[buffer(8)]],
-    constant NormLinearArgs& args [[buffer(9)]],
+    device const typename Q::block* w3 [[buffer(5)]],
+    device const T* b0 [[buffer(6)]],
+    device const T* b1 [[buffer(7)]],
+    device const T* b2 [[buffer(8)]],
+    device const T* b3 [[buffer(9)]],
+    device T* y [[buffer(10)]],
+    constant NormLinearArgs& args [[buffer(11)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 groups [[threadgroups_per_grid]],
@@ -77,7 +82,8 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   const uint in_group = teams_in(simdgroups, a.split) * OUTS, turn = groups.x * in_group;
   const uint own = team_of(0, simdgroup, simdgroups, a.split) * OUTS;
   uint first = args.first + group.x * in_group;
-  const W w = {&a, w0, w1, w2, first + own, args.end};
+  const W w = {{&a, {w0, w1, w2, w3}}, first + own, args.end};
+  const Biases<T, norm_linear_matrices> bias = {&a, {b0, b1, b2, b3}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -88,7 +94,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     for (uint i = sums.first; i < sums.count; i += sums.step) {
       const uint m = group.y * ROWS + i / OUTS, n = n0 + i % OUTS;
       if (sums.has(i) && m < a.rows && n < args.end)
-        y[m * (a.n[0] + a.n[1] + a.n[2]) + n] = T(sums[i] + bias_of(a, n, b0, b1, b2));
+        y[m * args.outputs + n] = T(sums[i] + bias.of(n));
     }
     first += turn;
   } while (P::again && first < args.end);
@@ -134,6 +140,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   const W w = {w0, w1, a.row_blocks[0], a.row_blocks[1], first + own, width};
+  const Biases<T, 2> bias = {&a, {b0, b1}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -145,7 +152,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
       const uint m = group.y * ROWS + i / OUTS, n = n0 + i % pairs, mine = i % OUTS;
       float value = sums[i];
       if (n < width)
-        value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1);
+        value += bias.of(n + (mine < pairs ? 0 : width));
       const float up = simd_shuffle_xor(value, ushort(pairs));
       if (sums.has(i) && mine < pairs && m < a.rows && n < width)
         y[m * width + n] = T(gated(args.activation, value * args.gate_scale, up));
@@ -156,16 +163,13 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
 
 // Rows of q, k and v that rotate together, `pairs` of them.
 template <typename Q, int PAIRS> struct HeadPairs {
-  constant NormedArgs* args;
+  Matrices<typename Q::block, 3> matrices;
   constant RopeKvArgs* heads;
-  device const typename Q::block* w0;
-  device const typename Q::block* w1;
-  device const typename Q::block* w2;
   uint first, end;
   METAL_FUNC device const typename Q::block* row(uint i) const {
     const uint in_head = heads->head_dim / 2, at = min(first + i % PAIRS, end - 1), head = at / in_head;
     const Pair pair = pair_of(*heads, head, at % in_head);
-    return row_of(*args, head * heads->head_dim + (i < PAIRS ? pair.first : pair.second), w0, w1, w2);
+    return matrices.row(head * heads->head_dim + (i < PAIRS ? pair.first : pair.second));
   }
 };
 
@@ -207,7 +211,8 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   uint first = args.first_pair + group.x * in_group;
-  const W w = {&a, &h, w0, w1, w2, first + own, args.end_pair};
+  const W w = {{&a, {w0, w1, w2}}, &h, first + own, args.end_pair};
+  const Biases<T, 3> bias = {&a, {b0, b1, b2}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -223,7 +228,7 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
       const uint element = is_first ? pair.first : pair.second;
       float value = sums[i];
       if (stored)
-        value += bias_of(a, head * h.head_dim + element, b0, b1, b2);
+        value += bias.of(head * h.head_dim + element);
       const float other = simd_shuffle_xor(value, ushort(pairs));
       if (stored) {
         const uint batch = m / h.q_len, token = m % h.q_len;

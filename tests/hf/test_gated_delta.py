@@ -53,8 +53,8 @@ def patched(family: str, **options: Any) -> Any:
 # Behind either norm, gate and up, and down; with experts, the router and the shared expert's two are three more.
 LAUNCHES = {
     "qwen3_next": (3, 5, 5, 2),
-    "qwen3_5": (4, 5, 2, 2),
-    "qwen3_5_moe": (4, 5, 5, 5),
+    "qwen3_5": (3, 5, 2, 2),
+    "qwen3_5_moe": (3, 5, 5, 5),
     "olmo_hybrid": (4, 5, 2, 3),
     "lfm2": (3, 4, 2, 2),
 }

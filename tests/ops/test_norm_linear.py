@@ -63,6 +63,11 @@ def reference(**given: Any) -> Tensor:
 
 
 MIXED = ("q8_0", "q8_0", "q4_0")
+FOUR = [
+    (Case(m=2, k=264, n=(9, 4, 5, 3), formats=(None,) * 4, bias=(1, 3)), F32),
+    (Case(k=320, n=(24, 9, 2, 2), formats=("q8_0",) * 4), F16),
+    (Case(m=5, k=512, n=(9, 7, 2, 3), formats=("q4_k", "q4_k", None, None), bias=(2,)), BF16),
+]
 CASES = [
     *((Case(m=m), F32) for m in (1, 2, 3, 5, 8, 16)),
     *((Case(m=m, formats=("q8_0",), bias=(0,)), F16) for m in (1, 4, 9)),
@@ -73,6 +78,7 @@ CASES = [
     (Case(m=8, k=896, n=(14, 6, 6), formats=MIXED, bias=(1,)), BF16),
     (Case(k=320, n=(8, 7, 9), formats=("q4_0", "q8_0", "q4_0")), F16),
     (Case(m=2, k=512, n=(9, 4), formats=("q4_k", "q6_k")), F32),
+    *FOUR,
     (Case(kind="gemma", k=512), F32),
     (Case(kind="olmo", m=4), F16),
     (Case(m=3, k=320, n=(8, 7, 9), formats=("q4_0", "q8_0", None), bias=(1,), kind=None), F16),
@@ -363,7 +369,7 @@ def test_bad_inputs() -> None:
     refuse(r"norm_weight: expected \[in_features=256\]", ops.norm_linear, given, norm_weight=torch.ones(8))
     refuse(r"norm_weight: expected dtype Float", ops.norm_linear, given, norm_weight=torch.ones(256).half())
     refuse(r"weights: expected in_features=256, got 8", ops.norm_linear, given, weights=[torch.zeros(4, 8)])
-    refuse(r"weights: expected 1 to 3 matrices", ops.norm_linear, given, weights=[], formats=[], biases=[])
+    refuse(r"weights: expected 1 to 4 matrices", ops.norm_linear, given, weights=[], formats=[], biases=[])
     refuse(r"formats: expected a format and a bias", ops.norm_linear, given, formats=[None, None])
     refuse(r"biases: expected \[out_features=24\]", ops.norm_linear, given, biases=[torch.zeros(3)])
     refuse(r"kind: expected one of", ops.norm_linear, given, kind="t5")
@@ -395,15 +401,17 @@ FAULTS = [
            "products.h"),
     _fault("squares-with-the-gain", "g); squares += dot<P>(v, v);", "g); squares += dot<P>(v, g);",
            lambda: test_linear(Case(), F32), "gemv.h"),
-    _fault("row-of-the-second-matrix", "w1 + ulong(n) * args.row_blocks[1]", "w1 + ulong(n ^ 1) * args.row_blocks[1]",
+    _fault("row-of-the-second-matrix", "from[i] + ulong(n)", "from[i] + ulong(i == 1 ? n ^ 1 : n)",
            lambda: test_linear(*CASES[11])),
-    _fault("bias-of-the-first", "args.has_bias & 4", "args.has_bias & 2", lambda: test_linear(*CASES[11])),
+    _fault("bias-of-the-first", "args->has_bias >> i & 1", "args->has_bias >> (i == 2 ? 1 : i) & 1",
+           lambda: test_linear(*CASES[11])),
+    _fault("third-matrix-for-the-last", "from[N - 1] + ulong(n)", "from[N - 2] + ulong(n)", lambda: test_linear(*FOUR[0])),
     _fault("last-output-not-stored", "m < a.rows && n < args.end)", "m < a.rows && n + 1 < args.end)",
            lambda: test_linear(Case(n=(9,)), F32)),
     _fault("gate-and-up-exchanged", "gated(args.activation, value * args.gate_scale, up)",
            "gated(args.activation, up, value)", lambda: test_glu(*GLU_CASES[0])),
     _fault("gate-not-scaled", "value * args.gate_scale", "value", test_glu_of_scaled_gates),
-    _fault("up-without-bias", "n + (mine < pairs ? 0 : width), b0", "n, b0", lambda: test_glu(*GLU_CASES[5])),
+    _fault("up-without-bias", "bias.of(n + (mine < pairs ? 0 : width))", "bias.of(n)", lambda: test_glu(*GLU_CASES[5])),
     _fault("sign-of-sin", "is_first ? -other : other", "is_first ? other : -other", lambda: test_qkv(*QKV_CASES[0])),
     _fault("cos-of-the-first-half", COSINE, COSINE.replace("cosines + column", "cosines + pair.column"),
            lambda: test_qkv(*QKV_CASES[0])),

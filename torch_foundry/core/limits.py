@@ -11,6 +11,7 @@ _limits: dict[str, int] = torch.ops.torch_foundry.limits()
 HEAD_DIMS = range(_limits["least_head_dim"], _limits["most_head_dim"] + 1, _limits["head_dim_step"])  # of attention
 ROWS_TOGETHER = _limits["rows_together"]  # rows of x that share one reading of a weight, at most
 FEW_ROWS = _limits["few_rows"]  # rows that ops.linear and its like are made for
+NORM_LINEAR_MATRICES = _limits["norm_linear_matrices"]  # that ops.norm_linear multiplies by side by side
 EXPERT_TILE_ROWS = _limits["expert_tile_rows"]  # pairs of token and expert in a tile of ops.moe_linear
 # of ops.moe_choose: experts in all, of a token, and groups of them
 MAX_EXPERTS, MAX_CHOSEN, MAX_GROUPS = _limits["max_experts"], _limits["max_chosen"], _limits["max_groups"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,27 +27,25 @@ from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 class Layout:
     """How a class names its linear layers, and what is in their outputs: letters of q, k, v, z, b and a.
 
-    groups: those that are computed together. by_head: an output has all of its letters for the first key head, then for
-    the second; else all heads of a letter, then of the next.
+    by_head: an output has all of its letters for the first key head, then for the second; else all heads of a letter,
+    then of the next.
     """
 
-    groups: tuple[dict[str, str], ...]
+    projections: dict[str, str]
     norm: str
     out: str
     by_head: bool = False
 
     def children(self) -> set[str]:
         """Names of all modules."""
-        return {"conv1d", self.norm, self.out, *(name for group in self.groups for name in group)}
+        return {"conv1d", self.norm, self.out, *self.projections}
 
 
 LAYOUTS = (
-    Layout(({"in_proj_qkvz": "qkvz", "in_proj_ba": "ba"},), "norm", "out_proj", by_head=True),
-    Layout(({"in_proj_qkv": "qkv", "in_proj_z": "z"}, {"in_proj_b": "b", "in_proj_a": "a"}), "norm", "out_proj"),
+    Layout({"in_proj_qkvz": "qkvz", "in_proj_ba": "ba"}, "norm", "out_proj", by_head=True),
+    Layout({"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_b": "b", "in_proj_a": "a"}, "norm", "out_proj"),
     Layout(
-        ({"q_proj": "q", "k_proj": "k", "v_proj": "v"}, {"g_proj": "z", "b_proj": "b", "a_proj": "a"}),
-        "o_norm",
-        "o_proj",
+        {"q_proj": "q", "k_proj": "k", "v_proj": "v", "g_proj": "z", "b_proj": "b", "a_proj": "a"}, "o_norm", "o_proj"
     ),
 )
 
@@ -94,9 +94,8 @@ def read(module: Any, family: Family) -> DeltaSpec:
         eps=float(norm.variance_epsilon),
         beta_scale=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
     )
-    for group in layout.groups:
-        for name, letters in group.items():
-            check_linear(name, module._modules[name], spec.hidden, keys * sum(spec.widths(letters)))
+    for name, letters in layout.projections.items():
+        check_linear(name, module._modules[name], spec.hidden, keys * sum(spec.widths(letters)))
     check_linear(layout.out, module._modules[layout.out], values * spec.value_dim, spec.hidden)
     require(type(conv) is nn.Conv1d and conv.bias is None, f"conv1d is a {type(conv).__name__} with a bias or another")
     known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
@@ -119,22 +118,33 @@ def read(module: Any, family: Family) -> DeltaSpec:
     return spec
 
 
+def _groups(module: Any, projections: dict[str, str]) -> Iterator[tuple[list[str], LinearGroup]]:
+    """Those that are computed together, with the letters of each: as many as a kernel has room for, and, of weights
+    whose columns may be stored in another order, those that are or those that aren't."""
+    linears = [(letters, Linear(module._modules[name])) for name, letters in projections.items()]
+    for _, alike in itertools.groupby(linears, lambda each: each[1].order is None):
+        rest = list(alike)
+        while rest:
+            some, rest = rest[: limits.NORM_LINEAR_MATRICES], rest[limits.NORM_LINEAR_MATRICES :]
+            yield [letters for letters, _ in some], LinearGroup(linear for _, linear in some)
+
+
 @mixes("GatedDeltaNet")
 class GatedDelta(RecurrentMixer):
     """A causal convolution, the gated delta rule and a gated norm; its state is the convolution's last inputs, and a
     matrix for each value head."""
 
-    __slots__ = ("groups", "module", "norm", "out", "residual", "spec", "state", "width")
+    __slots__ = ("groups", "letters", "module", "norm", "out", "residual", "spec", "state", "width")
     read = staticmethod(read)
     spec: DeltaSpec
+    groups: tuple[LinearGroup, ...]
+    letters: tuple[list[str], ...]  # of each group, what its layers make
 
     def __init__(self, module: Any, facts: DeltaSpec, residual: Residual) -> None:
         spec = self.spec = facts
         self.module, self.residual = module, residual
         self.norm = module._modules[spec.layout.norm]
-        self.groups = tuple(
-            LinearGroup(Linear(module._modules[name]) for name in group) for group in spec.layout.groups
-        )
+        self.letters, self.groups = zip(*_groups(module, spec.layout.projections), strict=True)
         self.out = Linear(module._modules[spec.layout.out])
         heads = spec.key_heads * spec.per_key
         self.state = RecurrentSpec(
@@ -163,9 +173,9 @@ class GatedDelta(RecurrentMixer):
         x, norm = self.without_padding(x, mask)
         if norm is not None and not gemm.fuses(norm, x):  # one norm for all groups
             x, norm = norm(x), None
-        for names, group in zip(spec.layout.groups, self.groups, strict=True):
-            widths = [spec.key_heads * sum(spec.widths(letters)) for letters in names.values()]
-            for letters, y in zip(names.values(), group.behind(norm, x, widths, gemm), strict=True):
+        for of_each, group in zip(self.letters, self.groups, strict=True):
+            widths = [spec.key_heads * sum(spec.widths(letters)) for letters in of_each]
+            for letters, y in zip(of_each, group.behind(norm, x, widths, gemm), strict=True):
                 rows, own = y.flatten(0, 1), spec.widths(letters)
                 if spec.layout.by_head:
                     found = rows.unflatten(-1, (spec.key_heads, -1)).split(own, dim=-1)

@@ -28,7 +28,8 @@ def norm_linear(
     x: [..., K], contiguous; made for up to 16 rows. norm_weight, eps, kind: as in `rms_norm`, but that nothing is
         rounded between norm and product: with gains g and r the root mean square of x, y = (W (g x)) / r + bias in
         float32. None: x is taken as it is.
-    weights: one to three of [N_i, K]; formats: of each, as in `linear`; biases: [N_i] or None for each.
+    weights: up to `limits.NORM_LINEAR_MATRICES` of [N_i, K]; formats: of each, as in `linear`; biases: [N_i] or None
+        for each.
     The result of a row is the same bits however many rows come with it. Returns [..., sum of N_i], contiguous.
     """
     return _ops.norm_linear.default(x, norm_weight, eps, kind, *_matrices(weights, formats, biases))
