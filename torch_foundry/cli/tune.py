@@ -96,8 +96,9 @@ def _numbers(text: str, option: str, separator: str = ",") -> list[int]:
     return values
 
 
-def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
+def _wanted(args: argparse.Namespace, device: Any) -> list[tuning.Key]:
     from torch_foundry import quant
+    from torch_foundry.core import devices
     from torch_foundry.diagnostics import tune
 
     formats = args.formats.split(",")
@@ -117,7 +118,8 @@ def _wanted(args: argparse.Namespace) -> list[tuning.Key]:
         text = ", ".join(f"{n}x{k}" for n, k in left)
         size = quant.get_format(name).block_size
         print(f"{name}: not for {text}, whose rows are not whole blocks of {size}", file=sys.stderr)
-    if not (keys := tune.keys(formats, shapes, rows)):
+    by_matrices = devices.of(device).multiplies_few_by_matrices
+    if not (keys := tune.keys(formats, shapes, rows, by_matrices)):
         raise UserError("--shapes: nothing to tune, as no row is a whole number of blocks of its format")
     return keys
 
@@ -133,7 +135,7 @@ def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:
         tuning.forget()
     tuning.apply(table)
     done = {(e.key.op, e.key.format, e.key.rows, *tuning.bucket(e.key)) for e in table.entries}
-    todo = [k for k in _wanted(args) if (k.op, k.format, k.rows, *tuning.bucket(k)) not in done]
+    todo = [k for k in _wanted(args, device) if (k.op, k.format, k.rows, *tuning.bucket(k)) not in done]
     with tqdm(todo, "Tuning", leave=False, disable=None) as bar:
         for key in bar:
             bar.set_postfix_str(f"{key.op} {key.format} {key.rows} x {key.k} -> {key.n}")

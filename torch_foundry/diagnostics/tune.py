@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from torch_foundry import quant
 from torch_foundry.core import tuning
+from torch_foundry.core.ahead import KernelList
 from torch_foundry.core.graph import capture
 from torch_foundry.diagnostics import tune_routes
 from torch_foundry.diagnostics.tune_workloads import DTYPES, Workload, workload
@@ -35,12 +39,16 @@ EXPERT_SHAPES = {
 MOST_OUTPUTS = 1 << 15  # of matrices that many rows are multiplied by: beyond are those of vocabularies
 ROUND_S = 0.02  # seconds of a measurement
 LAUNCHES = 16  # in a graph, at least
+BY_MATRICES = {"linear": "matrices", "norm_linear": "norm_matrices"}  # the same products, any number of rows
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
+Choice = dict[str, int]
 
 
-def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> list[tuning.Key]:
+def keys(
+    formats: list[str], shapes: list[tuple[int, int]], rows: list[int], by_matrices: bool = False
+) -> list[tuning.Key]:
     """What to tune: one key per bucket. Keys of one row come first, because the other rows take their order of sums
-    from it.
+    from it. by_matrices: also whether few rows are multiplied so, and how.
 
     Each format leaves out the shapes whose rows are not whole blocks of it: `left_out`.
     """
@@ -48,9 +56,11 @@ def keys(formats: list[str], shapes: list[tuple[int, int]], rows: list[int]) -> 
     for name in formats:
         for op, of_op in _shapes(shapes).items():
             for n, k in (shape for shape in of_op if _fits(name, shape)):
-                for m in sorted({1, *rows}) if op in ("linear", "norm_linear") else [1]:
-                    key = tuning.Key(op, name, m, n, k)
-                    found.setdefault((op, name, m, *tuning.bucket(key)), key)
+                every = [tuning.Key(op, name, m, n, k) for m in (sorted({1, *rows}) if op in BY_MATRICES else [1])]
+                if by_matrices and op in BY_MATRICES:
+                    every.append(tuning.Key(BY_MATRICES[op], name, 1, n, k))
+                for key in every:
+                    found.setdefault((key.op, name, key.rows, *tuning.bucket(key)), key)
     for name in formats:
         if name in DTYPES:
             for d in TUNED_HEAD_DIMS:
@@ -77,10 +87,12 @@ def _fits(name: str, shape: tuple[int, int]) -> bool:
     return shape[1] % quant.get_format(name).block_size == 0
 
 
-def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, int]]:
+def candidates(key: tuning.Key, current: Choice) -> Iterator[Choice]:
     """The neighbours of a choice: one parameter changed, or the two that make a threadgroup's shape."""
     space = {name: list(values) for name, values in tuning.parameters(key.op).items()}
-    if "steps" in space and not quant.get_format(key.format).packed:
+    if key.op in BY_MATRICES.values():
+        space["outputs"].remove(0)  # not by matrices
+    elif "steps" in space and not quant.get_format(key.format).packed:
         space["steps"].remove(0)  # of packed codes
     if "chains" in space and current["chains"] != 2:
         space["chains"].remove(2)  # of devices whose built-in choice it is
@@ -99,7 +111,8 @@ def candidates(key: tuning.Key, current: dict[str, int]) -> Iterator[dict[str, i
 def tune(key: tuning.Key, device: torch.device) -> tuning.Entry:
     """Move from the choice in use to a faster neighbour until there is none; the last one is then in use.
 
-    linear_routes: as `tune_routes.tune`.
+    matrices, norm_matrices: products go so if one row, with the choice found, takes no longer than without; more rows
+    then take little longer than one. linear_routes: as `tune_routes.tune`.
     """
     if key.op == "linear_routes":
         return tune_routes.tune(key, device)
@@ -107,23 +120,67 @@ def tune(key: tuning.Key, device: torch.device) -> tuning.Entry:
     first = tuning.choice(family, key)
     times: dict[tuple[int, ...], float] = {}
 
-    def measure(choice: dict[str, int]) -> float:
+    def measure(choice: Choice) -> float:
         at = tuple(choice.values())
         if at not in times:
             times[at] = _time(key, family, device, work, choice)
         return times[at]
 
-    best, default_us = first, measure(first)
-    while True:
-        better = min(candidates(key, best), key=measure, default=best)
-        if measure(better) >= 0.98 * measure(best):  # less is noise
-            break
-        best = better
+    def compile(choices: list[Choice]) -> None:
+        _compile(key, family, device, work, [c for c in choices if tuple(c.values()) not in times])
+
+    if key.op not in BY_MATRICES.values():
+        with _without_matrices(family, key):
+            best, default_us = _descend(key, first, measure, compile), measure(first)
+    else:
+        without = {**first, "outputs": 0}
+        starts = [{**first, "outputs": outputs} for outputs in tuning.parameters(key.op)["outputs"] if outputs]
+        best = _descend(key, first if first["outputs"] else min(starts, key=measure), measure, compile)
+        best, default_us = min(best, without, key=measure), measure(first)
     tuning.use(family, key, best)
     return tuning.Entry(key, best, measure(best), default_us)
 
 
-def _time(key: tuning.Key, family: str, device: torch.device, work: Workload, choice: dict[str, int]) -> float:
+def _descend(
+    key: tuning.Key, best: Choice, measure: Callable[[Choice], float], compile: Callable[[list[Choice]], None]
+) -> Choice:
+    while True:
+        near = list(candidates(key, best))
+        compile(near)
+        better = min(near, key=measure, default=best)
+        if measure(better) >= 0.98 * measure(best):  # less is noise
+            return best
+        best = better
+
+
+@contextlib.contextmanager
+def _without_matrices(family: str, key: tuning.Key) -> Iterator[None]:
+    """Inside, few rows of `key`'s shape are multiplied by lanes, whatever the table says."""
+    if key.op not in BY_MATRICES:
+        yield
+        return
+    other = tuning.Key(BY_MATRICES[key.op], key.format, 1, key.n, key.k)
+    before = tuning.choice(family, other)
+    tuning.use(family, other, {**before, "outputs": 0})
+    try:
+        yield
+    finally:
+        tuning.use(family, other, before)
+
+
+def _compile(key: tuning.Key, family: str, device: torch.device, work: Workload, choices: list[Choice]) -> None:
+    """Compile side by side what `choices` would launch."""
+    call, kernels = work.calls[0], KernelList(device)
+    args, options = tree_map_only(Tensor, lambda t: t.to("meta"), (call.args, call.keywords))
+    with kernels.record():
+        for choice in choices:
+            with contextlib.suppress(RuntimeError):  # measured as infinite
+                tuning.use(family, key, choice)
+                call.func(*args, **options)
+    kernels.compile()
+
+
+def _time(key: tuning.Key, family: str, device: torch.device, work: Workload, choice: Choice) -> float:
     """Microseconds of a call; infinite for a choice that breaks a limit, can't be launched or gives a wrong result."""
     try:
         tuning.use(family, key, choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +24,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 class Workload:
     """Calls of an op on inputs of their own, and the result that the first of them must have."""
 
-    calls: list[Callable[[], Tensor]]
+    calls: list[partial[Tensor]]
     truth: Tensor
     stock: Tensor
 
@@ -48,13 +47,13 @@ def _linear(key: tuning.Key, device: torch.device) -> Workload:
     g, name = truth.generator(key), key.format if quant.get_format(key.format).packed else None
     x, weight, dense = drawn(g, key, device, key.rows)
     gain = truth.normal(g, key.k, dtype=x.dtype)
-    if normed := key.op == "norm_linear":
+    if normed := key.op.startswith("norm"):
         rows, rounded = (reference.rms_norm(t, gain.to(t.dtype), EPS) for t in (x.double(), x))
     else:
         rows, rounded = x.double(), x
     exact, stock = reference.linear(rows, dense.double()), reference.linear(rounded, dense.to(x.dtype))
     x, gain = x.to(device), gain.to(device)
-    calls: list[Callable[[], Tensor]] = [
+    calls: list[partial[Tensor]] = [
         partial(ops.norm_linear, x, gain, EPS, [w], formats=[name])
         if normed
         else partial(ops.linear, x, w, format=name)
@@ -106,7 +105,7 @@ def _experts(key: tuning.Key, device: torch.device) -> Workload:
         return (products * weights.to(of)[..., None]).sum(1)
 
     exact, stock, x, ids, weights = plain(torch.float64), plain(dtype), *(t.to(device) for t in (x, ids, weights))
-    calls: list[Callable[[], Tensor]] = [
+    calls: list[partial[Tensor]] = [
         partial(ops.moe_glu, x, ids, w[:, :half], w[:, half:], format=name)
         if glu
         else partial(ops.moe_down, x, ids, weights, w, format=name)
@@ -126,7 +125,7 @@ def _attention(key: tuning.Key, device: torch.device) -> Workload:
     stock = reference.attention(q, k, v, length, scale=scale)
     q, k, v = q.to(device), k.to(device), v.to(device)
     copies = [(k, v)] + [(k.clone(), v.clone()) for _ in range(min(16, CACHE_BYTES // (2 * k.nbytes)))]
-    calls: list[Callable[[], Tensor]] = [
+    calls: list[partial[Tensor]] = [
         partial(ops.attention, q, keys, values, length, scale=scale) for keys, values in copies
     ]
     return Workload(calls, exact, stock)

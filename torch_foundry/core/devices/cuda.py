@@ -23,7 +23,7 @@ class Cuda(Device):
     kind = "cuda"
     built_from = ("cuda/*.cpp",)  # the driver and NVRTC are loaded when the first kernel is compiled
     libraries = ("c10_cuda",)
-    overlaps_copies = step_scratch = True
+    overlaps_copies = step_scratch = multiplies_few_by_matrices = True
     graph_budget = 4 << 30
     prompt_keys = 256
     step_tokens = 2048

@@ -1,0 +1,83 @@
+"""How `tune` finds a choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_foundry.core import tuning
+from torch_foundry.diagnostics import tune
+from torch_foundry.diagnostics.tune import Choice
+
+CPU = torch.device("cpu")
+FAMILY = "host"
+LANES = tuning.Key("norm_linear", "q8_0", 1, 64, 256)
+MATRICES = tuning.Key("norm_matrices", "q8_0", 1, 64, 256)
+
+
+def times(monkeypatch: pytest.MonkeyPatch, of: Any) -> list[Choice]:
+    """`of` says how long a choice takes; returns those that are measured, and compiles nothing."""
+    measured: list[Choice] = []
+
+    def time(key: tuning.Key, family: str, device: Any, work: Any, choice: Choice) -> float:
+        measured.append(choice)
+        return float(of(choice))
+
+    monkeypatch.setattr(tune, "_time", time)
+    monkeypatch.setattr(tune, "_compile", lambda *args: None)
+    return measured
+
+
+def test_matrices_have_keys_where_they_are_wanted() -> None:
+    shapes = [(64, 512), (64, 1024)]
+    without, both = (tune.keys(["q8_0"], shapes, [1, 8], wanted) for wanted in (False, True))
+    more = [key for key in both if key not in without]
+    assert set(more) == {tuning.Key(op, "q8_0", 1, 64, k) for op in ("matrices", "norm_matrices") for k in (512, 1024)}
+    lanes = [tuning.Key("norm_linear", "q8_0", rows, 64, 512) for rows in (1, 8)]
+    assert max(map(both.index, lanes)) < both.index(tuning.Key("norm_matrices", "q8_0", 1, 64, 512))  # lanes are what matrices have to beat
+
+
+@pytest.mark.parametrize("by_lanes, chosen", [(20.0, 32), (9.0, 0)])
+def test_matrices_are_used_where_a_row_takes_no_longer(
+    monkeypatch: pytest.MonkeyPatch, by_lanes: float, chosen: int
+) -> None:
+    def of(choice: Choice) -> float:
+        if not choice["outputs"]:
+            return by_lanes
+        return 10.0 + 5 * (choice["outputs"] != 32) + abs(choice["split"] - 4) + abs(choice["simdgroups"] - 8)
+
+    measured = times(monkeypatch, of)
+    entry = tune.tune(MATRICES, CPU)
+    assert (entry.choice["outputs"], entry.us, entry.default_us) == (chosen, min(10.0, by_lanes), by_lanes)
+    assert tuning.choice(FAMILY, MATRICES) == entry.choice
+    assert {choice["outputs"] for choice in measured} == {0, 16, 32}
+    assert sum(choice["outputs"] == 0 for choice in measured) == 1  # no neighbour of a choice by matrices
+
+
+def test_lanes_are_measured_without_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_matrices = {**tuning.choice(FAMILY, MATRICES), "outputs": 16}
+    tuning.use(FAMILY, MATRICES, by_matrices)
+    times(monkeypatch, lambda choice: 1.0 + tuning.choice(FAMILY, MATRICES)["outputs"])
+    assert tune.tune(LANES, CPU).us == 1.0
+    assert tuning.choice(FAMILY, MATRICES) == by_matrices
+
+
+def test_neighbours_are_compiled_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side: each neighbour's kernel, and nothing that breaks a limit."""
+    lists = []
+
+    class KernelList(tune.KernelList):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(device)
+            lists.append(self)
+
+    monkeypatch.setattr(tune, "KernelList", KernelList)
+    work = tune.workload(LANES, CPU)
+    now = tuning.choice(FAMILY, LANES)
+    near = [{**now, "outputs": outputs, "steps": 1} for outputs in (1, 2)]
+    tune._compile(LANES, FAMILY, CPU, work, [*near, {**near[0], "outputs": 8, "steps": 4}])
+    assert len(lists) == 1 and len(lists[0]) == 2
+    entries = [entry for _, entry in lists[0].names()]
+    assert [f", {outputs}, 1, " in entry for outputs, entry in zip((1, 2), entries, strict=True)] == [True, True]
