@@ -146,7 +146,7 @@ void last_shape(Op op, int bucket, int& rows, int64_t& n, int64_t& k) {
   const int k_bucket = bucket % kInputBuckets, n_bucket = bucket / kInputBuckets % kOutputBuckets;
   rows = 1 << (bucket / kInputBuckets / kOutputBuckets);
   n = n_bucket == kOutputBuckets - 1 ? kAny : int64_t(1) << (n_bucket + 8);
-  k = k_bucket == kInputBuckets - 1 ? kAny : int64_t(1) << (k_bucket + 9);
+  k = k_bucket == kInputBuckets - 1 ? kAny : last_of_input_bucket(k_bucket);
 }
 
 Choice built_in_choice(const std::string& family, Op op, const QuantFormat& format, int bucket) {

@@ -77,8 +77,9 @@ constexpr int kOps = 9;
 constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
 using Choice = std::array<uint16_t, 6>; // the fields of a ..Choice in order
 
-// Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9 .. 2^14 and more.
-constexpr int kRowBuckets = 4, kOutputBuckets = 10, kInputBuckets = 7;
+// Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9, 3 * 2^8, 2^10 .. 2^14 and more, as
+// widths of today's models, 2560 and 4096, want different choices.
+constexpr int kRowBuckets = 4, kOutputBuckets = 10, kInputBuckets = 12;
 constexpr int kLinearBuckets = kRowBuckets * kOutputBuckets * kInputBuckets;
 constexpr int kAttentionBuckets = 16; // head_dim 32, 64, .. 512
 
@@ -86,10 +87,19 @@ constexpr int log_bucket(int64_t size, int first, int count) { // ceil(log2(size
   const int bucket = static_cast<int>(std::bit_width(static_cast<uint64_t>(size > 0 ? size - 1 : 0))) - first;
   return bucket < 0 ? 0 : bucket < count ? bucket : count - 1;
 }
+constexpr int input_bucket(int64_t k) { // two for each power of two
+  const int octave = log_bucket(k, 8, kInputBuckets);
+  const bool lower = octave > 1 && 2 * k <= int64_t(3) << (octave + 7);
+  const int bucket = 2 * octave - 2 - lower;
+  return bucket < 0 ? 0 : bucket < kInputBuckets ? bucket : kInputBuckets - 1;
+}
+constexpr int64_t last_of_input_bucket(int bucket) {
+  return int64_t(bucket % 2 ? 3 : 2) << (bucket / 2 + 8);
+}
 constexpr int linear_bucket(int rows, int64_t n, int64_t k) {
   const int row_bucket = log_bucket(rows, 0, kRowBuckets);
   return (row_bucket * kOutputBuckets + log_bucket(n, 8, kOutputBuckets)) * kInputBuckets +
-         log_bucket(k, 9, kInputBuckets);
+         input_bucket(k);
 }
 constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>((head_dim + 31) / 32) - 1; }
 

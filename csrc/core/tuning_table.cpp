@@ -29,18 +29,19 @@ constexpr Line kLines[] = {
     // registers unused: q5_k has room for 448 threads, of which a threadgroup of 256 would take 256.
     {"apple", kLinear, "q8_0", 8, kAny, kAny, {2, 0, 1, 4, 2}},
     {"apple", kLinear, "q8_0", 1, 2048, 1024, {2, 0, 1, 4, 2}},
+    {"apple", kLinear, "q8_0", 1, 2048, 1536, {2, 0, 2, 4, 2}},
     {"apple", kLinear, "q8_0", 1, 2048, kAny, {2, 0, 4, 4, 2}},
     {"apple", kLinear, "q8_0", 1, kAny, kAny, {4, 0, 1, 4, 2}},
     {"apple", kLinear, "q4_0", 2, kAny, kAny, {2, 0, 1, 2, 2}},
     {"apple", kLinear, "q4_0", 1, kAny, kAny, {4, 0, 1, 2, 2}}, // llama.cpp
     {"apple", kLinear, "mxfp4", 2, kAny, kAny, {2, 0, 1, 2, 1}},
-    {"apple", kLinear, "mxfp4", 1, 1024, 512, {2, 0, 1, 4, 1}},
-    {"apple", kLinear, "mxfp4", 1, 1024, 1024, {2, 0, 2, 4, 1}},
+    {"apple", kLinear, "mxfp4", 1, 1024, 768, {2, 0, 1, 4, 1}},
+    {"apple", kLinear, "mxfp4", 1, 1024, 1536, {2, 0, 2, 4, 1}},
     {"apple", kLinear, "mxfp4", 1, 1024, kAny, {2, 0, 4, 4, 1}},
     {"apple", kLinear, "mxfp4", 1, kAny, kAny, {4, 0, 1, 2, 1}},
     {"apple", kLinear, "packed", 2, kAny, kAny, {2, 0, 1, 2, 2}},
-    {"apple", kLinear, "packed", 1, 1024, 1024, {2, 0, 1, 4, 2}},
-    {"apple", kLinear, "packed", 1, 1024, 2048, {2, 0, 2, 4, 2}},
+    {"apple", kLinear, "packed", 1, 1024, 1536, {2, 0, 1, 4, 2}},
+    {"apple", kLinear, "packed", 1, 1024, 3072, {2, 0, 2, 4, 2}},
     {"apple", kLinear, "packed", 1, 1024, kAny, {2, 0, 4, 4, 2}},
     {"apple", kLinear, "packed", 1, kAny, kAny, {4, 0, 1, 2, 2}},
     // MLX, dense: four rows; K is split over eight simdgroups where it is 16 times N, else eight simdgroups from N = 4096
@@ -100,8 +101,9 @@ constexpr Line kLines[] = {
     {"sm_90", kLinear, "q8_0", 1, 16384, 1024, {1, 1, 1, 4, 1}},
     {"sm_90", kLinear, "q8_0", 1, kAny, 1024, {2, 1, 1, 2, 1}},
     {"sm_90", kLinear, "q8_0", 1, 1024, 8192, {1, 1, 4, 4, 1}},
-    {"sm_90", kLinear, "q8_0", 1, 4096, 4096, {1, 1, 1, 2, 1}},
+    {"sm_90", kLinear, "q8_0", 1, 4096, 4096, {2, 1, 4, 8, 1}},
     {"sm_90", kLinear, "q8_0", 1, 8192, 4096, {2, 1, 1, 2, 1}},
+    {"sm_90", kLinear, "q8_0", 1, 4096, 12288, {1, 1, 4, 4, 1}},
     {"sm_90", kLinear, "q8_0", 1, 4096, 16384, {2, 1, 2, 4, 1}},
     {"sm_90", kLinear, "q8_0", 1, kAny, kAny, {1, 2, 1, 4, 1}},
     {"sm_90-h200", kLinear, "q4_0", 1, 1024, 8192, {1, 1, 4, 8, 1}},
@@ -208,7 +210,7 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "bf16", 1, kAny, kAny, {2, 2, 2, 4, 1}},
     {"sm_90", kNorm, "q8_0", 1, 2048, 1024, {2, 2, 4, 4, 1}},
     {"sm_90", kNorm, "q8_0", 1, 16384, 1024, {2, 1, 1, 4, 1}},
-    {"sm_90", kNorm, "q8_0", 1, kAny, kAny, {2, 1, 2, 4, 1}},
+    {"sm_90", kNorm, "q8_0", 1, kAny, kAny, {2, 1, 1, 4, 1}},
     {"sm_90", kNorm, "q4_0", 1, 2048, 1024, {2, 1, 2, 4, 1}},
     {"sm_90", kNorm, "q4_0", 1, kAny, 1024, {2, 1, 1, 4, 1}},
     {"sm_90", kNorm, "q4_0", 1, 8192, 4096, {4, 1, 1, 2, 1}},
@@ -237,8 +239,8 @@ constexpr Line kLines[] = {
     {"sm_7", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
     {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
 
-    // Few rows by matrices, whatever their number (decision 049): those shapes of Llama-3-8B on an H100 where a layer of
-    // one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no room for more inputs.
+    // Few rows by matrices, whatever their number (decisions 049, 057): those shapes of Llama-3-8B, and of Qwen3.5-4B, on
+    // an H100 where a layer of one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no room for more inputs.
     {"sm_90", kMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
     {"sm_90", kMatrices, "", 1, 2048, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kMatrices, "q4_0", 1, 4096, 4096, {16, 3, 4, 4, 264}},
@@ -249,6 +251,8 @@ constexpr Line kLines[] = {
     {"sm_90", kMatrices, "q4_k", 1, kAny, kAny, {32, 2, 4, 4, 264}},
     {"sm_90", kNormMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "", 1, 8192, kAny, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "q8_0", 1, kAny, 3072, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "q4_k", 1, kAny, 3072, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q4_0", 1, kAny, 8192, {16, 2, 8, 16, 132}},
     {"sm_90", kNormMatrices, "q8_0", 1, kAny, 8192, {16, 2, 4, 8, 132}},
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 8192, {16, 2, 4, 8, 132}},

@@ -14,7 +14,7 @@ using namespace foundry;
 constant bool has_norm [[function_constant(FC_NORM_LINEAR_NORM)]];
 
 // N matrices side by side.
-template <typename Block, int N> struct Matrices {
+template <typename Block, int N> struct StackedWeights {
   constant NormedArgs* args;
   device const Block* from[N];
   METAL_FUNC device const Block* row(uint n) const {
@@ -29,7 +29,7 @@ template <typename Block, int N> struct Matrices {
 };
 
 // Their biases.
-template <typename T, int N> struct Biases {
+template <typename T, int N> struct StackedBiases {
   constant NormedArgs* args;
   device const T* from[N];
   METAL_FUNC float of(uint n) const {
@@ -45,9 +45,9 @@ template <typename T, int N> struct Biases {
 
 // Neighbouring rows of them, as W of Products (products.h).
 template <typename Q> struct SideBySide {
-  Matrices<typename Q::block, norm_linear_matrices> matrices;
+  StackedWeights<typename Q::block, norm_linear_matrices> weights;
   uint first, end;
-  METAL_FUNC device const typename Q::block* row(uint i) const { return matrices.row(min(first + i, end - 1)); }
+  METAL_FUNC device const typename Q::block* row(uint i) const { return weights.row(min(first + i, end - 1)); }
 };
 
 // y = (norm x) W^T + bias, for W side by side.
@@ -83,7 +83,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   const uint own = team_of(0, simdgroup, simdgroups, a.split) * OUTS;
   uint first = args.first + group.x * in_group;
   const W w = {{&a, {w0, w1, w2, w3}}, first + own, args.end};
-  const Biases<T, norm_linear_matrices> bias = {&a, {b0, b1, b2, b3}};
+  const StackedBiases<T, norm_linear_matrices> bias = {&a, {b0, b1, b2, b3}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -140,7 +140,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   const W w = {w0, w1, a.row_blocks[0], a.row_blocks[1], first + own, width};
-  const Biases<T, 2> bias = {&a, {b0, b1}};
+  const StackedBiases<T, 2> bias = {&a, {b0, b1}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -163,13 +163,13 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
 
 // Rows of q, k and v that rotate together, `pairs` of them.
 template <typename Q, int PAIRS> struct HeadPairs {
-  Matrices<typename Q::block, 3> matrices;
+  StackedWeights<typename Q::block, 3> weights;
   constant RopeKvArgs* heads;
   uint first, end;
   METAL_FUNC device const typename Q::block* row(uint i) const {
     const uint in_head = heads->head_dim / 2, at = min(first + i % PAIRS, end - 1), head = at / in_head;
     const Pair pair = pair_of(*heads, head, at % in_head);
-    return matrices.row(head * heads->head_dim + (i < PAIRS ? pair.first : pair.second));
+    return weights.row(head * heads->head_dim + (i < PAIRS ? pair.first : pair.second));
   }
 };
 
@@ -212,7 +212,7 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   uint first = args.first_pair + group.x * in_group;
   const W w = {{&a, {w0, w1, w2}}, &h, first + own, args.end_pair};
-  const Biases<T, 3> bias = {&a, {b0, b1, b2}};
+  const StackedBiases<T, 3> bias = {&a, {b0, b1, b2}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);

@@ -213,14 +213,17 @@ def choices_of(family: str) -> Iterator[None]:
         tuning.forget()
 
 
+INPUTS = [*(of << k for k in range(8, 14) for of in (2, 3))][:-1] + [1 << 15]  # the last of each bucket
+
+
 def every_key(op: str) -> Iterator[tuning.Key]:
     """One key for each format and bucket of shapes."""
     for name, fmt in quant.FORMATS.items():
         if op != "attention":
             for rows in (1, 2, 4, 8) if op in ("linear", "norm_linear", "linear_matrix") else (1,):
                 for n in range(8, 18):
-                    for k in range(9, 16):
-                        yield tuning.Key(op, name, rows, 1 << n, 1 << k)
+                    for k in INPUTS:
+                        yield tuning.Key(op, name, rows, 1 << n, k)
         elif not fmt.packed:
             for head_dim in range(32, 257, 32):
                 yield tuning.Key(op, name, 1, head_dim, 1)

@@ -70,6 +70,19 @@ def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:
     assert not differ["linear", "f32"] and not differ["attention", "f16"] and not differ["norm_linear", "q5_k"]
 
 
+def test_inputs_have_two_buckets_for_each_power_of_two() -> None:
+    """Up to 512, 768, 1024, .. 16384, and more: 2560 and 4096 may have different choices, 9216 and 14336 too."""
+
+    def of(k: int) -> tuple[int, int]:
+        return tuning.bucket(tuning.Key("norm_linear", "q8_0", 1, 4096, k))
+
+    assert len(set(map(of, kit.INPUTS))) == len(kit.INPUTS) == 12
+    for last, more in itertools.pairwise(kit.INPUTS):
+        assert of(last) != of(last + 1) == of(more)
+    assert of(1) == of(kit.INPUTS[0]) and of(1 << 20) == of(kit.INPUTS[-1])
+    assert of(2560) != of(4096) and of(9216) != of(14336)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_share_the_order_of_sums(family: str) -> None:
     for key in every_key("linear"):
