@@ -213,7 +213,7 @@ def choices_of(family: str) -> Iterator[None]:
         tuning.forget()
 
 
-INPUTS = [*(of << k for k in range(8, 14) for of in (2, 3))][:-1] + [1 << 15]  # the last of each bucket
+INPUTS = (*(of << k for k in range(8, 13) for of in (2, 3)), 1 << 14, 1 << 15)  # the last of each bucket
 
 
 def every_key(op: str) -> Iterator[tuning.Key]:
