@@ -73,6 +73,16 @@ bool KernelList::take(const Pipeline& pipeline, const Grid& grid) {
   return true;
 }
 
+void KernelList::ask(Asked shape) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  asked_.insert(std::move(shape));
+}
+
+std::vector<KernelList::Asked> KernelList::asked() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {asked_.begin(), asked_.end()};
+}
+
 int64_t KernelList::size() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<int64_t>(entries_.size());
@@ -123,6 +133,7 @@ TORCH_LIBRARY_FRAGMENT(torch_foundry, m) {
       .def("stop", &KernelList::stop)
       .def("size", &KernelList::size)
       .def("names", &KernelList::names)
+      .def("asked", &KernelList::asked)
       .def("compile", &KernelList::compile);
   m.def("_group_source(str file, str group) -> ()", [](const std::string& file, const std::string& group) {
     std::lock_guard<std::mutex> lock(mutex);

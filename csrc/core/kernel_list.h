@@ -4,7 +4,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/custom_class.h>
@@ -26,6 +28,11 @@ public:
   // Whether the pipeline is one of those, which don't run: then its kernel is part of the list.
   bool take(const Pipeline& pipeline, const Grid& grid);
 
+  // A shape that a choice was asked for: op, format, rows, n, k (tuning.h).
+  using Asked = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
+  void ask(Asked shape);
+  std::vector<Asked> asked() const;
+
   int64_t size() const;
   // `listed_name` of each, and the threads of its largest threadgroup.
   std::vector<std::string> names() const;
@@ -41,6 +48,7 @@ private:
   };
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_; // by name and constants
+  std::set<Asked> asked_;
 };
 
 // For an executor that compiles many kernels together in less time than one by one.

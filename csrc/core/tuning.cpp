@@ -247,11 +247,6 @@ void check_device(c10::Device device, Op op, std::vector<Choice>& choices) {
 
 std::atomic<Table*> tables[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
-c10::Device device_of(c10::Device device) {
-  const KernelList* list = device.is_meta() ? KernelList::recording() : nullptr;
-  return list ? list->device : device;
-}
-
 Table& table_of(c10::Device device) {
   std::atomic<Table*>& current = tables[static_cast<size_t>(device.type())];
   const uint32_t generation = source_generation().load(std::memory_order_acquire);
@@ -279,7 +274,7 @@ int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
     TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: ", space(op).op,
                 ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
     TORCH_CHECK(!for_any_rows(op) || rows == 1, "tuning: ", space(op).op, " are for all rows: expected 1, got ", rows);
-    return linear_bucket(static_cast<int>(rows), n, k);
+    return linear_bucket(rows, n, k);
   }
   constexpr int most = 32 * kAttentionBuckets;
   TORCH_CHECK(n >= 32 && n <= most && n % 32 == 0, "tuning: attention: expected a head_dim of 32 to ", most, ", got ",
@@ -365,15 +360,19 @@ c10::Dict<std::string, std::vector<int64_t>> parameters(const std::string& op_na
 
 } // namespace
 
-Choice choose(c10::Device device, Op op, int row, int bucket) {
-  device = device_of(device);
+Choice choose(c10::Device device, Op op, int format, int64_t rows, int64_t n, int64_t k) {
+  const int bucket = op == Op::attention ? attention_bucket(n) : linear_bucket(rows, n, k);
+  if (KernelList* const list = device.is_meta() ? KernelList::recording() : nullptr) {
+    list->ask({space(op).op, quant_formats()[format].name, rows, n, k});
+    device = list->device;
+  }
   Table& table = table_of(device);
-  std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op) * quant_formats().size() + row];
+  std::atomic<const Choice*>& choices = table.rows[static_cast<int>(op) * quant_formats().size() + format];
   if (const Choice* found = choices.load(std::memory_order_acquire)) return found[bucket];
   std::vector<Choice> made;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    made = make_row(table.family, op, row);
+    made = make_row(table.family, op, format);
   }
   check_device(device, op, made); // may launch a kernel
   std::lock_guard<std::mutex> lock(mutex);

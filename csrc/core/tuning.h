@@ -93,24 +93,22 @@ constexpr int input_bucket(int64_t k) { // two for each power of two
   const int bucket = 2 * octave - 2 - lower;
   return bucket < 0 ? 0 : bucket < kInputBuckets ? bucket : kInputBuckets - 1;
 }
-constexpr int64_t last_of_input_bucket(int bucket) {
-  return int64_t(bucket % 2 ? 3 : 2) << (bucket / 2 + 8);
-}
-constexpr int linear_bucket(int rows, int64_t n, int64_t k) {
+constexpr int64_t last_of_input_bucket(int bucket) { return int64_t(bucket % 2 ? 3 : 2) << (bucket / 2 + 8); }
+constexpr int linear_bucket(int64_t rows, int64_t n, int64_t k) {
   const int row_bucket = log_bucket(rows, 0, kRowBuckets);
-  return (row_bucket * kOutputBuckets + log_bucket(n, 8, kOutputBuckets)) * kInputBuckets +
-         input_bucket(k);
+  return (row_bucket * kOutputBuckets + log_bucket(n, 8, kOutputBuckets)) * kInputBuckets + input_bucket(k);
 }
 constexpr int attention_bucket(int64_t head_dim) { return static_cast<int>((head_dim + 31) / 32) - 1; }
 
-// `row` of a table: the index of the weight's format for linear, of the dense format of q, k and v for attention.
-Choice choose(c10::Device device, Op op, int row, int bucket);
+// The choice for a shape: of attention n is the head_dim. format: index of the weight's, of attention that of q, k and
+// v. A KernelList that is filled notes what was asked.
+Choice choose(c10::Device device, Op op, int format, int64_t rows, int64_t n, int64_t k);
 
 } // namespace tuning
 
 // `rows`: of x that share one reading of W (1, 2, 4 or 8).
 inline LinearChoice choice_of(tuning::Op op, c10::Device device, int format, int rows, int64_t n, int64_t k) {
-  const tuning::Choice c = tuning::choose(device, op, format, tuning::linear_bucket(rows, n, k));
+  const tuning::Choice c = tuning::choose(device, op, format, rows, n, k);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 
@@ -125,13 +123,12 @@ inline LinearChoice norm_linear_choice(c10::Device device, int format, int rows,
 
 inline MatricesChoice matrices_choice(bool norm, c10::Device device, int format, int64_t n, int64_t k) {
   const tuning::Op op = norm ? tuning::Op::norm_matrices : tuning::Op::matrices;
-  const tuning::Choice c = tuning::choose(device, op, format, tuning::linear_bucket(1, n, k));
+  const tuning::Choice c = tuning::choose(device, op, format, 1, n, k);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 
 inline MatrixChoice matrix_choice(c10::Device device, int format, int64_t rows, int64_t n, int64_t k) {
-  const int bucket = tuning::linear_bucket(static_cast<int>((rows + 7) / 8), n, k);
-  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_matrix, format, bucket);
+  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_matrix, format, (rows + 7) / 8, n, k);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 
@@ -146,12 +143,12 @@ inline LinearChoice moe_down_choice(c10::Device device, int format, int64_t n, i
 
 // n outputs of k inputs, for any number of rows.
 inline LinearRoutes linear_routes(c10::Device device, int format, int64_t n, int64_t k) {
-  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_routes, format, tuning::linear_bucket(1, n, k));
+  const tuning::Choice c = tuning::choose(device, tuning::Op::linear_routes, format, 1, n, k);
   return {c[0], c[1], c[2], c[3], c[5]};
 }
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {
-  const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, tuning::attention_bucket(head_dim));
+  const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, 1, head_dim, 1);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 

@@ -15,8 +15,8 @@ struct NormedArgs {
   uint32_t k;
   uint32_t n[norm_linear_matrices];          // outputs of each matrix
   uint32_t row_blocks[norm_linear_matrices]; // blocks from a row of it to the next
-  uint32_t has_bias;      // bit i: of matrix i; where 0, its buffer is not read
-  uint32_t split;         // simdgroups that share K: a team
+  uint32_t has_bias;                         // bit i: of matrix i; where 0, its buffer is not read
+  uint32_t split;                            // simdgroups that share K: a team
   float eps;
   float offset; // 1: the norm multiplies by 1 + its weight
 };

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from torch_foundry import patched
+from torch_foundry.cli import main
 from torch_foundry.core import tuning
+from torch_foundry.demo_model import demo_model_path
 from torch_foundry.diagnostics import tune
 from torch_foundry.diagnostics.tune import Choice
 
@@ -82,3 +87,60 @@ def test_neighbours_are_compiled_before_they_are_measured(monkeypatch: pytest.Mo
     assert len(lists) == 1 and len(lists[0]) == 2
     entries = [entry for _, entry in lists[0].names()]
     assert [f", {outputs}, 1, " in entry for outputs, entry in zip((1, 2), entries, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("by_matrices", [False, True])
+def test_keys_of_a_model(by_matrices: bool) -> None:
+    """One for each bucket that a prompt or a step asks for, single rows first, and nothing else."""
+    layer = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
+    options = {"head_dim": 64, "num_hidden_layers": 2, "vocab_size": 320, "tie_word_embeddings": False}
+    model = LlamaForCausalLM(LlamaConfig(**layer, **options)).to(torch.float16).eval()
+    with patched(model, quantize="q8_0"):
+        found = tune.keys_of(model, CPU, by_matrices)
+    fields = [(key.op, key.format, key.rows) for key in found]
+    assert fields == sorted(fields, key=lambda each: (each[2], "matrices" in each[0]))
+    assert len({(key.op, key.format, key.rows, *tuning.bucket(key)) for key in found}) == len(found)
+    shapes = {op: {(key.n, key.k) for key in found if (key.op, key.rows) == (op, 1)} for op, *_ in fields}
+    assert shapes["linear"] == {(256, 256), (320, 256), (256, 1024)}  # o, the output layer, down
+    assert shapes["norm_linear"] == {(512, 256), (2048, 256)}  # q, k and v; gate and up
+    assert shapes["linear_routes"] == {(128, 256), (1024, 256), (256, 1024)}  # of a prompt; o has the bucket of k
+    assert [(key.format, key.n) for key in found if key.op == "attention"] == [("f16", 64)]
+    assert {key.format for key in found if key.op != "attention"} == {"q8_0"}
+    assert ("norm_matrices" in {key.op for key in found}) == by_matrices
+
+
+def test_nothing_to_tune() -> None:
+    with pytest.raises(ValueError, match="no kernel of the model is chosen by shape"):
+        tune.keys_of(torch.nn.ReLU(), CPU)
+
+
+def test_command_for_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    seen: list[tuning.Key] = []
+
+    def tuned(key: tuning.Key, device: torch.device) -> tuning.Entry:
+        seen.append(key)
+        return tuning.Entry(key, tuning.choice(FAMILY, key), 1.0, 2.0)
+
+    monkeypatch.setattr(tune, "tune", tuned)
+    command = ["tune", str(demo_model_path()), "--device", "cpu", "--dtype", "float16", "--quantize", "q4_0"]
+    assert main(command) == 0
+    assert {key.format for key in seen} == {"f16", "q4_0"} and "norm_linear q4_0" in capsys.readouterr().out
+    assert max(key.k for key in seen) == 768 and all(key.op not in tuning.BY_MATRICES for key in seen)
+    first = len(seen)
+    assert main(command) == 0 and len(seen) == first  # all are there
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["x", "--shapes", "64x64"], "--shapes: expected either shapes or a model"),
+        (["x", "--rows", "1"], "--rows: expected either shapes or a model"),
+        (["--quantize", "q8_0"], "--quantize: expected a model"),
+        (["--dtype", "float16"], "--dtype: expected a model"),
+        (["/no/such", "--quantize", "q9"], "--quantize q9: expected one of"),
+        (["/no/such"], "/no/such: no such model directory"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, capsys: Any) -> None:
+    assert main(["tune", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err

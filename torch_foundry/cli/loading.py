@@ -19,12 +19,16 @@ class UserError(Exception):
     """A request that can't be met; the message is one line that says why."""
 
 
-def add_model_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
+MODEL = "GGUF file, Hugging Face directory, or the name of a model in the Hub's cache"
+
+
+def add_model_options(parser: argparse.ArgumentParser, positional: bool = False, what: str = "") -> None:
     """Options of every subcommand that runs a model: which one, in which dtype, on which device.
 
-    positional: the model is the command's argument, and its dtype what `torch_foundry.load` chooses.
+    positional: the model is the command's argument, and its dtype what `torch_foundry.load` chooses. what: is done if
+    it is given; default: the demo model is used if it is not.
     """
-    what = "GGUF file, Hugging Face directory, or the name of a model in the Hub's cache (default: the demo model)"
+    what = f"{MODEL}: {what}" if what else f"{MODEL} (default: the demo model)"
     if positional:
         parser.add_argument("model", metavar="MODEL", type=Path, nargs="?", help=what)
     else:

@@ -7,23 +7,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_foundry.cli.loading import UserError, add_device_option, find_device
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, find_device, load
 
 if TYPE_CHECKING:
     from torch_foundry.core import tuning
 
 
+FORMATS, ROWS = "f16,q8_0,q4_0", "1,2,4,8"
+
+
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser("tune", help="find the fastest kernel variants on this machine", description=__doc__)
-    add_device_option(parser)
-    parser.add_argument(
-        "--formats", default="f16,q8_0,q4_0", metavar="A,B", help="weight formats (default: %(default)s)"
-    )
+    add_model_options(parser, positional=True, what="tune what this model uses, and nothing else")
+    parser.add_argument("--quantize", metavar="FORMAT", help="of MODEL: pack the weights first: q8_0, q4_0, ...")
+    parser.add_argument("--formats", metavar="A,B", help=f"weight formats (default: {FORMATS})")
     parser.add_argument(
         "--shapes", metavar="NxK,..", help="outputs x inputs (default: those of Qwen2.5-0.5B up to Llama-3-8B)"
     )
-    parser.add_argument("--rows", default="1,2,4,8", metavar="1,2", help="rows of x (default: %(default)s)")
+    parser.add_argument("--rows", metavar="1,2", help=f"rows of x (default: {ROWS})")
     parser.add_argument("--again", action="store_true", help="forget what was found before; without it a run goes on")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--show", action="store_true", help="print what was found on this machine, and stop")
@@ -36,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """0: done, 2: can't be done."""
     from torch_foundry.core import tuning
 
+    if args.model is None and (args.dtype or args.quantize):
+        raise UserError(f"{'--dtype' if args.dtype else '--quantize'}: expected a model, whose weights these are")
     device = find_device(args.device)
     try:
         family = tuning.family(device)
@@ -101,11 +105,14 @@ def _wanted(args: argparse.Namespace, device: Any) -> list[tuning.Key]:
     from torch_foundry.core import devices
     from torch_foundry.diagnostics import tune
 
-    formats = args.formats.split(",")
+    by_matrices = devices.of(device).multiplies_few_by_matrices
+    if args.model is not None:
+        return tune.keys_of(_patched(args), device, by_matrices)
+    formats = (args.formats or FORMATS).split(",")
     for name in formats:
         if name not in quant.FORMATS:
             raise UserError(f"--formats: expected some of {quant.listing(quant.FORMATS)}, got {name!r}")
-    rows = _numbers(args.rows, "--rows")
+    rows = _numbers(args.rows or ROWS, "--rows")
     if not set(rows) <= set(tune.ROWS):
         raise UserError(f"--rows: expected some of 1, 2, 4, 8, got {args.rows!r}")
     shapes = list(tune.SHAPES)
@@ -118,10 +125,24 @@ def _wanted(args: argparse.Namespace, device: Any) -> list[tuning.Key]:
         text = ", ".join(f"{n}x{k}" for n, k in left)
         size = quant.get_format(name).block_size
         print(f"{name}: not for {text}, whose rows are not whole blocks of {size}", file=sys.stderr)
-    by_matrices = devices.of(device).multiplies_few_by_matrices
     if not (keys := tune.keys(formats, shapes, rows, by_matrices)):
         raise UserError("--shapes: nothing to tune, as no row is a whole number of blocks of its format")
     return keys
+
+
+def _patched(args: argparse.Namespace) -> Any:
+    """MODEL, as it would run."""
+    if others := [name for name in ("formats", "shapes", "rows") if getattr(args, name) is not None]:
+        raise UserError(f"--{others[0]}: expected either shapes or a model, which has its own, got both")
+    check_format(args.quantize)
+    import torch_foundry
+
+    model, _ = load(args)
+    try:
+        torch_foundry.patch(model, quantize=args.quantize)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    return model
 
 
 def _tune(args: argparse.Namespace, device: Any, table: tuning.Table) -> int:

@@ -28,6 +28,11 @@ class KernelList:
         """Shader file and instance of each, such as ("rms_norm.metal", "rms_norm<half, Llama, 8>"), sorted."""
         return sorted({(file, entry) for file, entry, *_ in (name.split("\n") for name in self._list.names())})
 
+    def asked(self) -> list[tuple[str, str, int, int, int]]:
+        """The shapes that a choice of kernels depended on, as the fields of a `tuning.Key`, sorted."""
+        found: list[tuple[str, str, int, int, int]] = self._list.asked()
+        return found
+
     def compile(self) -> None:
         """Compile all of them, side by side, that are not there yet. Raises nothing for one that doesn't compile: that
         is said where it is needed. On a terminal a bar shows how far this is, once it has taken a second.

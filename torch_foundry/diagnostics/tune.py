@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from torch_foundry import quant
@@ -15,6 +16,7 @@ from torch_foundry.core.ahead import KernelList
 from torch_foundry.core.graph import capture
 from torch_foundry.diagnostics import tune_routes
 from torch_foundry.diagnostics.tune_workloads import DTYPES, Workload, workload
+from torch_foundry.hf.first_token import record_first_token
 from torch_foundry.testing import timing
 from torch_foundry.testing import tolerance as truth
 
@@ -39,6 +41,7 @@ EXPERT_SHAPES = {
 MOST_OUTPUTS = 1 << 15  # of matrices that many rows are multiplied by: beyond are those of vocabularies
 ROUND_S = 0.02  # seconds of a measurement
 LAUNCHES = 16  # in a graph, at least
+TUNED = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")
 BY_MATRICES = {"linear": "matrices", "norm_linear": "norm_matrices"}  # the same products, any number of rows
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
 Choice = dict[str, int]
@@ -66,6 +69,25 @@ def keys(
             for d in TUNED_HEAD_DIMS:
                 found[(name, d)] = tuning.Key("attention", name, 1, d, 1)
     return list(found.values())
+
+
+def keys_of(model: nn.Module, device: torch.device, by_matrices: bool = False) -> list[tuning.Key]:
+    """What to tune for a patched language model on `device`: a key for each bucket that a prompt or a step of one
+    sequence asks for. ValueError if that can't be found out.
+
+    by_matrices: as in `keys`.
+    """
+    kernels, problems = record_first_token(model, device)
+    found: dict[tuple[object, ...], tuning.Key] = {}
+    for key in itertools.starmap(tuning.Key, kernels.asked()):
+        if key.op in (*TUNED, *(BY_MATRICES.values() if by_matrices else ())):
+            found.setdefault((key.op, key.format, key.rows, *tuning.bucket(key)), key)
+        if key.op == "linear" and key.rows > 1 and key.n <= MOST_OUTPUTS:  # what a prompt multiplies by
+            route = tuning.Key("linear_routes", key.format, 1, key.n, key.k)
+            found.setdefault((route.op, key.format, *tuning.bucket(route)), route)
+    if not found:
+        raise ValueError("; ".join(["no kernel of the model is chosen by shape", *map(str, problems)]))
+    return sorted(found.values(), key=lambda key: (key.rows, key.op in BY_MATRICES.values()))
 
 
 def left_out(formats: list[str], shapes: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:

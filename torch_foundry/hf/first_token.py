@@ -34,21 +34,27 @@ def compile_first_token(model: nn.Module, state: ModelState) -> None:
     if not wanted(device):
         _ask(model, device)
         return
-    kernels = KernelList(device)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of stock code that runs in a layer's place: the model itself will say so
-            twin = on_meta(model)
-            with kernels.record():
-                problems = first_token(twin)
-    except Exception as error:
-        problems = [error]
+    kernels, problems = record_first_token(model, device)
     try:
         kernels.compile()
     except Exception as error:
         problems.append(error)
     others = "".join(f"; {type(problem).__name__}: {problem}" for problem in problems)
     state.ahead = f"{len(kernels)} kernels{others}"
+
+
+def record_first_token(model: nn.Module, device: torch.device) -> tuple[KernelList, list[Exception]]:
+    """What a patched language model launches on `device` for a prompt and one step after it, and what stopped that from
+    being found out."""
+    kernels = KernelList(device)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of stock code that runs in a layer's place: the model itself will say so
+            twin = on_meta(model)
+            with kernels.record():
+                return kernels, first_token(twin)
+    except Exception as error:
+        return kernels, [error]
 
 
 def _ask(model: nn.Module, device: torch.device) -> None:
