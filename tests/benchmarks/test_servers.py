@@ -12,6 +12,7 @@ import torch
 from benchmarks import bench_servers
 from benchmarks.bench_servers import Judge
 from benchmarks.harness import record
+from torch_foundry.cli.loading import UserError
 
 CPU = torch.device("cpu")
 BROKEN = """
@@ -34,6 +35,16 @@ def test_bench_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [row["shape"]["requests"] for row in rows] == [1, 2] and all(row["valid"] for row in rows)
     assert all(0 < row["extra"]["first_ms"] <= row["extra"]["last_ms"] for row in rows)
     assert "torch-foundry serve" in capsys.readouterr().out
+
+
+def test_a_server_has_its_rows_before_the_next_one_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is cut off keeps what it had."""
+    absent = lambda folder, fmt, device, port: [sys.executable, "-c", "raise SystemExit('gone')"]  # noqa: E731
+    monkeypatch.setitem(bench_servers.SERVERS, bench_servers.STOCK, absent)
+    with pytest.raises(UserError, match="does not answer"):
+        run(tmp_path, "--servers", f"torch-foundry,{bench_servers.STOCK}", "--formats", "f32")
+    rows = list(record.read([tmp_path / "servers.jsonl"]))
+    assert [row["shape"]["requests"] for row in rows] == [1, 2] and all(row["valid"] for row in rows)
 
 
 def test_a_server_that_fails_is_a_row_with_the_reason(
