@@ -5,9 +5,9 @@ python -m benchmarks.bench_servers --device cuda --models qwen2.5-0.5b,llama-3-8
 Writes a folder with random weights and a tokenizer of one word a token, starts `torch-foundry serve` and `transformers
 serve --continuous-batching` on it, one after the other, and sends each so many streamed greedy completions at once,
 --iterations times after one that isn't counted. Packed formats are for torch-foundry alone, and x is over transformers'
-server, where it came before. Records go to servers.jsonl in --out, a server's before the next one starts. An answer must
-be as long as was asked for, and right by `parity.judge` in the network with the same weights; otherwise the row is
-invalid and the exit code is 1.
+server, where it came before. Records go to servers.jsonl in --out, a server's before the next one starts. An answer
+must be as long as was asked for, and right by `parity.judge` in the network with the same weights; otherwise the row
+is invalid and the exit code is 1.
 """
 
 from __future__ import annotations
