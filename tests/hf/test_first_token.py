@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.hf.tiny_models import PROMPT, shared
+from tests.hf.tiny_models import ALL_FAMILIES, KIN, PROMPT, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
 from torch_foundry.core.ahead import KernelList, recording_for
@@ -18,7 +18,8 @@ from torch_foundry.hf import first_token
 from torch_foundry.hf.api import _state_of, report
 
 CPU = torch.device("cpu")
-FAMILIES = ["llama", "qwen3", "olmo2", "gemma3", "mixtral", "qwen3_next", "lfm2"]
+FAMILIES = ["llama", "qwen3", "olmo2", "gemma3", "gemma3n", "gemma4_e", "mixtral", "qwen3_next", "lfm2"]
+STOCK = "Expected inputs of BF16 type"  # of stock code for the experts of many tokens in float32
 
 
 def patched(family: str = "llama", **options: Any) -> Any:
@@ -42,6 +43,13 @@ def test_a_generation_launches_what_was_recorded(family: str, quantize: str | No
     launched = {launch.kernel for graph in graphs for launch in graph.launches()}
     assert launched and launched <= known
     assert not report(model).eager
+
+
+@pytest.mark.tier("models")
+@pytest.mark.parametrize("family", ALL_FAMILIES | KIN)
+def test_every_family_can_be_recorded(family: str) -> None:
+    kernels, problems = first_token.record_first_token(patched(family), CPU)
+    assert len(kernels) > 8 and all(STOCK in str(problem) for problem in problems), str(problems)
 
 
 def test_recording_touches_nothing(capfd: pytest.CaptureFixture[str]) -> None:

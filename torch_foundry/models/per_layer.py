@@ -41,6 +41,11 @@ class PerLayerBlock:
         return ops.glu(gemm.product(self.gate, x), given, self.activation)
 
 
+def _number(factor: Any) -> float:
+    """A factor that a module keeps, as a number or a tensor; any will do for a model without data."""
+    return 1.0 if isinstance(factor, Tensor) and factor.is_meta else float(factor)
+
+
 class PerLayerEmbedding:
     """What `PerLayerBlock`s take: (norm(project(x)) + rows of a table) / sqrt(2)."""
 
@@ -58,10 +63,10 @@ class PerLayerEmbedding:
         self.projection, self.norm = Linear(self.modules[1]), Norm(self.modules[2])
         # a norm of numbers times a factor is one of the numbers themselves with another eps
         names = ("per_layer_model_projection_scale", "per_layer_projection_scale")
-        self.norm.eps /= float(next(getattr(model, name) for name in names if hasattr(model, name))) ** 2
+        self.norm.eps /= _number(next(getattr(model, name) for name in names if hasattr(model, name))) ** 2
         like, self.unknown_first = self.norm.weight, unknown_first
-        self.scale = float(self.embedding.embed_scale.to(like.dtype))
-        self.half = torch.full((1,), float(model.per_layer_input_scale), dtype=like.dtype, device=like.device)
+        self.scale = _number(self.embedding.embed_scale.to(like.dtype))
+        self.half = torch.full((1,), _number(model.per_layer_input_scale), dtype=like.dtype, device=like.device)
 
     def __call__(self, ids: Tensor, x: Tensor, gemm: Gemm) -> tuple[Tensor, ...]:
         """Of ids [B, L] and what the first layer gets, x [B, L, hidden]: [B, L, columns] for each layer."""
