@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_foundry
+from tests.hf import tiny_wrappers
 from tests.hf.tiny_models import ALL_FAMILIES, KIN, PROMPT, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
@@ -49,6 +50,24 @@ def test_a_generation_launches_what_was_recorded(family: str, quantize: str | No
 @pytest.mark.parametrize("family", ALL_FAMILIES | KIN)
 def test_every_family_can_be_recorded(family: str) -> None:
     kernels, problems = first_token.record_first_token(patched(family), CPU)
+    assert len(kernels) > 8 and all(STOCK in str(problem) for problem in problems), str(problems)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4", "qwen3_5"])
+def test_a_wrapper_launches_for_text_what_was_recorded(name: str) -> None:
+    model = torch_foundry.patch(copy.deepcopy(tiny_wrappers.shared(name)))
+    known = {entry for _, entry in recorded(model).names()}
+    with captures() as graphs:
+        model.generate(PROMPT, max_new_tokens=3, do_sample=False)
+    launched = {launch.kernel for graph in graphs for launch in graph.launches()}
+    assert launched and launched <= known
+
+
+@pytest.mark.tier("models")
+@pytest.mark.parametrize("name", tiny_wrappers.WRAPPERS)
+def test_every_wrapper_can_be_recorded(name: str) -> None:
+    model = torch_foundry.patch(copy.deepcopy(tiny_wrappers.shared(name)))
+    kernels, problems = first_token.record_first_token(model, CPU)
     assert len(kernels) > 8 and all(STOCK in str(problem) for problem in problems), str(problems)
 
 

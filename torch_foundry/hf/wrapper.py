@@ -70,7 +70,8 @@ class WrapperMixin(ModelMixin):
         decoder = self._modules.get(known.decoder)
         if decoder is None or not embeds_all(self.config, decoder):
             return None
-        if (replaced := replaced_ids(self)) and not replaced.isdisjoint(ids.flatten().tolist()):
+        replaced = frozenset() if ids.is_meta else replaced_ids(self)  # where kernels are recorded ids are of text
+        if replaced and not replaced.isdisjoint(ids.flatten().tolist()):
             return None
         return decoder, {"input_ids": ids, "attention_mask": kwargs.get("attention_mask")}
 
