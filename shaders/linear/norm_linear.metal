@@ -13,41 +13,46 @@ using namespace foundry;
 
 constant bool has_norm [[function_constant(FC_NORM_LINEAR_NORM)]];
 
-// N matrices side by side.
-template <typename Block, int N> struct StackedWeights {
-  constant NormedArgs* args;
-  device const Block* from[N];
-  METAL_FUNC device const Block* row(uint n) const {
-#pragma unroll
-    for (int i = 0; i < N - 1; ++i) {
-      if (n < args->n[i])
-        return from[i] + ulong(n) * args->row_blocks[i];
-      n -= args->n[i];
-    }
-    return from[N - 1] + ulong(n) * args->row_blocks[N - 1];
-  }
-};
+// Row n of matrices side by side. (An array of them would lie in a thread's own memory on CUDA.)
+template <typename Block>
+METAL_FUNC device const Block* row_of(constant NormedArgs& args, uint n, device const Block* w0, device const Block* w1,
+                                      device const Block* w2, device const Block* w3) {
+  if (n < args.n[0])
+    return w0 + ulong(n) * args.row_blocks[0];
+  n -= args.n[0];
+  if (n < args.n[1])
+    return w1 + ulong(n) * args.row_blocks[1];
+  n -= args.n[1];
+  if (n < args.n[2])
+    return w2 + ulong(n) * args.row_blocks[2];
+  return w3 + ulong(n - args.n[2]) * args.row_blocks[3];
+}
 
-// Their biases.
-template <typename T, int N> struct StackedBiases {
-  constant NormedArgs* args;
-  device const T* from[N];
-  METAL_FUNC float of(uint n) const {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (n < args->n[i])
-        return args->has_bias >> i & 1 ? float(from[i][n]) : 0.0f;
-      n -= args->n[i];
-    }
-    return 0.0f;
-  }
-};
+template <typename T>
+METAL_FUNC float bias_of(constant NormedArgs& args, uint n, device const T* b0, device const T* b1, device const T* b2,
+                         device const T* b3) {
+  if (n < args.n[0])
+    return args.has_bias & 1 ? float(b0[n]) : 0.0f;
+  n -= args.n[0];
+  if (n < args.n[1])
+    return args.has_bias & 2 ? float(b1[n]) : 0.0f;
+  n -= args.n[1];
+  if (n < args.n[2])
+    return args.has_bias & 4 ? float(b2[n]) : 0.0f;
+  return args.has_bias & 8 ? float(b3[n - args.n[2]]) : 0.0f;
+}
 
 // Neighbouring rows of them, as W of Products (products.h).
 template <typename Q> struct SideBySide {
-  StackedWeights<typename Q::block, norm_linear_matrices> weights;
+  constant NormedArgs* args;
+  device const typename Q::block* w0;
+  device const typename Q::block* w1;
+  device const typename Q::block* w2;
+  device const typename Q::block* w3;
   uint first, end;
-  METAL_FUNC device const typename Q::block* row(uint i) const { return weights.row(min(first + i, end - 1)); }
+  METAL_FUNC device const typename Q::block* row(uint i) const {
+    return row_of(*args, min(first + i, end - 1), w0, w1, w2, w3);
+  }
 };
 
 // y = (norm x) W^T + bias, for W side by side.
@@ -82,8 +87,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   const uint in_group = teams_in(simdgroups, a.split) * OUTS, turn = groups.x * in_group;
   const uint own = team_of(0, simdgroup, simdgroups, a.split) * OUTS;
   uint first = args.first + group.x * in_group;
-  const W w = {{&a, {w0, w1, w2, w3}}, first + own, args.end};
-  const StackedBiases<T, norm_linear_matrices> bias = {&a, {b0, b1, b2, b3}};
+  const W w = {&a, w0, w1, w2, w3, first + own, args.end};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -94,7 +98,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     for (uint i = sums.first; i < sums.count; i += sums.step) {
       const uint m = group.y * ROWS + i / OUTS, n = n0 + i % OUTS;
       if (sums.has(i) && m < a.rows && n < args.end)
-        y[m * args.outputs + n] = T(sums[i] + bias.of(n));
+        y[m * args.outputs + n] = T(sums[i] + bias_of(a, n, b0, b1, b2, b3));
     }
     first += turn;
   } while (P::again && first < args.end);
@@ -140,7 +144,6 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   const W w = {w0, w1, a.row_blocks[0], a.row_blocks[1], first + own, width};
-  const StackedBiases<T, 2> bias = {&a, {b0, b1}};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -152,7 +155,7 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
       const uint m = group.y * ROWS + i / OUTS, n = n0 + i % pairs, mine = i % OUTS;
       float value = sums[i];
       if (n < width)
-        value += bias.of(n + (mine < pairs ? 0 : width));
+        value += bias_of(a, n + (mine < pairs ? 0 : width), b0, b1, b1, b1);
       const float up = simd_shuffle_xor(value, ushort(pairs));
       if (sums.has(i) && mine < pairs && m < a.rows && n < width)
         y[m * width + n] = T(gated(args.activation, value * args.gate_scale, up));
@@ -163,13 +166,16 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
 
 // Rows of q, k and v that rotate together, `pairs` of them.
 template <typename Q, int PAIRS> struct HeadPairs {
-  StackedWeights<typename Q::block, 3> weights;
+  constant NormedArgs* args;
   constant RopeKvArgs* heads;
+  device const typename Q::block* w0;
+  device const typename Q::block* w1;
+  device const typename Q::block* w2;
   uint first, end;
   METAL_FUNC device const typename Q::block* row(uint i) const {
     const uint in_head = heads->head_dim / 2, at = min(first + i % PAIRS, end - 1), head = at / in_head;
     const Pair pair = pair_of(*heads, head, at % in_head);
-    return weights.row(head * heads->head_dim + (i < PAIRS ? pair.first : pair.second));
+    return row_of(*args, head * heads->head_dim + (i < PAIRS ? pair.first : pair.second), w0, w1, w2, w2);
   }
 };
 
@@ -211,8 +217,7 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   uint first = args.first_pair + group.x * in_group;
-  const W w = {{&a, {w0, w1, w2}}, &h, first + own, args.end_pair};
-  const StackedBiases<T, 3> bias = {&a, {b0, b1, b2}};
+  const W w = {&a, &h, w0, w1, w2, first + own, args.end_pair};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
   if (has_norm)
     products.norm(norm_weight, a.offset, a.eps, a.k, lane, simdgroup, simdgroups);
@@ -228,7 +233,7 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
       const uint element = is_first ? pair.first : pair.second;
       float value = sums[i];
       if (stored)
-        value += bias.of(head * h.head_dim + element);
+        value += bias_of(a, head * h.head_dim + element, b0, b1, b2, b2);
       const float other = simd_shuffle_xor(value, ushort(pairs));
       if (stored) {
         const uint batch = m / h.q_len, token = m % h.q_len;

@@ -135,7 +135,14 @@ DATA: dict[str, Any] = {
     "failures": [],
     "emulated": False,
     "machine": M3,
-    "device": {"name": "mps", "executor": "metal", "gpu": "Apple M3 Pro", "gpu_cores": 14, "family": "apple9"},
+    "device": {
+        "name": "mps",
+        "executor": "metal",
+        "gpu": "Apple M3 Pro",
+        "gpu_cores": 14,
+        "family": "apple9",
+        "tuned": 9,
+    },
     "bandwidth": {"bytes": 1 << 28, "read_gb_s": 133.0, "copy_gb_s": 120.0, "torch_copy_gb_s": 121.0},
 }
 
@@ -166,6 +173,7 @@ def test_a_good_machine_gets_one_fact() -> None:
         ("machine.virtual", True, "This is a virtual machine"),
         ("device.gpu", "Apple Paravirtual device", "This is a virtual machine"),
         ("device.metal", {"library": "jit"}, "with Xcode installed"),
+        ("device.tuned", 0, "`torch-foundry tune MODEL` measures"),
         ("machine.environment", {"MTL_DEBUG_LAYER": "1"}, "Metal's validation is on"),
         ("machine.environment", {"TORCH_FOUNDRY_SANITIZE": "address"}, "under a sanitizer"),
         ("cache_bytes", 3 << 30, "The kernel cache holds 3.0 GiB"),
@@ -178,6 +186,17 @@ def test_advice(path: str, value: Any, words: str) -> None:
     given = advice(changed(path, value))
     assert any(words in text for text in given), given
     assert all((text[0].isupper() and text.endswith(".")) or text.endswith(").") or ":" in text for text in given)
+
+
+def test_what_was_measured_needs_no_tuning() -> None:
+    """By this project, or there: an H100's choices, those of a report from before, and an emulated GPU."""
+    h100 = {"name": "cuda", "executor": "cuda", "family": "sm_90-h100-80gb-hbm3", "tuned": 0}
+    a100 = {**h100, "family": "sm_80-a100"}
+    said = [any("tune MODEL" in text for text in advice(changed("device", device))) for device in (h100, a100)]
+    assert said == [False, True]
+    old = {name: value for name, value in DATA["device"].items() if name != "tuned"}
+    assert not any("tune MODEL" in text for text in advice(changed("device", old)))
+    assert not any("tune MODEL" in text for text in advice({**changed("device.tuned", 0), "emulated": True}))
 
 
 @pytest.mark.parametrize("missing", ["device", "bandwidth", None])

@@ -90,7 +90,7 @@ def test_a_faulty_op_is_found_at_the_first_layer(monkeypatch: pytest.MonkeyPatch
 FAULTS = {
     "norm_glu": ("llama", "gated(args.activation, value * args.gate_scale, up)", "gated(args.activation, up, value)"),
     "norm_qkv": ("llama", "is_first ? -other : other", "is_first ? other : -other"),
-    "norm_linear": ("qwen3", "= T(sums[i] + bias.of", "= T(1.1f * sums[i] + bias.of"),
+    "norm_linear": ("qwen3", "= T(sums[i] + bias_of", "= T(1.1f * sums[i] + bias_of"),
 }
 
 

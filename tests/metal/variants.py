@@ -17,9 +17,10 @@ foundry = torch.ops.torch_foundry
 def same_variants(of: str, on: str) -> Iterator[None]:
     """Inside, kernels on the device `on` are the variants that run on the device `of`."""
     theirs, ours = foundry._family(of), foundry._family(on)
-    shapes = [("linear", rows, 2**n, 2**k) for rows in (1, 2, 4, 8) for n in range(8, 18) for k in range(9, 16)]
+    inputs = [of << k for k in range(8, 15) for of in (2, 3)]  # a shape of each bucket of K
+    shapes = [("linear", rows, 2**n, k) for rows in (1, 2, 4, 8) for n in range(8, 18) for k in inputs]
     shapes += [("norm_linear", *shape) for _, *shape in shapes]
-    shapes += [("linear_routes", 1, 2**n, 2**k) for n in range(5, 18) for k in range(5, 16)]
+    shapes += [("linear_routes", 1, 2**n, k) for n in range(5, 18) for k in inputs]
     shapes += [("attention", 1, head_dim, 1) for head_dim in range(32, 257, 32)]
     for op, rows, n, k in shapes:
         for format_ in ("f32", "f16", "bf16") if op == "attention" else quant.FORMATS:

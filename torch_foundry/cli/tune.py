@@ -37,6 +37,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: done, 2: can't be done."""
     from torch_foundry.core import tuning
+    from torch_foundry.diagnostics import tune
 
     if args.model is None and (args.dtype or args.quantize):
         raise UserError(f"{'--dtype' if args.dtype else '--quantize'}: expected a model, whose weights these are")
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         family = tuning.family(device)
         if args.take:
             return _import(args.take, family)
-        table = _saved(family, device)
+        table = tune.saved(device)
         if args.show:
             print(describe(table))
             return 0
@@ -67,14 +68,6 @@ def _import(path: Path, family: str) -> int:
     tuning.check_fits(table, str(path), family)
     print(f"{len(table.entries)} entries for {family} are used from now on: {tuning.write(table)}")
     return 0
-
-
-def _saved(family: str, device: Any) -> tuning.Table:
-    from torch_foundry.core import devices, tuning
-
-    empty = tuning.new_table(family, devices.of(device).name(device))
-    path = tuning.path_of(empty)
-    return tuning.read(path) if path.is_file() else empty
 
 
 def describe(table: tuning.Table) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from torch_foundry import quant
-from torch_foundry.core import tuning
+from torch_foundry.core import devices, tuning
 from torch_foundry.core.ahead import KernelList
 from torch_foundry.core.graph import capture
 from torch_foundry.diagnostics import tune_routes
@@ -45,6 +45,14 @@ TUNED = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")
 BY_MATRICES = {"linear": "matrices", "norm_linear": "norm_matrices"}  # the same products, any number of rows
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
 Choice = dict[str, int]
+
+
+def saved(device: torch.device) -> tuning.Table:
+    """What was found on this machine, with these kernels and this torch, for the family of `device`; empty if nothing
+    was. TuningError or OSError for a file that can't be used."""
+    empty = tuning.new_table(tuning.family(device), devices.of(device).name(device))
+    path = tuning.path_of(empty)
+    return tuning.read(path) if path.is_file() else empty
 
 
 def keys(

@@ -53,6 +53,7 @@ class Device:
     half = True  # 16 bits are the dtype of choice
     float64 = True
     step_scratch = False  # a captured step has memory of its own to unpack matrices to
+    measured: tuple[str, ...] = ()  # families, by how they begin, whose choices in the built-in table were measured
     multiplies_few_by_matrices = False  # `tune` tries products of few rows by matrices
     compiles_ahead = False  # what a model's first token needs is compiled when the model is patched
     graph_budget = 1 << 30  # bytes that captured steps may keep

@@ -24,6 +24,7 @@ class Cuda(Device):
     built_from = ("cuda/*.cpp",)  # the driver and NVRTC are loaded when the first kernel is compiled
     libraries = ("c10_cuda",)
     overlaps_copies = step_scratch = multiplies_few_by_matrices = True
+    measured = ("sm_90",)
     graph_budget = 4 << 30
     prompt_keys = 256
     step_tokens = 2048

@@ -51,6 +51,12 @@ def _device(data: dict[str, Any]) -> Iterator[str]:
             "Kernels are compiled from source when first used; with Xcode installed, building torch_foundry again "
             "compiles them ahead of time."
         )
+    measured = str(device.get("family", "")).startswith(devices.named(device.get("name", "")).measured)
+    if not (measured or data.get("emulated") or device.get("tuned", 1)):
+        yield (
+            "No choice of kernels was measured on a GPU of this kind: `torch-foundry tune MODEL` measures those that a "
+            "model depends on."
+        )
     if (size := data.get("cache_bytes", 0)) > LARGE_CACHE:
         yield f"The kernel cache holds {size / 2**30:.1f} GiB; it can be deleted at any time."
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from torch_foundry.aot import prebuild
-from torch_foundry.core import devices, extension, runtime
-from torch_foundry.diagnostics import golden
+from torch_foundry.core import devices, extension, runtime, tuning
+from torch_foundry.diagnostics import golden, tune
 from torch_foundry.diagnostics.doctor import machine, measure, selfcheck
 from torch_foundry.diagnostics.doctor.advice import advice
 from torch_foundry.diagnostics.doctor.privacy import describe
@@ -65,6 +65,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     """The device, its executor, and which code stock torch and this package run on it."""
     known, family = devices.of(device), str(torch.ops.torch_foundry._family(str(device)))
     row = {"name": str(device), "executor": runtime.executor(device), "family": family, **known.describe(device)}
+    with contextlib.suppress(tuning.TuningError, OSError):  # said where it is loaded
+        row["tuned"] = len(tune.saved(device).entries)
     if known.compiles_ahead:  # Apple's GPUs, of which the table asks it
         row["subnormal_codes"] = runtime.subnormal_codes(device)
         if tensors := runtime.tensor_operations(device):
