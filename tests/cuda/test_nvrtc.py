@@ -210,9 +210,11 @@ with kit.tuned(family, "matrices", **choice), kit.tuned(family, "norm_matrices",
             dense = torch.zeros(32, 256)
             weight = blocks.packed(dense, name) if name else dense.half()
             x = torch.zeros(1, 256, dtype=torch.float16)
-            run = lambda: ops.norm_linear(x, x[0], 1e-5, [weight], formats=[name])
+            run = lambda: ops.norm_linear(x, x[0], 1e-5, [weight] * 4, formats=[name] * 4)
             code = code_of(run if norm else lambda: ops.linear(x, weight, format=name))
             found[f"{name} {norm}"] = [low & 0xFFF for low, _ in code]
+        code = code_of(lambda: ops.norm_glu(x, x[0], 1e-5, weight, weight, format=name))
+        found[f"{name}, gate and up"] = [low & 0xFFF for low, _ in code]
 x = torch.zeros(32, 256, dtype=torch.float16)
 with kit.tuned(family, "linear_matrix", outputs=16, steps=2, split=2, simdgroups=8, blocks=4):
     for name in ("q4_0", "q8_0", "q4_k"):
