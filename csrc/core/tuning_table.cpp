@@ -240,7 +240,8 @@ constexpr Line kLines[] = {
     {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
 
     // Few rows by matrices, whatever their number (decisions 049, 057): those shapes of Llama-3-8B, and of Qwen3.5-4B, on
-    // an H100 where a layer of one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no room for more inputs.
+    // an H100 where a layer of one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no
+    // room for more inputs.
     {"sm_90", kMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
     {"sm_90", kMatrices, "", 1, 2048, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kMatrices, "q4_0", 1, 4096, 4096, {16, 3, 4, 4, 264}},

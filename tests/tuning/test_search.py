@@ -130,6 +130,15 @@ def test_command_for_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca
     assert main(command) == 0 and len(seen) == first  # all are there
 
 
+def test_a_model_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def nothing(*args: Any) -> Any:
+        raise ValueError("no kernel of the model is chosen by shape")
+
+    monkeypatch.setattr(tune, "keys_of", nothing)
+    assert main(["tune", str(demo_model_path()), "--device", "cpu"]) == 2
+    assert f"{demo_model_path()}: no kernel of the model is chosen" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -100,7 +100,10 @@ def _wanted(args: argparse.Namespace, device: Any) -> list[tuning.Key]:
 
     by_matrices = devices.of(device).multiplies_few_by_matrices
     if args.model is not None:
-        return tune.keys_of(_patched(args), device, by_matrices)
+        try:
+            return tune.keys_of(_patched(args), device, by_matrices)
+        except ValueError as error:
+            raise UserError(f"{args.model}: {error}") from error
     formats = (args.formats or FORMATS).split(",")
     for name in formats:
         if name not in quant.FORMATS:
