@@ -42,7 +42,7 @@ MOST_OUTPUTS = 1 << 15  # of matrices that many rows are multiplied by: beyond a
 ROUND_S = 0.02  # seconds of a measurement
 LAUNCHES = 16  # in a graph, at least
 TUNED = ("linear", "norm_linear", "moe_glu", "moe_down", "attention")
-BY_MATRICES = {"linear": "matrices", "norm_linear": "norm_matrices"}  # the same products, any number of rows
+AS_MATRICES = {"linear": "matrices", "norm_linear": "norm_matrices"}  # the same products, any number of rows
 ORDER = ("split", "chains")  # what rows share, as the order of their sums depends on it: found for one row
 Choice = dict[str, int]
 
@@ -67,9 +67,9 @@ def keys(
     for name in formats:
         for op, of_op in _shapes(shapes).items():
             for n, k in (shape for shape in of_op if _fits(name, shape)):
-                every = [tuning.Key(op, name, m, n, k) for m in (sorted({1, *rows}) if op in BY_MATRICES else [1])]
-                if by_matrices and op in BY_MATRICES:
-                    every.append(tuning.Key(BY_MATRICES[op], name, 1, n, k))
+                every = [tuning.Key(op, name, m, n, k) for m in (sorted({1, *rows}) if op in AS_MATRICES else [1])]
+                if by_matrices and op in AS_MATRICES:
+                    every.append(tuning.Key(AS_MATRICES[op], name, 1, n, k))
                 for key in every:
                     found.setdefault((key.op, name, key.rows, *tuning.bucket(key)), key)
     for name in formats:
@@ -88,14 +88,14 @@ def keys_of(model: nn.Module, device: torch.device, by_matrices: bool = False) -
     kernels, problems = record_first_token(model, device)
     found: dict[tuple[object, ...], tuning.Key] = {}
     for key in itertools.starmap(tuning.Key, kernels.asked()):
-        if key.op in (*TUNED, *(BY_MATRICES.values() if by_matrices else ())):
+        if key.op in (*TUNED, *(AS_MATRICES.values() if by_matrices else ())):
             found.setdefault((key.op, key.format, key.rows, *tuning.bucket(key)), key)
         if key.op == "linear" and key.rows > 1 and key.n <= MOST_OUTPUTS:  # what a prompt multiplies by
             route = tuning.Key("linear_routes", key.format, 1, key.n, key.k)
             found.setdefault((route.op, key.format, *tuning.bucket(route)), route)
     if not found:
         raise ValueError("; ".join(["no kernel of the model is chosen by shape", *map(str, problems)]))
-    return sorted(found.values(), key=lambda key: (key.rows, key.op in BY_MATRICES.values()))
+    return sorted(found.values(), key=lambda key: (key.rows, key.op in AS_MATRICES.values()))
 
 
 def left_out(formats: list[str], shapes: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
@@ -120,7 +120,7 @@ def _fits(name: str, shape: tuple[int, int]) -> bool:
 def candidates(key: tuning.Key, current: Choice) -> Iterator[Choice]:
     """The neighbours of a choice: one parameter changed, or the two that make a threadgroup's shape."""
     space = {name: list(values) for name, values in tuning.parameters(key.op).items()}
-    if key.op in BY_MATRICES.values():
+    if key.op in AS_MATRICES.values():
         space["outputs"].remove(0)  # not by matrices
     elif "steps" in space and not quant.get_format(key.format).packed:
         space["steps"].remove(0)  # of packed codes
@@ -159,7 +159,7 @@ def tune(key: tuning.Key, device: torch.device) -> tuning.Entry:
     def compile(choices: list[Choice]) -> None:
         _compile(key, family, device, work, [c for c in choices if tuple(c.values()) not in times])
 
-    if key.op not in BY_MATRICES.values():
+    if key.op not in AS_MATRICES.values():
         with _without_matrices(family, key):
             best, default_us = _descend(key, first, measure, compile), measure(first)
     else:
@@ -186,10 +186,10 @@ def _descend(
 @contextlib.contextmanager
 def _without_matrices(family: str, key: tuning.Key) -> Iterator[None]:
     """Inside, few rows of `key`'s shape are multiplied by lanes, whatever the table says."""
-    if key.op not in BY_MATRICES:
+    if key.op not in AS_MATRICES:
         yield
         return
-    other = tuning.Key(BY_MATRICES[key.op], key.format, 1, key.n, key.k)
+    other = tuning.Key(AS_MATRICES[key.op], key.format, 1, key.n, key.k)
     before = tuning.choice(family, other)
     tuning.use(family, other, {**before, "outputs": 0})
     try:
