@@ -45,6 +45,12 @@ def test_matrices_have_keys_where_they_are_wanted() -> None:
     assert max(map(both.index, lanes)) < both.index(by_matrices)  # which have to beat what is found for lanes
 
 
+def test_no_keys_for_formats_that_matrices_do_not_take() -> None:
+    """f32, and packed formats whose codes are no fragments, have none; f16 has."""
+    found = tune.keys(["f32", "q6_k", "f16", "q4_k"], [(64, 512)], [1], by_matrices=True)
+    assert {key.format for key in found if "matrices" in key.op} == {"f16", "q4_k"}
+
+
 @pytest.mark.parametrize("by_lanes, chosen", [(20.0, 32), (9.0, 0)])
 def test_matrices_are_used_where_a_row_takes_no_longer(
     monkeypatch: pytest.MonkeyPatch, by_lanes: float, chosen: int

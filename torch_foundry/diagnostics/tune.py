@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from torch_foundry import quant
+from torch_foundry import ops, quant
 from torch_foundry.core import devices, tuning
 from torch_foundry.core.ahead import KernelList
 from torch_foundry.core.graph import capture
@@ -68,7 +68,7 @@ def keys(
         for op, of_op in _shapes(shapes).items():
             for n, k in (shape for shape in of_op if _fits(name, shape)):
                 every = [tuning.Key(op, name, m, n, k) for m in (sorted({1, *rows}) if op in AS_MATRICES else [1])]
-                if by_matrices and op in AS_MATRICES:
+                if by_matrices and op in AS_MATRICES and _asks_for_matrices(name, k):
                     every.append(tuning.Key(AS_MATRICES[op], name, 1, n, k))
                 for key in every:
                     found.setdefault((key.op, name, key.rows, *tuning.bucket(key)), key)
@@ -111,6 +111,16 @@ def _shapes(shapes: list[tuple[int, int]]) -> dict[str, Sequence[tuple[int, int]
     if shapes != list(SHAPES):
         return {"linear": shapes, "norm_linear": shapes, **routes}
     return {"linear": shapes, "norm_linear": NORM_SHAPES, **EXPERT_SHAPES, **routes}
+
+
+def _asks_for_matrices(name: str, k: int) -> bool:
+    """Whether `ops.linear` may multiply few rows by matrices with weights of that format and width."""
+    fmt, kernels = quant.get_format(name), KernelList(torch.device("cpu"))
+    x = torch.empty(1, k, dtype=DTYPES.get(name, torch.float16), device="meta")
+    columns, dtype = (fmt.row_size(k), torch.uint8) if fmt.packed else (k, x.dtype)
+    with kernels.record():
+        ops.linear(x, torch.empty(64, columns, dtype=dtype, device="meta"), format=name if fmt.packed else None)
+    return any(op == "matrices" for op, *_ in kernels.asked())
 
 
 def _fits(name: str, shape: tuple[int, int]) -> bool:
