@@ -30,7 +30,7 @@ import torch_foundry
 from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
-from benchmarks.models import DTYPES, MODELS, REAL, Model, build, pack
+from benchmarks.models import DTYPES, MODELS, REAL, Model, build
 from benchmarks.scripted_drafts import LITTLE, PAIRS, clocked, give_head, right
 from torch_foundry import quant
 from torch_foundry.engine import Engine, SamplingParams
@@ -154,7 +154,7 @@ def repeating(model: Model, fmt: str, device: torch.device, seed: int = 0) -> An
             if path.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                 weight.mul_(LITTLE)
     if fmt not in DTYPES:
-        pack(network, fmt)
+        torch_foundry.quantize(network, fmt)
     return network
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +135,7 @@ def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 
     """
     import transformers
 
+    import torch_foundry
     from torch_foundry.demo_model import demo_model_path
 
     dtype = DTYPES.get(fmt, torch.float16)
@@ -151,7 +149,7 @@ def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 
     network.generation_config.eos_token_id = None
     network.generation_config.pad_token_id = 0
     if fmt not in DTYPES:
-        pack(network, fmt)
+        torch_foundry.quantize(network, fmt)
     return network
 
 
@@ -162,28 +160,6 @@ def _draw(network: Any) -> None:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         elif parameter.dim() == 3 and ".experts." in name:
             parameter.normal_(std=parameter[0].numel() ** -0.25)
-
-
-def pack(network: Any, fmt: str) -> None:
-    """Pack the weights as `torch_foundry.patch(network, quantize=fmt)` does, but layers side by side on all cores."""
-    import torch_foundry
-    from torch_foundry.nn import FoundryLinear
-
-    tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
-    found = [
-        (parent, name, child)
-        for parent in network.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and not (tied and child is network.get_output_embeddings())
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        packed = pool.map(lambda entry: FoundryLinear.from_linear(entry[2], fmt), found)
-        for (parent, name, _), module in zip(found, packed, strict=True):
-            setattr(parent, name, module)
-    torch_foundry.patch(network, quantize=fmt)  # the embeddings
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that weights stay packed is meant
-        torch_foundry.unpatch(network)
 
 
 def state_bytes(network: Any, fmt: str, batch: int, tokens: int) -> int:

@@ -2,15 +2,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
 #include <sstream>
 #include <thread>
-#include <vector>
 
 #include <torch/library.h>
 
@@ -101,17 +98,6 @@ CompileProgress::~CompileProgress() { expect(-kernels_); }
 void CompileProgress::one() {
   std::lock_guard<std::mutex> lock(waiting().mutex);
   waiting().done++;
-}
-
-void side_by_side(size_t count, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  const auto run = [&] {
-    for (size_t i; (i = next++) < count;) work(i);
-  };
-  std::vector<std::thread> threads;
-  const size_t most = std::max(4u, std::thread::hardware_concurrency());
-  while (threads.size() < std::min(count, most)) threads.emplace_back(run);
-  for (std::thread& thread : threads) thread.join();
 }
 
 std::string first_errors(const std::string& log) {

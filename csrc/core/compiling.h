@@ -1,8 +1,6 @@
 // What a user sees of a compiler: that it runs, and what it says.
 #pragma once
 
-#include <cstddef>
-#include <functional>
 #include <string>
 
 namespace foundry {
@@ -27,9 +25,6 @@ private:
   const int kernels_; // known before the notice begins
   const CompileNotice notice_;
 };
-
-// Calls `work` with 0 ... count - 1 in several threads, each of which mostly waits for a compiler. It must not throw.
-void side_by_side(size_t count, const std::function<void(size_t)>& work);
 
 // The lines of a compiler's output that say what is wrong, at most twelve of them; all of it if none does.
 std::string first_errors(const std::string& log);

@@ -1,10 +1,12 @@
 #include "core/kernel_list.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <torch/library.h>
 
 #include "core/compiling.h"
+#include "core/threads.h"
 
 namespace foundry {
 namespace {
@@ -106,7 +108,8 @@ void KernelList::compile() const {
   GroupCompiler* const compiler = found == group_compilers().end() ? nullptr : found->second;
   const auto together = compiler ? compiler->begin(kernels) : nullptr;
   CompileProgress progress(static_cast<int>(wanted.size()));
-  side_by_side(wanted.size(), [&](size_t i) {
+  const size_t threads = std::max(4u, std::thread::hardware_concurrency()); // they mostly wait for a compiler
+  side_by_side(wanted.size(), threads, [&](size_t i) {
     try {
       Pipeline& made = pipeline(device, wanted[i].kernel);
       if (compiler) compiler->finish(made, wanted[i].threads);

@@ -6,10 +6,10 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include "core/threads.h"
 #include "loaders/safetensors_header.h"
 #include "loaders/utf8.h"
 
@@ -134,7 +134,7 @@ int64_t find_nonfinite(const at::Tensor& bytes, int64_t stride, int64_t offset, 
   const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr()) + offset;
   const auto bits = static_cast<uint64_t>(mask);
   std::atomic<int64_t> first{INT64_MAX};
-  at::parallel_for(0, bytes.numel() / stride, (int64_t(1) << 19) / stride + 1, [&](int64_t from, int64_t to) {
+  in_parts(bytes.numel() / stride, (int64_t(1) << 19) / stride + 1, [&](int64_t from, int64_t to) {
     const int64_t begin = from * stride, end = to * stride;
     const int64_t at = dense        ? first_dense(data, begin, end, width, bits)
                        : width == 1 ? first_strided<uint8_t>(data, begin, end, stride, bits)

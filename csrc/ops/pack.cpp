@@ -1,13 +1,12 @@
 // Packing weights into a block format and back, on the CPU: what loading and the unfused fallback need.
-#include <ATen/Parallel.h>
-
 #include "core/op.h"
 #include "core/quant_table.h"
+#include "core/threads.h"
 
 namespace foundry {
 namespace {
 
-constexpr int64_t kBlocksPerTask = 1024;
+constexpr int64_t kWeightsPerPart = 1 << 15;
 
 // Checks a dense f32 matrix against its packed form; returns the format.
 const QuantFormat& check_pair(const at::Tensor& dense, const at::Tensor& packed, std::string_view name) {
@@ -31,7 +30,7 @@ void pack_weight(const at::Tensor& weight, std::string_view format, const at::Te
   const auto* factor = static_cast<const float*>(factors.const_data_ptr());
   char* to = static_cast<char*>(packed.mutable_data_ptr());
   const int64_t in_a_row = weight.size(1) / f.block_size;
-  at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {
+  in_parts(weight.numel() / f.block_size, kWeightsPerPart / f.block_size, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
       f.pack(from + i * f.block_size, factor + i % in_a_row * f.block_size, to + i * f.block_bytes);
   });
@@ -41,7 +40,7 @@ void unpack_weight(const at::Tensor& packed, std::string_view format, const at::
   const QuantFormat& f = check_pair(weight, packed, format);
   const char* from = static_cast<const char*>(packed.const_data_ptr());
   float* to = weight.mutable_data_ptr<float>();
-  at::parallel_for(0, weight.numel() / f.block_size, kBlocksPerTask, [&](int64_t begin, int64_t end) {
+  in_parts(weight.numel() / f.block_size, kWeightsPerPart / f.block_size, [&](int64_t begin, int64_t end) {
     f.unpack(from + begin * f.block_bytes, to + begin * f.block_size, end - begin);
   });
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,27 @@ def test_what_cannot_be_packed(f: quant.Format) -> None:
         torch.ops.torch_foundry.pack_weight(weight, f.name, packed)
     with pytest.raises(ValueError, match=f"{f.name}: expected a multiple of {f.block_size} columns, got 33"):
         f.row_size(33)
+
+
+def test_packing_and_unpacking_take_several_threads() -> None:
+    """As CPU time that others than this thread spend, whenever the system lets them."""
+    weight = torch.randn(1024, 4096, generator=torch.Generator().manual_seed(1))
+    packed = quant.quantize(weight, "q4_k")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for call in (lambda: quant.quantize(weight, "q4_k"), lambda: quant.dequantize(packed, "q4_k")):
+            own, whole = time.thread_time(), time.process_time()
+            call()
+            own, whole = time.thread_time() - own, time.process_time() - whole
+            assert whole - own > 0.1 * whole, (own, whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("row", [0, 700, 1023])
+def test_what_a_thread_finds_wrong_is_said(row: int) -> None:
+    weight = torch.zeros(1024, 4096)
+    weight[row, 9] = torch.inf
+    with pytest.raises(RuntimeError, match="weight: expected finite values, got NaN or infinity"):
+        quant.quantize(weight, "q8_0")
