@@ -127,8 +127,16 @@ def config(model: Model, max_positions: int) -> Any:
     )
 
 
-def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 8192, seed: int = 0) -> Any:
-    """A model with random weights on `device`, in `fmt`: a dtype, or a packed format with float16 around it.
+def build(
+    model: Model,
+    fmt: str,
+    device: torch.device,
+    *,
+    max_positions: int = 8192,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float16,
+) -> Any:
+    """A model with random weights on `device`, in `fmt`: a dtype, or a packed format with `dtype` around it.
 
     Generation with it never ends early. Random networks repeat themselves, so the weights of matrices are drawn with
     a deviation that makes each layer's output as large as its input.
@@ -138,7 +146,7 @@ def build(model: Model, fmt: str, device: torch.device, *, max_positions: int = 
     import torch_foundry
     from torch_foundry.demo_model import demo_model_path
 
-    dtype = DTYPES.get(fmt, torch.float16)
+    dtype = DTYPES.get(fmt, dtype)
     torch.manual_seed(seed)
     if model is MODELS["demo"]:
         network = transformers.AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=dtype).eval().to(device)
