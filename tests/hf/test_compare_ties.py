@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from tests.hf.tiny_models import ids, shared
 from torch_foundry.diagnostics import compare as home
 from torch_foundry.diagnostics.compare import compare, ties
+from torch_foundry.diagnostics.compare.kernels import wrong_kernels
 from torch_foundry.hf.api import patch, patched
 from torch_foundry.models.moe import ExpertBlock
 
@@ -89,3 +90,28 @@ def test_a_fault_of_experts_is_found_beside_ties(monkeypatch: pytest.MonkeyPatch
     run = block._block
     monkeypatch.setattr(block, "_block", lambda self, x, residual, gemm: run(self, x, residual, gemm) * 1.3)
     assert home.compare(model, PROMPT).first_bad == "model.layers.0"
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_no_right_kernel_is_called_wrong(family: str) -> None:
+    """Those of experts with biases, too."""
+    model = copy.deepcopy(shared(family))
+    with torch.no_grad(), patched(model):
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.normal_()
+        assert wrong_kernels(lambda: model(PROMPT[:, :2])) == []
+
+
+def test_where_all_tokens_are_ties_kernels_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers whose rows are the same but for roundings: a step's token goes to other experts than stock's."""
+    model = copy.deepcopy(shared("qwen3_moe")).bfloat16()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            weight = layer.mlp.gate.weight
+            weight.copy_(weight[:1] * (1 + 1e-3 * torch.randn(len(weight), 1)))
+    drift = compare(model, PROMPT[:1])
+    assert drift.first_bad is None and len(drift.paths) == 4
+    monkeypatch.setattr(ties, "wrong_kernels", lambda run: ["moe_glu"])
+    paths = {path.name: path.first_bad for path in compare(model, PROMPT[:1]).paths}
+    assert paths["one token"] and paths["decode step"], "experts differ, which is what is left out"

@@ -37,10 +37,10 @@ def compare(model: nn.Module, ids: torch.Tensor, **inputs: Any) -> Drift:
     why not).
 
     A stage is out of line if, given the stock model's input, its output differs by more than rounding explains, but for
-    tokens of a prompt whose experts rounding may choose; its kernels are then held against plain torch, and
-    `Path.kernels` names those that are wrong. Packed weights, and packed keys and values in steps, are used on both
-    sides. inputs: further arguments of the model (attention_mask ...). A model that is not patched is patched for the
-    duration of the call. ValueError: nothing in the model can be patched.
+    tokens whose experts rounding may choose, of which the kernels alone are judged; its kernels are then held against
+    plain torch, and `Path.kernels` names those that are wrong. Packed weights, and packed keys and values in steps, are
+    used on both sides. inputs: further arguments of the model (attention_mask ...). A model that is not patched is
+    patched for the duration of the call. ValueError: nothing in the model can be patched.
     """
     from torch_foundry.hf.api import patched
 
@@ -95,7 +95,7 @@ def _layer_by_layer(
 ) -> tuple[Path, torch.Tensor, torch.Tensor]:
     """The path without a cache, and both models' logits."""
     from torch_foundry.diagnostics.compare.kernels import wrong_kernels
-    from torch_foundry.diagnostics.compare.ties import decided, undecided
+    from torch_foundry.diagnostics.compare.ties import error_alone, undecided
     from torch_foundry.hf.layer import LayerMixin
 
     outputs: list[tuple[str, torch.Tensor]] = []
@@ -105,8 +105,7 @@ def _layer_by_layer(
     def keep_stock(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         outputs.append((name, output.clone()))  # some models write to it
         with fused(True):
-            got = hidden_of(module.forward(*args, **kwargs))
-        alone.append(error(*(decided(rows, ties.get(name)) for rows in (got, output))))
+            alone.append(error_alone(lambda: hidden_of(module.forward(*args, **kwargs)), output, ties.get(name)))
 
     def measure(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         drifts.append(error(output, outputs[len(drifts)][1]))

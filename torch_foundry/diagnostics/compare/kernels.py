@@ -104,6 +104,11 @@ def _norm_qkv(given: Given) -> Tensor:
     return reference.rope_kv(q, k, v, **{name: given[name] for name in names})
 
 
+def _moe_glu(given: Given) -> Tensor:
+    own = {name: value for name, value in given.items() if name not in ("gate_bias", "up_bias")}
+    return reference_moe.moe_glu(**own, biases=(given["gate_bias"], given["up_bias"]))
+
+
 def _attention(given: Given) -> Tensor:
     given, step = dict(given), given["step"]
     del given["step"]
@@ -115,4 +120,10 @@ def _attention(given: Given) -> Tensor:
     return reference.attention(**given)
 
 
-_FUSED = {"norm_linear": _norm_linear, "norm_glu": _norm_glu, "norm_qkv": _norm_qkv, "attention": _attention}
+_FUSED = {
+    "norm_linear": _norm_linear,
+    "norm_glu": _norm_glu,
+    "norm_qkv": _norm_qkv,
+    "moe_glu": _moe_glu,
+    "attention": _attention,
+}

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.core.errors import Fallback
 from torch_foundry.diagnostics.compare.kernels import wrong_kernels
 from torch_foundry.diagnostics.compare.result import LIMIT, REPLAY, STEP, Path, Stage, error, hidden_of, stages_of
+from torch_foundry.diagnostics.compare.ties import error_alone, undecided
 from torch_foundry.generation.step_state import CacheLayers, StepState
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
@@ -67,10 +68,12 @@ def compare_steps(
         prompt = text.read()
         caches = [copy.deepcopy(prompt) for _ in range(3)]
         layers = [CacheLayers(cache, plan.owners, plan.state.kv_cache) for cache in caches]
+        own = {names[id(layer)]: layer for layer in plan.parts[1][: len(plan.layers)] if id(layer) in names}
+        ties = undecided(own, lambda: model(**text.arguments(0, copy.deepcopy(prompt))))
         seen, stock = _stock(model, text, caches[0], plan)
     with fused(True):
         by_kernels = _Kernels(model, plan, layers[1], text)
-        path = by_kernels.path(seen, stock, names)
+        path = by_kernels.path(seen, stock, names, ties)
         replayed = _graph(model, plan, text, caches[2], by_kernels.logits, stock, path.limit)
     return [path, replayed]
 
@@ -143,11 +146,17 @@ class _Kernels:
         self.model, self.plan, self.layers, self.text = model, plan, layers, text
         self.logits: list[torch.Tensor] = []
 
-    def path(self, seen: Seen, stock: list[torch.Tensor], names: dict[int, str]) -> Path:
-        """Errors of the first step's stages, and of the logits of all."""
+    def path(self, seen: Seen, stock: list[torch.Tensor], names: dict[int, str], ties: dict[str, torch.Tensor]) -> Path:
+        """Errors of the first step's stages, and of the logits of all. ties: of layers with experts, by name."""
+        embedding, listed, norm = self.plan.parts
+        modules = [embedding, *listed, norm, self.model.lm_head]
+        found = [names.get(id(m), type(m).__name__) for m in modules[: len(self.plan.layers) + 1] + modules[-2:]]
         place = self._place(0)
         runs = self._runs(place)
-        alone = [error(run(given), right) for run, (given, right) in zip(runs, seen, strict=True)]
+        alone = [
+            error_alone(lambda run=run, x=x: run(x), right, ties.get(name))  # type: ignore[misc]
+            for name, run, (x, right) in zip(found, runs, seen, strict=True)
+        ]
         drifts: list[float] = []
         for step in range(STEPS):
             x: Any = self.text.tokens[step]
@@ -157,9 +166,6 @@ class _Kernels:
                     drifts.append(error(x, seen[i][1]))
             self.logits.append(self._finished(x))
             self.layers.count(1)
-        embedding, listed, norm = self.plan.parts
-        modules = [embedding, *listed, norm, self.model.lm_head]
-        found = [names.get(id(m), type(m).__name__) for m in modules[: len(self.plan.layers) + 1] + modules[-2:]]
         limit = LIMIT.get(self.plan.dtype, LIMIT[torch.float32])
         if self.plan.state.kv_cache != PLAIN:  # a rounding may decide between two codes of a packed key
             limit = max(limit, LIMIT[torch.float16])

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_foundry.core.errors import Fallback
+from torch_foundry.diagnostics.compare.kernels import wrong_kernels
+from torch_foundry.diagnostics.compare.result import error
 from torch_foundry.testing.reference_moe import moe_choose
 
 DRAWS = 8
@@ -60,6 +62,18 @@ def _noting(name: str, experts: Any, found: dict[str, Tensor]) -> Callable[..., 
 def _chosen(logits: Tensor, rule: dict[str, Any]) -> Tensor:
     """Of each token, the numbers of its experts in order of size."""
     return moe_choose(logits, **rule)[0].sort(-1).values
+
+
+def error_alone(run: Callable[[], Tensor], right: Tensor, ties: Tensor | None) -> float:
+    """The error of `run()` beside stock's result `right`, both [..., hidden], over tokens that are no tie.
+
+    Where all are ties the results say nothing, and the kernels that run are held against plain torch instead: 0 if none
+    of them is wrong.
+    """
+    got = run()
+    if ties is None or not ties.all() or len(ties) != right[..., 0].numel():
+        return error(*(decided(rows, ties) for rows in (got, right)))
+    return error(got, right) if wrong_kernels(run) else 0.0
 
 
 def decided(rows: Tensor, ties: Tensor | None) -> Tensor:
