@@ -42,10 +42,10 @@ def pair(path: Path, fmt: str) -> tuple[Any, Any]:
     return torch_foundry.patch(ours), dense
 
 
-def with_lora(model: Any) -> Any:
+def with_lora(model: Any, **options: Any) -> Any:
     torch.manual_seed(3)
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=ATTENTION + MLP)
-    return peft.get_peft_model(model, config)
+    return peft.get_peft_model(model, config, **options)
 
 
 @cache
@@ -110,12 +110,14 @@ def test_losses_are_those_of_the_dense_model(
 
 
 @pytest.mark.cpu_only
-def test_memory_of_a_step(small_parts: None) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_memory_of_a_step(dtype: torch.dtype, small_parts: None) -> None:
     """Beside its weights a packed model needs what the dense one needs, activations and adapters, and one unpacked
-    part of a matrix; never a dense copy of a matrix."""
+    part of a matrix; never a dense copy of a matrix. Adapters have the dtype that they have around a dense layer."""
     prompt, most = ids(1, 24, seed=1), []
     for base in pair(draft_model_path(), "q8_0"):
-        model = with_lora(base).train()
+        model = with_lora(base.to(dtype), autocast_adapter_dtype=False).train()
+        assert {p.dtype for p in model.parameters() if p.requires_grad} == {dtype}
 
         def step(model: Any = model) -> None:
             model.zero_grad(set_to_none=True)
@@ -124,8 +126,8 @@ def test_memory_of_a_step(small_parts: None) -> None:
         step()
         most.append(most_allocated(step))
     largest = base.lm_head.weight.nbytes
-    assert most[0] <= most[1] + 4 * PARTS + (16 << 10), most
-    assert largest > 8 * 4 * PARTS, "a dense copy of the largest matrix would be noticed"
+    assert most[0] <= most[1] + dtype.itemsize * PARTS + (16 << 10), most
+    assert largest > 8 * dtype.itemsize * PARTS, "a dense copy of the largest matrix would be noticed"
 
 
 @pytest.mark.parametrize("kind", ["gguf", "mlx"])
@@ -144,6 +146,7 @@ def test_a_file_is_tuned_saved_and_merged(kind: str, tmp_path: Path) -> None:
         return torch_foundry.load(file, device="cpu", progress=False)[0]
 
     base = load()
+    assert {module.compute_dtype for module in base.modules() if isinstance(module, FoundryLinear)} == {base.dtype}
     before = {name: value.clone() for name, value in base.state_dict().items() if value.dtype == torch.uint8}
     model = with_lora(base)
     part = ids(1, 32, seed=2)[0]

@@ -63,7 +63,6 @@ def _merge(layer: Any, dtype: torch.dtype, fmt: str | None) -> None:
     layer.merge(safe_merge=True)  # raises for weights that are not finite
     if fmt is not None:
         layer.base_layer = (FoundryLinear.from_linear if is_linear else FoundryEmbedding.from_embedding)(dense, fmt)
-        if not is_linear:
-            layer.base_layer.anchor = layer.base_layer.anchor.to(dtype)
+        layer.base_layer.anchor = layer.base_layer.anchor.to(dtype)
     else:
         dense.weight.data = dense.weight.data.to(dtype)

@@ -149,4 +149,4 @@ def shared_packed(model: nn.Module) -> list[list[nn.Module]]:
 
 def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
     yield from model.parameters()
-    yield from (module.anchor for module in model.modules() if isinstance(module, FoundryEmbedding))
+    yield from (module.anchor for module in model.modules() if isinstance(module, FoundryLinear | FoundryEmbedding))

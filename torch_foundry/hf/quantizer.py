@@ -189,14 +189,14 @@ def _columns(module: Any) -> int:
 
 def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
     """The packed module for a dense one on the meta device, with a weight there."""
-    rows, columns = module.weight.shape
+    (rows, columns), dtype = module.weight.shape, module.weight.dtype
     weight = torch.empty(rows, quant.get_format(fmt).row_size(columns), dtype=torch.uint8, device="meta")
     new: nn.Module
     if isinstance(module, nn.Linear):
         order = torch.empty(columns, dtype=torch.int32, device="meta") if ordered else None
-        new = FoundryLinear(columns, rows, weight, fmt, module.bias, order)
+        new = FoundryLinear(columns, rows, weight, fmt, module.bias, order, dtype)
     else:
-        scale, dtype = module._buffers.get("embed_scale"), module.weight.dtype
+        scale = module._buffers.get("embed_scale")
         new = FoundryEmbedding(rows, columns, weight, fmt, dtype, module.padding_idx, scale)
     new._is_hf_initialized = True  # type: ignore[assignment]
     return take_over(new, module)

@@ -230,6 +230,7 @@ class _Installer:
                 weight.format,
                 parent.bias,
                 None if weight.order is None else weight.order.to(self.device),
+                parent.weight.dtype,
             )
             replace_module(self.model, path, take_over(linear, parent))
         elif leaf == "weight" and isinstance(parent, nn.Embedding):
@@ -281,7 +282,8 @@ class _Installer:
         path = target.rpartition(".")[0]
         layer, origin = self.model.get_submodule(path), self.model.get_submodule(source.rpartition(".")[0])
         if isinstance(origin, FoundryEmbedding):
-            linear = FoundryLinear(layer.in_features, layer.out_features, origin.weight, origin.format, layer.bias)
+            sizes = layer.in_features, layer.out_features
+            linear = FoundryLinear(*sizes, origin.weight, origin.format, layer.bias, dtype=layer.weight.dtype)
             replace_module(self.model, path, take_over(linear, layer))
         else:
             layer.weight = origin.weight

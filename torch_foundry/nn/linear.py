@@ -156,10 +156,12 @@ class FoundryLinear(nn.Linear):
 
     `weight` is a uint8 buffer [out_features, bytes of a row], so `.to(dtype)` leaves it alone. Gradients flow to the
     input and the bias, never to the weight: adapters on top can be trained, the layer itself can't. `order`: int32
-    [in_features] if the columns are stored in another order: column j multiplies input element order[j].
+    [in_features] if the columns are stored in another order: column j multiplies input element order[j]. `anchor`: an
+    empty buffer of the dtype that a dense layer would have here, which `.to(dtype)` converts.
     """
 
     weight: torch.Tensor
+    anchor: torch.Tensor
     order: torch.Tensor | None
 
     def __init__(
@@ -170,11 +172,13 @@ class FoundryLinear(nn.Linear):
         fmt: str,
         bias: nn.Parameter | None = None,
         order: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.format = in_features, out_features, fmt
         self.register_buffer("weight", weight)
         self.register_buffer("order", None if order is None else order.to(torch.int32))
+        self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=weight.device), persistent=False)
         self.register_parameter("bias", bias)
 
     @classmethod
@@ -184,7 +188,13 @@ class FoundryLinear(nn.Linear):
         `linear` loses its weight and is kept for `to_linear`.
         """
         weight = quant.quantize(linear.weight, fmt) if packed is None else packed
-        return take_over(cls(linear.in_features, linear.out_features, weight, fmt, linear.bias), linear)
+        packed_as = cls(linear.in_features, linear.out_features, weight, fmt, linear.bias, dtype=linear.weight.dtype)
+        return take_over(packed_as, linear)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of adapters, as around a dense layer: peft asks for it, as the weight's own dtype is none for them."""
+        return self.anchor.dtype
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The dense weight [out_features, in_features] that the packed one stands for."""
