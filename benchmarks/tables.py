@@ -215,6 +215,31 @@ def servers(rows: list[Row]) -> list[Cells]:
     return table
 
 
+def training(rows: list[Row]) -> list[Cells]:
+    """A line for each model, format and way to train adapters."""
+    columns = (
+        "ms a step: median (min to max)",
+        "x",
+        "weights, GB",
+        "step beside them, GB",
+        "error of gradients (stock's)",
+    )
+    table: list[Cells] = [("model", "format", "batch, tokens", "way", *columns)]
+    stocks = {(r["name"], r["format"], str(r["shape"])): r["parity"]["error"] for r in rows if r["way"] == r["stock"]}
+    for r in rows:
+        ms = {name: r["times_us"][name] / 1e3 for name in ("median", "min", "max")}
+        sizes = (f"{r['extra'][name] / 1e9:.2f}" for name in ("weight_bytes", "step_bytes"))
+        stock = stocks[r["name"], r["format"], str(r["shape"])]
+        table.append(
+            (
+                *(r["name"], r["format"], f"{r['shape']['batch']}, {r['shape']['tokens']}", r["way"]),
+                f"{ms['median']:.0f} ({ms['min']:.0f} to {ms['max']:.0f})",
+                *(f"{r['speedup']:.2f}", *sizes, f"{r['parity']['error']:.1e} ({stock:.1e})"),
+            )
+        )
+    return table
+
+
 def speeds(rows: list[Row]) -> list[Cells]:
     """A line for each model and format."""
     table: list[Cells] = [("model", "format", "batch, prompt", "tok/s: median (min to max)")]
@@ -235,5 +260,6 @@ def load(rows: list[Row]) -> list[Cells]:
 
 
 VIEWS: dict[str, Callable[[list[Row]], list[Cells]]] = {
-    view.__name__: view for view in (linear, sweep, variants, attention, ops, models, generation, servers, speeds, load)
+    view.__name__: view
+    for view in (linear, sweep, variants, attention, ops, models, generation, servers, training, speeds, load)
 }
