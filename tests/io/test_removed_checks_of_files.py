@@ -24,7 +24,10 @@ CODES = {
     "pipe": "NOT_FILE", "absent": "ABSENT", "zero_byte": "ABSENT", "names_in_a_file": "ABSENT", "no_state": "IO",
     "failing_reads": "IO", "past_the_end": "TRUNCATED", "no_mapping": "IO", "state_lost": "PERMISSION",
 }  # fmt: skip
-READS = {"sound": (DATA[10:50], 100), "short_reads": DATA[10:50], "interrupted": DATA[10:50]}
+READS = {
+    "sound": (DATA[10:50], 100), "short_reads": DATA[10:50], "interrupted": DATA[10:50],
+    "written_over_a_folder": (errno.EISDIR, True), "written_under_a_long_name": (errno.ENAMETOOLONG, True),
+}  # fmt: skip
 Scene = Callable[[Any, Path, pytest.MonkeyPatch], object]
 SCENES: dict[str, Scene] = {}
 
@@ -178,6 +181,24 @@ def _state_lost(files: Any, path: Path, patch: pytest.MonkeyPatch) -> object:
     file = files.File(path)
     failing("fstat", errno.EACCES, patch)
     return file.check()
+
+
+def refused(files: Any, target: Path, named: Path) -> object:
+    """The error of writing to `target`, and whether it names `named`, not the hidden file that is written first."""
+    with pytest.raises(OSError) as raised, files.replacing(target) as file:
+        file.write(DATA)
+    return raised.value.errno, raised.value.filename == str(named)
+
+
+@scene
+def _written_over_a_folder(files: Any, path: Path, patch: pytest.MonkeyPatch) -> object:
+    (folder := path.with_suffix(".folder")).mkdir()
+    return refused(files, folder, folder)
+
+
+@scene
+def _written_under_a_long_name(files: Any, path: Path, patch: pytest.MonkeyPatch) -> object:
+    return refused(files, path.with_name(250 * "x"), path.parent)
 
 
 def outcomes(files: Any, folder: Path) -> dict[str, str]:

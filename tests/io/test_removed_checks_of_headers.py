@@ -35,14 +35,14 @@ def _with_switches(folder: Path) -> tuple[Path, list[str]]:
         text = NEEDS.sub(
             lambda m, at=at: f"{{ if ({site(f'{at}need({m[1]})')}) in.need({m[1]}); else in.take({m[1]}); }}", text
         )
-        (folder / "io").mkdir(exist_ok=True)
-        (folder / "io" / name).write_text(text)
+        (folder / "loaders").mkdir(exist_ok=True)
+        (folder / "loaders" / name).write_text(text)
     switch = folder / "switch.h"
     switch.write_text(
         "#pragma once\n#include <cstdlib>\n"
         'inline bool on(int site) { static const int off = std::atoi(std::getenv("OFF")); return site != off; }\n'
     )
-    sources = [*(folder / "io").glob("*.cpp"), ROOT / "tests/io/fuzz/header_main.cpp"]
+    sources = [*(folder / "loaders").glob("*.cpp"), ROOT / "tests/io/fuzz/header_main.cpp"]
     program = folder / "header"
     flags = ["-std=c++20", "-w", f"-I{folder}", "-include", str(switch)]
     subprocess.run([os.environ.get("CXX", "c++"), *flags, *map(str, sources), "-o", str(program)], check=True)

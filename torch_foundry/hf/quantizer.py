@@ -26,7 +26,6 @@ from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of, names_of
-from torch_foundry.nn.packing import take_over
 
 
 class FoundryConfig(QuantizationConfigMixin):
@@ -189,17 +188,16 @@ def _columns(module: Any) -> int:
 
 def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
     """The packed module for a dense one on the meta device, with a weight there."""
-    (rows, columns), dtype = module.weight.shape, module.weight.dtype
+    rows, columns = module.weight.shape
     weight = torch.empty(rows, quant.get_format(fmt).row_size(columns), dtype=torch.uint8, device="meta")
     new: nn.Module
     if isinstance(module, nn.Linear):
         order = torch.empty(columns, dtype=torch.int32, device="meta") if ordered else None
-        new = FoundryLinear(columns, rows, weight, fmt, module.bias, order, dtype)
+        new = FoundryLinear.from_linear(module, fmt, weight, order)
     else:
-        scale = module._buffers.get("embed_scale")
-        new = FoundryEmbedding(rows, columns, weight, fmt, dtype, module.padding_idx, scale)
+        new = FoundryEmbedding.from_embedding(module, fmt, weight)
     new._is_hf_initialized = True  # type: ignore[assignment]
-    return take_over(new, module)
+    return new
 
 
 def _empty_experts(module: Any, formats: Mapping[str, str | None]) -> nn.Module:

@@ -21,7 +21,6 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.weights import Weight
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import NAMES, matrices_of, names_of, set_matrices
-from torch_foundry.nn.packing import take_over
 
 _TABLES = {torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros}
 _LARGEST_TABLE = 1 << 26  # numbers; GPT-2's mask of 8192 tokens
@@ -223,18 +222,12 @@ class _Installer:
         elif not packed:
             set_parameter(self.model, name, self._dense(weight))
         elif leaf == "weight" and type(parent) is nn.Linear:
-            linear = FoundryLinear(
-                parent.in_features,
-                parent.out_features,
-                weight.load(self.device),
-                weight.format,
-                parent.bias,
-                None if weight.order is None else weight.order.to(self.device),
-                parent.weight.dtype,
-            )
-            replace_module(self.model, path, take_over(linear, parent))
+            order = None if weight.order is None else weight.order.to(self.device)
+            blocks = weight.load(self.device)
+            replace_module(self.model, path, FoundryLinear.from_linear(parent, weight.format, blocks, order))
         elif leaf == "weight" and isinstance(parent, nn.Embedding):
-            self._put_embedding(parent, path, weight)
+            embedding = FoundryEmbedding.from_embedding(parent, weight.format, weight.load(self.device))
+            replace_module(self.model, path, embedding)
         else:
             columns = weight.shape[-1]
             blocks = weight.load(self.device).flatten(0, -2)
@@ -246,18 +239,6 @@ class _Installer:
         if weight.load_as is not None:
             return weight.load_as(self.device, dtype or self.dtype)
         return weight.load(self.device).to(dtype or self.dtype)
-
-    def _put_embedding(self, stock: nn.Embedding, path: str, weight: Weight) -> None:
-        embedding = FoundryEmbedding(
-            stock.num_embeddings,
-            stock.embedding_dim,
-            weight.load(self.device),
-            weight.format,
-            self.dtype,
-            stock.padding_idx,
-            stock._buffers.get("embed_scale"),
-        )
-        replace_module(self.model, path, take_over(embedding, stock))
 
     def _put_experts(self, stock: Any, path: str, part: str, weight: Weight) -> None:
         packed = quant.get_format(weight.format).packed
@@ -282,9 +263,7 @@ class _Installer:
         path = target.rpartition(".")[0]
         layer, origin = self.model.get_submodule(path), self.model.get_submodule(source.rpartition(".")[0])
         if isinstance(origin, FoundryEmbedding):
-            sizes = layer.in_features, layer.out_features
-            linear = FoundryLinear(*sizes, origin.weight, origin.format, layer.bias, dtype=layer.weight.dtype)
-            replace_module(self.model, path, take_over(linear, layer))
+            replace_module(self.model, path, FoundryLinear.from_linear(layer, origin.format, origin.weight))
         else:
             layer.weight = origin.weight
 

@@ -182,14 +182,16 @@ class FoundryLinear(nn.Linear):
         self.register_parameter("bias", bias)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, fmt: str, packed: torch.Tensor | None = None) -> FoundryLinear:
-        """`linear` with its weight packed. packed: the packed weight, if it exists already (tied to the embedding).
+    def from_linear(
+        cls, linear: nn.Linear, fmt: str, packed: torch.Tensor | None = None, order: torch.Tensor | None = None
+    ) -> FoundryLinear:
+        """`linear` with its weight packed. packed: the packed weight, if it exists already; order: of its columns.
 
         `linear` loses its weight and is kept for `to_linear`.
         """
         weight = quant.quantize(linear.weight, fmt) if packed is None else packed
-        packed_as = cls(linear.in_features, linear.out_features, weight, fmt, linear.bias, dtype=linear.weight.dtype)
-        return take_over(packed_as, linear)
+        sizes, dtype = (linear.in_features, linear.out_features), linear.weight.dtype
+        return take_over(cls(*sizes, weight, fmt, linear.bias, order, dtype), linear)
 
     @property
     def compute_dtype(self) -> torch.dtype:
