@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <system_error>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -15,7 +16,10 @@ void side_by_side(size_t count, size_t threads, const std::function<void(size_t)
     for (size_t i; (i = next++) < count;) work(i);
   };
   std::vector<std::future<void>> others; // destroyed, and so waited for, before what they use
-  while (others.size() + 1 < std::min(count, threads)) others.push_back(std::async(std::launch::async, run));
+  try {
+    while (others.size() + 1 < std::min(count, threads)) others.push_back(std::async(std::launch::async, run));
+  } catch (const std::system_error&) { // the system gives no more threads: those that there are do all
+  }
   run();
   for (std::future<void>& each : others) each.get();
 }

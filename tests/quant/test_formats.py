@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -265,3 +268,25 @@ def test_what_a_thread_finds_wrong_is_said(row: int) -> None:
     weight[row, 9] = torch.inf
     with pytest.raises(RuntimeError, match="weight: expected finite values, got NaN or infinity"):
         quant.quantize(weight, "q8_0")
+
+
+WITHOUT_THREADS = """
+import resource, torch
+from torch_foundry import quant
+weight, factors = torch.randn(512, 4096), torch.ones(4096)
+expected = quant.quantize(weight, "q8_0")
+blocks = torch.empty_like(expected)
+torch.set_num_threads(4)
+most = resource.getrlimit(resource.RLIMIT_AS)
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (2 << 20), most[1]))  # less than a thread's stack
+torch.ops.torch_foundry.pack_weight(weight, "q8_0", blocks, factors)
+resource.setrlimit(resource.RLIMIT_AS, most)
+assert torch.equal(blocks, expected)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+def test_packing_where_the_system_gives_no_threads() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # so that no thread leaves a stack to the next
+    subprocess.run([sys.executable, "-c", WITHOUT_THREADS], check=True, env=environment)
