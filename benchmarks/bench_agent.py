@@ -99,7 +99,7 @@ class Trace:
         for _ in range(args.iterations + 1):
             text = said + self._draw(QUESTION)
             (kept,) = self._ask([text])
-            self.engine.cache.manager.forget()
+            self.engine.forget()
             (anew,) = self._ask([text])
             again.append(len(said) - kept.reused)
             pairs.append((text, kept, anew))

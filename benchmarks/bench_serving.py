@@ -127,7 +127,7 @@ class Runs:
         extra: dict[str, Any] = {}
 
         def run() -> Timed:
-            engine.cache.manager.forget()
+            engine.forget()
             return self._arrive(engine, list(zip(prompts, each, strict=True)), extra)
 
         shape = {"requests": count, "prompts": sum(map(len, prompts)), "tokens": sum(tokens)}

@@ -245,7 +245,7 @@ class Runs:
             blocks = requests * -(-(len(self.prompt) + self.args.max_tokens + 8) // 16)
             self._engines[key] = Engine(self.model, requests=requests, blocks=blocks, **(given if drafts else {}))
         run = self._engines[key]
-        run.cache.manager.forget()
+        run.forget()
         before = dataclasses.replace(run.speculation)
         vocabulary = self.model.config.vocab_size // 2 // PERIOD * PERIOD
         sampling = {name: value for name, value in self.sampling.items() if name != "do_sample"} or {"temperature": 0}

@@ -390,7 +390,7 @@ def test_bench_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
     def wrong(trace: Any, texts: Any) -> Any:
         if fault == "forgets":
-            trace.engine.cache.manager.forget()
+            trace.engine.forget()
         turns = ask(trace, texts)
         if fault == "answers" and turns[0].reused:
             turns[0].answer[-1] ^= 1

@@ -150,7 +150,7 @@ def test_prompts_read_by_other_weights_are_forgotten_when_asked() -> None:
         for layer in model.model.layers:
             layer.self_attn.k_proj.weight.neg_()
             layer.mlp.up_proj.weight.neg_()
-    engine.cache.manager.forget()
+    engine.forget()
     stream = engine.submit(prompt, GREEDY)
     assert stream.result() == Engine(model).submit(prompt, GREEDY).result() and not stream.sequence.reused
 

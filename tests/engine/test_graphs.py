@@ -265,7 +265,7 @@ def test_steps_with_prompts_keep_no_other_off_its_graph(monkeypatch: pytest.Monk
     graphs.limit = 15
 
     def answer(length: int, tokens: int = 1) -> list[Any]:
-        engine.cache.manager.forget()
+        engine.forget()
         engine.submit(ids(1, length)[0].tolist(), SamplingParams(max_tokens=tokens, temperature=0)).result()
         return in_order(graphs.of(found))
 

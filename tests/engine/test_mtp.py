@@ -190,7 +190,7 @@ def test_another_output_layer(tmp_path: Path) -> None:
     before = run.speculation.drafted
     torch_foundry.quantize(model, {"lm_head": "q8_0"})
     expected = answers(model, [(prompts()[1], GREEDY)])
-    run.cache.manager.forget()
+    run.forget()
     assert [run.submit(prompts()[1], GREEDY).result()] == expected and run.speculation.drafted == before > 0
     assert run.speculation.stopped == (
         "switched off: the model has another embedding or output layer than its MTP head"

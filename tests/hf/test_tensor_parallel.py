@@ -116,8 +116,16 @@ def ask(engine: Engine) -> list[list[int]]:
     engine.step()
     engine.cancel(gone)
     engine.run()
+    streams.append(gone)
+    shared = PROMPT[0].repeat(2).tolist()  # more than a block, which the second one continues from
+    for number in range(3):
+        if number == 2:
+            engine.forget()
+        streams.append(engine.submit(shared, GREEDY))
+        engine.run()
+    assert streams[-3].tokens == streams[-2].tokens == streams[-1].tokens
     engine.close()
-    return [stream.tokens for stream in (*streams, gone)]
+    return [stream.tokens for stream in streams]
 
 
 def process(rank: int, count: int, families: tuple[str, ...], folder: str) -> None:

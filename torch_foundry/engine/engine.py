@@ -45,8 +45,8 @@ class Engine:
     Of a model whose weights are sharded over processes, each makes an engine with the same options at the same time.
     The first is asked; the others call `follow`.
 
-    After changing weights, call `cache.manager.forget()` while the engine is idle; otherwise later prompts may continue
-    from what the old weights computed. RuntimeError: the model can't be run by an engine (the message says why).
+    After changing weights, call `forget()`; otherwise later prompts may continue from what the old weights computed.
+    RuntimeError: the model can't be run by an engine (the message says why).
     LoadError: `use_mtp`, and there is no MTP head that fits. DoesNotFit (a torch.OutOfMemoryError): the device has no
     room for the cache or for a step, and how many blocks fit.
     """
@@ -162,7 +162,13 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True if no request runs or waits."""
-        return not self.scheduler.running and not self.scheduler.waiting
+        return not (self.scheduler.running or self.scheduler.waiting)
+
+    def forget(self) -> None:
+        """Let no later prompt continue from what earlier ones left in the cache. Answers under way don't change."""
+        with self._exclusive():
+            self._ranks.tell("forget")
+            self.cache.manager.forget()
 
     def run(self) -> None:
         """Step until all requests are answered."""
@@ -171,9 +177,7 @@ class Engine:
 
     def follow(self) -> None:
         """Do what the first of the processes that share the model's weights does with its engine, until that is closed.
-
-        ValueError: this is the first, or there are no others.
-        """
+        ValueError: this is the first, or there are no others."""
         if self._ranks.first:
             raise ValueError("follow: expected a process, other than the first, that has a part of the weights")
 
@@ -182,7 +186,7 @@ class Engine:
             with self._exclusive():
                 pass
 
-        self._ranks.follow({"submit": self.submit, "step": self.step, "cancel": cancel})
+        self._ranks.follow({"submit": self.submit, "step": self.step, "cancel": cancel, "forget": self.forget})
 
     def close(self) -> None:
         """Let the processes that follow this engine go on; it is of no use afterwards. Nothing, if none does."""

@@ -25,4 +25,4 @@ def warm_up(engine: Engine) -> None:
         params = SamplingParams(max_tokens=8 + 4 * i, **how)
         engine.submit((ids * length)[:length], params, salt=bytes([i]))  # none goes on from another's prompt
     engine.run()
-    engine.cache.manager.forget()
+    engine.forget()
