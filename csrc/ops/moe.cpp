@@ -1,5 +1,8 @@
 // A mixture of experts for few tokens: shaders/moe/moe.metal.
 #include "ops/experts.h"
+
+#include <bit>
+
 #include "ops/gemv.h"
 
 namespace foundry {
@@ -247,6 +250,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   args.k = u32(K);
   args.row_blocks = u32(w.one.row_blocks);
   args.split = choice.split;
+  args.share = std::max(1u, std::bit_floor(choice.split / args.routed.chosen));
   args.has_residual = residual.has_value();
   Launch launch(x.device(), kernel("moe_down", w.one.format, x.scalar_type(), gemv));
   launch.in(x).in(ids).in(weights).in(weight).in_or(bias, x).in_or(residual, x).out(y).args(args);

@@ -61,7 +61,8 @@ struct MoeDownArgs {
   RoutedArgs routed;
   uint32_t n, k;
   uint32_t row_blocks;
-  uint32_t split;
+  uint32_t split;        // simdgroups of a team
+  uint32_t share;        // of those, how many share K of an expert: a power of two
   uint32_t has_residual; // when 0, the buffer is not read
   float scale;
   ExpertBias bias;

@@ -152,8 +152,9 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
     y[pair * width + n] = T(known ? result : 0.0f);
 }
 
-// y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T + bias)), products in the order
-// of the pairs, and then biases.
+// y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T + bias)), and then biases. A
+// team's simdgroups have experts of their own, so that reads of several are in flight, and where there are more of them
+// than experts, those of an expert share K. Products are added by simdgroup, those of one in the order of its pairs.
 // foundry-lint: instance(moe_down<Q4_0, bfloat, 16, 4, 1, 1>)
 // foundry-lint: instance(moe_down<F32, float, 8, 4, 1, 4>)
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
@@ -174,11 +175,12 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
   constant RoutedArgs& r = args.routed;
   const uint token = group.y;
   const uint n0 = team_of(group.x, simdgroup, simdgroups, args.split) * OUTS, part = part_of(simdgroup, args.split);
+  const uint share = args.share, beside = args.split >> ctz(share);  // experts at a time
   const PlainRows<T, VEC == 1 ? 1 : 8> rows = {x};
   float total[OUTS];
   for (int n = 0; n < OUTS; ++n)
     total[n] = 0.0f;
-  for (uint j = 0; j < r.chosen; ++j) {
+  for (uint j = part >> ctz(share); j < r.chosen; j += beside) {
     const int id = ids[token * r.ids_stride + j];
     if (is_expert(r, id)) {  // uniform
       device const typename Q::block* w_row[OUTS];
@@ -186,7 +188,7 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
         w_row[n] = weight + ulong(id) * r.expert_blocks[0] + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
       const uint x_row[1] = {(token * r.chosen + j) * args.k};
       float sum[OUTS], unused[1];
-      accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part * simd_width + lane, args.split,
+      accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part_of(part, share) * simd_width + lane, share,
                                                     n0 < args.n ? args.k : 0, sum, unused);
       const float w = weights[token * r.weights_stride + j];
       for (int n = 0; n < OUTS; ++n)

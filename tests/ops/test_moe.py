@@ -104,7 +104,7 @@ def test_integers_are_exact() -> None:
     g = kit.generator(c)
     x, ids = kit.integers(g, 3, 3, 520, dtype=F32), experts_of(c, g)
     weight, weights = kit.integers(g, 6, 9, 520, dtype=F32), kit.integers(g, 3, 3, dtype=F32)
-    for split in (1, 4):
+    for split in (1, 2, 4, 16):  # in turn; two beside; one each; four share one
         with kit.choice("moe_down", split=split, simdgroups=2 * split):
             kit.assert_equal(ops.moe_down(x, ids, weights, weight), plain.moe_down(x, ids, weights, weight))
     order, tiles = ops.moe_group(ids, 6)
