@@ -136,7 +136,7 @@ struct Table {
 };
 constexpr int kShapeBuckets = kLinearBuckets / kRowBuckets;
 constexpr int buckets(Op op) {
-  return op == Op::attention ? kAttentionBuckets : for_any_rows(op) ? kShapeBuckets : kLinearBuckets;
+  return op == Op::attention ? kAttentionBuckets : for_any_rows(op) || of_experts(op) ? kShapeBuckets : kLinearBuckets;
 }
 
 // The last shape of a bucket: kAny where it has no upper end.
@@ -273,7 +273,8 @@ int bucket_of(Op op, int64_t rows, int64_t n, int64_t k) {
   if (op != Op::attention) {
     TORCH_CHECK(rows >= 1 && rows <= 8 && n > 0 && k > 0, "tuning: ", space(op).op,
                 ": expected 1 to 8 rows and a shape, got ", rows, " rows, ", n, "x", k);
-    TORCH_CHECK(!for_any_rows(op) || rows == 1, "tuning: ", space(op).op, " are for all rows: expected 1, got ", rows);
+    TORCH_CHECK(buckets(op) == kLinearBuckets || rows == 1, "tuning: ", space(op).op,
+                ": expected 1 row, as all have its choice, got ", rows);
     return linear_bucket(rows, n, k);
   }
   constexpr int most = 32 * kAttentionBuckets;

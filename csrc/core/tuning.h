@@ -75,6 +75,7 @@ enum class Op {
 };
 constexpr int kOps = 9;
 constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
+constexpr bool of_experts(Op op) { return op == Op::moe_glu || op == Op::moe_down; } // which have a row each
 using Choice = std::array<uint16_t, 6>; // the fields of a ..Choice in order
 
 // Buckets of linear: rows 1, 2, 4, 8; n up to 2^8 .. 2^16 and more; k up to 2^9, 3 * 2^8, 2^10 .. 2^14 and more, as

@@ -53,6 +53,13 @@ def test_every_entry_keeps_the_limits(family: str) -> None:
         within_limits(key, tuning.choice(family, key))
 
 
+@pytest.mark.parametrize("op", ["moe_glu", "moe_down"])
+def test_experts_have_a_row_each(op: str) -> None:
+    """So eight outputs keep the limits, which eight rows of them would not."""
+    with pytest.raises(RuntimeError, match=f"{op}: expected 1 row"):
+        tuning.choice("host", tuning.Key(op, "q4_0", 8, 1536, 2048))
+
+
 def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:
     """An H200's are for one row and the formats that were measured; an H100 has none of its own, nor has an H20."""
     theirs, differ = "sm_90", {}

@@ -193,7 +193,7 @@ def test_what_is_refused() -> None:
     known = {"rows": 16, "matrix": 0, "tiles": 0, "backward": 16, "experts": 64, "tensors": 0}
     with pytest.raises(RuntimeError, match="linear_routes: rows: expected one of 8, 16, 32, 48, 64, got 4"):
         tuning.use("host", key("q8_0"), {**known, "rows": 4})
-    with pytest.raises(RuntimeError, match="linear_routes are for all rows: expected 1, got 8"):
+    with pytest.raises(RuntimeError, match="linear_routes: expected 1 row, as all have its choice, got 8"):
         tuning.use("host", tuning.Key("linear_routes", "q8_0", 8, N, K), known)
 
 
