@@ -154,7 +154,11 @@ class Comparison:
         times, parity = Times(tuple(rounds)), self._parity(tokens[:1])
         self.stock = self.stock or times
         self._say(f"{way}: {requests / times.median:.1f} tokens/s, {'ok' if parity.ok else 'WRONG'} {parity.detail}")
-        shape = {"gpus": self.count if together else 1, "prompt": self.args.prompt, "tokens": self.args.tokens}
+        shape = {
+            "gpus": 1 if way.startswith("one") else self.count,
+            "prompt": self.args.prompt,
+            "tokens": self.args.tokens,
+        }
         row = {"way": way, "shape": {**shape, "requests": requests}, "times": times, "parity": parity}
         self.found.append({**row, "stock": "the first row"})
 

@@ -240,6 +240,20 @@ def training(rows: list[Row]) -> list[Cells]:
     return table
 
 
+def processes(rows: list[Row]) -> list[Cells]:
+    """A line for each model, format and way to split it: tokens of all requests a second."""
+    columns = "requests", "prompt, answer", "tok/s", "ms a step", "x", "tokens, beside stock's"
+    table: list[Cells] = [("model", "format", "way", *columns)]
+    for r in rows:
+        shape, us = r["shape"], _us(r)
+        rate = shape["requests"] * r["speedup"]
+        numbers = f"{1e6 * shape['requests'] / us:.1f}", f"{us / 1e3:.1f}", f"{rate:.2f}", r["parity"]["detail"]
+        table.append(
+            (r["name"], r["format"], r["way"], shape["requests"], f"{shape['prompt']}, {shape['tokens']}", *numbers)
+        )
+    return table
+
+
 def speeds(rows: list[Row]) -> list[Cells]:
     """A line for each model and format."""
     table: list[Cells] = [("model", "format", "batch, prompt", "tok/s: median (min to max)")]
@@ -261,5 +275,18 @@ def load(rows: list[Row]) -> list[Cells]:
 
 VIEWS: dict[str, Callable[[list[Row]], list[Cells]]] = {
     view.__name__: view
-    for view in (linear, sweep, variants, attention, ops, models, generation, servers, training, speeds, load)
+    for view in (
+        linear,
+        sweep,
+        variants,
+        attention,
+        ops,
+        models,
+        generation,
+        servers,
+        training,
+        processes,
+        speeds,
+        load,
+    )
 }

@@ -25,6 +25,7 @@ def test_bench_tp(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "tp.jsonl").read_text().splitlines()]
     assert [row["way"] for row in rows] == NAMES and all(row["valid"] and row["speedup"] for row in rows)
+    assert [row["shape"]["gpus"] for row in rows] == [1, 1, 2, 2, 2]
     assert all(row["parity"]["detail"] == "equal" for row in rows) and rows[-1]["shape"]["requests"] == 2
     assert "tiny f32: not captured: nothing" in done.stderr and all(name in done.stdout for name in NAMES)
 
