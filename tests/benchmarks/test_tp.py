@@ -32,11 +32,12 @@ def test_bench_tp(tmp_path: Path) -> None:
 
 def test_other_tokens_are_wrong_unless_they_are_nearly_as_likely() -> None:
     found = object.__new__(bench_tp.Comparison)
-    found.expected, found.logits = torch.tensor([[1, 2]]), [torch.tensor([[0.0, 9.0, 8.999]]), torch.zeros(1, 3)]
+    logits = torch.tensor([[0.0, 9.0, 8.999], [0.0, 0.0, 5.0]])
     for fmt, got, right in (("f32", 1, True), ("f32", 2, False), ("bf16", 2, True), ("bf16", 0, False)):
         found.fmt = fmt
-        parity = found._parity(torch.tensor([[got, 2]]))
-        assert parity.ok == right and ("parts at token 0" in parity.detail) == (got != 1)
+        parity = found._parity(torch.tensor([got, 2]), logits)
+        assert parity.ok == right and (parity.detail == "equal") == (got == 1)
+        assert not found._parity(torch.tensor([1, 1]), logits).ok  # wherever it is
 
 
 def test_it_is_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
