@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -74,10 +75,34 @@ def near_tie(model: Network, prompt: list[int], answer: list[int], other: list[i
     return gap <= TIES * torch.finfo(model.dtype).eps * float(logits.abs().max())
 
 
+class Unpacked(torch.nn.Module):
+    """A decoder layer whose weights are dense, and `dtype`, for as long as it runs: there needn't be room for all."""
+
+    def __init__(self, layer: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.dtype = layer, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        """Also what a model asks its layers for."""
+        return self._modules["layer"] if name == "layer" else getattr(self._modules["layer"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's."""
+        whole: Any = copy.deepcopy(self.layer)
+        whole.dtype = self.dtype  # as of a whole model: what is unpacked gets it
+        return torch_foundry.dequantize(whole.to(self.dtype))(*args, **kwargs)
+
+
 def _plain(network: Network, dtype: torch.dtype) -> Network:
     """A copy in torch's own code alone, with the weights' values in `dtype`."""
     plain: Any = copy.deepcopy(network)
-    torch_foundry.unpatch(plain.to(dtype), dequantize=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # layers stay packed until they run
+        torch_foundry.unpatch(plain)
+    decoder = plain.get_decoder()
+    layers, decoder.layers = decoder.layers, torch.nn.ModuleList()
+    torch_foundry.dequantize(plain.to(dtype))
+    decoder.layers = torch.nn.ModuleList(Unpacked(layer, dtype) for layer in layers)
     if dtype == torch.float64 and plain.device.type == "mps":
         plain = plain.cpu()
     return plain
