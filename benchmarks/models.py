@@ -86,7 +86,24 @@ MODELS = {
         {"rope_theta": 1e6, "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 9, 12, 15, 18, 22, 26]},
     ),
     "gpt-oss-20b": Model("GptOssConfig", 2880, 2880, 24, 64, 8, 64, 201088, False, {"num_local_experts": 32}),
-    # Shapes for bench_ops; nothing builds them.
+    "qwen3.5-35b-a3b": Model("Qwen3_5MoeTextConfig", 2048, 512, 40, 16, 2, 256, 248320, False, _delta_rule(32)),
+    "gemma-4-26b-a4b": Model(
+        "Gemma4TextConfig",
+        2816,
+        2112,
+        30,
+        16,
+        8,
+        256,
+        262144,
+        True,
+        {
+            **{"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+            **{"num_global_key_value_heads": 2, "attention_k_eq_v": True, "sliding_window": 1024},
+            **{"hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0},
+        },
+    ),
+    # Shapes for bench_ops as well.
     "qwen3-30b-a3b": Model("Qwen3MoeConfig", 2048, 6144, 48, 32, 4, 128, 151936, False, experts=(768, 8)),
     "mixtral-8x7b": Model("MixtralConfig", 4096, 14336, 32, 32, 8, 128, 32000, False, experts=(14336, 2)),
     "demo": Model("LlamaConfig", 256, 768, 9, 4, 2, 64, 4096, True),  # the bundled model, with its weights
@@ -96,7 +113,8 @@ MODELS = {
 }
 # With layers of several kinds, or experts: measured when they are named, and no shapes for bench_ops.
 SEVERAL_KINDS = (
-    *("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "gemma-4-e4b", "lfm2-2.6b", "gpt-oss-20b"),
+    *("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-35b-a3b", "gemma-4-e4b", "gemma-4-26b-a4b", "lfm2-2.6b"),
+    "gpt-oss-20b",
     "tiny-hybrid",
 )
 SMALL = ("demo", "tiny")
