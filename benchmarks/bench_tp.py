@@ -167,8 +167,9 @@ class Comparison:
         """Of tokens [n], and stock's logits [n, V] for each behind those before it."""
         gaps = logits.amax(-1) - logits.gather(-1, chosen[:, None])[:, 0]
         eps = 0.0 if self.fmt == "f32" else torch.finfo(DTYPES[self.fmt]).eps
-        wrong = int((gaps > TIES * eps * logits.abs().amax(-1)).sum())
-        detail = f"{wrong} wrong, {int((gaps > 0).sum()) - wrong} nearly as likely, by up to {float(gaps.max()):.2e}"
+        near = gaps <= TIES * eps * logits.abs().amax(-1)  # no NaN is
+        wrong = int((~near).sum())
+        detail = f"{wrong} wrong, {int((near & (gaps > 0)).sum())} nearly as likely, by up to {float(gaps.max()):.2e}"
         return Parity(not wrong, CRITERION, detail=detail if gaps.any() else "equal")
 
     def _engine(self, network: Any) -> None:

@@ -244,7 +244,9 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   at::Tensor y = at::empty({T, w.one.n}, x.options());
   if (y.numel() == 0) return y;
 
-  const LinearChoice choice = moe_down_choice(x.device(), w.one.format.index, N, K);
+  const int format_index = w.one.format.index;
+  const LinearChoice choice = args.routed.chosen > 1 ? moe_down_choice(x.device(), format_index, N, K)
+                                                     : linear_choice(x.device(), format_index, 1, N, K);
   const Gemv gemv{choice, Gemv::width_of(K % chunk == 0 && aligned_rows(x) && w.aligned, w.words)};
   args.n = u32(N);
   args.k = u32(K);

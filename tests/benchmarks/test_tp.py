@@ -38,6 +38,7 @@ def test_other_tokens_are_wrong_unless_they_are_nearly_as_likely() -> None:
         parity = found._parity(torch.tensor([got, 2]), logits)
         assert parity.ok == right and (parity.detail == "equal") == (got == 1)
         assert not found._parity(torch.tensor([1, 1]), logits).ok  # wherever it is
+        assert not found._parity(torch.tensor([1, 2]), logits * torch.nan).ok
 
 
 def test_it_is_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,17 @@ def test_integers_are_exact() -> None:
 
 
 @pytest.mark.cpu_only
+@pytest.mark.parametrize("format", [None, "q4_0"])
+def test_one_expert_is_a_plain_product(format: str | None) -> None:
+    """With its choice, and so its bits, as no experts share a team (of a shared expert, say)."""
+    c = Case(k=1, hidden=1184, inner=9, format=format)
+    down = down_inputs(c, F32) | {"residual": None, "weights": torch.ones(1, 1), "scale": 1.0}
+    with kit.choice("linear", split=4, simdgroups=4), kit.choice("moe_down", split=1, simdgroups=2):
+        of = down["weight"][down["ids"].item()]
+        kit.assert_equal(ops.moe_down(**down), ops.linear(down["x"][:, 0], of, format=format))
+
+
+@pytest.mark.cpu_only
 @pytest.mark.tier("kernels")
 @pytest.mark.parametrize("chains, format", [(4, None), (4, "q8_0"), (1, "q4_0")], ids=str)
 @pytest.mark.parametrize("split", [1, 4])
