@@ -76,14 +76,14 @@ def _normed(device: Device, dtype: torch.dtype, op: str, name: str | None, shape
 
 
 def _experts(device: Device, dtype: torch.dtype, name: str | None, shape: Shape) -> None:
-    """A block of routed experts, for one token; its tiles, for packed weights."""
+    """A block of routed experts, for one token that has two; its tiles, for packed weights."""
     n, k = max(shape[0], 64), shape[1]
     x = torch.zeros(1, k, dtype=dtype, device=device)
     gain = torch.ones(k, dtype=dtype, device=device)
     weight = _weight(device, dtype, name, (2 * n, k)).view(2, n, -1)
-    ids, weights = ops.moe_route(x, gain, 1e-6, torch.zeros(2, k, dtype=dtype, device=device), 1)
+    ids, weights = ops.moe_route(x, gain, 1e-6, torch.zeros(2, k, dtype=dtype, device=device), 2)
     ops.moe_glu(x, ids, weight, weight, norm_weight=gain, eps=1e-6, format=name)
-    ops.moe_down(x[:, None], ids, weights, weight, format=name)
+    ops.moe_down(torch.zeros(1, 2, k, dtype=dtype, device=device), ids, weights, weight, format=name)
     if name:
         ops.moe_choose(torch.zeros(1, 2, dtype=dtype, device=device), 1)
         order, tiles = ops.moe_group(ids, 2)
