@@ -71,6 +71,7 @@ const Space& space(Op op) {
       {"matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
       {"norm_matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
       {"linear_matrix", matrices_parameters({"blocks", {1, 2, 4, 8}})},
+      {"moe_matrix", matrices_parameters({"blocks", {1, 2, 4}})},
   };
   return spaces[static_cast<int>(op)];
 }
@@ -175,10 +176,8 @@ void override_choice(Op op, int rows, Choice& c) {
     c[0] = given("linear_rows", c[0]), c[1] = given("matrix_rows", c[1]), c[2] = given("tile_rows", c[2]);
     return;
   }
-  if (op == Op::attention) {
-    if (uint16_t keys = given("attention_keys")) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
-    return;
-  }
+  const uint16_t keys = given("attention_keys");
+  if (op == Op::attention && keys) c[0] = c[3] = std::max<uint16_t>(keys, 32 * c[1]);
   if (!by_codes(op)) return;
   auto& [outputs, steps, split, simdgroups, chains, none] = c;
   uint16_t columns = outputs * simdgroups / split;

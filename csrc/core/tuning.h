@@ -31,9 +31,10 @@ struct MatricesChoice {
   uint16_t groups; // threadgroups at most
 };
 
-// Products of more rows with packed weights that have fragments (linear_matrix_ahead), by how many eights of rows.
+// Products of more rows with packed weights that have fragments (matrix_tile.h): linear_matrix_ahead, by how many
+// eights of rows, and moe_matrix.
 struct MatrixChoice {
-  uint16_t outputs; // per team, 16 or 32; 0: linear_matrix
+  uint16_t outputs; // per team, 16 or 32; 0: linear_matrix, moe_linear
   uint16_t steps;   // of K in flight, with the one that is used
   uint16_t split;
   uint16_t simdgroups;
@@ -71,10 +72,13 @@ enum class Op {
   linear_routes,
   matrices,
   norm_matrices,
-  linear_matrix
+  linear_matrix,
+  moe_matrix
 };
-constexpr int kOps = 9;
-constexpr bool for_any_rows(Op op) { return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices; }
+constexpr int kOps = 10;
+constexpr bool for_any_rows(Op op) {
+  return op == Op::linear_routes || op == Op::matrices || op == Op::norm_matrices || op == Op::moe_matrix;
+}
 constexpr bool of_experts(Op op) { return op == Op::moe_glu || op == Op::moe_down; } // which have a row each
 using Choice = std::array<uint16_t, 6>; // the fields of a ..Choice in order
 
@@ -130,6 +134,11 @@ inline MatricesChoice matrices_choice(bool norm, c10::Device device, int format,
 
 inline MatrixChoice matrix_choice(c10::Device device, int format, int64_t rows, int64_t n, int64_t k) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::linear_matrix, format, (rows + 7) / 8, n, k);
+  return {c[0], c[1], c[2], c[3], c[4]};
+}
+
+inline MatrixChoice moe_matrix_choice(c10::Device device, int format, int64_t n, int64_t k) {
+  const tuning::Choice c = tuning::choose(device, tuning::Op::moe_matrix, format, 1, n, k);
   return {c[0], c[1], c[2], c[3], c[4]};
 }
 

@@ -7,7 +7,7 @@ constexpr int64_t kAny = INT64_MAX;
 // kNorm: else as kLinear; kGlu: as kNorm; kDown: as kLinear
 constexpr Op kLinear = Op::linear, kNorm = Op::norm_linear, kGlu = Op::moe_glu, kDown = Op::moe_down,
              kAttention = Op::attention, kRoutes = Op::linear_routes, kMatrices = Op::matrices,
-             kNormMatrices = Op::norm_matrices, kMatrix = Op::linear_matrix;
+             kNormMatrices = Op::norm_matrices, kMatrix = Op::linear_matrix, kMoeMatrix = Op::moe_matrix;
 
 // clang-format off
 constexpr Line kLines[] = {
@@ -276,6 +276,11 @@ constexpr Line kLines[] = {
     {"sm_90", kMatrix, "", 1, 16384, kAny, {32, 2, 2, 8, 4}},
     {"sm_90", kMatrix, "", 1, kAny, kAny, {32, 2, 1, 4, 4}},
     {"", kMatrix, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
+    // Experts of prompts (decision 059): shapes of gpt-oss-20b, Qwen3.5-35B-A3B, Qwen3-30B-A3B and Gemma 4 26B-A4B.
+    {"sm_90", kMoeMatrix, "mxfp4", 1, kAny, kAny, {16, 2, 1, 4, 4}},
+    {"sm_90", kMoeMatrix, "q4_k", 1, kAny, kAny, {32, 2, 1, 4, 2}},
+    {"sm_90", kMoeMatrix, "", 1, kAny, kAny, {16, 2, 1, 4, 2}},
+    {"", kMoeMatrix, "", 1, kAny, kAny, {0, 2, 1, 1, 1}},
 
     // Any other GPU.
     {"", kLinear, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},

@@ -119,9 +119,20 @@ ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, 
   return args;
 }
 
-std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& x, int64_t tokens, const ChoiceArgs& choice) {
-  const std::vector<int64_t> shape = {tokens, choice.chosen + choice.has_shared};
-  return {at::empty(shape, x.options().dtype(at::kInt)), at::empty(shape, x.options().dtype(at::kFloat))};
+// ids and weights of rows of logits [tokens, experts] and, of a shared expert, [tokens, 1].
+std::tuple<at::Tensor, at::Tensor> chosen(const at::Tensor& logits, const OptionalTensor& shared,
+                                          const OptionalTensor& correction, ChoiceArgs args) {
+  const std::vector<int64_t> shape = {logits.size(0), args.chosen + args.has_shared};
+  at::Tensor ids = at::empty(shape, logits.options().dtype(at::kInt));
+  at::Tensor weights = at::empty(shape, logits.options().dtype(at::kFloat));
+  if (logits.size(0) == 0) return {ids, weights};
+  args.logits_stride = u32(logits.stride(0));
+  args.shared_stride = shared ? u32(shared->stride(0)) : 0;
+  const at::ScalarType corrected = correction.value_or(logits).scalar_type();
+  Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type(), corrected}});
+  launch.in(logits).in_or(shared, logits).in_or(correction, logits).out(ids).out(weights).args(args);
+  launch.tgmem(args.experts * sizeof(uint32_t)).run(per_row(logits.size(0), simd_width));
+  return {ids, weights};
 }
 
 std::tuple<at::Tensor, at::Tensor>
@@ -137,34 +148,29 @@ moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::s
   Dim E("experts", w.n);
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
   if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
-  RouteArgs args{};
-  args.choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                            top_groups, group_best, scale, least_sum, near, x);
+  const ChoiceArgs choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits,
+                                        groups, top_groups, group_best, scale, least_sum, near, x);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
-  auto [ids, weights] = chosen(x, tokens, args.choice);
-  if (tokens == 0) return {ids, weights};
-
-  const bool aligned = K % chunk == 0 && aligned_rows(x) && aligned_rows(norm_weight) && aligned_rows(weight) &&
-                       (!shared || aligned_rows(*shared));
-  LinearChoice choice = norm_linear_choice(x.device(), w.format.index, 1, rows, K);
-  while (choice.outputs > 1 && rows < choice.outputs * moe_route_simdgroups) choice.outputs /= 2;
-  choice.split = 1;
-  choice.simdgroups = std::min(moe_route_simdgroups, ceil_div(rows, choice.outputs));
-  const Gemv gemv{choice, Gemv::width_of(aligned, false)};
-  args.normed.rows = u32(tokens);
-  args.normed.k = u32(K);
-  args.normed.n[0] = u32(w.n);
-  args.normed.n[1] = shared.has_value();
-  args.normed.has_bias = bias.has_value();
-  args.normed.row_blocks[0] = u32(w.row_blocks);
-  args.normed.split = 1;
-  set_norm(args.normed, norm);
-  const at::ScalarType corrected = correction.value_or(x).scalar_type();
-  Launch launch(x.device(), gemv.name({"moe.metal", "moe_route", {w.format.policy, x.scalar_type(), corrected}}));
-  launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).in_or(correction, x);
-  launch.out(ids).out(weights).args(args);
-  launch.tgmem(rows * sizeof(float)).tgmem(sizeof(float)).run(per_row(tokens, simd_width * choice.simdgroups));
-  return {ids, weights};
+  const at::Tensor all = at::empty({tokens, rows}, x.options().dtype(at::kFloat)), logits = all.narrow(1, 0, w.n);
+  const OptionalTensor of_shared = shared ? OptionalTensor(all.narrow(1, w.n, 1)) : std::nullopt;
+  if (tokens > 0) {
+    const bool aligned = K % chunk == 0 && aligned_rows(x) && aligned_rows(norm_weight) && aligned_rows(weight) &&
+                         (!shared || aligned_rows(*shared));
+    const Gemv gemv{norm_linear_choice(x.device(), w.format.index, 1, rows, K), Gemv::width_of(aligned, false)};
+    NormedArgs args{};
+    args.rows = u32(tokens);
+    args.k = u32(K);
+    args.n[0] = u32(w.n);
+    args.n[1] = shared.has_value();
+    args.has_bias = bias.has_value();
+    args.row_blocks[0] = u32(w.row_blocks);
+    args.split = gemv.choice.split;
+    set_norm(args, norm);
+    Launch launch(x.device(), kernel("moe_logits", w.format, x.scalar_type(), gemv));
+    launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).out(all).args(args);
+    gemv.run(launch, rows, gemv.choice.outputs, tokens, normed_sums(1, gemv.choice.outputs));
+  }
+  return chosen(logits, of_shared, correction, choice);
 }
 
 std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
@@ -176,13 +182,7 @@ std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const Op
   if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
   const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
                                       top_groups, group_best, scale, least_sum, near, logits);
-  auto [ids, weights] = chosen(logits, T, args);
-  if (T == 0) return {ids, weights};
-  const at::ScalarType corrected = correction.value_or(logits).scalar_type();
-  Launch launch(logits.device(), {"moe.metal", "moe_choose", {logits.scalar_type(), corrected}});
-  launch.in(logits).in_or(shared, logits).in_or(correction, logits).out(ids).out(weights).args(args);
-  launch.run(per_row(T, simd_width));
-  return {ids, weights};
+  return chosen(logits, shared, correction, args);
 }
 
 at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,

@@ -1,5 +1,6 @@
-// A mixture of experts for many tokens: shaders/moe/moe_many.metal.
+// A mixture of experts for many tokens: shaders/moe/moe_many.metal and moe_matrix.metal.
 #include "ops/experts.h"
+#include "ops/gemv.h"
 
 namespace foundry {
 namespace {
@@ -14,11 +15,23 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
   at::Tensor order = at::empty({pairs}, ids.options());
   at::Tensor table = at::empty({tiles, int64_t(moe_tile_fields)}, ids.options());
   if (pairs == 0) return {order, table};
-  const uint32_t threads = ceil_div(experts, simd_width) * simd_width;
+  const int64_t most = 32768 / (experts * sizeof(uint32_t)) - 1; // with the sums over all, in threadgroup memory
+  const uint32_t simdgroups = u32(std::min<int64_t>({most, 16, ceil_div(pairs, simd_width)}));
   Launch launch(ids.device(), {"moe_many.metal", "moe_group"});
   launch.in(ids).out(order).out(table).args(args);
-  launch.tgmem(threads * sizeof(int)).tgmem(threads * sizeof(int)).run(per_row(1, threads));
+  launch.tgmem(simdgroups * experts * sizeof(uint32_t)).tgmem(experts * sizeof(uint32_t));
+  launch.run(per_row(1, simdgroups * simd_width));
   return {order, table};
+}
+
+// Bytes of W that moe_matrix reads at once; 0: it can't read these rows of x and W.
+int matrix_width(const at::Tensor& x, const ExpertMatrices& w, const at::Tensor& weight) {
+  const QuantFormat& format = w.one.format;
+  if (!format.packed() || !format.fragment_columns || w.one.k % format.fragment_columns) return 0;
+  if (x.element_size() != 2 || !aligned_rows(x)) return 0;
+  const int64_t row = w.one.row_blocks * format.block_bytes, expert = w.expert_blocks * format.block_bytes;
+  const int64_t bits = reinterpret_cast<int64_t>(weight.const_data_ptr()) | row | expert | step_bytes(format);
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 || format.block_bytes % 2 ? 4 : 0;
 }
 
 at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Tensor& table, const at::Tensor& weight,
@@ -41,11 +54,25 @@ at::Tensor moe_linear(const at::Tensor& x, const at::Tensor& order, const at::Te
   args.per_row = u32(P / R);
   args.bias = expert_bias("bias", bias, w, x);
   args.activation = single_activation(activation);
+  args.address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 4);
   const bool aligned = K % chunk == 0 && aligned_rows(x) && w.aligned;
-  Launch launch(x.device(), {"moe_many.metal", "moe_linear", {w.one.format.policy, x.scalar_type(), aligned ? 8 : 1}});
+  const QuantFormat& of = w.one.format;
+  const auto [outputs, steps, split, simdgroups, blocks] = moe_matrix_choice(x.device(), of.index, w.one.n, K);
+  const int width = outputs ? matrix_width(x, w, weight) : 0;
+  args.split = split;
+  const KernelKey by_matrices = {
+      "moe_matrix.metal", "moe_matrix", {of.policy, x.scalar_type(), width, outputs, steps, blocks}};
+  const KernelKey by_tiles = {"moe_many.metal", "moe_linear", {of.policy, x.scalar_type(), aligned ? 8 : 1}};
+  Launch launch(x.device(), width ? by_matrices : by_tiles);
   launch.in(x).in(order).in(table).in(weight).in_or(bias, x).out(y).args(args);
   launch.min_bytes(experts_read(w.experts, P) * w.bytes_of_one + x.nbytes() + y.nbytes() + order.nbytes());
-  launch.run(per_row(ceil_div(w.one.n, linear_bn), linear_tile_threads, tiles));
+  if (width) {
+    launch.tgmem(matrix_tile_bytes(8 * blocks, outputs, steps, split, simdgroups, u32(of.block_size), step_bytes(of)));
+    launch.run(per_row(tiles, simdgroups * simd_width, ceil_div(w.one.n, simdgroups / split * outputs),
+                       linear_bm / (8 * blocks)));
+  } else {
+    launch.run(per_row(ceil_div(w.one.n, linear_bn), linear_tile_threads, tiles));
+  }
   return y;
 }
 

@@ -1,5 +1,5 @@
 // Copies from device to threadgroup memory that a simdgroup makes ahead of their use. Metal has them finished at once;
-// where a GPU copies without its lanes, its prelude overloads these for pieces of 16 and of 8 bytes.
+// where a GPU copies without its lanes, its prelude overloads these for pieces of 16, 8 and 4 bytes.
 #pragma once
 #include "common/portable.h"
 

@@ -6,7 +6,7 @@
 #include "common/matrix_pairs.h"
 #include "linear/epilogue.h"
 #include "linear/loader.h"
-#include "linear/products.h"
+#include "linear/matrix_tile.h"
 
 using namespace metal;
 using namespace foundry;
@@ -127,9 +127,8 @@ template <typename Q, typename T, int VEC, int BLOCKS>
   }
 }
 
-// The same for formats with Fragments: steps of W and of x are copied to threadgroup memory STEPS - 1 ahead, x once for
-// all teams of a threadgroup. A team of args.split simdgroups shares K and makes OUTS outputs of 8 * BLOCKS rows, each
-// group of codes before its scale: a row has the bits that linear_rows gives it by matrices, if that splits K alike.
+// The same for formats with Fragments, in tiles of 8 * BLOCKS rows (matrix_tile.h): a row has the bits that linear_rows
+// gives it by matrices, if that splits K alike.
 // foundry-lint: instance(linear_matrix_ahead<Q8_0, half, 16, 16, 3, 4>)
 // foundry-lint: instance(linear_matrix_ahead<Q4_K, bfloat, 8, 32, 2, 2>)
 // foundry-lint: instance(linear_matrix_ahead<Q4_0, half, 1, 16, 2, 8>)
@@ -147,77 +146,21 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, int BLOCKS>
     ushort lane [[thread_index_in_simdgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
-  using Step = MatrixStep<Q, T, OUTS>;
-  constexpr uint rows = 8 * BLOCKS, step = Step::step, x_bytes = rows * Step::x_stride, w_bytes = OUTS * Step::stride;
-  const uint part = part_of(simdgroup, args.split), teams = teams_in(simdgroups, args.split);
-  const uint team = team_of(0, simdgroup, simdgroups, args.split), m0 = group.x * rows;
-  const uint first = (group.y * teams + team) * OUTS, threads = simdgroups * simd_width;
-  threadgroup uchar* const stages = (threadgroup uchar*)(memory + rows);
-  threadgroup uchar* const x_stages = stages + part * STEPS * x_bytes;
-  threadgroup uchar* const w_stages = stages + args.split * STEPS * x_bytes + simdgroup * STEPS * w_bytes;
-  for (uint m = tid; m < rows; m += threads)  // where each row begins
-    memory[m] = row_offset(args.x, min(m0 + m, args.rows - 1));
+  using Tile = MatrixTile<Q, T, VEC, OUTS, STEPS, BLOCKS>;
+  const uint m0 = group.x * Tile::rows, there = min(args.rows - m0, Tile::rows);
+  for (uint m = tid; m < there; m += simdgroups * simd_width)
+    memory[m] = row_offset(args.x, m0 + m);
+  const Tile tile = {memory, args.split, there, lane, simdgroup, simdgroups};
+  const uint first = team_of(group.y, simdgroup, simdgroups, args.split) * OUTS;
   const NeighbouringRows<Q> w = {weight, args.row_blocks, min(first, args.n - 1), args.n};
   CopyWeights<Q, T, VEC, OUTS> copies;
   copies.find(w, lane);
-  typename Step::Sum sum[BLOCKS];
-  for (int b = 0; b < BLOCKS; ++b)
-    for (uint i = 0; i < Step::tiles; ++i)
-      for (int j = 0; j < 2; ++j)
-        sum[b][i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  const Fragment own = fragment_of(lane);
-  const uint t = own.column / 2, base = code_base<T>(args.k >> 31), there = min(args.rows - m0, rows);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-
-  // Turn by turn: copies for one that is STEPS - 1 later, then the products of this one. All parts have as many turns.
-  const uint turns = ((args.k + step - 1) / step + args.split - 1) / args.split;
-  for (uint turn = 0; turn < turns + STEPS - 1; ++turn) {
-    if (turn >= STEPS - 1) {
-      wait_for_copies<STEPS - 2>((threadgroup uint4*)stages);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    const uint column = (turn * args.split + part) * step, slot = turn % STEPS;
-    if (column < args.k) {
-      copies.copy(column, args.k, w_stages + slot * w_bytes, lane);
-      const uint at = lane * chunk;
-      for (uint m = team; m < there; m += teams)
-        if (at < step && column + at < args.k)
-          copy_chunk<VEC>(x + memory[m] + column + at,
-                          (threadgroup T*)(x_stages + slot * x_bytes + m * Step::x_stride) + at);
-    }
-    end_group_of_copies((threadgroup uint4*)stages);
-    if (turn < STEPS - 1) continue;
-    const uint from = column - (STEPS - 1) * args.split * step, now = (turn + 1) % STEPS;
-    threadgroup const uchar* w_rows = w_stages + now * w_bytes + own.row * Step::stride;
-    threadgroup const uchar* x_row = x_stages + now * x_bytes + own.row * Step::x_stride + t * 4 * sizeof(T);
-    if (from + step <= args.k) {
-#pragma unroll
-      for (uint period = 0; period < step / Step::columns; ++period)
-        Step::template add_period<BLOCKS>(w_rows, x_row, 8 * Step::x_stride, period, t, base, lane, sum);
-    } else if (from < args.k) {
-      for (uint period = 0; period < (args.k - from) / Step::columns; ++period)
-        Step::template add_period<BLOCKS>(w_rows, x_row, 8 * Step::x_stride, period, t, base, lane, sum);
-    }
-  }
-
-  // The sums take the place of the steps.
-  constexpr uint row = matrix_sums_stride(OUTS);
-  threadgroup float* const partial = (threadgroup float*)stages;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int b = 0; b < BLOCKS; ++b)
-    for (uint i = 0; i < 2 * Step::tiles; ++i)
-      for (int e = 0; e < 2; ++e)
-        partial[(simdgroup * rows + 8 * b + own.column + e) * row + own.row + 8 * i] =
-            sum[b][i / 2][i % 2].thread_elements()[e];
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  const uint outputs = teams * OUTS;
-  for (uint i = tid; i < rows * outputs; i += threads) {
+  const uint past[OUTS / 8] = {};
+  tile.multiply(copies, past, x, 1, BLOCKS, args.k);
+  const uint outputs = tile.outputs();
+  for (uint i = tid; i < there * outputs; i += simdgroups * simd_width) {
     const uint m = i / outputs, column = i % outputs, n = group.y * outputs + column;
-    threadgroup const float* own_sum = partial + (column / OUTS * args.split * rows + m) * row + column % OUTS;
-    float total = *own_sum;
-    for (uint p = 1; p < args.split; ++p)
-      total += own_sum[p * rows * row];
-    if (m < there && n < args.n)
-      store_output(total, m0 + m, n, bias, residual, y, args);
+    if (n < args.n)
+      store_output(tile.sum(m, column), m0 + m, n, bias, residual, y, args);
   }
 }

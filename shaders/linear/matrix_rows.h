@@ -65,16 +65,16 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
   FOUNDRY_CONST uint stride = matrix_stride(Q::block_size, bytes), x_stride = matrix_x_stride(Q::block_size);
   using Sum = metal::simdgroup_matrix<float, 8, 8>[tiles][2];
 
-  // Adds the products of `period` of a step whose rows of W are at w_rows and whose BLOCKS times eight rows of x are at
-  // x_row, `x_block` bytes from each eight to the next, for this lane. Each group of codes is multiplied before its
-  // scale, exactly but for the sums.
+  // Adds the products of `period` of a step whose rows of W are at w_rows, each `past` bytes behind a word, and whose
+  // `blocks` times eight rows of x, BLOCKS at most, are at x_row, `x_block` bytes from each eight to the next, for this
+  // lane. Each group of codes is multiplied before its scale, exactly but for the sums.
   template <int BLOCKS>
-  static METAL_FUNC void add_period(threadgroup const uchar* w_rows, threadgroup const uchar* x_row, uint x_block,
-                                    uint period, uint t, uint base, ushort lane, thread Sum (&sum)[BLOCKS]) {
+  static METAL_FUNC void add_period(threadgroup const uchar* w_rows, thread const uint (&past)[2 * tiles],
+                                    threadgroup const uchar* x_row, uint x_block, uint blocks, uint period, uint t,
+                                    uint base, ushort lane, thread Sum (&sum)[BLOCKS]) {
     F rows[tiles][2];
-    for (uint i = 0; i < tiles; ++i)
-      for (uint j = 0; j < 2; ++j)
-        rows[i][j].read((threadgroup const uint*)(w_rows + 8 * (2 * i + j) * stride), period, t);
+    for (uint i = 0; i < 2 * tiles; ++i)
+      rows[i / 2][i % 2].read((threadgroup const uint*)(w_rows + 8 * i * stride), past[i], period, t);
 #pragma unroll
     for (int g = 0; g < F::groups; ++g) {
       Sum products[BLOCKS];
@@ -98,6 +98,7 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
           for (int f = 0; f < 2; ++f) ones[j][f] = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
+          if (uint(b) >= blocks) continue;
           F::pairs(*(threadgroup const metal::uint2*)(x_row + b * x_block + column * sizeof(T)), pairs);
           metal::simdgroup_matrix<T, 8, 8> x[2];
           for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
@@ -224,6 +225,7 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
     const Fragment own = fragment_of(lane);
     const uint t = own.column / 2, m = metal::min(uint(own.row), rows.count - 1);
     const uint base = code_base<T>(k >> 31); // K is less than 2^31
+    const uint past[2 * Step::tiles] = {};
     threadgroup const uchar* x_whole = whole + m * matrix_whole_stride(k) + t * 4 * sizeof(T);
     for (uint first = part * step; first < k; first += split * step) {
       wait_for_copies<STEPS - 2>((threadgroup metal::uint4*)memory);
@@ -234,10 +236,10 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
       if (first + step <= k) {
 #pragma unroll
         for (uint period = 0; period < step / Step::columns; ++period)
-          Step::template add_period<1>(w_rows, x_row, 0, period, t, base, lane, sum);
+          Step::template add_period<1>(w_rows, past, x_row, 0, 1, period, t, base, lane, sum);
       } else {
         for (uint period = 0; period < (k - first) / Step::columns; ++period)
-          Step::template add_period<1>(w_rows, x_row, 0, period, t, base, lane, sum);
+          Step::template add_period<1>(w_rows, past, x_row, 0, 1, period, t, base, lane, sum);
       }
       now = now + stage < memory + STEPS * stage ? now + stage : memory;
     }

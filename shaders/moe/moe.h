@@ -4,21 +4,22 @@
 
 namespace foundry {
 
-FOUNDRY_CONST uint32_t moe_max_experts = 1024;    // of which a lane keeps 32 in mind, a bit each
-FOUNDRY_CONST uint32_t moe_max_chosen = 32;       // a lane for each
-FOUNDRY_CONST uint32_t moe_max_groups = 32;       // a lane for each
-FOUNDRY_CONST uint32_t moe_route_simdgroups = 16; // of a token, at most: a core's worth, and no other core shares it
-FOUNDRY_CONST uint32_t moe_tile_fields = 3;       // of a tile of pairs: expert, first pair, number of pairs
+FOUNDRY_CONST uint32_t moe_max_experts = 1024; // a thread for each
+FOUNDRY_CONST uint32_t moe_max_chosen = 32;    // a lane for each
+FOUNDRY_CONST uint32_t moe_max_groups = 32;    // a lane for each
+FOUNDRY_CONST uint32_t moe_tile_fields = 3;    // of a tile of pairs: expert, first pair, number of pairs
 
 // ids and weights are [tokens, chosen + has_shared]; the last column is the shared expert's.
 struct ChoiceArgs {
   uint32_t experts;
-  uint32_t chosen;     // experts of a token
-  uint32_t has_shared; // weight of a shared expert: the logistic function of one more logit; its id is 0
-  uint32_t normalize;  // the chosen experts' scores are divided by their sum
-  uint32_t sigmoid;    // a score is the logistic function of a logit; 0: a softmax over all logits
-  uint32_t by_logit;   // experts are compared by their logits; 0: by their scores; plus a correction in both cases
-  uint32_t in_turn;    // a score is a softmax over the logits that are left when an expert is chosen, and near its own
+  uint32_t logits_stride; // from a token's logits to the next token's
+  uint32_t shared_stride; // the same for a shared expert's
+  uint32_t chosen;        // experts of a token
+  uint32_t has_shared;    // weight of a shared expert: the logistic function of one more logit; its id is 0
+  uint32_t normalize;     // the chosen experts' scores are divided by their sum
+  uint32_t sigmoid;       // a score is the logistic function of a logit; 0: a softmax over all logits
+  uint32_t by_logit;      // experts are compared by their logits; 0: by their scores; plus a correction in both cases
+  uint32_t in_turn; // a score is a softmax over the logits that are left when an expert is chosen, and near its own
   uint32_t has_correction;
   uint32_t groups;     // of as many experts each, side by side
   uint32_t top_groups; // groups that a token's experts may be of: those whose best add up to most
@@ -26,11 +27,6 @@ struct ChoiceArgs {
   float near;          // in_turn: such a logit is less by at most that times its size, or the chosen one's if larger
   float scale;         // of the chosen experts' weights
   float least_sum;     // added to the sum that scores are divided by, so that scores of 0 give weights of 0
-};
-
-struct RouteArgs {
-  NormedArgs normed; // n[0]: experts, n[1]: has_shared; has_bias: of the experts
-  ChoiceArgs choice;
 };
 
 // Experts' matrices W[experts, n, k] of one format, and which of them each token goes to. A pair is a token and one of
@@ -78,6 +74,8 @@ struct MoeLinearArgs {
   RoutedArgs routed;
   uint32_t n, k;
   uint32_t row_blocks;
+  uint32_t address; // of the weight, as far as a word goes
+  uint32_t split;   // moe_matrix: simdgroups that share K
   uint32_t per_row; // pairs to which a row of x belongs
   ExpertBias bias;
   uint32_t activation; // as in LinearArgs

@@ -20,47 +20,35 @@ template <typename Q> struct RouterRows {
   }
 };
 
-// The experts of a token, from the norm before the block to their weights: a threadgroup a token, a lane an expert's
-// logit in the end. `weight` is the router's matrix, `bias` added to its
-// products, `shared` the row that weighs the shared expert, `correction` added for the choice alone.
-// foundry-lint: instance(moe_route<F16, half, float, 8, 4, 2, 1>)
-// foundry-lint: instance(moe_route<F32, float, float, 1, 4, 1, 4>)
-template <typename Q, typename T, typename C, int VEC, int OUTS, int UNROLL, int CHAINS>
-[[kernel]] void moe_route(
+// The logits of a token's experts, norm(x) W^T + bias, and behind them that of a shared expert: [tokens, experts + 1].
+// `weight` is the router's matrix, `shared` the row that weighs the shared expert. n[1]: whether there is one.
+// foundry-lint: instance(moe_logits<F16, half, 8, 2, 4, 1>)
+// foundry-lint: instance(moe_logits<F32, float, 1, 4, 1, 4>)
+template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
+[[kernel]] void moe_logits(
     device const T* x [[buffer(0)]],
     device const T* norm_weight [[buffer(1)]],
     device const typename Q::block* weight [[buffer(2)]],
     device const typename Q::block* shared [[buffer(3)]],
     device const T* bias [[buffer(4)]],
-    device const C* correction [[buffer(5)]],
-    device int* ids [[buffer(6)]],
-    device float* weights [[buffer(7)]],
-    constant RouteArgs& args [[buffer(8)]],
-    threadgroup float* logits [[threadgroup(0)]],
-    threadgroup float* unused [[threadgroup(1)]],
-    uint token [[threadgroup_position_in_grid]],
+    device float* logits [[buffer(5)]],
+    constant NormedArgs& args [[buffer(6)]],
+    threadgroup float* partial [[threadgroup(0)]],
+    uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
-  constant NormedArgs& a = args.normed;
-  const uint rows = a.n[0] + a.n[1];
-  for (uint first = 0; first < rows; first += simdgroups * OUTS) {
-    const uint n0 = first + simdgroup * OUTS;
-    const RouterRows<Q> w = {weight, shared, a.row_blocks[0], a.n[0], rows, n0};
-    const float logit = normed_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, norm_weight, a, token, n0 < rows, lane,
-                                                                        simdgroup, simdgroups, unused);
-    const uint n = n0 + lane;
-    if (lane < OUTS && n < rows)
-      logits[n] = a.has_bias && n < a.n[0] ? logit + float(bias[n]) : logit;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (simdgroup == 0) {
-    const InThreadgroup of = {logits};
-    choose_experts(of, correction, logits[rows - 1], token, args.choice, lane, ids, weights);
-  }
+  const uint rows = args.n[0] + args.n[1], token = group.y;
+  const uint n0 = team_of(group.x, simdgroup, simdgroups, args.split) * OUTS, n = n0 + lane;
+  const RouterRows<Q> w = {weight, shared, args.row_blocks[0], args.n[0], rows, n0};
+  const float logit = normed_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, norm_weight, args, token, n0 < rows, lane,
+                                                                      simdgroup, simdgroups, partial);
+  if (part_of(simdgroup, args.split) == 0 && lane < OUTS && n < rows)
+    logits[token * rows + n] = args.has_bias && n < args.n[0] ? logit + float(bias[n]) : logit;
 }
 
-// The same from logits [tokens, experts] and [tokens].
+// The experts of each token and their weights, a simdgroup a token. `shared`: logits of a shared expert; `correction`:
+// added for the choice alone.
 // foundry-lint: instance(moe_choose<bfloat, float>)
 template <typename T, typename C>
 [[kernel]] void moe_choose(
@@ -70,10 +58,12 @@ template <typename T, typename C>
     device int* ids [[buffer(3)]],
     device float* weights [[buffer(4)]],
     constant ChoiceArgs& args [[buffer(5)]],
+    threadgroup uint* orders [[threadgroup(0)]],
     uint token [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  const InDevice<T> of = {logits + ulong(token) * args.experts};
-  choose_experts(of, correction, args.has_shared ? float(shared[token]) : 0.0f, token, args, lane, ids, weights);
+  choose_experts(logits + ulong(token) * args.logits_stride, correction,
+                 args.has_shared ? float(shared[token * args.shared_stride]) : 0.0f, token, args, lane, orders, ids,
+                 weights);
 }
 
 // The experts' number; a pair that is not one of theirs reads nothing.

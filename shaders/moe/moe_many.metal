@@ -8,52 +8,71 @@
 using namespace metal;
 using namespace foundry;
 
-// Sorts the pairs by expert, in one threadgroup with a thread for each expert, and cuts every expert's into tiles.
-// Pairs of no expert are left out. `chunk_of_ids`: one int a thread.
+// Sorts the pairs by expert, in one threadgroup, and cuts every expert's into tiles. Pairs of no expert are left out. A
+// simdgroup has pairs side by side, and a row of `counts` [simdgroups, experts], which become where its pairs go; `all`:
+// of each expert.
 [[kernel]] void moe_group(
     device const int* ids [[buffer(0)]],
     device int* order [[buffer(1)]],
     device uint* tiles [[buffer(2)]],
     constant MoeGroupArgs& args [[buffer(3)]],
-    threadgroup int* chunk_of_ids [[threadgroup(0)]],
-    threadgroup uint* counts [[threadgroup(1)]],
-    ushort expert [[thread_index_in_threadgroup]],
-    ushort threads [[threads_per_threadgroup]]) {
+    threadgroup uint* counts [[threadgroup(0)]],
+    threadgroup uint* all [[threadgroup(1)]],
+    ushort tid [[thread_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]],
+    ushort simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort simdgroups [[simdgroups_per_threadgroup]]) {
   constant RoutedArgs& r = args.routed;
-  uint count = 0, place = 0;
-  for (int pass = 0; pass < 2; ++pass) {  // to count the pairs of each expert, and to write them down
-    for (uint first = 0; first < args.pairs; first += threads) {
-      const uint pair = first + expert;
-      if (pair < args.pairs)
-        chunk_of_ids[expert] = ids[pair / r.chosen * r.ids_stride + pair % r.chosen];
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      const uint n = min(uint(threads), args.pairs - first);
-      for (uint i = 0; i < n; ++i) {
-        const bool own = chunk_of_ids[i] == int(expert) && expert < r.experts;
-        if (own && pass == 1)
-          order[place + count] = first + i;
-        count += own;
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+  const uint threads = simdgroups * simd_width, each = (args.pairs + threads - 1) / threads * simd_width;
+  const uint begin = simdgroup * each, end = min(begin + each, args.pairs);
+  threadgroup uint* own = counts + simdgroup * r.experts;
+  for (uint e = lane; e < r.experts; e += simd_width)
+    own[e] = 0;
+  for (uint i = tid; i < args.tiles * moe_tile_fields; i += threads)
+    tiles[i] = 0;  // those that are not written below
+  for (int pass = 0; pass < 2; ++pass) {  // to count the pairs, and to write them down
+    for (uint first = begin; first < end; first += simd_width) {
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      const uint pair = first + lane;
+      const uint expert = pair < end ? uint(ids[pair / r.chosen * r.ids_stride + pair % r.chosen]) : r.experts;
+      uint same = 0;  // lanes that have pairs of this expert
+      for (ushort i = 0; i < simd_width; ++i)
+        same |= uint(simd_broadcast(expert, i) == expert) << i;
+      const uint place = expert < r.experts ? own[expert] + popcount(same & ((1u << lane) - 1)) : 0;
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      if (expert < r.experts && pass == 1)
+        order[place] = int(pair);
+      if (expert < r.experts && same >> lane == 1)
+        own[expert] = place + 1;
     }
-    if (pass == 0) {
-      counts[expert] = count;
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      uint tile = 0;
-      for (uint e = 0; e < expert; ++e) {
-        place += counts[e];
-        tile += (counts[e] + linear_bm - 1) / linear_bm;
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+    if (pass == 1)
+      continue;
+    for (uint e = tid; e < r.experts; e += threads) {
+      uint before = 0;
+      for (uint s = 0; s < simdgroups; ++s) {
+        const uint count = counts[s * r.experts + e];
+        counts[s * r.experts + e] = before;
+        before += count;
       }
-      for (uint start = 0; start < count; start += linear_bm, ++tile) {
-        tiles[tile * moe_tile_fields] = expert;
+      all[e] = before;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = tid; e < r.experts; e += threads) {
+      uint place = 0, tile = 0;
+      for (uint i = 0; i < e; ++i) {
+        place += all[i];
+        tile += (all[i] + linear_bm - 1) / linear_bm;
+      }
+      for (uint s = 0; s < simdgroups; ++s)
+        counts[s * r.experts + e] += place;
+      for (uint start = 0; start < all[e]; start += linear_bm, ++tile) {
+        tiles[tile * moe_tile_fields] = e;
         tiles[tile * moe_tile_fields + 1] = place + start;
-        tiles[tile * moe_tile_fields + 2] = min(linear_bm, count - start);
+        tiles[tile * moe_tile_fields + 2] = min(linear_bm, all[e] - start);
       }
-      for (; expert == threads - 1 && tile < args.tiles; ++tile)  // the rest is empty
-        for (uint i = 0; i < moe_tile_fields; ++i)
-          tiles[tile * moe_tile_fields + i] = 0;
-      count = 0;
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 

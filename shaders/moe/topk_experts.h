@@ -5,16 +5,6 @@
 
 namespace foundry {
 
-// Where logits lie.
-struct InThreadgroup {
-  threadgroup const float* logits;
-  METAL_FUNC float at(uint i) const thread { return logits[i]; }
-};
-template <typename T> struct InDevice {
-  device const T* logits;
-  METAL_FUNC float at(uint i) const thread { return float(logits[i]); }
-};
-
 // Whole numbers in the order of floats, from 1; NaN comes last, as torch.topk has it.
 METAL_FUNC uint order_of(float v) {
   const uint bits = as_type<uint>(v + 0.0f); // -0 equals 0
@@ -22,17 +12,18 @@ METAL_FUNC uint order_of(float v) {
 }
 
 // What experts are weighed by and what they are compared by. `correction` is read if there is one.
-template <typename Logits, typename C> struct Scores {
-  Logits logits;
+template <typename T, typename C> struct Scores {
+  device const T* logits;
   device const C* correction;
   constant ChoiceArgs& args;
   float largest, mass; // of the softmax
 
+  METAL_FUNC float logit(uint e) const thread { return float(logits[e]); }
   METAL_FUNC float score(uint e) const thread {
-    return args.sigmoid ? sigmoid(logits.at(e)) : metal::exp(logits.at(e) - largest) / mass;
+    return args.sigmoid ? sigmoid(logit(e)) : metal::exp(logit(e) - largest) / mass;
   }
   METAL_FUNC float rating(uint e) const thread {
-    return (args.by_logit ? logits.at(e) : score(e)) + (args.has_correction ? float(correction[e]) : 0.0f);
+    return (args.by_logit ? logit(e) : score(e)) + (args.has_correction ? float(correction[e]) : 0.0f);
   }
 };
 
@@ -54,61 +45,78 @@ template <typename Scores> METAL_FUNC uint top_groups(thread const Scores& score
   return metal::simd_or(lane < groups && better < scores.args.top_groups ? 1u << lane : 0u);
 }
 
-// The score of an expert that is chosen among those which `taken` has no bit of. All lanes of one simdgroup call this.
-template <typename Logits>
-METAL_FUNC float score_in_turn(thread const Logits& logits, float most, uint taken, constant ChoiceArgs& args,
-                               ushort lane) {
+// The score of an expert of logit `most`, chosen among those whose order is not 0. All lanes of one simdgroup call
+// this.
+template <typename Scores>
+METAL_FUNC float score_in_turn(thread const Scores& scores, float most, threadgroup const uint* orders, ushort lane) {
   float mass = 0.0f;
-  for (uint e = lane, i = 0; e < args.experts; e += simd_width, ++i) {
-    const float own = logits.at(e);
-    const bool far = (most - own) / metal::max(metal::abs(own), most) > args.near;
-    if (!far && !(taken >> i & 1)) mass += metal::exp(own - most);
+  for (uint e = lane; e < scores.args.experts; e += simd_width) {
+    const float own = scores.logit(e);
+    const bool far = (most - own) / metal::max(metal::abs(own), most) > scores.args.near;
+    if (!far && orders[e]) mass += metal::exp(own - most);
   }
   return 1.0f / metal::simd_sum(mass);
 }
 
-// Writes a token's row of ids and weights; all lanes of one simdgroup call this.
-template <typename Logits, typename C>
-METAL_FUNC void choose_experts(thread const Logits& logits, device const C* correction, float shared, uint token,
-                               constant ChoiceArgs& args, ushort lane, device int* ids, device float* weights) {
-  float largest = -INFINITY, mass = 0.0f;
-  for (uint e = lane; e < args.experts; e += simd_width) largest = metal::max(largest, logits.at(e));
-  largest = metal::simd_max(largest);
-  for (uint e = lane; e < args.experts; e += simd_width) mass += metal::exp(logits.at(e) - largest);
-  mass = metal::simd_sum(mass);
-  const Scores<Logits, C> scores = {logits, correction, args, largest, mass};
-  const uint groups = args.groups > 1 ? top_groups(scores, lane) : 1, each = args.experts / args.groups;
-
-  uint taken = 0; // bit i: expert lane + 32 i
-  uint mine = 0;
-  float weight = 0.0f, all = 0.0f;
-  for (uint j = 0; j < args.chosen; ++j) {
-    uint best = 0, at = ~0u;
-    for (uint e = lane, i = 0; e < args.experts; e += simd_width, ++i) {
-      const uint order = order_of(scores.rating(e));
-      if (!(taken >> i & 1) && (groups >> e / each & 1) && order > best) {
-        best = order;
-        at = e;
-      }
-    }
-    const uint winner = metal::simd_min(best == metal::simd_max(best) ? at : ~0u);
-    const float score =
-        args.in_turn ? score_in_turn(logits, logits.at(winner), taken, args, lane) : scores.score(winner);
-    if (winner % simd_width == lane) taken |= 1u << winner / simd_width;
-    all += score;
-    if (lane == j) {
-      mine = winner;
-      weight = score;
+// Of a lane's experts the one that compares best, with the lowest index among equals.
+struct Best {
+  uint order, expert;
+  METAL_FUNC void find(threadgroup const uint* orders, uint experts, ushort lane) thread {
+    order = 0;
+    expert = ~0u;
+    for (uint e = lane; e < experts; e += simd_width) {
+      const uint other = orders[e];
+      expert = other > order ? e : expert;
+      order = metal::max(order, other);
     }
   }
-  const uint columns = args.chosen + args.has_shared;
-  if (lane < args.chosen) {
+};
+
+// Writes a token's row of ids and weights; all lanes of one simdgroup call this. `orders`: of its experts, which only
+// their own lane reads and writes; those that are taken, or in no open group, have 0.
+template <typename T, typename C>
+METAL_FUNC void choose_experts(device const T* logits, device const C* correction, float shared, uint token,
+                               constant ChoiceArgs& args, ushort lane, threadgroup uint* orders, device int* ids,
+                               device float* weights) {
+  const uint experts = args.experts, chosen = args.chosen;
+  Scores<T, C> scores = {logits, correction, args, -INFINITY, 0.0f};
+  if (!args.sigmoid) {
+    for (uint e = lane; e < experts; e += simd_width) scores.largest = metal::max(scores.largest, scores.logit(e));
+    scores.largest = metal::simd_max(scores.largest);
+    for (uint e = lane; e < experts; e += simd_width) scores.mass += metal::exp(scores.logit(e) - scores.largest);
+    scores.mass = metal::simd_sum(scores.mass);
+  }
+  const bool grouped = args.groups > 1;
+  const uint open = grouped ? top_groups(scores, lane) : 1, each = experts / args.groups;
+  for (uint e = lane; e < experts; e += simd_width)
+    orders[e] = !grouped || (open >> e / each & 1) ? order_of(scores.rating(e)) : 0;
+
+  Best best;
+  best.find(orders, experts, lane);
+  uint mine = 0;
+  float weight = 0.0f;
+  for (uint j = 0; j < chosen; ++j) {
+    const uint winner = metal::simd_min(best.order == metal::simd_max(best.order) ? best.expert : ~0u);
+    const float in_turn = args.in_turn ? score_in_turn(scores, scores.logit(winner), orders, lane) : 0.0f;
+    if (winner == best.expert) {
+      orders[winner] = 0;
+      best.find(orders, experts, lane);
+    }
+    if (lane == j) {
+      mine = winner;
+      weight = in_turn;
+    }
+  }
+  if (lane < chosen && !args.in_turn) weight = scores.score(mine);
+  const float all = metal::simd_sum(lane < chosen ? weight : 0.0f);
+  const uint columns = chosen + args.has_shared;
+  if (lane < chosen) {
     ids[token * columns + lane] = int(mine);
     weights[token * columns + lane] = args.scale * (args.normalize ? weight / (all + args.least_sum) : weight);
   }
   if (lane == 0 && args.has_shared) {
-    ids[token * columns + args.chosen] = 0;
-    weights[token * columns + args.chosen] = sigmoid(shared);
+    ids[token * columns + chosen] = 0;
+    weights[token * columns + chosen] = sigmoid(shared);
   }
 }
 

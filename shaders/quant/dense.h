@@ -17,7 +17,7 @@ template <typename T> struct Dense {
     FOUNDRY_CONST bool has_scale = false, has_offset = false;
     metal::uint2 q[2];
 
-    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint, uint period, uint t) thread {
       for (short h = 0; h < 2; ++h) {
         const metal::uint2 raw = ((threadgroup const metal::uint2*)row)[period * 8 + h * 4 + t];
         q[h] = raw;

@@ -31,11 +31,13 @@
 //     FOUNDRY_CONST int fragment_columns = ...;       // as follows; left out: it has no Fragments
 //     // Kernels only: what a lane of a simdgroup holds of a row for products of matrices of 16 bits: of each 16, the
 //     // four from 4 * t on, in two pairs. `row`: the bytes of a step (linear/linear.h) in threadgroup memory, of which
-//     // `period` is the index of `fragment_columns` in `groups` equal groups.
+//     // `period` is the index of `fragment_columns` in `groups` equal groups. `past`: bytes before them, of blocks of
+//     an
+//     // odd number of bytes, which may begin anywhere in a word.
 //     template <typename T> struct Fragments {
 //       FOUNDRY_CONST int groups = ...;
 //       FOUNDRY_CONST bool has_scale = ..., has_offset = ...;
-//       void read(threadgroup const uint32_t* row, uint period, uint t);
+//       void read(threadgroup const uint32_t* row, uint past, uint period, uint t);
 //       static void pairs(metal::uint2 x, thread metal::vec<T, 2> (&of)[2]); // in the order of columns that codes have
 //       // Of the 16 columns h of group g, exactly; `base` as code_base has it.
 //       void codes(int g, int h, uint32_t base, thread metal::vec<T, 2> (&w)[2]) const;
@@ -309,6 +311,16 @@ template <int N, bool Pairs> struct OddBytes {
 METAL_FUNC metal::half2 halves_of_e2m1(uint32_t bits, bool upper) {
   const uint32_t magnitude = bits << (upper ? 5 : 9) & 0x0e000e00u, sign = bits << (upper ? 8 : 12) & 0x80008000u;
   return as_type<metal::half2>(magnitude | sign);
+}
+
+// The same of four bytes' lower or upper nibbles: of bytes 0 and 2, then of 1 and 3.
+METAL_FUNC void e2m1_pairs(uint32_t bytes, bool upper, thread metal::half2 (&w)[2]) {
+  for (short i = 0; i < 2; ++i) w[i] = halves_of_e2m1(bytes >> 8 * i, upper);
+}
+METAL_FUNC void e2m1_pairs(uint32_t bytes, bool upper, thread metal::vec<bfloat, 2> (&w)[2]) {
+  metal::half2 halves[2];
+  e2m1_pairs(bytes, upper, halves);
+  for (short i = 0; i < 2; ++i) w[i] = metal::vec<bfloat, 2>(bfloat(float(halves[i].x)), bfloat(float(halves[i].y)));
 }
 
 // Two floats of 8 bits (E4M3) over 2^8, those from 2^-9 to 2^-6 subnormal.

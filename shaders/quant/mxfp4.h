@@ -18,6 +18,7 @@ struct MXFP4 {
   FOUNDRY_CONST int block_size = 32;
   FOUNDRY_CONST int shared = 2;
   FOUNDRY_CONST bool has_codes = true;
+  FOUNDRY_CONST int fragment_columns = 32;
   FOUNDRY_CONST int word = 2;
   FOUNDRY_SCALES(0, FOUNDRY_BYTES(e, e8m0_6))
 
@@ -54,6 +55,24 @@ struct MXFP4 {
     }
     METAL_FUNC float scale(uint, int) const thread { return MXFP4::scale(e); }
     METAL_FUNC float offset(uint, int) const thread { return 0.0f; }
+  };
+
+  template <typename T> struct Fragments {
+    FOUNDRY_CONST int groups = 1;
+    FOUNDRY_CONST bool has_scale = true, has_offset = false;
+    uint32_t q, e;
+
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint past, uint period, uint t) thread {
+      const uint first = past + period * sizeof(block), at = first + 1 + 4 * t;
+      e = ((threadgroup const uint8_t*)row)[first];
+      q = uint32_t((ulong(row[at / 4 + 1]) << 32 | row[at / 4]) >> 8 * (at % 4));
+    }
+    METAL_FUNC void codes(int, int h, uint32_t, thread metal::vec<T, 2> (&w)[2]) const thread {
+      e2m1_pairs(q, h == 1, w);
+    }
+    static METAL_FUNC void pairs(metal::uint2 x, thread metal::vec<T, 2> (&of)[2]) { even_and_odd<T>(x, of); }
+    METAL_FUNC float scale(int) const thread { return 32768.0f * MXFP4::scale(e); }
+    METAL_FUNC float offset(int) const thread { return 0.0f; }
   };
 #else
   static void pack(const float* w, block& b) {

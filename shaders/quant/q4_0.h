@@ -57,7 +57,7 @@ struct Q4_0 {
     uint32_t q[2];
     uint32_t d[2];
 
-    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint, uint period, uint t) thread {
       row += period * (2 * sizeof(block) / 4);
       q[0] = row[t] >> 16 | row[t + 1] << 16;
       q[1] = row[5 + t];

@@ -115,7 +115,7 @@ struct Q4_K {
     ScalesOfK<true> scales;
     uint k;
 
-    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint, uint period, uint t) thread {
       for (short i = 0; i < 4; ++i) scales.head.q[i] = row[i];
       for (short h = 0; h < 2; ++h) q[h] = row[4 + 8 * period + 4 * h + t];
       k = 64 * period;

@@ -58,7 +58,7 @@ struct Q8_0 {
     uint32_t q[2][2];
     uint32_t d[2];
 
-    METAL_FUNC void read(threadgroup const uint32_t* row, uint period, uint t) thread {
+    METAL_FUNC void read(threadgroup const uint32_t* row, uint, uint period, uint t) thread {
       row += period * (2 * sizeof(block) / 4);
       for (short h = 0; h < 2; ++h) {
         q[0][h] = row[4 * h + t] >> 16 | row[4 * h + t + 1] << 16;

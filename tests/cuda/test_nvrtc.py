@@ -221,12 +221,19 @@ with kit.tuned(family, "linear_matrix", outputs=16, steps=2, split=2, simdgroups
         weight = blocks.packed(torch.zeros(32, 256), name)
         code = code_of(lambda: ops.linear(x, weight, format=name))
         found[f"{name}, 32 rows"] = [low & 0xFFF for low, _ in code]
+with kit.tuned(family, "moe_matrix", outputs=16, steps=2, split=1, simdgroups=4, blocks=4):
+    for name, k in (("q4_0", 256), ("q8_0", 256), ("q4_k", 256), ("mxfp4", 256), ("mxfp4", 96)):
+        weight = blocks.packed(torch.zeros(32, k), name)[None]
+        groups = ops.moe_group(torch.zeros(32, 1, dtype=torch.int32), 1)
+        code = code_of(lambda: ops.moe_linear(torch.zeros(32, k, dtype=torch.float16), *groups, weight, format=name))
+        found[f"{name} of experts, 32 rows of {k}"] = [low & 0xFFF for low, _ in code]
 print(json.dumps(found))
 """
     folders = f"import sys\nsys.path.insert(0, {str(compile_only.ROOT / 'tests' / 'ops')!r})\n"
     script = f"FOLDER, ROOT = {str(tmp_path)!r}, {str(compile_only.ROOT)!r}\n{folders}{CODE}{script}"
     for what, code in json.loads(compile_only.run(script)).items():
-        assert code.count(HMMA) >= 8 and code.count(LDGSTS) >= (6 if "rows" in what else 8), what
+        least = 2 if "experts" in what else 6 if "rows" in what else 8
+        assert code.count(HMMA) >= 8 and code.count(LDGSTS) >= least, what
         assert not {LDL, STL} & set(code), what
 
 

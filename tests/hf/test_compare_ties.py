@@ -16,7 +16,8 @@ from torch_foundry.diagnostics.compare.kernels import wrong_kernels
 from torch_foundry.hf.api import patch, patched
 from torch_foundry.models.moe import ExpertBlock
 
-MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "phimoe", "glm4_moe"]  # the last one chooses by a correction as well
+# glm4_moe chooses by a correction as well; gemma4_moe's experts lie beside an MLP
+MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "phimoe", "glm4_moe", "gemma4_moe"]
 PROMPT = ids(2, 40)
 
 
@@ -43,12 +44,17 @@ def test_equal_experts_are_a_tie_and_rounding_decides_few(family: str) -> None:
         for name in found:
             layer: Any = model.get_submodule(name)
             with patched(model):
-                router = layer._foundry.layer.experts.router
-                for parameter in router.values():
-                    if parameter is not None:
-                        parameter.copy_(parameter[:1].clone())
+                matrix, _ = layer._foundry.layer.experts.choosing()
+                for parameter in matrix.parameters():
+                    parameter.copy_(parameter[:1].clone())
         share = torch.stack([*undecided(model).values()]).float().mean()
         assert share == 0 if family == "glm4_moe" else share > 0.9
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_is_compared(family: str) -> None:
+    drift = compare(copy.deepcopy(shared(family)), PROMPT)
+    assert drift.first_bad is None and len(drift.paths) == 4
 
 
 def test_a_copy_of_a_patched_model_is_compared() -> None:

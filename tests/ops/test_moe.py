@@ -73,7 +73,8 @@ BENCHES = [
 
 @kit.cases(*CASES)
 def test_glu(case: Case, dtype: torch.dtype) -> None:
-    check_glu(glu_inputs(case, dtype))
+    with kit.poisoned_outputs():
+        check_glu(glu_inputs(case, dtype))
 
 
 @kit.cases(
@@ -212,7 +213,7 @@ def test_launches() -> None:
     ops.moe_route(**route_inputs(4, 60, 64, F32, True), k=4)
     ops.moe_glu(**glu_inputs(Case(tokens=4), F32))
     ops.moe_down(**down_inputs(Case(tokens=4), F32))
-    assert runtime.counters().launches - before == 3
+    assert runtime.counters().launches - before == 4  # the router has two
 
 
 def test_bytes_are_those_of_the_chosen_experts() -> None:

@@ -12,7 +12,8 @@ from torch_foundry import ops
 
 
 @pytest.mark.parametrize(
-    "tokens, experts, k", [(1, 1, 1), (1, 6, 2), (100, 3, 2), (64, 1, 1), (9, 100, 8), (70, 33, 4)]
+    "tokens, experts, k",
+    [(1, 1, 1), (1, 6, 2), (100, 3, 2), (64, 1, 1), (9, 100, 8), (70, 33, 4), (900, 7, 4), (300, 1024, 6)],
 )
 def test_group(tokens: int, experts: int, k: int) -> None:
     ids = experts_of(Case(tokens=tokens, experts=experts, k=k), kit.generator(tokens, experts))

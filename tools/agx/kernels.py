@@ -30,7 +30,7 @@ KEYS = 4096  # in a cache
 
 TUNED = {"attention_decode_matrix": "attention_decode"}  # chosen by `tune` alone: launched as the other is
 # On no M1: by 8x8 matrices unless TORCH_FOUNDRY_MATRIX_ROWS says so; tensor operations, which an M5 has and Mesa lacks.
-ELSEWHERE = ("linear_matrix", "linear_matrix_ahead", "linear_tensors")
+ELSEWHERE = ("linear_matrix", "linear_matrix_ahead", "linear_tensors", "moe_matrix")
 BY_MATRICES = re.compile(r"(linear_rows|norm_\w+)<.*, 0>")  # nor are those, unless a table of the user's says so
 
 

@@ -21,7 +21,7 @@ from torch_foundry.core import environment, extension, sources
 from torch_foundry.core.ahead import recording_for
 
 VERSION = 2
-BY_MATRICES = ("matrices", "norm_matrices", "linear_matrix")
+BY_MATRICES = ("matrices", "norm_matrices", "linear_matrix", "moe_matrix")
 OPS = ("linear", "norm_linear", "moe_glu", "moe_down", "attention", "linear_routes", *BY_MATRICES)
 OVERRIDES = {  # by their names in C++
     "gemv_cols_per_tg": environment.GEMV_COLS_PER_TG,
@@ -43,8 +43,8 @@ class TuningError(ValueError):
 @dataclass(frozen=True)
 class Key:
     """What a choice is for. linear, norm_linear: `format` of the weight, 1, 2, 4 or 8 `rows`, `n` outputs, `k` inputs.
-    moe_glu, moe_down: the same of one expert, 1 row; gate and up are 2 I outputs.
-    linear_routes, matrices, norm_matrices: the same, 1 row, for any number; linear_matrix: `rows` are eights of rows.
+    moe_glu, moe_down, moe_matrix: of one expert, 1 row; gate and up are 2 I outputs of moe_glu.
+    linear_routes, matrices, norm_matrices: 1 row, for any number; linear_matrix: `rows` are eights of rows.
     attention: `format` is the dtype (f32, f16, bf16), `n` the head_dim, `rows` and `k` are 1."""
 
     op: str

@@ -60,6 +60,10 @@ class ExpertBlock:
         """How experts are chosen, as far as numbers say it."""
         return self.kind.rule(self.block)
 
+    def choosing(self) -> tuple[Any, dict[str, Any]]:
+        """The stock module whose products are the router's logits, and options of `ops.moe_choose`."""
+        return self.kind.matrix_of(self.block), self.facts() | {"correction": self.kind.correction_of(self.block)}
+
     def __call__(self, x: torch.Tensor, gemm: Gemm, onto: torch.Tensor | None = None) -> torch.Tensor:
         """x + scale * block(norm(x)), or x + post(block(norm(x))), for x [B, L, hidden]. onto: as in `MLP`."""
         if self.outer is not None:

@@ -105,6 +105,10 @@ class ParallelExperts:
         """What a captured step was made from."""
         return self.router.state()
 
+    def choosing(self) -> tuple[Any, dict[str, Any]]:
+        """As `ExpertBlock.choosing`."""
+        return self.router.module.proj, {"k": self.router.k}
+
     def lay_out(self) -> None:
         """Make what a captured step reads."""
         self.router.prepare()

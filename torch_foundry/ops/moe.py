@@ -40,7 +40,7 @@ def moe_route(
     least_sum: float = 1e-20,
     near: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in one launch.
+    """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in two launches.
 
     x: [..., H], T rows, contiguous. norm_weight, eps, kind: as in `norm_linear`. weight: the router's, dense [E, H];
     bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's

@@ -1,5 +1,5 @@
 // Copies to threadgroup memory that need no registers: overloads of shaders/common/staging.h for pieces of 16 bytes,
-// which pass the first cache, and of 8.
+// which pass the first cache, of 8 and of 4.
 #pragma once
 #include "vector.h"
 
@@ -14,6 +14,12 @@ MSL_INLINE void copy_ahead(vec<uint32_t, 4>* to, const vec<uint32_t, 4>* from) {
 }
 MSL_INLINE void copy_ahead(vec<uint32_t, 2>* to, const vec<uint32_t, 2>* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+MSL_INLINE void copy_ahead(vec<uint8_t, 4>* to, const vec<uint8_t, 4>* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                :
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from))
                : "memory");

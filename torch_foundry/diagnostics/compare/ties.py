@@ -25,8 +25,7 @@ def undecided(layers: dict[str, Any], run: Callable[[], object]) -> dict[str, Te
     found: dict[str, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for name, block in blocks.items():
-            router = block.kind.matrix_of(block.block)
-            hooks.callback(router.register_forward_pre_hook(_noting(name, block, found)).remove)
+            hooks.callback(block.choosing()[0].register_forward_pre_hook(_noting(name, block, found)).remove)
         if blocks:
             run()
     return found
@@ -42,9 +41,10 @@ def _experts_of(layer: Any) -> Any:
 def _noting(name: str, experts: Any, found: dict[str, Tensor]) -> Callable[..., None]:
     def note(module: Any, args: tuple[Any, ...]) -> None:
         x = args[0].reshape(-1, args[0].shape[-1])
-        rule = {k: v for k, v in experts.facts().items() if k not in ("scale", "normalize")}
-        correction, bias = experts.kind.correction_of(experts.block), experts.router.get("bias")
-        logits = x.double().cpu() @ experts.router["weight"].double().cpu().T
+        matrix, all_options = experts.choosing()
+        rule = {k: v for k, v in all_options.items() if k not in ("scale", "normalize")}
+        correction, bias = rule.get("correction"), matrix._parameters.get("bias")
+        logits = x.double().cpu() @ matrix.weight.double().cpu().T
         logits = logits if bias is None else logits + bias.double().cpu()
         rule["correction"] = None if correction is None else correction.double().cpu()
         size = logits.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)  # a router of zeros ties all
