@@ -47,6 +47,14 @@ RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const
   return args;
 }
 
+void check_shared(const char* name, const at::Tensor& shared, const ExpertMatrices& others) {
+  const WeightMatrix own = weight_matrix(name, shared, others.one.format.name);
+  check(name, shared).last_dim_contiguous();
+  TORCH_CHECK(own.n == others.one.n && own.k == others.one.k && own.row_blocks == others.one.row_blocks, name,
+              ": expected one matrix as those of the experts, ", others.one.n, " x ", others.one.k, ", got ",
+              shared.sizes());
+}
+
 ExpertBias expert_bias(const char* name, const OptionalTensor& bias, const ExpertMatrices& of, const at::Tensor& like) {
   if (!bias) return {};
   Dim E("experts", of.experts), N("out_features", of.one.n);
@@ -85,7 +93,8 @@ KernelKey kernel(const char* function, const QuantFormat& format, at::ScalarType
 
 ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, std::string_view score,
                        const OptionalTensor& correction, bool correct_logits, int64_t groups, int64_t top_groups,
-                       int64_t group_best, double scale, double least_sum, double near, const at::Tensor& like) {
+                       int64_t group_best, double scale, double least_sum, double near, double shared_weight,
+                       const at::Tensor& like) {
   TORCH_CHECK(experts > 0 && experts <= moe_max_experts, "experts: expected 1 to ", moe_max_experts, ", got ", experts);
   TORCH_CHECK(k > 0 && k <= experts && k <= moe_max_chosen, "k: expected 1 to ",
               std::min<int64_t>(experts, moe_max_chosen), " experts of a token, got ", k);
@@ -101,7 +110,9 @@ ChoiceArgs choice_args(int64_t experts, int64_t k, bool shared, bool normalize, 
   ChoiceArgs args{};
   args.experts = u32(experts);
   args.chosen = u32(k);
-  args.has_shared = shared;
+  args.shared_weight = finite("shared_weight", shared_weight);
+  TORCH_CHECK(!shared || args.shared_weight == 0, "shared_weight: expected none beside shared, got ", shared_weight);
+  args.has_shared = shared || args.shared_weight != 0;
   args.normalize = normalize;
   const Score& by = named("score", score, kScores);
   TORCH_CHECK(!by.in_turn || (!correction && groups == 1), "score in_turn: expected no correction and one group");
@@ -139,7 +150,7 @@ std::tuple<at::Tensor, at::Tensor>
 moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::string_view kind,
           const at::Tensor& weight, const OptionalTensor& shared, int64_t k, bool normalize, const OptionalTensor& bias,
           std::string_view score, const OptionalTensor& correction, bool correct_logits, int64_t groups,
-          int64_t top_groups, int64_t group_best, double scale, double least_sum, double near) {
+          int64_t top_groups, int64_t group_best, double scale, double least_sum, double near, double shared_weight) {
   Dim K("in_features");
   check("x", x).floating().last(K).contiguous();
   const Norm norm = norm_of(x, norm_weight, eps, kind);
@@ -149,7 +160,7 @@ moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::s
   if (shared) check("shared", *shared).like(weight).shape({1, K}).contiguous();
   if (bias) check("bias", *bias).like(x).shape({E}).contiguous();
   const ChoiceArgs choice = choice_args(w.n, k, shared.has_value(), normalize, score, correction, correct_logits,
-                                        groups, top_groups, group_best, scale, least_sum, near, x);
+                                        groups, top_groups, group_best, scale, least_sum, near, shared_weight, x);
   const int64_t tokens = K > 0 ? x.numel() / K : 0, rows = w.n + shared.has_value();
   const at::Tensor all = at::empty({tokens, rows}, x.options().dtype(at::kFloat)), logits = all.narrow(1, 0, w.n);
   const OptionalTensor of_shared = shared ? OptionalTensor(all.narrow(1, w.n, 1)) : std::nullopt;
@@ -176,18 +187,20 @@ moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::s
 std::tuple<at::Tensor, at::Tensor> moe_choose(const at::Tensor& logits, const OptionalTensor& shared, int64_t k,
                                               bool normalize, std::string_view score, const OptionalTensor& correction,
                                               bool correct_logits, int64_t groups, int64_t top_groups,
-                                              int64_t group_best, double scale, double least_sum, double near) {
+                                              int64_t group_best, double scale, double least_sum, double near,
+                                              double shared_weight) {
   Dim T("tokens"), E("experts");
   check("logits", logits).floating().shape({T, E}).contiguous();
   if (shared) check("shared", *shared).like(logits).shape({T, 1}).contiguous();
   const ChoiceArgs args = choice_args(E, k, shared.has_value(), normalize, score, correction, correct_logits, groups,
-                                      top_groups, group_best, scale, least_sum, near, logits);
+                                      top_groups, group_best, scale, least_sum, near, shared_weight, logits);
   return chosen(logits, shared, correction, args);
 }
 
 at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, double eps, std::string_view kind,
                    const at::Tensor& ids, const OptionalTensor& gate, const at::Tensor& up, OptionalName format,
-                   std::string_view activation, const OptionalTensor& gate_bias, const OptionalTensor& up_bias) {
+                   std::string_view activation, const OptionalTensor& gate_bias, const OptionalTensor& up_bias,
+                   const OptionalTensor& shared_gate, const OptionalTensor& shared_up) {
   const bool gated = gate.has_value();
   const at::Tensor& first = gate.value_or(up); // without a gate, up's matrices are named twice and read once
   const ExpertMatrices g(gated ? "gate" : "up", first, format, x), u("up", up, format, x);
@@ -199,6 +212,12 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   if (norm_weight) set_norm(args.normed, norm_of(x, *norm_weight, eps, kind));
   args.routed = routed_args(ids, g, &u);
   check("ids", ids).device(x).shape({T, int64_t(args.routed.chosen)});
+  args.routed.has_shared = shared_up.has_value();
+  TORCH_CHECK(shared_gate.has_value() == (gated && shared_up),
+              "shared_gate: expected one if there are gate and shared_up");
+  TORCH_CHECK(!shared_up || (!gate_bias && !up_bias), "shared_up: expected no biases beside it");
+  if (shared_gate) check_shared("shared_gate", *shared_gate, g);
+  if (shared_up) check_shared("shared_up", *shared_up, u);
   args.activation = gated ? activation_named(activation).code : single_activation(activation);
   TORCH_CHECK(gated || !gate_bias, "gate_bias: expected none without a gate");
   args.bias[0] = expert_bias("gate_bias", gate_bias, g, x);
@@ -209,10 +228,13 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   if (y.numel() == 0) return y;
 
   const bool aligned =
-      K % chunk == 0 && aligned_rows(x) && (!norm_weight || aligned_rows(*norm_weight)) && g.aligned && u.aligned;
+      K % chunk == 0 && aligned_rows(x) && (!norm_weight || aligned_rows(*norm_weight)) && g.aligned && u.aligned &&
+      (!shared_up || g.one.format.packed() || (aligned_rows(*shared_up) && (!gated || aligned_rows(*shared_gate))));
+  const bool words = g.words && u.words && (!shared_gate || in_words(g.one, *shared_gate)) &&
+                     (!shared_up || in_words(u.one, *shared_up));
   LinearChoice choice = moe_glu_choice(x.device(), g.one.format.index, (1 + gated) * n, K);
   if (gated && choice.outputs < 2) choice.outputs = 2;
-  const Gemv gemv{choice, Gemv::width_of(aligned, g.words && u.words)};
+  const Gemv gemv{choice, Gemv::width_of(aligned, words)};
   args.normed.rows = u32(T);
   args.normed.k = u32(K);
   args.normed.n[0] = u32(n);
@@ -221,7 +243,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   args.normed.split = choice.split;
   Launch launch(x.device(),
                 kernel("moe_glu", g.one.format, x.scalar_type(), gemv).add({norm_weight.has_value(), gated}));
-  launch.in(x).in_or(norm_weight, x).in(ids).in(first).in(up).in_or(gate_bias, x).in_or(up_bias, x);
+  launch.in(x).in_or(norm_weight, x).in(ids).in(first).in(up).in_or(shared_gate, first).in_or(shared_up, up);
+  launch.in_or(gate_bias, x).in_or(up_bias, x);
   launch.out(y).args(args);
   launch.min_bytes(experts_read(g.experts, pairs) * (gated * g.bytes_of_one + u.bytes_of_one) + x.nbytes() +
                    y.nbytes() + (norm_weight ? norm_weight->nbytes() : 0) + ids.nbytes());
@@ -230,7 +253,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
 }
 
 at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights, const at::Tensor& weight,
-                    OptionalName format, const OptionalTensor& residual, double scale, const OptionalTensor& bias) {
+                    OptionalName format, const OptionalTensor& residual, double scale, const OptionalTensor& bias,
+                    const OptionalTensor& shared) {
   const ExpertMatrices w("weight", weight, format, x);
   MoeDownArgs args{};
   args.routed = routed_args(ids, w);
@@ -239,6 +263,9 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   check("x", x).floating().device(ids).shape({T, int64_t(args.routed.chosen), K}).contiguous();
   args.scale = finite("scale", scale);
   args.bias = expert_bias("bias", bias, w, x);
+  args.routed.has_shared = shared.has_value();
+  TORCH_CHECK(!shared || !bias, "shared: expected no bias beside it");
+  if (shared) check_shared("shared", *shared, w);
   if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
   check_output_size(T, N);
   at::Tensor y = at::empty({T, w.one.n}, x.options());
@@ -247,7 +274,9 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   const int format_index = w.one.format.index;
   const LinearChoice choice = args.routed.chosen > 1 ? moe_down_choice(x.device(), format_index, N, K)
                                                      : linear_choice(x.device(), format_index, 1, N, K);
-  const Gemv gemv{choice, Gemv::width_of(K % chunk == 0 && aligned_rows(x) && w.aligned, w.words)};
+  const bool aligned =
+      K % chunk == 0 && aligned_rows(x) && w.aligned && (!shared || w.one.format.packed() || aligned_rows(*shared));
+  const Gemv gemv{choice, Gemv::width_of(aligned, w.words && (!shared || in_words(w.one, *shared)))};
   args.n = u32(N);
   args.k = u32(K);
   args.row_blocks = u32(w.one.row_blocks);
@@ -255,7 +284,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   args.share = std::max(1u, std::bit_floor(choice.split / args.routed.chosen));
   args.has_residual = residual.has_value();
   Launch launch(x.device(), kernel("moe_down", w.one.format, x.scalar_type(), gemv));
-  launch.in(x).in(ids).in(weights).in(weight).in_or(bias, x).in_or(residual, x).out(y).args(args);
+  launch.in(x).in(ids).in(weights).in(weight).in_or(shared, weight).in_or(bias, x).in_or(residual, x).out(y).args(args);
   launch.min_bytes(experts_read(w.experts, ids.numel()) * w.bytes_of_one + x.nbytes() + y.nbytes() +
                    (residual ? residual->nbytes() : 0) + ids.nbytes() + weights.nbytes());
   gemv.run(launch, N, choice.outputs, T, choice.outputs);
@@ -267,17 +296,18 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
 FOUNDRY_OP("moe_route(Tensor x, Tensor norm_weight, float eps, str kind, Tensor weight, Tensor? shared, int k, "
            "bool normalize, Tensor? bias=None, str score='softmax', Tensor? correction=None, "
            "bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, float scale=1.0, "
-           "float least_sum=1e-20, float near=0.0) -> (Tensor, Tensor)",
+           "float least_sum=1e-20, float near=0.0, float shared_weight=0.0) -> (Tensor, Tensor)",
            "moe_route", moe_route)
 FOUNDRY_OP("moe_choose(Tensor logits, Tensor? shared, int k, bool normalize, str score='softmax', "
            "Tensor? correction=None, bool correct_logits=False, int groups=1, int top_groups=1, int group_best=2, "
-           "float scale=1.0, float least_sum=1e-20, float near=0.0) -> (Tensor, Tensor)",
+           "float scale=1.0, float least_sum=1e-20, float near=0.0, float shared_weight=0.0) -> (Tensor, Tensor)",
            "moe_choose", moe_choose)
 FOUNDRY_OP("moe_glu(Tensor x, Tensor? norm_weight, float eps, str kind, Tensor ids, Tensor? gate, Tensor up, "
-           "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor",
+           "str? format, str activation, Tensor? gate_bias=None, Tensor? up_bias=None, "
+           "Tensor? shared_gate=None, Tensor? shared_up=None) -> Tensor",
            "moe_glu", moe_glu)
 FOUNDRY_OP("moe_down(Tensor x, Tensor ids, Tensor weights, Tensor weight, str? format=None, Tensor? residual=None, "
-           "float scale=1.0, Tensor? bias=None) -> Tensor",
+           "float scale=1.0, Tensor? bias=None, Tensor? shared=None) -> Tensor",
            "moe_down", moe_down)
 
 } // namespace foundry

@@ -15,7 +15,7 @@ struct ChoiceArgs {
   uint32_t logits_stride; // from a token's logits to the next token's
   uint32_t shared_stride; // the same for a shared expert's
   uint32_t chosen;        // experts of a token
-  uint32_t has_shared;    // weight of a shared expert: the logistic function of one more logit; its id is 0
+  uint32_t has_shared;    // one more column, with the id 0
   uint32_t normalize;     // the chosen experts' scores are divided by their sum
   uint32_t sigmoid;       // a score is the logistic function of a logit; 0: a softmax over all logits
   uint32_t by_logit;      // experts are compared by their logits; 0: by their scores; plus a correction in both cases
@@ -26,6 +26,7 @@ struct ChoiceArgs {
   uint32_t group_best; // of a group's experts: its best one, or two
   float near;          // in_turn: such a logit is less by at most that times its size, or the chosen one's if larger
   float scale;         // of the chosen experts' weights
+  float shared_weight; // of the column behind them; 0: the logistic function of one more logit
   float least_sum;     // added to the sum that scores are divided by, so that scores of 0 give weights of 0
 };
 
@@ -33,6 +34,7 @@ struct ChoiceArgs {
 // its experts.
 struct RoutedArgs {
   uint32_t experts;
+  uint32_t has_shared;       // the last of a token's experts has matrices of its own
   uint32_t chosen;           // experts of a token
   uint32_t ids_stride;       // from a token's ids to the next token's
   uint32_t weights_stride;   // the same for routing weights

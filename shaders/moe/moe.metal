@@ -62,7 +62,7 @@ template <typename T, typename C>
     uint token [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
   choose_experts(logits + ulong(token) * args.logits_stride, correction,
-                 args.has_shared ? float(shared[token * args.shared_stride]) : 0.0f, token, args, lane, orders, ids,
+                 args.shared_stride ? float(shared[token * args.shared_stride]) : 0.0f, token, args, lane, orders, ids,
                  weights);
 }
 
@@ -78,6 +78,9 @@ METAL_FUNC float plain_product(thread const W& w, device const T* x, uint row, c
   products.set(x, x_row, 1, partial, 0, 0, args.k, false);
   return products.plain(w, args.split, args.k, busy ? args.k : 0, lane, simdgroup, partial).total;
 }
+
+// Whether the j-th of a token's experts is the shared one.
+METAL_FUNC bool is_shared(constant RoutedArgs& args, uint j) { return args.has_shared && j + 1 == args.chosen; }
 
 // Rows of an expert's gate and up, PAIRS of each, or of its up alone.
 template <typename Q, int PAIRS, bool Gated> struct ExpertRows {
@@ -97,7 +100,7 @@ METAL_FUNC float bias_of(constant ExpertBias& args, device const T* bias, ulong 
 }
 
 // y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T + bias, or x W^T + bias unless Normed;
-// act(up) unless Gated.
+// act(up) unless Gated. shared_gate, shared_up: matrices of the shared expert.
 // foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true, true>)
 // foundry-lint: instance(moe_glu<F32, float, 1, 2, 1, 4, false, true>)
 // foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true, false>)
@@ -108,10 +111,12 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
     device const int* ids [[buffer(2)]],
     device const typename Q::block* gate [[buffer(3)]],
     device const typename Q::block* up [[buffer(4)]],
-    device const T* gate_bias [[buffer(5)]],
-    device const T* up_bias [[buffer(6)]],
-    device T* y [[buffer(7)]],
-    constant MoeGluArgs& args [[buffer(8)]],
+    device const typename Q::block* shared_gate [[buffer(5)]],
+    device const typename Q::block* shared_up [[buffer(6)]],
+    device const T* gate_bias [[buffer(7)]],
+    device const T* up_bias [[buffer(8)]],
+    device T* y [[buffer(9)]],
+    constant MoeGluArgs& args [[buffer(10)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
@@ -119,15 +124,17 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
     ushort simdgroups [[simdgroups_per_threadgroup]]) {
   constant NormedArgs& a = args.normed;
   constant RoutedArgs& r = args.routed;
-  const uint pair = group.y, token = pair / r.chosen;
-  const int id = ids[token * r.ids_stride + pair % r.chosen];
+  const uint pair = group.y, token = pair / r.chosen, j = pair % r.chosen;
+  const bool shared = is_shared(r, j);
+  const int id = shared ? 0 : ids[token * r.ids_stride + j];
   const bool known = is_expert(r, id);
   const ulong expert = known ? ulong(id) : 0ul;
 
   constexpr int outputs = Gated ? OUTS / 2 : OUTS;  // of a team, which has those of gate and up, or of up alone
   const uint n0 = team_of(group.x, simdgroup, simdgroups, a.split) * outputs, width = a.n[0];
-  const ExpertRows<Q, outputs, Gated> w = {gate + expert * r.expert_blocks[0], up + expert * r.expert_blocks[1],
-                                           a.row_blocks[0], a.row_blocks[1], width, n0};
+  const ExpertRows<Q, outputs, Gated> w = {shared ? shared_gate : gate + expert * r.expert_blocks[0],
+                                           shared ? shared_up : up + expert * r.expert_blocks[1], a.row_blocks[0],
+                                           a.row_blocks[1], width, n0};
   const bool busy = known && n0 < width;
   float value = Normed ? normed_product<Q, T, VEC, OUTS, UNROLL, CHAINS>(w, x, norm_weight, a, token, busy, lane,
                                                                          simdgroup, simdgroups, partial)
@@ -145,6 +152,7 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS, boo
 // y[token] = residual + scale * (the sum over the token's pairs of weight * (x[pair] W^T + bias)), and then biases. A
 // team's simdgroups have experts of their own, so that reads of several are in flight, and where there are more of them
 // than experts, those of an expert share K. Products are added by simdgroup, those of one in the order of its pairs.
+// `shared`: the shared expert's matrix.
 // foundry-lint: instance(moe_down<Q4_0, bfloat, 16, 4, 1, 1>)
 // foundry-lint: instance(moe_down<F32, float, 8, 4, 1, 4>)
 template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
@@ -153,10 +161,11 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
     device const int* ids [[buffer(1)]],
     device const float* weights [[buffer(2)]],
     device const typename Q::block* weight [[buffer(3)]],
-    device const T* bias [[buffer(4)]],
-    device const T* residual [[buffer(5)]],
-    device T* y [[buffer(6)]],
-    constant MoeDownArgs& args [[buffer(7)]],
+    device const typename Q::block* shared [[buffer(4)]],
+    device const T* bias [[buffer(5)]],
+    device const T* residual [[buffer(6)]],
+    device T* y [[buffer(7)]],
+    constant MoeDownArgs& args [[buffer(8)]],
     threadgroup float* partial [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]],
@@ -171,11 +180,12 @@ template <typename Q, typename T, int VEC, int OUTS, int UNROLL, int CHAINS>
   for (int n = 0; n < OUTS; ++n)
     total[n] = 0.0f;
   for (uint j = part >> ctz(share); j < r.chosen; j += beside) {
-    const int id = ids[token * r.ids_stride + j];
+    const int id = is_shared(r, j) ? 0 : ids[token * r.ids_stride + j];
     if (is_expert(r, id)) {  // uniform
+      device const typename Q::block* matrix = is_shared(r, j) ? shared : weight + ulong(id) * r.expert_blocks[0];
       device const typename Q::block* w_row[OUTS];
       for (int n = 0; n < OUTS; ++n)
-        w_row[n] = weight + ulong(id) * r.expert_blocks[0] + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
+        w_row[n] = matrix + ulong(min(n0 + n, args.n - 1)) * args.row_blocks;
       const uint x_row[1] = {(token * r.chosen + j) * args.k};
       float sum[OUTS], unused[1];
       accumulate_k<Q, 1, VEC, OUTS, UNROLL, CHAINS>(w_row, rows, x_row, part_of(part, share) * simd_width + lane, share,

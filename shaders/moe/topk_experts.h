@@ -116,7 +116,7 @@ METAL_FUNC void choose_experts(device const T* logits, device const C* correctio
   }
   if (lane == 0 && args.has_shared) {
     ids[token * columns + chosen] = 0;
-    weights[token * columns + chosen] = sigmoid(shared);
+    weights[token * columns + chosen] = args.shared_weight != 0.0f ? args.shared_weight : sigmoid(shared);
   }
 }
 

@@ -306,6 +306,21 @@ template <int N, bool Pairs> struct OddBytes {
   }
 };
 
+// OddBytes, or what a platform has in their place: its prelude overloads the function.
+template <int N, bool Pairs, typename At>
+METAL_FUNC OddBytes<N, Pairs> read_odd_bytes(device const uint8_t* from, bool odd, At) {
+  OddBytes<N, Pairs> bytes;
+  bytes.read(from, odd);
+  return bytes;
+}
+template <int N, bool Pairs, typename At = metal::uint2> struct AnyBytes {
+  decltype(read_odd_bytes<N, Pairs>((device const uint8_t*)0, true, At())) bytes;
+  METAL_FUNC void read(device const uint8_t* from, bool odd) thread {
+    bytes = read_odd_bytes<N, Pairs>(from, odd, At());
+  }
+  METAL_FUNC metal::uint2 halves(int j, bool odd) const thread { return bytes.halves(j, odd); }
+};
+
 // Two floats of 4 bits (E2M1), in bits 0 to 3 of both halves of `bits`, or 4 to 7, over 2^14: as halves their bits are
 // those of a half. 0.5 is a subnormal one.
 METAL_FUNC metal::half2 halves_of_e2m1(uint32_t bits, bool upper) {

@@ -37,7 +37,7 @@ struct MXFP4 {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 4, groups = 1;
     FOUNDRY_CONST bool has_offset = false;
-    OddBytes<4, Words> q;
+    AnyBytes<4, Words> q;
     uint32_t e;
 
     static METAL_FUNC uint first(uint i) { return i * 32; }

@@ -36,7 +36,7 @@ struct MXFP8 {
   template <bool Words> struct Codes {
     FOUNDRY_CONST int chunks = 2, groups = 1;
     FOUNDRY_CONST bool has_offset = false;
-    OddBytes<4, Words> q;
+    AnyBytes<4, Words> q;
     uint32_t e;
 
     static METAL_FUNC uint first(uint i) { return i * 16; }

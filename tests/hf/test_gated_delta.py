@@ -50,11 +50,12 @@ def patched(family: str, **options: Any) -> Any:
 
 
 # Of a token: norm and projections, the delta rule and out; or norm and projections, rotation, attention, gate and o.
-# Behind either norm, gate and up, and down; with experts, the router's and the shared expert's two are four more.
+# Behind either norm, gate and up, and down; with experts, the router's two are more, and so are the shared expert's two
+# unless it is as large as the others.
 LAUNCHES = {
     "qwen3_next": (3, 5, 6, 2),
     "qwen3_5": (3, 5, 2, 2),
-    "qwen3_5_moe": (3, 5, 6, 6),
+    "qwen3_5_moe": (3, 5, 4, 4),
     "olmo_hybrid": (4, 5, 2, 3),
     "lfm2": (3, 4, 2, 2),
 }

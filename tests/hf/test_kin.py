@@ -117,10 +117,10 @@ LAUNCHES = {
     "cohere": (4, 3),
     "phimoe": (4, 5),
     "lfm3": (8, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
-    "olmoe": (4, 3),
+    "olmoe": (4, 4),
     "flex_olmo": (5, 5),
-    "minimax_m2": (4, 3),
-    "laguna": (7, 5),  # gates of heads as of LFM3, without a norm behind
+    "minimax_m2": (4, 4),
+    "laguna": (7, 6),  # gates of heads as of LFM3, without a norm behind
     "gpt_neox": (6, 3),  # one product of q, k and v, whose results are put in order
     "falcon": (4, 3),  # one head of keys: they are in order
     # streams are predicted, and a learned residual is made; behind the MLP they are corrected and get an embedding

@@ -67,6 +67,7 @@ LATENT = {  # multi-head latent attention; YaRN with a scale of its own
 }
 LATENT_MOE = {**GROUPED_MOE, **LATENT, "mlp_layer_types": ["dense", "sparse"]}  # the first layer has no experts
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 64}
+SHARED_ALIKE = {**MOE, "shared_expert_intermediate_size": 32}  # as the others, which it can go with
 MIXED = ["sliding_attention", "full_attention"]
 LAGUNA = {
     **{**SHARED_MOE, "mlp_layer_types": ["dense", "sparse"], "moe_routed_scaling_factor": 1.5},
@@ -230,7 +231,7 @@ KIN = {
     "deepseek_v2-grouped": Case(
         "DeepseekV2Config", {**GROUPED_MOE, **LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}
     ),
-    "deepseek_v3": Case("DeepseekV3Config", LATENT_MOE),
+    "deepseek_v3": Case("DeepseekV3Config", {**LATENT_MOE, "n_shared_experts": 1}),
     "glm4_moe_lite": Case("Glm4MoeLiteConfig", LATENT_MOE, attention="eager"),
     # the first layer has no experts; queries grow every 16 positions
     "mistral4": Case("Mistral4Config", {**MISTRAL4, "first_k_dense_replace": 1}, model="Mistral4ForCausalLM"),
@@ -323,7 +324,7 @@ DELTA = {
 HYBRIDS = {
     "qwen3_next": Case("Qwen3NextConfig", {**DELTA, **SHARED_MOE, "mlp_only_layers": [1], "norm_topk_prob": True}),
     "qwen3_5": Case("Qwen3_5TextConfig", DELTA, attention="eager"),
-    "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", {**DELTA, **SHARED_MOE}),
+    "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", {**DELTA, **SHARED_ALIKE}),
     # without rotation, as it was published
     "olmo_hybrid": Case("OlmoHybridConfig", {**DELTA, "rope_parameters": {"rope_type": "default", "rope_theta": None}}),
 }

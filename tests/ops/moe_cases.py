@@ -31,6 +31,7 @@ class Case(kit.Case):
     scale: float = 1.0
     biased: bool = False
     gated: bool = True
+    shared: bool = False  # the last of the k experts has matrices of its own
 
 
 def matrices(g: torch.Generator, experts: int, n: int, k: int, format: str | None, dtype: torch.dtype) -> Tensor:
@@ -43,6 +44,10 @@ def biases(c: Case, g: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, Ten
     """Of gate and up, which take turns in one tensor."""
     both = kit.normal(g, c.experts, 2 * c.inner, dtype=dtype)
     return both[:, ::2], both[:, 1::2]
+
+
+def of_shared(c: Case, g: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return matrices(g, 1, c.inner, c.hidden, c.format, dtype)[0]
 
 
 def experts_of(c: Case, g: torch.Generator) -> Tensor:
@@ -106,6 +111,7 @@ def glu_inputs(c: Case, dtype: torch.dtype) -> Given:
         "format": c.format,
         "biases": (biases(c, g, dtype)[0] if c.gated else None, biases(c, g, dtype)[1]) if c.biased else (None, None),
         "activation": "silu" if c.gated else "relu2",
+        "shared": (of_shared(c, g, dtype) if c.gated else None, of_shared(c, g, dtype)) if c.shared else (None, None),
     }
 
 
@@ -128,6 +134,9 @@ CASES = [
     (Case(experts=1, k=1, tokens=3, inner=1), F32),
     (Case(tokens=3, hidden=264, inner=9, k=3, biased=True), F16),
     (Case(format="mxfp4", hidden=288, inner=33, tokens=2, biased=True), BF16),
+    (Case(tokens=3, k=4, shared=True), F32),
+    (Case(format="q4_0", hidden=320, inner=33, tokens=2, k=3, shared=True), F16),
+    (Case(format="q8_0", hidden=256, tokens=2, k=1, shared=True), BF16),
 ]
 
 
@@ -143,6 +152,7 @@ def down_inputs(c: Case, dtype: torch.dtype) -> Given:
         "residual": kit.normal(g, c.tokens, c.inner, dtype=dtype) if c.normed else None,
         "scale": c.scale,
         "bias": biases(c, g, dtype)[1] if c.biased else None,
+        "shared": of_shared(c, g, dtype) if c.shared else None,
     }
 
 

@@ -79,6 +79,7 @@ def test_glu(case: Case, dtype: torch.dtype) -> None:
 
 @kit.cases(
     (Case(gated=False, tokens=3), F32),
+    (Case(gated=False, tokens=3, k=3, shared=True), F32),
     (Case(gated=False, hidden=257, inner=9, normed=False, biased=True), F16),
     (Case(gated=False, format="q8_0", hidden=320, inner=33, k=4, tokens=2), BF16),
 )
@@ -167,6 +168,25 @@ def test_ids_of_no_expert_add_nothing() -> None:
         check_glu(glu)
         check_down(down)
         check_many(down)
+
+
+@pytest.mark.parametrize("name", ["q4_0", None])
+def test_a_shared_expert_is_one_more(name: str | None) -> None:
+    """It has the bits of an expert among the others, whatever its id is, and wherever its matrices lie."""
+    case = Case(tokens=3, k=3, format=name, hidden=320, shared=True)
+    glu, down = glu_inputs(case, F16), down_inputs(case, F16)
+    glu["ids"][:, -1], down["ids"][:, -1] = 0, 6
+    results = ops.moe_glu(**glu), ops.moe_down(**down)
+    routed = glu["ids"].clone()
+    routed[:, -1] = 6
+    gate, up = (torch.cat([glu[n], own[None]]) for n, own in zip(("gate", "up"), glu["shared"], strict=True))
+    whole = {**glu, "ids": routed, "gate": gate, "up": up, "shared": (None, None)}
+    kit.assert_equal(results[0], ops.moe_glu(**whole))
+    whole = {**down, "weight": torch.cat([down["weight"], down["shared"][None]]), "shared": None}
+    kit.assert_equal(results[1], ops.moe_down(**whole))
+    moved = {**glu, "shared": tuple(kit.shifted(own, 2) for own in glu["shared"])}
+    kit.assert_equal(ops.moe_glu(**moved), results[0])
+    kit.assert_equal(ops.moe_down(**{**down, "shared": kit.shifted(down["shared"], 2)}), results[1])
 
 
 def test_ids_and_weights_may_be_columns_of_more() -> None:
@@ -293,6 +313,23 @@ def test_bad_inputs() -> None:
     refuse(r"top_groups: expected 1 to 4 with at least 4 experts, got 1", ops.moe_choose, choice, groups=4)
     refuse(r"top_groups: expected 1 to 4", ops.moe_choose, choice, groups=4, top_groups=5)
     refuse(r"scale: expected", ops.moe_choose, choice, scale=float("nan"))
+    refuse(
+        r"shared_weight: expected none beside shared",
+        ops.moe_choose,
+        choice,
+        shared=torch.zeros(1, 1),
+        shared_weight=1.0,
+    )
+    refuse(
+        r"shared: expected one matrix as those of the experts, 24 x 256", ops.moe_down, down, shared=torch.ones(24, 128)
+    )
+    refuse(r"shared: expected no bias", ops.moe_down, down, shared=down["weight"][0], bias=torch.ones(6, 24))
+    glu = glu_inputs(Case(), F32)
+    refuse(r"shared_gate: expected one if", ops.moe_glu, glu, shared=(None, glu["up"][0]))
+    refuse(r"shared_up: expected one matrix", ops.moe_glu, glu, shared=(glu["up"][0], glu["up"][0][:9]))
+    refuse(
+        r"shared_up: expected no biases", ops.moe_glu, glu, shared=(glu["up"][0],) * 2, biases=(torch.ones(6, 24), None)
+    )
     refuse(r"experts: expected 1 to 1024", ops.moe_group, {"ids": down["ids"]}, experts=0)
     order, tiles = ops.moe_group(down["ids"], 6)
     args = {"order": order, "tiles": tiles, "weight": down["weight"]}

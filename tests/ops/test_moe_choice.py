@@ -30,6 +30,9 @@ def test_choice(experts: int, k: int, normalize: bool, dtype: torch.dtype) -> No
     wide = None if shared is None else shared.double()
     truth = plain.moe_choose(logits.double(), k, normalize=normalize, shared=wide)
     assert_choice(ops.moe_choose(logits, k, normalize=normalize, shared=shared), truth)
+    if shared is None:
+        truth = plain.moe_choose(logits.double(), k, normalize=normalize, shared_weight=0.7)
+        assert_choice(ops.moe_choose(logits, k, normalize=normalize, shared_weight=0.7), truth)
 
 
 RULES: list[dict[str, Any]] = [

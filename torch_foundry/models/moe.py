@@ -85,7 +85,7 @@ class ExpertBlock:
             made = self.block(h[None])  # dense, or worth unpacking: torch's own products
             y: torch.Tensor = (made[0] if isinstance(made, tuple) else made)[0]
             return y if residual is None else torch.add(residual, y, alpha=self.scale)
-        ids, routing = self._choice(h)
+        ids, routing = self._choice(h, self.facts())
         if self.down is not None:
             inner = self._inner(h, Linear.gemm)
             if self.shared_gate is None:
@@ -105,6 +105,8 @@ class ExpertBlock:
         if norm is not None:
             normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
         router = self.router["weight"]
+        beside = self._beside(weights)
+        rule |= {"shared_weight": 1.0} if beside and gate is None else {}
         shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
         if norm is not None and (shared is None or shared.dtype == router.dtype):
             rule |= {
@@ -114,7 +116,9 @@ class ExpertBlock:
             }
             ids, routing = ops.moe_route(x, weight=router, **rule, **normed)
         else:
-            ids, routing = self._choice(x if norm is None else norm(x), batch_invariant=True)
+            ids, routing = self._choice(x if norm is None else norm(x), rule, batch_invariant=True)
+        if beside:
+            return weights.gemv(x, ids, routing, residual, scale, beside, **normed)
         if self.shares and self.down is not None:
             formats = {linear.format for linear in self.gate_up}
             if norm is not None and len(self.gate_up) == 2 and len(formats) == 1:
@@ -135,6 +139,16 @@ class ExpertBlock:
             return weights.gemv(x, *routed, **normed)
         return weights.gemm(x if norm is None else norm(x), *routed)
 
+    def _beside(self, weights: Weights) -> list[torch.Tensor]:
+        """Matrices of the shared expert, if that can be one more of the others; else empty."""
+        linears = [*self.gate_up, self.down] if self.down is not None else []
+        others = [matrix for matrix in (weights.gate, weights.up, weights.down) if matrix is not None]
+        formats = weights.formats[-len(others) :]
+        alike = weights.together and self.group is None and all(bias is None for bias in weights.biases)
+        if not alike or len(linears) != len(others) or not all(map(_is_one_of, linears, others, formats)):
+            return []
+        return [linear.weights["weight"] for linear in linears]
+
     def _inner(self, h: torch.Tensor, product: Callable[..., torch.Tensor]) -> torch.Tensor:
         """What `down` is given."""
         if len(self.gate_up) == 1:
@@ -142,15 +156,25 @@ class ExpertBlock:
         gate, up = (product(linear, h) for linear in self.gate_up)
         return ops.glu(gate, up, self.activation)
 
-    def _choice(self, h: torch.Tensor, *, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def _choice(
+        self, h: torch.Tensor, rule: dict[str, Any], *, batch_invariant: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         router, kind = self.router["weight"], self.kind
         if kind.score != "softmax" or kind.correction or router.dtype == torch.float32:
             h = h.float()  # as these families do, lest scores be equal
         logits = ops.linear(h, router, bias=self.router.get("bias"), batch_invariant=batch_invariant)
         shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
         correction = self.kind.correction_of(self.block)
-        return ops.moe_choose(logits, **self.facts(), shared=shared, correction=correction)
+        return ops.moe_choose(logits, **rule, shared=shared, correction=correction)
 
     def _weights(self) -> Weights:
         self.lay_out()
         return Weights.of(self.experts, self.activation)
+
+
+def _is_one_of(linear: Linear, others: torch.Tensor, format: str | None) -> bool:
+    """Whether a shared expert's layer has the shape and format of the experts' matrices [experts, N, K] alone."""
+    weight = linear.weights["weight"]
+    plain = linear.parameters["bias"] is None and linear.order is None and linear.group is None
+    same = weight.shape == others.shape[1:] and weight.dtype == others.dtype and weight.stride() == others.stride()[1:]
+    return plain and same and linear.format == format

@@ -108,14 +108,19 @@ class Weights:
         weights: torch.Tensor,
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
+        shared: Sequence[torch.Tensor] = (),
         **norm: Any,
     ) -> torch.Tensor:
-        """residual + scale * the weighted sum of the experts' outputs for x [T, hidden], or for its norm."""
+        """residual + scale * the weighted sum of the experts' outputs for x [T, hidden], or for its norm. shared: the
+        matrices of one more, the last of each token's; empty: there is none."""
         gate_format, _, down_format = self.formats
         *biases, bias = self.biases
         how: dict[str, Any] = {"format": gate_format, "activation": self.activation, "biases": biases}
+        rest: dict[str, Any] = {"format": down_format, "residual": residual, "scale": scale, "bias": bias}
+        if shared:
+            how["shared"], rest["shared"] = (*(None,) * (self.gate is None), *shared[:-1]), shared[-1]
         h = ops.moe_glu(x, ids, self.gate, self.up, **how, **norm)
-        return ops.moe_down(h, ids, weights, self.down, format=down_format, residual=residual, scale=scale, bias=bias)
+        return ops.moe_down(h, ids, weights, self.down, **rest)
 
     def gemm(
         self,

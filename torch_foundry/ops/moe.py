@@ -39,6 +39,7 @@ def moe_route(
     scale: float = 1.0,
     least_sum: float = 1e-20,
     near: float = 0.0,
+    shared_weight: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`moe_choose` of the logits `linear(rms_norm(x), weight, bias)`, with nothing rounded between, in two launches.
 
@@ -46,14 +47,14 @@ def moe_route(
     bias: [E]; shared: [1, H] of the weight's dtype; all else as in `moe_choose`. Meant for few rows: the router's
     weights are read for each.
     """
-    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near, shared_weight
     ids, weights = _ops.moe_route.default(x, norm_weight, eps, kind, weight, shared, k, normalize, bias, *rule)
     return ids, weights
 
 
 @_fake("moe_route")
-def _(x: Tensor, weight: Tensor, shared: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    return _chosen(x, x.numel() // weight.shape[1], k, shared)
+def _(x: Tensor, weight: Tensor, shared: Tensor | None, k: int, shared_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+    return _chosen(x, x.numel() // weight.shape[1], k + (shared is not None or shared_weight != 0))
 
 
 def moe_choose(
@@ -71,6 +72,7 @@ def moe_choose(
     scale: float = 1.0,
     least_sum: float = 1e-20,
     near: float = 0.0,
+    shared_weight: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The k experts of the largest scores, and their scores as weights, in float32.
 
@@ -81,21 +83,22 @@ def moe_choose(
     floating dtype, added to the scores, or to the logits (correct_logits), for the choice alone. groups: the experts
     are of so many, side by side, and a token's are of those `top_groups` whose `group_best` best, one or two, add up
     to most. normalize: weights are divided by their sum, plus least_sum. scale: of all weights, at last. shared:
-    [T, 1], the logit of an expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared).
+    [T, 1], the logit of an expert that all tokens go to: one more column, with the id 0 and the weight sigmoid(shared);
+    or, if that is the same for all, `shared_weight`, which isn't 0.
     Returns ids int32 and weights float32, both [T, k], or [T, k + 1] with a shared expert.
     """
-    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near
+    rule = score, correction, correct_logits, groups, top_groups, group_best, scale, least_sum, near, shared_weight
     ids, weights = _ops.moe_choose.default(logits, shared, k, normalize, *rule)
     return ids, weights
 
 
 @_fake("moe_choose")
-def _(logits: Tensor, shared: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    return _chosen(logits, logits.shape[0], k, shared)
+def _(logits: Tensor, shared: Tensor | None, k: int, shared_weight: float = 0.0) -> tuple[Tensor, Tensor]:
+    return _chosen(logits, logits.shape[0], k + (shared is not None or shared_weight != 0))
 
 
-def _chosen(x: Tensor, tokens: int, k: int, shared: Tensor | None) -> tuple[Tensor, Tensor]:
-    shape = (tokens, k + (shared is not None))
+def _chosen(x: Tensor, tokens: int, columns: int) -> tuple[Tensor, Tensor]:
+    shape = (tokens, columns)
     return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
 
 
@@ -111,15 +114,17 @@ def moe_glu(
     format: str | None = None,
     activation: str = "silu",
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    shared: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """`glu(h gate^T, h up^T, activation)` with the matrices of each token's experts, in one launch; without a gate,
     `activation(h up^T)`.
 
     x: [T, H], contiguous. h is x, or rms_norm(x) with norm_weight, as in `norm_glu`. gate, up: [E, I, H], dense of any
     dtype or packed rows of `format`; experts and rows may be strided. biases: of gate and of up, [E, I] in the dtype
-    of x, of any strides. A token's result is the same bits whatever tokens come with it. Returns [T, k, I].
+    of x, of any strides. shared: gate and up, [I, H] each, of the last of every token's experts, whatever its id is;
+    not with biases. A token's result is the same bits whatever tokens come with it. Returns [T, k, I].
     """
-    return _ops.moe_glu.default(x, norm_weight, eps, kind, ids, gate, up, format, activation, *biases)
+    return _ops.moe_glu.default(x, norm_weight, eps, kind, ids, gate, up, format, activation, *biases, *shared)
 
 
 @_fake("moe_glu")
@@ -137,14 +142,16 @@ def moe_down(
     residual: Tensor | None = None,
     scale: float = 1.0,
     bias: Tensor | None = None,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """`residual + scale * sum over j of weights[:, j] * (x[:, j] W^T + b)`, W and b of expert ids[:, j], in one launch.
 
     x: [T, k, K]. weights: float32 [T, k]; ids and weights may be strided rows. weight: [E, N, K], bias: [E, N], as in
-    `moe_glu`. residual: [T, N]. Sums in float32, in the order of the pairs, rounded once. A token's result is the same
-    bits whatever tokens come with it. Returns [T, N].
+    `moe_glu`. shared: [N, K], of the last of every token's experts, whatever its id is; not with a bias. residual:
+    [T, N]. Sums in float32, rounded once. A token's result is the same bits whatever tokens come with it. Returns
+    [T, N].
     """
-    return _ops.moe_down.default(x, ids, weights, weight, format, residual, scale, bias)
+    return _ops.moe_down.default(x, ids, weights, weight, format, residual, scale, bias, shared)
 
 
 @_fake("moe_down")

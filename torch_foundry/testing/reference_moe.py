@@ -28,6 +28,7 @@ def moe_choose(
     scale: float = 1.0,
     least_sum: float = 1e-20,
     near: float = 0.0,
+    shared_weight: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Weights are rounded to the dtype of the logits, as in Qwen's models; Mixtral's stay float32."""
     scores = torch.softmax(wide(logits), -1) if score == "softmax" else torch.sigmoid(wide(logits))
@@ -45,8 +46,9 @@ def moe_choose(
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + least_sum)
     weights = (weights * scale).to(logits.dtype)
-    if shared is not None:
-        weights = torch.cat([weights, torch.sigmoid(shared)], -1)
+    if shared is not None or shared_weight:
+        own = torch.full_like(weights[:, :1], shared_weight) if shared is None else torch.sigmoid(shared)
+        weights = torch.cat([weights, own], -1)
         ids = torch.cat([ids, torch.zeros_like(ids[:, :1])], -1)
     return ids.int(), weights
 
@@ -83,8 +85,20 @@ def _experts(weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
     return torch.stack([matrix(own, format, dtype) for own in weight])
 
 
-def _of_pairs(x: Tensor, ids: Tensor, weight: Tensor, format: str | None, bias: Tensor | None = None) -> Tensor:
-    """x [T, k, K] times the matrix of each pair's expert, plus its bias; zeros where ids name none."""
+def _of_pairs(
+    x: Tensor,
+    ids: Tensor,
+    weight: Tensor,
+    format: str | None,
+    bias: Tensor | None = None,
+    shared: Tensor | None = None,
+) -> Tensor:
+    """x [T, k, K] times the matrix of each pair's expert, plus its bias; zeros where ids name none. shared: matrix of
+    the last of all tokens' experts."""
+    if shared is not None:
+        routed = ids[:, :-1].masked_fill(ids[:, :-1] >= weight.shape[0], -1)
+        ids = torch.cat([routed, torch.full_like(ids[:, -1:], weight.shape[0])], 1)
+        weight = torch.cat([weight, shared[None]])
     known = (ids >= 0) & (ids < weight.shape[0])
     matrices = _experts(weight, format, x.dtype)
     y = x.new_zeros(*ids.shape, matrices.shape[1])
@@ -106,13 +120,14 @@ def moe_glu(
     format: str | None = None,
     activation: str = "silu",
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    shared: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, kind=kind)
     rows = h[:, None].expand(-1, ids.shape[1], -1)
-    of_up = _of_pairs(rows, ids, up, format, biases[1])
+    of_up = _of_pairs(rows, ids, up, format, biases[1], shared[1])
     if gate is None:  # ids of no expert give zeros, as all activations of zero are
         return activate(of_up, activation)
-    return glu(_of_pairs(rows, ids, gate, format, biases[0]), of_up, activation)
+    return glu(_of_pairs(rows, ids, gate, format, biases[0], shared[0]), of_up, activation)
 
 
 def moe_down(
@@ -125,7 +140,8 @@ def moe_down(
     residual: Tensor | None = None,
     scale: float = 1.0,
     bias: Tensor | None = None,
+    shared: Tensor | None = None,
 ) -> Tensor:
-    y = (_of_pairs(x, ids, weight, format, bias) * weights.to(x.dtype)[..., None]).sum(1)
+    y = (_of_pairs(x, ids, weight, format, bias, shared) * weights.to(x.dtype)[..., None]).sum(1)
     y = y if scale == 1.0 else y * scale
     return y if residual is None else residual + y

@@ -105,8 +105,9 @@ def _norm_qkv(given: Given) -> Tensor:
 
 
 def _moe_glu(given: Given) -> Tensor:
-    own = {name: value for name, value in given.items() if name not in ("gate_bias", "up_bias")}
-    return reference_moe.moe_glu(**own, biases=(given["gate_bias"], given["up_bias"]))
+    own = dict(given)
+    biases, shared = ((own.pop(a), own.pop(b)) for a, b in (("gate_bias", "up_bias"), ("shared_gate", "shared_up")))
+    return reference_moe.moe_glu(**own, biases=biases, shared=shared)
 
 
 def _attention(given: Given) -> Tensor:
