@@ -207,6 +207,7 @@ constexpr Line kLines[] = {
     // A token's experts beside each other: measured on an H200, within 5 % of the fastest of some 100 variants, for any of
     // these GPUs, as all have its cores (decision 058).
     {"sm_90", kDown, "mxfp4", 1, 2048, 1024, {2, 1, 2, 8, 1}},
+    {"sm_90", kDown, "mxfp4", 1, kAny, kAny, {8, 0, 4, 4, 1}},
     {"sm_90", kDown, "q4_k", 1, kAny, kAny, {4, 0, 4, 4, 1}},
     {"sm_90", kDown, "packed", 1, kAny, kAny, {4, 1, 4, 4, 1}},
     {"sm_90", kNorm, "f16", 1, 2048, 1024, {2, 2, 4, 4, 1}},
@@ -238,9 +239,10 @@ constexpr Line kLines[] = {
     {"apple", kRoutes, "packed", 1, kAny, kAny, {32, 0, 128, 16, 128}},
     {"apple", kRoutes, "", 1, kAny, kAny, {16, 0, 128, 16, 128}},
     // NVIDIA: decisions 008, 035 and 052; matrix units that multiply 16x8x16 came after sm_75.
-    {"sm_90", kRoutes, "q4_0", 1, kAny, kAny, {16, 128, 0, 16, 64}},
-    {"sm_90", kRoutes, "q8_0", 1, kAny, kAny, {16, 128, 0, 16, 64}},
-    {"sm_90", kRoutes, "q4_k", 1, kAny, kAny, {16, 128, 0, 16, 64}},
+    {"sm_90", kRoutes, "q4_0", 1, kAny, kAny, {16, 128, 0, 16, 256}}, // experts by matrices: decision 059
+    {"sm_90", kRoutes, "q8_0", 1, kAny, kAny, {16, 128, 0, 16, 256}},
+    {"sm_90", kRoutes, "q4_k", 1, kAny, kAny, {16, 128, 0, 16, 256}},
+    {"sm_90", kRoutes, "mxfp4", 1, kAny, kAny, {16, 64, 0, 16, 256}},
     {"sm_7", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
     {"sm_", kRoutes, "packed", 1, kAny, kAny, {16, 64, 0, 16, 64}},
 

@@ -42,10 +42,10 @@ def test_tokens_equal_stock(family: str, mode: str) -> None:
 
 
 # Of a token: norm and projection, state space, gated norm and out; or norm, projections and rotation, attention and o.
-# Behind either norm, gate and up, and down; experts beside these are three more.
+# Behind either norm, gate and up, and down; experts beside these are four more.
 LAUNCHES = {
-    **{"bamba": [4, 2, 3, 2], "granite4": [4, 2, 3, 2], "granite4_moe": [4, 5, 3, 5]},
-    "nemotron_h": [4, 6, 3, 3, 4],  # one or the other; norm, up and down, beside experts that have no gate either
+    **{"bamba": [4, 2, 3, 2], "granite4": [4, 2, 3, 2], "granite4_moe": [4, 6, 3, 6]},
+    "nemotron_h": [4, 7, 3, 3, 4],  # one or the other; norm, up and down, beside experts that have no gate either
 }
 
 
