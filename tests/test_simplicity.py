@@ -21,6 +21,7 @@ WIDE_CALLS = {
             "rope_kv",
             "attention",
             "moe_glu",
+            "moe_down",
             "moe_choose",
             "moe_route",
             "gated_delta",
