@@ -20,6 +20,7 @@ struct Group {
   std::map<std::string, Kernel> kernels;                        // by name in the library
   std::mutex mutex;
   bool tried = false;
+  std::string problem; // why there is no library
   Ref<id<MTLLibrary>> library;
 
   Ref<id<MTLLibrary>> get();
@@ -33,13 +34,9 @@ Ref<id<MTLLibrary>> Group::get() {
     std::vector<Kernel> wanted;
     for (const auto& [file, source] : sources) texts.push_back(source.get());
     for (const auto& [own, kernel] : kernels) wanted.push_back(kernel);
-    std::string problem;
     @autoreleasepool {
       library = compiled_library(library_text(texts, wanted), problem);
     }
-    if (!library)
-      TORCH_WARN("torch_foundry: the kernels of shaders/", name,
-                 " do not compile as one library, and are compiled one ", "by one:", first_errors(problem));
   }
   return Ref<id<MTLLibrary>>::retained(library.get());
 }
@@ -54,6 +51,7 @@ std::string key_of(const Source& source, const Kernel& kernel) {
   return language_name(language_version()) + source.hash + library_name(kernel);
 }
 
+// The thread that ends them says what failed: warnings of others don't reach Python.
 class Groups {
 public:
   Groups(const Groups&) = delete;
@@ -71,16 +69,24 @@ public:
       group->kernels.emplace(name, kernel);
       group->sources.emplace(source->file, std::move(source));
     }
+    for (const auto& [file, group] : made) groups_.push_back(group);
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto& [key, group] : of)
       if (group->kernels.size() > 1 && groups().emplace(key, group).second) keys_.push_back(key);
   }
   ~Groups() {
+    for (const auto& group : groups_) {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      if (group->tried && !group->library)
+        TORCH_WARN("torch_foundry: the kernels of shaders/", group->name,
+                   " do not compile as one library, and are compiled one by one:", first_errors(group->problem));
+    }
     std::lock_guard<std::mutex> lock(mutex);
     for (const std::string& key : keys_) groups().erase(key);
   }
 
 private:
+  std::vector<std::shared_ptr<Group>> groups_;
   std::vector<std::string> keys_;
 };
 

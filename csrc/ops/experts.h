@@ -25,8 +25,8 @@ struct ExpertMatrices {
 RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const ExpertMatrices* second = nullptr);
 RoutedArgs routed_args(const at::Tensor& ids, int64_t experts);
 
-// Checks the matrix of a shared expert: as those of the others.
-void check_shared(const char* name, const at::Tensor& shared, const ExpertMatrices& others);
+// Checks the matrix of a shared expert: as those of the others, where `like` is.
+void check_shared(const char* name, const at::Tensor& shared, const ExpertMatrices& others, const at::Tensor& like);
 
 // Checks biases [experts, outputs] of any strides; none: 0.
 ExpertBias expert_bias(const char* name, const OptionalTensor& bias, const ExpertMatrices& of, const at::Tensor& like);

@@ -47,9 +47,9 @@ RoutedArgs routed_args(const at::Tensor& ids, const ExpertMatrices& first, const
   return args;
 }
 
-void check_shared(const char* name, const at::Tensor& shared, const ExpertMatrices& others) {
+void check_shared(const char* name, const at::Tensor& shared, const ExpertMatrices& others, const at::Tensor& like) {
+  check(name, shared).last_dim_contiguous().device(like);
   const WeightMatrix own = weight_matrix(name, shared, others.one.format.name);
-  check(name, shared).last_dim_contiguous();
   TORCH_CHECK(own.n == others.one.n && own.k == others.one.k && own.row_blocks == others.one.row_blocks, name,
               ": expected one matrix as those of the experts, ", others.one.n, " x ", others.one.k, ", got ",
               shared.sizes());
@@ -179,6 +179,7 @@ moe_route(const at::Tensor& x, const at::Tensor& norm_weight, double eps, std::s
     set_norm(args, norm);
     Launch launch(x.device(), kernel("moe_logits", w.format, x.scalar_type(), gemv));
     launch.in(x).in(norm_weight).in(weight).in_or(shared, weight).in_or(bias, x).out(all).args(args);
+    launch.min_bytes(weight.nbytes() + (shared ? shared->nbytes() : 0) + x.nbytes() + all.nbytes());
     gemv.run(launch, rows, gemv.choice.outputs, tokens, normed_sums(1, gemv.choice.outputs));
   }
   return chosen(logits, of_shared, correction, choice);
@@ -216,8 +217,8 @@ at::Tensor moe_glu(const at::Tensor& x, const OptionalTensor& norm_weight, doubl
   TORCH_CHECK(shared_gate.has_value() == (gated && shared_up),
               "shared_gate: expected one if there are gate and shared_up");
   TORCH_CHECK(!shared_up || (!gate_bias && !up_bias), "shared_up: expected no biases beside it");
-  if (shared_gate) check_shared("shared_gate", *shared_gate, g);
-  if (shared_up) check_shared("shared_up", *shared_up, u);
+  if (shared_gate) check_shared("shared_gate", *shared_gate, g, x);
+  if (shared_up) check_shared("shared_up", *shared_up, u, x);
   args.activation = gated ? activation_named(activation).code : single_activation(activation);
   TORCH_CHECK(gated || !gate_bias, "gate_bias: expected none without a gate");
   args.bias[0] = expert_bias("gate_bias", gate_bias, g, x);
@@ -265,7 +266,7 @@ at::Tensor moe_down(const at::Tensor& x, const at::Tensor& ids, const at::Tensor
   args.bias = expert_bias("bias", bias, w, x);
   args.routed.has_shared = shared.has_value();
   TORCH_CHECK(!shared || !bias, "shared: expected no bias beside it");
-  if (shared) check_shared("shared", *shared, w);
+  if (shared) check_shared("shared", *shared, w, ids);
   if (residual) check("residual", *residual).like(x).shape({T, N}).contiguous();
   check_output_size(T, N);
   at::Tensor y = at::empty({T, w.one.n}, x.options());

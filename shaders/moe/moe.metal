@@ -61,8 +61,9 @@ template <typename T, typename C>
     threadgroup uint* orders [[threadgroup(0)]],
     uint token [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
+  const bool gated = args.has_shared && args.shared_weight == 0.0f;
   choose_experts(logits + ulong(token) * args.logits_stride, correction,
-                 args.shared_stride ? float(shared[token * args.shared_stride]) : 0.0f, token, args, lane, orders, ids,
+                 gated ? float(shared[token * args.shared_stride]) : 0.0f, token, args, lane, orders, ids,
                  weights);
 }
 

@@ -109,6 +109,20 @@ def test_a_draft_model_changes_no_token(family: str) -> None:
     assert 10 < run.speculation.accepted <= run.speculation.drafted, str(run.speculation)
 
 
+def test_a_draft_model_forgets_what_old_weights_computed() -> None:
+    """With the target's new weights it is as right as before: nothing of a prompt's beginning is from the old ones."""
+    model, draft = patched(), patched()
+    run, text = Engine(model, assistant_model=draft), ids(1, 70, seed=5)[0].tolist()
+    before = run.submit(text, GREEDY).result()
+    with torch.no_grad():
+        for each in (model, draft):
+            each.model.layers[0].self_attn.v_proj.weight.mul_(-3)
+    run.forget()
+    drafted, accepted = run.speculation.drafted, run.speculation.accepted
+    assert drafted == accepted and run.submit(text, GREEDY).result() != before
+    assert run.speculation.drafted - drafted == run.speculation.accepted - accepted > 10
+
+
 def test_the_same_model_as_draft_is_always_right() -> None:
     """It draws with the same random numbers; and its cache has to be right after each of its drafts."""
     model = patched()

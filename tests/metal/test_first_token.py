@@ -97,9 +97,7 @@ def test_an_error_is_said_where_the_kernel_is_needed(broken: None) -> None:
             model(PROMPT.to("mps"))
 
 
-def test_kernels_that_do_not_compile_together_are_compiled_alone(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_that_do_not_compile_together_are_compiled_alone() -> None:
     """With a warning, as it is a mistake of the package; nothing else is different."""
     kernels, x, weight = KernelList(torch.device("mps")), torch.randn(3, 96), torch.ones(96)
     other = torch.zeros(96)
@@ -122,6 +120,5 @@ def test_kernels_that_do_not_compile_together_are_compiled_alone(
         extension.add_own_shaders()
     assert sum(event.startswith("compile") for event in events) == 3
     assert sum(event.startswith("pipeline") for event in events) == 2
-    # torch makes a warning of Python's of what the caller's thread says; other threads' goes to stderr
-    said = capfd.readouterr().err + "".join(str(each.message) for each in caught)
-    assert said.count("shaders/norm do not compile as one library") == 1
+    said = [str(each.message) for each in caught]
+    assert sum("shaders/norm do not compile as one library" in each for each in said) == 1, said

@@ -33,6 +33,9 @@ def test_choice(experts: int, k: int, normalize: bool, dtype: torch.dtype) -> No
     if shared is None:
         truth = plain.moe_choose(logits.double(), k, normalize=normalize, shared_weight=0.7)
         assert_choice(ops.moe_choose(logits, k, normalize=normalize, shared_weight=0.7), truth)
+    else:  # one token's, which may lie at any stride
+        one = ops.moe_choose(logits[:1], k, normalize=normalize, shared=shared[0, 0].expand(1, 1))
+        kit.assert_equal(one[1], ops.moe_choose(logits[:1], k, normalize=normalize, shared=shared[:1])[1])
 
 
 RULES: list[dict[str, Any]] = [

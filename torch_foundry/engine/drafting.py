@@ -189,13 +189,18 @@ class Drafting(DraftLengthController):
     """Drafts for the requests of one engine, and what came of them (`totals`).
 
     lookup: draft tokens by prompt lookup for requests that don't say how many; if none, `model` makes them, if any.
+    target: the engine's sampler.
     """
 
     model: PagedDraftModel | PagedMTPDrafter | None
 
-    def __init__(self, lookup: int | None, model: PagedDraftModel | PagedMTPDrafter | None, budget: int) -> None:
+    def __init__(
+        self, lookup: int | None, model: PagedDraftModel | PagedMTPDrafter | None, target: Sampler, budget: int
+    ) -> None:
         super().__init__(SpeculationStats(), model, budget=budget)
         self._lookup = lookup or 0
+        if model is not None:
+            model.begin(target)
 
     def begin(self, sequence: Sequence, params: SamplingParams, *, possible: bool) -> None:
         """A request; possible: whether its next tokens can be known before those before are."""
@@ -215,6 +220,11 @@ class Drafting(DraftLengthController):
         """A request has ended, or has no drafts any more."""
         self.leave(sequence)
         sequence.drafting = None
+
+    def forget(self) -> None:
+        """Let no later text continue from what the draft model has in its cache."""
+        if self.model is not None:
+            self.model.cache.manager.forget()
 
     def give(self, sequences: list[Sequence]) -> None:
         """Give `sequences`, which generate, drafts for the next step."""

@@ -79,9 +79,7 @@ class Engine:
         device, vocabulary = self._decoder.device, model.lm_head.out_features
         self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
         draft = paged_drafter(own, model, tokenizer, self._forward, blocks)
-        if draft is not None:
-            draft.begin(self._sampler)
-        self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self.scheduler.budget)
+        self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self._sampler, self.scheduler.budget)
         self._lock = threading.RLock()
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
@@ -169,6 +167,7 @@ class Engine:
         with self._exclusive():
             self._ranks.tell("forget")
             self.cache.manager.forget()
+            self._drafting.forget()
 
     def run(self) -> None:
         """Step until all requests are answered."""
