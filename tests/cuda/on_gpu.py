@@ -256,6 +256,28 @@ def test_more_rows_are_copied_ahead(name: str) -> None:
         assert_norm(got, x.double() @ dense.T, x @ dense.half().T)
 
 
+EXPERTS = [("q4_0", 512, 2048), ("q4_0", 2816, 704), ("q8_0", 2048, 512), ("q4_k", 768, 2048), ("mxfp4", 2880, 2880)]
+
+
+@pytest.mark.parametrize("name, n, k", EXPERTS)
+def test_experts_of_prompts_go_by_matrices(name: str, n: int, k: int) -> None:
+    """As the table of a Hopper has it; a tile is full, has one pair, or none."""
+    weight = quant.quantize(torch.randn(8 * n, k) * k**-0.5, name).view(8, n, -1).cuda()
+    dense = quant.dequantize(weight.flatten(0, 1), name).view(8, n, k)
+    x, ids = torch.randn(100, k).half().cuda(), torch.randint(0, 7, (100, 2), dtype=torch.int32).cuda()
+    ids[0, 0] = 7
+    order, tiles = ops.moe_group(ids, 8)
+    with capture() as graph:
+        got = ops.moe_linear(x, order, tiles, weight, format=name)
+    graph.replay()
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert [launch.kernel.split("<")[0] for launch in graph.launches()] == ["moe_matrix"]
+    rows, own = x.repeat_interleave(2, 0), ids.flatten()
+    for expert in range(8):
+        of_it, matrix = rows[own == expert], dense[expert].double()
+        assert_norm(got[own == expert], of_it.double() @ matrix.T, of_it @ matrix.half().T)
+
+
 def test_launches_and_replays_are_captured(given: Any) -> None:
     x = given[0]
     block(*given)
