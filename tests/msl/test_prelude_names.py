@@ -22,7 +22,7 @@ PLATFORMS = {
         ["-nostdinc", "-nostdinc++", "-D__CUDA_ARCH__=900", "-DMSL_PERMUTED", "-D__forceinline__=inline"],
     ),
 }
-# The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h, staging.h).
+# The shaders' own functions, which the CUDA prelude overloads (matrix_pairs.h, loader.h, vec.h, staging.h, format.h).
 OVERLOADED = {
     "multiply_accumulate_2x2",
     "multiply_accumulate_2x2_transposed",
@@ -30,6 +30,7 @@ OVERLOADED = {
     "multiply_accumulate_near_2x1",
 }
 OVERLOADED |= {"chunk_at", "write_whole", "copy_ahead", "end_group_of_copies", "wait_for_copies", "read_halves"}
+OVERLOADED |= {"read_odd_bytes"}
 
 
 # Those of Apple's headers of tensors, which a shader has to include.

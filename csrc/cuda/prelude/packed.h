@@ -4,6 +4,20 @@
 #pragma once
 #include "vector.h"
 
+namespace msl_ {
+
+// Bytes from anywhere (shaders/quant/format.h), by the words that they lie in, none of which has none of them.
+template <int N> struct OddWords {
+  uint32_t q[N + 1];
+  uint32_t shift;
+  MSL_INLINE vec<uint32_t, 2> halves(int j, bool) const {
+    const uint32_t bytes = __funnelshift_r(q[j], q[j + 1], shift);
+    return {bytes, bytes >> 8};
+  }
+};
+
+} // namespace msl_
+
 namespace msl_::vectors {
 
 #define MSL_PACKED(T, op, instruction)                                                                                 \
@@ -32,15 +46,6 @@ template <int N> MSL_INLINE void read_halves(const uint16_t* from, const vec<uin
   for (short j = 0; j < N; ++j) q[j] = uint32_t(from[j]);
 }
 
-// Bytes from anywhere (shaders/quant/format.h), by the words that they lie in, none of which has none of them.
-template <int N> struct OddWords {
-  uint32_t q[N + 1];
-  uint32_t shift;
-  MSL_INLINE vec<uint32_t, 2> halves(int j, bool) const {
-    const uint32_t bytes = __funnelshift_r(q[j], q[j + 1], shift);
-    return {bytes, bytes >> 8};
-  }
-};
 template <int N, bool Pairs> MSL_INLINE OddWords<N> read_odd_bytes(const uint8_t* from, bool, const vec<uint32_t, 2>&) {
   const uint32_t past = static_cast<uint32_t>(reinterpret_cast<uint64_t>(from)) & 3;
   const uint32_t* words = reinterpret_cast<const uint32_t*>(from - past);
