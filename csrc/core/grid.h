@@ -14,6 +14,8 @@ struct Grid {
   bool threads = false;                   // dispatchThreads: the last threadgroup of an axis may be smaller
 };
 
+constexpr size_t kThreadgroupBytes = 32768; // of memory, that all executors have
+
 // Sizes and strides as kernels take them: 32 bits, which checks have made sure of.
 constexpr uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 

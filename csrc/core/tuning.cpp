@@ -102,7 +102,7 @@ const char* objection(Op op, int rows, const Choice& c) {
   if (simdgroups * simd_width > 1024) return "more than 1024 threads";
   if (outputs * rows > 32) return "outputs * rows must be at most 32";
   if (outputs * steps > 8) return "outputs * steps must be at most 8";
-  if (simdgroups * outputs * rows * sizeof(float) > 32768) return "more than 32 KiB of threadgroup memory";
+  if (simdgroups * outputs * rows * sizeof(float) > kThreadgroupBytes) return "more than 32 KiB of threadgroup memory";
   return nullptr;
 }
 

@@ -46,11 +46,16 @@ inline uint32_t step_bytes(const QuantFormat& format) {
   return matrix_step(block) / block * u32(format.block_bytes);
 }
 
+// Whether the elements of x and the columns of W are those of fragments.
+inline bool has_fragments(const at::Tensor& x, const WeightMatrix& w) {
+  return w.format.fragment_columns && x.element_size() == 2 && w.k % w.format.fragment_columns == 0;
+}
+
 // Whether rows of x and of these weights, side by side, can be read as fragments of matrices (quant/format.h): the
 // width of the reads of W in bytes, 16 or 8, or 0.
 inline int fragment_width(const at::Tensor& x, c10::ArrayRef<WeightMatrix> matrices, at::TensorList weights) {
   const QuantFormat& format = matrices[0].format;
-  if (!format.fragment_columns || x.element_size() != 2 || matrices[0].k % format.fragment_columns) return 0;
+  if (!has_fragments(x, matrices[0])) return 0;
   if (!format.packed() && weights[0].scalar_type() != x.scalar_type()) return 0;
   int64_t bits = step_bytes(format); // of all that must be a multiple
   for (size_t i = 0; i < matrices.size(); i++) {

@@ -15,7 +15,8 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
   at::Tensor order = at::empty({pairs}, ids.options());
   at::Tensor table = at::empty({tiles, int64_t(moe_tile_fields)}, ids.options());
   if (pairs == 0) return {order, table};
-  const int64_t most = 32768 / (experts * sizeof(uint32_t)) - 1; // with the sums over all, in threadgroup memory
+  const int64_t most =
+      kThreadgroupBytes / (experts * sizeof(uint32_t)) - 1; // with the sums over all, in threadgroup memory
   const uint32_t simdgroups = u32(std::min<int64_t>({most, 16, ceil_div(pairs, simd_width)}));
   Launch launch(ids.device(), {"moe_many.metal", "moe_group"});
   launch.in(ids).out(order).out(table).args(args);
@@ -27,8 +28,7 @@ std::tuple<at::Tensor, at::Tensor> moe_group(const at::Tensor& ids, int64_t expe
 // Bytes of W that moe_matrix reads at once; 0: it can't read these rows of x and W.
 int matrix_width(const at::Tensor& x, const ExpertMatrices& w, const at::Tensor& weight) {
   const QuantFormat& format = w.one.format;
-  if (!format.packed() || !format.fragment_columns || w.one.k % format.fragment_columns) return 0;
-  if (x.element_size() != 2 || !aligned_rows(x)) return 0;
+  if (!format.packed() || !has_fragments(x, w.one) || !aligned_rows(x)) return 0;
   const int64_t row = w.one.row_blocks * format.block_bytes, expert = w.expert_blocks * format.block_bytes;
   const int64_t bits = reinterpret_cast<int64_t>(weight.const_data_ptr()) | row | expert | step_bytes(format);
   return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 || format.block_bytes % 2 ? 4 : 0;

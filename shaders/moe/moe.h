@@ -4,7 +4,7 @@
 
 namespace foundry {
 
-FOUNDRY_CONST uint32_t moe_max_experts = 1024; // a thread for each
+FOUNDRY_CONST uint32_t moe_max_experts = 1024; // of which a threadgroup has memory for numbers of some simdgroups
 FOUNDRY_CONST uint32_t moe_max_chosen = 32;    // a lane for each
 FOUNDRY_CONST uint32_t moe_max_groups = 32;    // a lane for each
 FOUNDRY_CONST uint32_t moe_tile_fields = 3;    // of a tile of pairs: expert, first pair, number of pairs
@@ -89,5 +89,12 @@ struct MoeCombineArgs {
   uint32_t has_residual;
   float scale;
 };
+
+#ifdef __METAL_VERSION__
+// What is added to output n of an expert.
+template <typename T> METAL_FUNC float bias_of(constant ExpertBias& args, device const T* bias, ulong expert, uint n) {
+  return args.given ? float(bias[expert * args.of_expert + n * args.of_output]) : 0.0f;
+}
+#endif
 
 } // namespace foundry

@@ -94,12 +94,6 @@ template <typename Q, int PAIRS, bool Gated> struct ExpertRows {
   }
 };
 
-// What is added to output n of an expert.
-template <typename T>
-METAL_FUNC float bias_of(constant ExpertBias& args, device const T* bias, ulong expert, uint n) {
-  return args.given ? float(bias[expert * args.of_expert + n * args.of_output]) : 0.0f;
-}
-
 // y[pair] = act(gate) * up of the pair's expert, where gate, up = (norm x) W^T + bias, or x W^T + bias unless Normed;
 // act(up) unless Gated. shared_gate, shared_up: matrices of the shared expert.
 // foundry-lint: instance(moe_glu<Q8_0, half, 16, 4, 1, 1, true, true>)

@@ -106,8 +106,7 @@ template <typename Q, typename T, int VEC>
   for (int i = tid; i < BM * BN; i += linear_tile_threads) {
     const uint m = i / BN, n = n0 + i % BN;
     if (m < count && n < args.n) {
-      const float of_expert =
-          args.bias.given ? float(bias[ulong(expert) * args.bias.of_expert + n * args.bias.of_output]) : 0.0f;
+      const float of_expert = bias_of(args.bias, bias, expert, n);
       y[ulong(order[first + m]) * args.n + n] = T(activate(args.activation, memory[i] + of_expert));
     }
   }

@@ -99,8 +99,7 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, int BLOCKS>
   for (uint i = tid; i < count * outputs; i += simdgroups * simd_width) {
     const uint m = i / outputs, column = i % outputs, n = n0 + column;
     if (n < args.n) {
-      const float of_expert =
-          args.bias.given ? float(bias[ulong(expert) * args.bias.of_expert + n * args.bias.of_output]) : 0.0f;
+      const float of_expert = bias_of(args.bias, bias, expert, n);
       y[ulong(order[first + m]) * args.n + n] = T(activate(args.activation, tile.sum(m, column) + of_expert));
     }
   }

@@ -75,10 +75,6 @@ def route(dtype, correction):
     ops.moe_glu(x, torch.zeros(1, 1, dtype=torch.int32), None, torch.zeros(2, 8, 256, dtype=dtype), activation="relu2")
 for dtype, correction in ((torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
     calls.append(lambda t=dtype, c=correction: route(t, c))
-def experts(dtype):
-    weight, groups = blocks.packed(torch.zeros(32, 256), "q4_0")[None], ops.moe_group(torch.zeros(9, 1).int(), 1)
-    ops.moe_linear(torch.zeros(9, 256, dtype=dtype), *groups, weight, format="q4_0")
-calls += [lambda: experts(torch.float16), lambda: experts(torch.float32)]
 def mix(dtype, d, dv):
     q, v, b = (torch.zeros(9, 2, *size, dtype=dtype) for size in ((d,), (2, dv), (2,)))
     channels, table = 4 * d + 4 * dv, torch.zeros(1, 9, dtype=torch.int32)
@@ -221,7 +217,7 @@ with kit.tuned(family, "matrices", **choice), kit.tuned(family, "norm_matrices",
         found[f"{name}, gate and up"] = [low & 0xFFF for low, _ in code]
 x = torch.zeros(32, 256, dtype=torch.float16)
 with kit.tuned(family, "linear_matrix", outputs=16, steps=2, split=2, simdgroups=8, blocks=4):
-    for name in ("q4_0", "q8_0", "q4_k"):
+    for name in ("q4_0", "q8_0", "q4_k", "mxfp4"):
         weight = blocks.packed(torch.zeros(32, 256), name)
         code = code_of(lambda: ops.linear(x, weight, format=name))
         found[f"{name}, 32 rows"] = [low & 0xFFF for low, _ in code]

@@ -143,7 +143,7 @@ def test_generating_by_other_replays(family: str, replays: str) -> None:
 
 @pytest.mark.parametrize("replays", ["concurrent"], indirect=True)
 @pytest.mark.parametrize(
-    "family, launches, waits", [("llama", 15, 14), ("olmo2", 21, 20), ("qwen2_moe", 18, 15), ("qwen3_5_moe", 23, 18)]
+    "family, launches, waits", [("llama", 15, 14), ("olmo2", 21, 20), ("qwen2_moe", 19, 16), ("qwen3_5_moe", 21, 20)]
 )
 def test_waits_of_a_step(family: str, launches: int, waits: int, replays: str) -> None:
     """Of two layers, the last norm with the output layer, and the sampler (docs/decisions/047)."""

@@ -132,11 +132,11 @@ CASES = [
     (Case(format="nf4", hidden=192, inner=9), BF16),
     (Case(format="fp8_g32", hidden=96, inner=9, tokens=2), F16),
     (Case(experts=1, k=1, tokens=3, inner=1), F32),
-    (Case(tokens=3, hidden=264, inner=9, k=3, biased=True), F16),
-    (Case(format="mxfp4", hidden=288, inner=33, tokens=2, biased=True), BF16),
     (Case(tokens=3, k=4, shared=True), F32),
     (Case(format="q4_0", hidden=320, inner=33, tokens=2, k=3, shared=True), F16),
     (Case(format="q8_0", hidden=256, tokens=2, k=1, shared=True), BF16),
+    (Case(tokens=3, hidden=264, inner=9, k=3, biased=True), F16),
+    (Case(format="mxfp4", hidden=288, inner=33, tokens=2, biased=True), BF16),
 ]
 
 

@@ -124,7 +124,8 @@ def test_modules_and_captured_steps_take_it() -> None:
     assert len(graph._segments) == 1 and linear.by_kernel(x) and not linear.by_kernel(torch.zeros(65, 64).half())
 
 
-AHEAD = ("q8_0", "q4_0", "q4_k")  # formats with fragments
+AHEAD = ("q8_0", "q4_0", "q4_k", "mxfp4")  # formats with fragments
+WHOLE = ("q4_k", "mxfp4")  # whose rows have whole steps: blocks of 256, and rows at multiples of 8 bytes
 ONE = {"outputs": 16, "steps": 2, "split": 1, "simdgroups": 1, "blocks": 1}
 CHOICES = {  # within Metal's 32 KiB
     "rows": {**ONE, "blocks": 2},
@@ -160,7 +161,7 @@ def test_copied_ahead(choice: str, name: str) -> None:
     """Exact but for its sums: rows and outputs around a threadgroup's, K that ends within a step or a turn."""
     with ahead(choice):
         for m, n, k, dtype in ((17, 16, 256, F16), (33, 33, 1280, BF16), (24, 40, 2816, F16)):
-            given = inputs(Case(m, n, k if name == "q4_k" else k + 128, name), dtype)  # its blocks are of 256
+            given = inputs(Case(m, n, k if name in WHOLE else k + 128, name), dtype)
             assert kernels(given) == ["linear_matrix_ahead"]
             with kit.guarded_outputs():
                 op_checks.linear(given)
@@ -247,11 +248,19 @@ FAULTS = [
     _fault("last-part-dropped", "partial[p * rows * outputs + i]", "0.0f", WIDE),
     _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", _one(Case(33, 24, 1024, "q4_k"))),
     _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
-    _fault("ahead-half-step-dropped", "period < (args.k - from)", "period + 1 < (args.k - from)", _ahead("teams")),
-    _fault("ahead-row-of-x-twice", "x + memory[m]", "x + memory[m / 2 * 2]", _ahead("rows")),
+    _fault(
+        "ahead-half-step-dropped", "period < (k - from)", "period + 1 < (k - from)", _ahead("teams"), "matrix_tile.h"
+    ),
+    _fault("ahead-row-of-x-twice", "ulong(memory[m])", "ulong(memory[m / 2 * 2])", _ahead("rows"), "matrix_tile.h"),
     _fault("ahead-eights-alike", "x_row + b * x_block", "x_row", _ahead("rows"), file="matrix_rows.h"),
-    _fault("ahead-a-step-too-early", "now = (turn + 1) % STEPS", "now = (turn + 2) % STEPS", _ahead("three")),
-    _fault("ahead-part-dropped", "own_sum[p * rows * row]", "0.0f", _ahead("split")),
-    _fault("ahead-teams-alike", "column / OUTS * args.split * rows", "0", _ahead("teams")),
+    _fault(
+        "ahead-a-step-too-early",
+        "now = (turn + 1) % STEPS",
+        "now = (turn + 2) % STEPS",
+        _ahead("three"),
+        "matrix_tile.h",
+    ),
+    _fault("ahead-part-dropped", "own[p * rows * sum_stride]", "0.0f", _ahead("split"), "matrix_tile.h"),
+    _fault("ahead-teams-alike", "column / OUTS * split * rows", "0", _ahead("teams"), "matrix_tile.h"),
     _fault("columns-not-turned", "column % 2 == 0 ? other.x", "column % 2 != 0 ? other.x", WIDE, "matrix_pairs.h"),
 ]

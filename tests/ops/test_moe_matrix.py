@@ -153,7 +153,7 @@ FAULTS = [
     _fault("past-of-the-first-row", "w.past(fragment_of(lane).row + 8 * i)", "w.past(8 * i)"),
     _fault("row-without-its-past", "w.matrix - past + first", "w.matrix + first"),
     _fault("last-bytes-left-out", "whole < there && i", "false && i"),
-    _fault("bias-of-expert-0", "ulong(expert) * args.bias.of_expert", "args.bias.of_expert"),
+    _fault("bias-of-expert-0", "args.bias, bias, expert, n)", "args.bias, bias, 0, n)"),
     _fault("x-of-the-pair", "/ args.per_row;", "* 0;"),
     _fault("scale-of-the-next-block", "[first];", "[first + 17];", "mxfp4.h"),
     _fault("word-of-the-lane-before", "first + 1 + 4 * t;", "first + 1 + 4 * (t & 2);", "mxfp4.h"),

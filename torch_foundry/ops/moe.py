@@ -1,7 +1,7 @@
 """Mixtures of experts: which experts a token goes to, and those experts' products.
 
-Few tokens: `moe_route`, `moe_glu`, `moe_down`, a launch each. Many: `moe_choose`, `moe_group`, `moe_linear` and
-`moe_combine`, which read an expert's weights once for some 32 tokens. Nothing waits for the device.
+Few tokens: `moe_route`, two launches, `moe_glu` and `moe_down`, one each. Many: `moe_choose`, `moe_group`, `moe_linear`
+and `moe_combine`, which read an expert's weights once for some 32 tokens. Nothing waits for the device.
 
 ids: int32 [T, k], which experts a token goes to; what is no expert's number adds nothing. A pair is a token and one of
 its experts: pair t * k + j.
