@@ -236,6 +236,16 @@ def test_a_prefix_is_found_as_far_as_it_has_a_state() -> None:
     manager.check()
 
 
+def test_layers_share_what_their_views_have_in_common() -> None:
+    """Each copy to a GPU makes it wait, so a prompt has as many as a layer, not as many as all of them."""
+    first, second = (RecurrentLayer().reserve(BATCH, SPEC, 100, *WHERE) for _ in range(2))
+    for name in ("runs", "table", "count"):
+        ours, other = getattr(first, name), getattr(second, name)
+        assert ours.data_ptr() == other.data_ptr() and ours.shape == other.shape, name
+    longer = RecurrentLayer().reserve(BATCH, SPEC, 101, *WHERE)
+    assert longer.runs.tolist() == [[0, 101], [101, 101]] and first.runs.tolist() == [[0, 100], [100, 100]]
+
+
 def test_random_sequences() -> None:
     """Against a model of it: a state is the list of the tokens before it."""
     random.seed(0)

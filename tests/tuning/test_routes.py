@@ -16,7 +16,7 @@ from torch_foundry.core import environment, limits, tuning
 from torch_foundry.core.graph import capture
 from torch_foundry.diagnostics import tune_routes
 from torch_foundry.models.weights import ROW_BY_ROW, Linear
-from torch_foundry.nn.linear import FoundryLinear, linear_routes
+from torch_foundry.nn.linear import FoundryLinear, dense_linear, linear_routes
 from torch_foundry.testing import timing, tolerance
 
 CPU = torch.device("cpu")
@@ -136,6 +136,17 @@ def test_modules_ask_torch_for_more(packed: bool, as_on_apple: None) -> None:
 
 
 @pytest.mark.cpu_only
+@pytest.mark.parametrize("rows, launches", [(8, 1), (9, 0)])
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_routers_ask_torch_for_more(rows: int, launches: int, dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(rows, K), torch.randn(N, K, dtype=dtype), torch.randn(N)
+    with capture() as graph:
+        y = dense_linear(x, weight, bias)
+    assert len(graph.launches()) == launches
+    if not launches:
+        assert torch.equal(y, torch.nn.functional.linear(x, weight.float(), bias))
+
+
 def test_row_by_row_is_what_an_engine_promises(as_on_apple: None) -> None:
     """However many rows, and as many as `few` on the way of a step that isn't promised."""
     packed = FoundryLinear.from_linear(torch.nn.Linear(K, N), "q8_0")

@@ -7,7 +7,6 @@ state that it starts from. So committing tokens is counting, without copies or w
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,28 @@ from torch.nn import functional
 from transformers.cache_utils import LinearAttentionLayer
 
 from torch_foundry.core import limits
+from torch_foundry.core.constants import kept
 from torch_foundry.kvcache.base import CacheLayer, CapturedStep, RecurrentSpec, StateSpec
 from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.view import StateView
 
 CONV, RECURRENT = "conv", "recurrent"  # the states that transformers' own code reads and writes, in its layout
 SLOTS = limits.ROWS_TOGETHER + 1  # for captured steps: the newest state, and one behind each token of a step
+
+
+@kept
+def _numbers(slots: int, device: torch.device) -> Tensor:
+    return torch.tensor(range(slots + 1), dtype=torch.int32, device=device)
+
+
+@kept
+def _table(slots: int, batch: int, device: torch.device) -> Tensor:
+    return torch.tensor([range(i, slots * batch, batch) for i in range(batch)], dtype=torch.int32, device=device)
+
+
+@kept
+def _runs(batch: int, tokens: int, device: torch.device) -> Tensor:
+    return torch.tensor([[i * tokens, tokens] for i in range(batch)], dtype=torch.int32, device=device)
 
 
 class RecurrentLayer(CacheLayer, LinearAttentionLayer):
@@ -37,7 +52,6 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         self._data: dict[str, Tensor] = {}  # [slots, B, ...]
         self._slots = 2
         self._lent: tuple[Tensor, ...] = ()  # memory to use instead of new one
-        self._constants: dict[Any, Tensor] = {}
         self._past: Tensor | None = None  # while the past is recorded: all inputs of the convolution, [B, channels, n]
         self._forget()
 
@@ -66,7 +80,6 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         """A layer that goes its own way from here."""
         new = object.__new__(type(self))
         vars(new).update(vars(self), _data={name: data.clone() for name, data in self._data.items()})
-        new._constants = copy.copy(self._constants)
         return new
 
     # -------------------------------------------------------------------------------------------------------- contract
@@ -94,10 +107,9 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
                     self._add(name, shape, kind, device)
             self._lent = ()
         self._each, self._captured = tokens < self._slots, False
-        numbers = self._constant("numbers", device, lambda: torch.arange(self._slots + 1))
         number = self._count and 1 + (self._count - 1) % self._slots  # of the same slot
         prompt = tokens > 1 or not self._count  # as stock code has it
-        return self._view(batch, tokens, numbers[number : number + 1], prompt)
+        return self._view(batch, tokens, _numbers(self._slots, device)[number : number + 1], prompt)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -113,7 +125,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         """See `CacheLayer`."""
         self._count, self._back, stored = to
         if not stored:
-            self._data, self._constants = {}, {}
+            self._data = {}
 
     @property
     def memory(self) -> tuple[Tensor, ...]:
@@ -134,7 +146,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
                 for number in kept:
                     new[number % slots].copy_(old[number % self._slots])
                 self._data[name] = new
-            self._slots, self._constants = slots, {}
+            self._slots = slots
         self._each = self._captured = True
         return self._count, 0
 
@@ -147,20 +159,9 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         return self._view(batch, length, step.start[:1])
 
     def _view(self, batch: int, tokens: int, count: Tensor, prompt: bool = False) -> StateView:
-        device, slots = count.device, self._slots
-        table = self._constant("table", device, lambda: torch.arange(slots * batch).view(slots, batch).t())
-        runs = self._constant(
-            f"runs of {tokens}" if tokens < SLOTS else None,
-            device,
-            lambda: torch.stack([torch.arange(batch) * tokens, torch.full((batch,), tokens)], 1),
-        )
+        table, runs = _table(self._slots, batch, count.device), _runs(batch, tokens, count.device)
         pools = {name: data.flatten(0, 1) for name, data in self._data.items()}
         return StateView(pools, runs, table, count.expand(batch), tokens, runs[:, 1] if prompt else None)
-
-    def _constant(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        if key is None or key not in self._constants:
-            self._constants[key] = make().to(torch.int32).contiguous().to(device)
-        return self._constants[key]
 
     def _add(self, name: str, shape: Any, dtype: torch.dtype, device: torch.device) -> None:
         with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
@@ -268,7 +269,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._data, self._constants, self._lent, self._past = {}, {}, (), None
+        self._data, self._lent, self._past = {}, (), None
         self._forget()
 
     def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -277,7 +278,6 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             new = change(self._newest(name))
             if new.shape != data.shape[1:]:
                 self._add(name, new.shape, new.dtype, new.device)
-                self._constants = {}
             self._newest(name).copy_(new)
         self._back = 0
 

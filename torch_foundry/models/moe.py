@@ -13,6 +13,7 @@ from torch_foundry.models.family import Experts
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import Weights, lay_out
+from torch_foundry.nn.linear import dense_linear
 
 
 class ExpertBlock:
@@ -157,13 +158,17 @@ class ExpertBlock:
         return ops.glu(gate, up, self.activation)
 
     def _choice(
-        self, h: torch.Tensor, rule: dict[str, Any], *, batch_invariant: bool = False
+        self, x: torch.Tensor, rule: dict[str, Any], *, batch_invariant: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        router, kind = self.router["weight"], self.kind
-        if kind.score != "softmax" or kind.correction or router.dtype == torch.float32:
-            h = h.float()  # as these families do, lest scores be equal
-        logits = ops.linear(h, router, bias=self.router.get("bias"), batch_invariant=batch_invariant)
-        shared = None if self.shared_gate is None else self.shared_gate(h, batch_invariant=batch_invariant)
+        router, bias, gate, kind = self.router["weight"], self.router.get("bias"), self.shared_gate, self.kind
+        in_float = kind.score != "softmax" or kind.correction or router.dtype == torch.float32
+        h = x.float() if in_float else x  # as these families do, lest scores be equal
+        if batch_invariant:
+            logits = ops.linear(h, router, bias=bias, batch_invariant=True)
+            shared = None if gate is None else gate(h, batch_invariant=True)
+        else:
+            logits = dense_linear(h, router, bias)
+            shared = None if gate is None else gate.gemm(x).to(h.dtype)
         correction = self.kind.correction_of(self.block)
         return ops.moe_choose(logits, **rule, shared=shared, correction=correction)
 

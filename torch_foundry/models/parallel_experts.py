@@ -17,6 +17,7 @@ from torch_foundry.models.weights import Gemm, LinearGroup, Norm, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.experts import Weights, matrices_of
+from torch_foundry.nn.linear import dense_linear
 
 FEW = 64  # tokens whose weights are multiplied by factors in a launch of ours; what is captured has no more
 
@@ -71,7 +72,7 @@ class Router:
             ids, weights = ops.moe_route(x, self._gain, self.eps, proj, k, kind=self.kind, normalize=True)
         else:
             h = ops.rms_norm(x, self._gain, self.eps, kind=self.kind)
-            ids, weights = ops.moe_choose(ops.linear(h, proj), k, normalize=True)
+            ids, weights = ops.moe_choose(dense_linear(h, proj), k, normalize=True)
         if len(x) > FEW:
             return ids, weights * factors[ids.long()]
         # each choice as a token of its own, whose expert is one number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from torch_foundry import ops, quant
 from torch_foundry.core import limits, tuning
+from torch_foundry.core.constants import kept
 from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
 
 MAX_GEMV_ROWS = limits.FEW_ROWS
@@ -57,6 +57,13 @@ def linear_gemm(
     return y if out is None else out.view(shape)
 
 
+def dense_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + b in x's dtype for a dense weight [N, K], by the faster of our kernel and torch's. Not for graphs."""
+    if by_kernel(x, weight, None):
+        return ops.linear(x, weight, bias=bias)
+    return linear_gemm(x, weight.to(x.dtype), None, bias)
+
+
 def linear_gemm_backward(grad: torch.Tensor, weight: torch.Tensor, fmt: str) -> torch.Tensor:
     """grad W by torch's own matrix product, for grad [..., N] of many rows: x's gradient [..., K].
 
@@ -76,11 +83,9 @@ def _unpacked(weight: torch.Tensor, fmt: str, like: torch.Tensor) -> Iterator[tu
     """Rows of a packed weight, DEQUANT_CHUNK weights at a time, on its device and in the dtype of `like`: the first
     one's number, that behind the last, and the dense rows."""
     rows = _rows_at_a_time(quant.get_format(fmt).columns(weight.shape[1]))
-    # under a dispatch mode it may be a fake tensor, which must not be kept
-    many = _ids.__wrapped__ if torch._C._len_torch_dispatch_stack() else _ids
     for start in range(0, weight.shape[0], rows):
         end = min(start + rows, weight.shape[0])
-        yield start, end, ops.embedding(many(start, end, like.device), weight, format=fmt, dtype=like.dtype)
+        yield start, end, ops.embedding(_ids(start, end, like.device), weight, format=fmt, dtype=like.dtype)
 
 
 def _rows_at_a_time(columns: int) -> int:
@@ -95,11 +100,9 @@ def _product(
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-@functools.lru_cache(maxsize=32)
+@kept
 def _ids(start: int, end: int, device: torch.device) -> torch.Tensor:
-    """0 ... n - 1 on the device, kept so that they cost one launch in all."""
-    with torch.inference_mode(False):
-        return torch.arange(start, end, dtype=torch.int32, device=device)
+    return torch.arange(start, end, dtype=torch.int32, device=device)
 
 
 def packed_linear(x: torch.Tensor, weight: torch.Tensor, fmt: str, bias: torch.Tensor | None = None) -> torch.Tensor:
