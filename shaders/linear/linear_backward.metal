@@ -20,7 +20,7 @@ template <typename Q, typename T, int VEC>
     uint2 group [[threadgroup_position_in_grid]],
     ushort tid [[thread_index_in_threadgroup]],
     ushort simdgroup [[simdgroup_index_in_threadgroup]]) {
-  using S = typename Staged<Q, T>::type;
+  using S = conditional_t<is_same_v<Q, Dense<T>>, T, float>;  // gradients are not rounded once more
   constexpr int BM = linear_bm, BN = linear_bk, BK = linear_bn, padding = 16 / sizeof(S);
   constexpr int grad_width = BN + padding, w_width = BK + padding;
   constexpr int slab_floats = (BM * grad_width + BN * w_width) * sizeof(S) / sizeof(float);

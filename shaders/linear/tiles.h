@@ -8,12 +8,14 @@
 
 namespace foundry {
 
-// The element type of a tile: the dense type itself when both operands have it, else f32, so that staging never rounds.
+// The element type of a tile: the dense type itself when both operands have it; half beside packed weights, which are
+// rounded to it as torch's product has them; else f32, which takes more of everything but, where bfloat is emulated,
+// fewer instructions.
 template <typename Weight, typename T> struct Staged {
-  using type = float;
+  using type = metal::conditional_t<metal::is_same_v<T, half>, half, float>;
 };
-template <typename T> struct Staged<Dense<T>, T> {
-  using type = T;
+template <typename W, typename T> struct Staged<Dense<W>, T> {
+  using type = metal::conditional_t<metal::is_same_v<W, T>, T, float>;
 };
 
 // One chunk of a tile row, zero past the end of K.

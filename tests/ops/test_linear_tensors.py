@@ -10,12 +10,13 @@ import pytest
 import torch
 from kit import BF16, F16, F32, Fault, within
 from shader_text import edited_shaders
-from test_linear import FULL, PACKED, Case, assert_right, inputs
+from test_linear import FULL, PACKED, Case, inputs
 
 from torch_foundry import ops, quant
 from torch_foundry.core import environment, runtime, tuning
 from torch_foundry.core.graph import capture
 from torch_foundry.nn.linear import linear_routes
+from torch_foundry.testing import op_checks
 from torch_foundry.testing import weights as blocks
 
 pytestmark = pytest.mark.cpu_only  # the mock's session has made its choices: tests/metal/test_tensors.py
@@ -54,7 +55,7 @@ def test_accuracy(case: Case, dtype: torch.dtype) -> None:
     given = inputs(case, dtype)
     with kit.guarded_outputs():
         got = ops.linear(**given)
-    assert_right(got, given)
+    op_checks.assert_linear(got, given, rounded=case.format is not None)
     assert kernel(case, dtype) == "linear_tensors"
 
 
