@@ -78,8 +78,8 @@ def linear(
         packed format of `torch_foundry.quant.FORMATS`, as `quant.quantize` makes it and as it lies in a GGUF file.
     activation: None, or one of a single number, as in `glu`. out_features: use only the first rows of weight.
     Up to 16 rows of x the result of a row is the same bits however many rows come with it; more rows use another kernel
-    with another order of summation, unless they are to be `batch_invariant`; for 17 to 64 it rounds packed weights to
-    x's dtype where that is for tensor cores. Returns [..., N], contiguous. Without an activation it has a backward.
+    with another order of summation, unless they are to be `batch_invariant`, which may round packed weights to x's
+    dtype. Returns [..., N], contiguous. Without an activation it has a backward.
     """
     if out_features is not None:
         weight = weight[:out_features]
