@@ -249,7 +249,13 @@ constexpr Line kLines[] = {
     // Few rows by matrices, whatever their number (decisions 049, 057): those shapes of Llama-3-8B, and of Qwen3.5-4B, on
     // an H100 where a layer of one row takes no longer so. Behind a norm all of x is in threadgroup memory, which has no
     // room for more inputs.
-    {"sm_90", kMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "", 1, 65536, 2048, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "q8_0", 1, kAny, 1536, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "q4_0", 1, kAny, 2048, {32, 2, 2, 4, 264}}, // output layers (decision 061)
+    {"sm_90", kMatrices, "q8_0", 1, kAny, 2048, {16, 3, 2, 4, 528}},
+    {"sm_90", kMatrices, "q4_k", 1, kAny, 2048, {32, 2, 1, 4, 264}},
+    {"sm_90", kMatrices, "q4_0", 1, 1024, kAny, {0, 2, 1, 1, 1}},
+    {"sm_90", kMatrices, "q4_0", 1, 2048, kAny, {16, 3, 8, 8, 65535}},
     {"sm_90", kMatrices, "", 1, 2048, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kMatrices, "q4_0", 1, 4096, 4096, {16, 3, 4, 4, 264}},
     {"sm_90", kMatrices, "q4_0", 1, 4096, kAny, {16, 3, 8, 8, 65535}},

@@ -60,6 +60,26 @@ def test_experts_have_a_row_each(op: str) -> None:
         tuning.choice("host", tuning.Key(op, "q4_0", 8, 1536, 2048))
 
 
+@pytest.mark.parametrize(
+    "name, n, k, outputs",
+    [
+        *(
+            ("q4_0", 151936, 896, 32),
+            ("q4_0", 128256, 2048, 32),
+            ("q4_k", 128256, 2048, 32),
+            ("q8_0", 128256, 2048, 16),
+        ),
+        *(("q8_0", 151936, 896, 0), ("f16", 151936, 896, 0), ("q6_k", 128256, 2048, 0), ("q4_0", 65536, 2048, 0)),
+        *(("q4_0", 2048, 4096, 16), ("q4_0", 2048, 8192, 16), ("q4_0", 1024, 4096, 0), ("q4_0", 2048, 2048, 0)),
+        *(("q8_0", 2048, 4096, 0), ("q4_k", 2048, 4096, 0), ("q4_0", 4096, 4096, 16), ("q4_k", 128256, 4096, 32)),
+    ],
+)
+def test_what_goes_by_matrices_on_hopper(name: str, n: int, k: int, outputs: int) -> None:
+    """Decisions 049 and 061."""
+    for family in ("sm_90", "sm_90-h200"):
+        assert tuning.choice(family, tuning.Key("matrices", name, 1, n, k))["outputs"] == outputs
+
+
 def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:
     """An H200's are for one row and the formats that were measured; an H100 has none of its own, nor has an H20."""
     theirs, differ = "sm_90", {}
