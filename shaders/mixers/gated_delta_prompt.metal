@@ -65,7 +65,7 @@ template <typename T, typename Gate, int DK, int DV, int W>
   for (uint from = (group.z * 4 + simdgroup) * 4; from < padded; from += groups.z * 16) {
     T last[most][W];
     for (int c = 0; c < most; ++c)
-      if (int(lane) + 32 * c < columns)
+      if (from < tokens && int(lane) + 32 * c < columns) // behind a run there is nothing to read
         last_inputs<T, W>(x + lane + 32 * c, stride, int(from) - 1, before + ulong(channel + lane + 32 * c) * W,
                           begin != 0, last[c]);
     for (uint t = from; t < from + 4; ++t) {
