@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kit
@@ -126,37 +123,6 @@ def test_a_prompt_does_not_see_another_s_nan() -> None:
     expected = run(**copied(both))
     both["v"][33:] = float("nan")
     kit.assert_equal(run(**both)[:33], expected[:33])
-
-
-BEHIND = """
-import ctypes, mmap, sys
-sys.path[:0] = sys.argv[1:]
-import torch
-from test_gated_delta import Case, inputs, run
-
-def last_in_memory(x):
-    # a copy behind which nothing can be read
-    size, page = x.nbytes, mmap.PAGESIZE
-    memory = mmap.mmap(-1, -(-size // page) * page + page)
-    end = len(memory) - page
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory, end))
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(page), 0) == 0
-    copy = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=end - size).view(x.shape)
-    return copy.copy_(x)
-
-given = inputs(Case(lengths=(33,), counts=(2,), prompts=True), torch.float32)
-expected = run(**{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()})
-given |= {name: last_in_memory(given[name].contiguous()) for name in "qkvba"}
-assert torch.equal(run(**given), expected)
-"""
-
-
-@pytest.mark.cpu_only
-def test_nothing_behind_a_prompt_is_read() -> None:
-    """Its last chunk has rows of no token."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    done = subprocess.run([sys.executable, "-c", BEHIND, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, (done.returncode, done.stderr)
 
 
 @pytest.mark.parametrize("length", range(1, 9))

@@ -1,10 +1,12 @@
-"""What a kernel writes outside the tensors that its op lets it write fails the launch, in every test of this folder."""
+"""What a kernel writes outside the tensors that its op lets it write, or touches far outside of them all, fails the
+launch, in every test of this folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import test_gated_delta
 import test_glu
 import test_rms_norm
 import test_rope_kv
@@ -61,6 +63,17 @@ def test_what_is_read_outside_is_nan(name: str, dtype: torch.dtype) -> None:
     assert y.isnan().all()
 
 
+@pytest.mark.parametrize("at", [-10000, 3000, 10000])
+def test_what_is_touched_far_outside(lib: ShaderLibrary, at: int) -> None:
+    """Reading is as wrong as writing, whatever becomes of it; afterwards all is as before."""
+    x, y = torch.ones(3), torch.zeros(8)
+    for given, size in (((0, at), 12), ((at, 0), 32)):
+        with pytest.raises(RuntimeError, match=rf"kernel write: read or wrote byte {4 * at} of memory of {size} bytes"):
+            lib.write(y, x, *given, threads=1)
+    lib.write(y, x, 0, 0, threads=1)
+    assert y.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
 def test_replays_are_guarded(lib: ShaderLibrary) -> None:
     x, y = torch.full((1,), 0.1), torch.zeros(8)
     with runtime.host_options(guard_memory=False), capture() as graph:
@@ -101,6 +114,15 @@ OVERRUNS = [
         "device T* y_row = y + row * args.hidden;\n  if (tid == 0) ((device T*)x)[0] = T(0);",
         lambda: test_rms_norm.check(test_rms_norm.inputs(test_rms_norm.Case(), F32)),
     ),
+    Fault(
+        "gated_delta-reads-behind-a-prompt",  # and uses nothing of it
+        "gated_delta_prompt.metal",
+        "from < tokens && int(lane) + 32",
+        "int(lane) + 32",
+        lambda: test_gated_delta.check(
+            test_gated_delta.inputs(test_gated_delta.Case(prompts=True, lengths=(33,)), F32)
+        ),
+    ),
 ]
 
 
@@ -108,5 +130,8 @@ OVERRUNS = [
 @pytest.mark.parametrize("fault", OVERRUNS, ids=str)
 def test_a_seeded_overrun_is_noticed(fault: Fault, tmp_path: Path) -> None:
     fault.check()
-    with runtime.use_shaders(fault.seed(tmp_path)), pytest.raises(RuntimeError, match=r"kernel \w+.*: wrote to byte"):
+    with (
+        runtime.use_shaders(fault.seed(tmp_path)),
+        pytest.raises(RuntimeError, match=r"kernel \w+.*: (wrote to|read or wrote) byte"),
+    ):
         fault.check()

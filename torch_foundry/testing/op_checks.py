@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops, quant
-from torch_foundry.core import limits
+from torch_foundry.core import devices, limits
 from torch_foundry.testing import reference as plain
 from torch_foundry.testing import reference_backward as backward
 from torch_foundry.testing.tolerance import (
@@ -128,7 +128,7 @@ def linear(given: Given, device: Device = "cpu", rounded: bool | None = None) ->
     beyond few rows, on the host for float16 alone."""
     dtype, rows = given["x"].dtype, given["x"].numel() // max(1, given["x"].shape[-1])
     if rounded is None:
-        some = dtype == F16 or (dtype == BF16 and torch.device(device).type != "cpu")
+        some = dtype == F16 or (dtype == BF16 and not devices.of(torch.device(device)).host_memory)
         rounded = given["format"] is not None and rows > limits.FEW_ROWS and some
     assert_linear(ops.linear(**on(given, device)).cpu(), given, rounded)
 

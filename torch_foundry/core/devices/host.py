@@ -123,7 +123,8 @@ def host_options(
     tensor_layout: which thread has which element of a cooperative tensor: any number. A kernel whose results depend on
         it takes the layout of some GPU for granted.
     guard_memory: whether kernels get copies of their tensors, between guard bytes: a launch that changes a byte outside
-        the tensors that its op lets it write raises RuntimeError. A sanitizer can't see past the guards.
+        the tensors that its op lets it write, or touches one beyond the guards, raises RuntimeError. A sanitizer can't
+        see past the guards.
     """
     if lane_order is not None and lane_order not in LANE_ORDERS:
         raise ValueError(f"lane_order={lane_order!r}: expected one of {', '.join(LANE_ORDERS)}")
