@@ -60,24 +60,25 @@ def test_experts_have_a_row_each(op: str) -> None:
         tuning.choice("host", tuning.Key(op, "q4_0", 8, 1536, 2048))
 
 
-@pytest.mark.parametrize(
-    "name, n, k, outputs",
-    [
-        *(
-            ("q4_0", 151936, 896, 32),
-            ("q4_0", 128256, 2048, 32),
-            ("q4_k", 128256, 2048, 32),
-            ("q8_0", 128256, 2048, 16),
-        ),
-        *(("q8_0", 151936, 896, 0), ("f16", 151936, 896, 0), ("q6_k", 128256, 2048, 0), ("q4_0", 65536, 2048, 0)),
-        *(("q4_0", 2048, 4096, 16), ("q4_0", 2048, 8192, 16), ("q4_0", 1024, 4096, 0), ("q4_0", 2048, 2048, 0)),
-        *(("q8_0", 2048, 4096, 0), ("q4_k", 2048, 4096, 0), ("q4_0", 4096, 4096, 16), ("q4_k", 128256, 4096, 32)),
-    ],
-)
-def test_what_goes_by_matrices_on_hopper(name: str, n: int, k: int, outputs: int) -> None:
-    """Decisions 049 and 061."""
+BY_MATRICES = {
+    (151936, 896): {"q4_0": 32, "q8_0": 0, "f16": 0},
+    (128256, 2048): {"q4_0": 32, "q8_0": 16, "q4_k": 32, "q6_k": 0},
+    (65536, 2048): {"q4_0": 0},
+    (128256, 4096): {"q4_0": 32, "q4_k": 32, "q8_0": 16},
+    (1024, 4096): {"q4_0": 0},
+    (2048, 2048): {"q4_0": 0},
+    (2048, 4096): {"q4_0": 16, "q8_0": 0, "q4_k": 0},
+    (2048, 8192): {"q4_0": 16},
+    (4096, 4096): {"q4_0": 16, "q8_0": 0},
+}
+
+
+@pytest.mark.parametrize("shape", BY_MATRICES, ids=str)
+def test_what_goes_by_matrices_on_hopper(shape: tuple[int, int]) -> None:
+    """Decisions 049 and 061: outputs of a product, 0: by lanes."""
     for family in ("sm_90", "sm_90-h200"):
-        assert tuning.choice(family, tuning.Key("matrices", name, 1, n, k))["outputs"] == outputs
+        for name, outputs in BY_MATRICES[shape].items():
+            assert tuning.choice(family, tuning.Key("matrices", name, 1, *shape))["outputs"] == outputs
 
 
 def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:

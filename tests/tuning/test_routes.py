@@ -147,6 +147,7 @@ def test_routers_ask_torch_for_more(rows: int, launches: int, dtype: torch.dtype
         assert torch.equal(y, torch.nn.functional.linear(x, weight.float(), bias))
 
 
+@pytest.mark.cpu_only
 def test_row_by_row_is_what_an_engine_promises(as_on_apple: None) -> None:
     """However many rows, and as many as `few` on the way of a step that isn't promised."""
     packed = FoundryLinear.from_linear(torch.nn.Linear(K, N), "q8_0")

@@ -140,10 +140,10 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
     def place(self, tokens: int) -> tuple[int, int]:
         """See `CacheLayer`. The number of the newest state, and 0."""
         if (slots := SLOTS if tokens > 1 else 2) > self._slots:
-            kept = range(max(self._count + 1 - self._slots, 0), self._count + 1)
+            numbers = range(max(self._count + 1 - self._slots, 0), self._count + 1)
             for name, old in self._data.items():
                 new = old.new_zeros(slots, *old.shape[1:])
-                for number in kept:
+                for number in numbers:
                     new[number % slots].copy_(old[number % self._slots])
                 self._data[name] = new
             self._slots = slots
