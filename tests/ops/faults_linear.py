@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kit
-from kit import F16, F32, Fault, within
+from kit import BF16, F16, F32, Fault, within
 from test_embedding import Case as EmbeddingCase
 from test_embedding import test_equals_the_table
 from test_linear import (
@@ -21,6 +21,9 @@ from test_linear import (
 
 def _rows(name: str, old: str, new: str, case: Case | None = None, file: str = "") -> Fault:
     return Fault(f"linear-{name}", "linear.metal", old, new, lambda: test_accuracy(case or Case(), F32), file)
+
+
+STAGED = "struct Staged { using type = metal::conditional_t<metal::is_same_v<T, half>, half, float>"
 
 
 def _tiles(name: str, old: str, new: str, case: Case | None = None, file: str = "tiles.h") -> Fault:
@@ -156,13 +159,15 @@ FAULTS = [
     _tiles("last-chunk-dropped", "if (k < end) d =", "if (k + chunk < end) d ="),
     _tiles("edge-guard-off-by-one", *within(f"if ({STORED}", " n <", " n + 1 <"), file=""),
     _tiles("quarters-mixed-up", "sn = simdgroup % 2", "sn = simdgroup / 2", Case(33, 64, 40)),
-    Fault(
-        "linear-tiles-staging-rounds",
-        "linear.metal",
-        "struct Staged { using type = float;",
-        "struct Staged { using type = half;",
-        lambda: test_accuracy(Case(33, 65, 96, "q8_0"), F32),
-        "tiles.h",
+    *(
+        Fault(
+            f"linear-tiles-staging-rounds-{name}",
+            "linear.metal",
+            *within(STAGED, "float", staged),
+            lambda dtype=dtype: test_accuracy(Case(33, 65, 96, "q8_0"), dtype),
+            "tiles.h",
+        )
+        for name, staged, dtype in (("float", "half", F32), ("bfloat", "T", BF16))
     ),
     Fault(
         "linear-tiles-barrier-missing-after-a-slab",
