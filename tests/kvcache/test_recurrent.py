@@ -236,6 +236,7 @@ def test_a_prefix_is_found_as_far_as_it_has_a_state() -> None:
     manager.check()
 
 
+@pytest.mark.cpu_only  # the mock is a dispatch mode, under which nothing is kept
 def test_layers_share_what_their_views_have_in_common() -> None:
     """Each copy to a GPU makes it wait, so a prompt has as many as a layer, not as many as all of them."""
     first, second = (RecurrentLayer().reserve(BATCH, SPEC, 100, *WHERE) for _ in range(2))
