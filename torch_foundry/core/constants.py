@@ -16,13 +16,14 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Not what is made under a dispatch mode, which may be a fake tensor.
     """
 
-    @functools.lru_cache(maxsize=256)
-    def once(*arguments: Any) -> Tensor:
+    def fresh(*arguments: Any) -> Tensor:
         with torch.inference_mode(False):
             return make(*arguments)
 
+    once = functools.lru_cache(maxsize=256)(fresh)
+
     @functools.wraps(make)
     def constant(*arguments: Any) -> Tensor:
-        return (make if torch._C._len_torch_dispatch_stack() else once)(*arguments)
+        return (fresh if torch._C._len_torch_dispatch_stack() else once)(*arguments)
 
     return constant
