@@ -105,6 +105,8 @@ def test_the_demo_model_talks_on(tmp_path: Path) -> None:
         assert answers[0] == answers[1] and "cold" in words.decode(answers[1][0])
     read = fields(path)
     assert read["general.architecture"] == "llama" and read["tokenizer.ggml.pre"] == "smollm"
+    types = gguf.GGUFReader(path).fields["tokenizer.ggml.token_type"].types
+    assert types[1] == gguf.GGUFValueType.INT32, "llama.cpp refuses others"
     assert read["llama.block_count"] == 9 and read["tokenizer.ggml.add_bos_token"] is True
 
 

@@ -270,7 +270,11 @@ def pack_string(text: str) -> bytes:
 
 
 def pack_value(value: Any) -> bytes:
-    """A value and its type. TypeError for what files can't say."""
+    """A value and its type. TypeError for what files can't say.
+
+    Whole numbers of arrays are signed where they have room, as gguf's own writer has them: llama.cpp refuses types of
+    tokens that are not.
+    """
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + pack_string(value)
     if not isinstance(value, Sequence):
@@ -278,7 +282,7 @@ def pack_value(value: Any) -> bytes:
         return struct.pack(f"<I{_LETTERS[number]}", number, value)
     if all(isinstance(each, str) for each in value):
         return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(pack_string, value))
-    number = _NAMES.index(_kind(value))
+    number = _NAMES.index(_kind([-1, *value] if type(value[0]) is int and max(value) < 1 << 31 else value))
     return struct.pack(f"<IIQ{len(value)}{_LETTERS[number]}", _ARRAY, number, len(value), *value)
 
 
