@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formats=tuple(options.some_of(args.formats, quant.FORMATS, "--formats")),
         rows=tuple(options.numbers(args.rows, "--rows")),
         cells=tuple(Cell(1, prompt, tokens) for prompt in options.numbers(args.prompts, "--prompts")),
+        device=device,
         machine=machine.look(device, quick=args.quick, commit=args.commit),
         cache_bytes=machine.cache_bytes(device, args.quick),
         iterations=args.iterations,

@@ -4,10 +4,10 @@ python -m benchmarks.bench_servers --device cuda --models qwen2.5-0.5b,llama-3-8
 
 Writes a folder with random weights and a tokenizer of one word a token, starts `torch-foundry serve` and `transformers
 serve --continuous-batching` on it, one after the other, and sends each so many streamed greedy completions at once,
---iterations times after one that isn't counted. Packed formats are for torch-foundry alone, and x is over transformers'
-server, where it came before. Records go to servers.jsonl in --out, a server's before the next one starts. An answer
-must be as long as was asked for, and right by `parity.judge` in the network with the same weights; otherwise the row
-is invalid and the exit code is 1.
+--iterations times after one that isn't counted. Packed formats are not for transformers' server, over which x is where
+it came before. llama.cpp's, `--servers llama-server`, has to be on the PATH and gets prompts as tokens. Records go to
+servers.jsonl in --out, a server's before the next one starts. An answer must be as long as was asked for, and right by
+`parity.judge` in the network with the same weights; otherwise the row is invalid and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES, MODELS, REAL, build
 from benchmarks.parity import judge
+from benchmarks.peers import gguf_file
 from torch_foundry import quant
 
 QUICK = {"concurrent": "1,2", "prompt": 8, "max_tokens": 6, "iterations": 1}
@@ -51,13 +52,19 @@ def _own(folder: Path, fmt: str, device: str, port: int) -> list[str]:
     return command + (["--quantize", fmt] if fmt not in DTYPES else [])
 
 
+def _llama(folder: Path, fmt: str, device: str, port: int) -> list[str]:
+    command = [LLAMA, "--model", str(folder / GGUF), "--port", str(port), "--offline", "--no-ui", "--log-disable"]
+    return [*command, "--parallel", "128", "--ctx-size", str(128 * 1024), "--cache-ram", "0", "--flash-attn", "on"]
+
+
 def _stock(folder: Path, fmt: str, device: str, port: int) -> list[str]:
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--continuous-batching"]
     return [*command, "--device", device, "--port", str(port), "--log-level", "error"]
 
 
 STOCK = "transformers"  # what the others are faster than
-SERVERS: dict[str, Command] = {STOCK: _stock, "torch-foundry": _own}
+LLAMA, GGUF = "llama-server", "model.gguf"
+SERVERS: dict[str, Command] = {STOCK: _stock, "torch-foundry": _own, LLAMA: _llama}
 
 
 class ServerError(RuntimeError):
@@ -90,9 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             stock: dict[int, Times | None] = {}  # of transformers' server, by requests, if it came before
             with tempfile.TemporaryDirectory() as folder:
                 vocabulary = write(Path(folder), name, dtype, device, args.seed)
+                if LLAMA in servers:
+                    gguf_file.write(Path(folder) / GGUF, build(MODELS[name], fmt, device, seed=args.seed), words=True)
                 for server in servers if fmt in DTYPES else [name for name in servers if name != STOCK]:
                     load = Load(server, Path(folder), fmt, device, vocabulary, args)
-                    bare = Record("e2e", name, f"{server} serve", fmt, {}, found, seed=args.seed)
+                    way = server if server == LLAMA else f"{server} serve"
+                    bare = Record("e2e", name, way, fmt, {}, found, seed=args.seed)
                     rows = list(load.rows(bare))
                     judged = Judge(name, fmt, device, args.seed)  # now, so that a run that is cut off has whole rows
                     for row, answers in rows:
@@ -162,7 +172,10 @@ class Load:
     @contextmanager
     def _running(self) -> Iterator[None]:
         with tempfile.TemporaryFile() as log:
-            server = subprocess.Popen(self.command, stdout=log, stderr=log)
+            try:
+                server = subprocess.Popen(self.command, stdout=log, stderr=log)
+            except FileNotFoundError:
+                raise options.UserError(f"{self.server}: there is no {self.command[0]} on the PATH") from None
             try:
                 until = time.monotonic() + START
                 while not self._answers():
@@ -183,11 +196,13 @@ class Load:
 
     async def _round(self, prompts: Tensor) -> list[Answer]:
         start = time.perf_counter()
-        return list(await asyncio.gather(*(self._ask(_text(row), start) for row in prompts)))
+        return list(await asyncio.gather(*(self._ask(row, start) for row in prompts)))
 
-    async def _ask(self, prompt: str, start: float) -> Answer:
+    async def _ask(self, prompt: Tensor, start: float) -> Answer:
         """By a bare socket, whose bytes are read when all is over: a client isn't what is measured."""
-        told = {"model": str(self.folder), "prompt": prompt, "max_tokens": self.args.max_tokens}
+        told = {"model": str(self.folder), "prompt": _text(prompt), "max_tokens": self.args.max_tokens}
+        if self.server == LLAMA:  # whose vocabulary can't be one of whole words, and has an end
+            told |= {"prompt": prompt.tolist(), "ignore_eos": True}
         body = json.dumps(told | {"temperature": 0, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -273,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     assert __doc__
     parser = argparse.ArgumentParser(prog="bench_servers", description=__doc__.splitlines()[0])
     options.add(parser, REAL, "f16")
-    parser.add_argument("--servers", default=",".join(SERVERS), help=f"some of {', '.join(SERVERS)}")
+    parser.add_argument("--servers", default=f"{STOCK},torch-foundry", help=f"some of {', '.join(SERVERS)}")
     parser.add_argument("--concurrent", default="1,8,32,128", help="requests at a time; default %(default)s")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt; default %(default)s")
     parser.add_argument("--max-tokens", type=int, default=128, help="of each answer; default %(default)s")

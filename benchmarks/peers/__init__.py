@@ -30,6 +30,7 @@ class Job:
     formats: tuple[str, ...]
     rows: tuple[int, ...]
     cells: tuple[Cell, ...]  # of one sequence
+    device: torch.device
     machine: Machine
     cache_bytes: int
     iterations: int

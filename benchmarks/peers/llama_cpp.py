@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import torch
 
 from benchmarks.harness.record import Record
-from benchmarks.models import DTYPES, MODELS, build
+from benchmarks.models import MODELS, build
 from benchmarks.peers import Job, generation_record, gguf_file, parity_of, repeat
 
 
@@ -24,15 +23,15 @@ def records(job: Job) -> Iterator[Record]:
     longest = max((cell.prompt + cell.tokens + 1 for cell in cells), default=1)
     for name in job.models:
         for fmt in job.formats:
-            network = build(MODELS[name], fmt if fmt in DTYPES else "f16", torch.device("cpu"), seed=job.seed)
+            network = build(MODELS[name], fmt, job.device, seed=job.seed)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.gguf"
-                gguf_file.write(path, MODELS[name], network, fmt)
+                gguf_file.write(path, network)
                 theirs = llama_cpp.Llama(
                     str(path), n_gpu_layers=-1, n_ctx=longest, n_batch=512, flash_attn=True, verbose=False
                 )
                 for cell in cells:
-                    ids = cell.ids(network.config.vocab_size, torch.device("cpu"), job.seed)
+                    ids = cell.ids(network.config.vocab_size, job.device, job.seed)
                     found = repeat(partial(_generate, theirs, ids[0].tolist()), cell, job.iterations)
                     way = f"llama.cpp by llama-cpp-python {llama_cpp.__version__}, {'gpu' if on_gpu else 'cpu'}"
                     yield generation_record(job, name, way, fmt, cell, found, parity_of(network, ids, found.tokens))
