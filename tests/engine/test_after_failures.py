@@ -15,7 +15,7 @@ import torch
 from tests.engine.test_drafting import steps_of_a_second
 from tests.engine.test_engine import GREEDY, KINDS, drain, patched, prompts
 from torch_foundry.engine import Engine, SamplingParams, next_tokens
-from torch_foundry.engine import engine as engine_module
+from torch_foundry.engine import steps as steps_module
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -38,7 +38,7 @@ def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch
     """Those that have none yet get theirs later, and the one that is half filled is filled again."""
     model = patched()
     engine, calls = Engine(model), [0]
-    fill = engine._sampler.fill
+    fill = engine._steps.sampler.fill
 
     def fails(*args: Any, **kwargs: Any) -> None:
         calls[0] += 1
@@ -46,7 +46,7 @@ def test_a_slot_that_could_not_be_filled(n: int, monkeypatch: pytest.MonkeyPatch
             raise torch.OutOfMemoryError("no memory")
         fill(*args, **kwargs)
 
-    monkeypatch.setattr(engine._sampler, "fill", fails)
+    monkeypatch.setattr(engine._steps.sampler, "fill", fails)
     streams = submitted(engine)
     with pytest.raises(torch.OutOfMemoryError):
         engine.step()
@@ -84,14 +84,15 @@ def test_a_step_that_fails_behind_the_choice_of_its_tokens(ahead: int, n: int, m
     model = patched()
     engine, calls = Engine(model, ahead=ahead), [0]
 
-    def failing(sample: Any, *args: Any) -> None:
-        sample(*args)
+    def failing(sample: Any, *args: Any) -> Any:
+        found = sample(*args)
         calls[0] += 1
         if calls[0] == n:
             raise torch.OutOfMemoryError("seeded")
+        return found
 
     for name in ("sample", "sample_ahead"):
-        monkeypatch.setattr(engine_module, name, functools.partial(failing, getattr(next_tokens, name)))
+        monkeypatch.setattr(steps_module, name, functools.partial(failing, getattr(next_tokens, name)))
     streams = submitted(engine)
     with pytest.raises(torch.OutOfMemoryError, match="seeded"):
         engine.run()
@@ -181,7 +182,7 @@ def test_a_step_that_fails_behind_drafts_of_a_draft_model(monkeypatch: pytest.Mo
         if calls[0] % 3 == 0:
             raise torch.OutOfMemoryError("seeded")
 
-    monkeypatch.setattr(engine_module, "sample", failing)
+    monkeypatch.setattr(steps_module, "sample", failing)
     stream = engine.submit([5], params)
     for _ in range(60):
         with contextlib.suppress(torch.OutOfMemoryError):

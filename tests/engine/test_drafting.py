@@ -21,7 +21,7 @@ import torch_foundry
 from tests.engine.test_engine import KINDS, drain, patched
 from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
-from torch_foundry.engine import Engine, SamplingParams, engine
+from torch_foundry.engine import Engine, SamplingParams, steps
 from torch_foundry.generation.draft_history import DraftHistory
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.generation.drafting import PromptLookup
@@ -203,16 +203,16 @@ def test_a_failing_step_leaves_everything_as_it_was(source: str, monkeypatch: py
         streams = [run.submit(*request) for request in requests]
 
         def failing(forward: Any, calls: list[int] = calls, n: int = n) -> Any:
-            def fails(*args: Any) -> Any:
+            def fails(*args: Any, **given: Any) -> Any:
                 calls[0] += 1
                 if calls[0] == n + 1:
                     raise torch.OutOfMemoryError("no memory")
-                return forward(*args)
+                return forward(*args, **given)
 
             fails.go_on = forward.go_on  # type: ignore[attr-defined]
             return fails
 
-        monkeypatch.setattr(run, "_forward", failing(run._forward))
+        monkeypatch.setattr(run._steps, "forward", failing(run._steps.forward))
         if (draft := run._drafting.model) is not None:
             monkeypatch.setattr(draft, "_forward", failing(draft._forward))
         with pytest.raises(torch.OutOfMemoryError):
@@ -299,22 +299,22 @@ def test_many_requests_are_not_drafted_for(monkeypatch: pytest.MonkeyPatch) -> N
     """A step of up to eight tokens takes as long as one, a larger one longer in proportion."""
     monkeypatch.undo()
     model, clock = patched(), [0.0]
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     found = {}
     for requests in (1, 8):
         run = Engine(model, requests=requests, prompt_lookup_num_tokens=7)
-        forward = run._forward
+        forward = run._steps.forward
 
-        def seen(parts: Any, forward: Any = forward) -> Any:
+        def seen(parts: Any, forward: Any = forward, **given: Any) -> Any:
             clock[0] += max(8, sum(len(part.ids) for part in parts))
-            return forward(parts)
+            return forward(parts, **given)
 
         def go_on(tokens: Any, *of: Any, forward: Any = forward) -> Any:
             clock[0] += max(8, len(tokens))
             return forward.go_on(tokens, *of)
 
         seen.go_on = go_on  # type: ignore[attr-defined]
-        monkeypatch.setattr(run, "_forward", seen)
+        monkeypatch.setattr(run._steps, "forward", seen)
         for _ in range(requests):
             run.submit([5, 6, 7] * 8, SamplingParams(max_tokens=60, temperature=0, seed=0))
         ended(run)

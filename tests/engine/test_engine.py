@@ -48,7 +48,7 @@ def drain(engine: Engine) -> None:
     while not engine.idle:
         engine.step()
         engine.cache.manager.check()
-    assert engine.cache.manager.used == 0 and engine._sampler.settings == [None] * engine.config.requests
+    assert engine.cache.manager.used == 0 and engine._steps.sampler.settings == [None] * engine.config.requests
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -107,7 +107,7 @@ def test_invariant_logits_have_the_same_bits(family: str, dtype: torch.dtype, mo
     def run(requests: int, budget: int, which: list[int]) -> dict[int, list[torch.Tensor]]:
         found.clear()
         engine = Engine(model, requests=requests, budget=budget, blocks=40, batch_invariant=True)
-        step = engine._sampler.step
+        step = engine._steps.sampler.step
 
         def seen(logits: torch.Tensor, rows: Any) -> None:
             owner = {sequence.row: sequence for sequence in engine.scheduler.running}
@@ -115,7 +115,7 @@ def test_invariant_logits_have_the_same_bits(family: str, dtype: torch.dtype, mo
                 found.setdefault(which[owner[row].id], []).append(each.clone())
             step(logits, rows)
 
-        monkeypatch.setattr(engine._sampler, "step", seen)
+        monkeypatch.setattr(engine._steps.sampler, "step", seen)
         for i in which:
             engine.submit(prompts(10)[i], GREEDY)
         drain(engine)
@@ -201,16 +201,16 @@ def test_a_failing_step_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPa
     for n in range(0, 12, 2):
         engine = Engine(model, requests=3, budget=16, blocks=10)
         streams = [engine.submit(prompt, GREEDY) for prompt in prompts(5)]
-        forward, calls = engine._forward, []
+        forward, calls = engine._steps.forward, []
 
-        def fails(*args: Any, forward: Any = forward, calls: list[int] = calls, n: int = n) -> Any:
+        def fails(*args: Any, forward: Any = forward, calls: list[int] = calls, n: int = n, **given: Any) -> Any:
             calls.append(1)
             if len(calls) == n + 1:
                 raise torch.OutOfMemoryError("no memory")
-            return forward(*args)
+            return forward(*args, **given)
 
         fails.go_on = forward.go_on  # type: ignore[attr-defined]
-        monkeypatch.setattr(engine, "_forward", fails)
+        monkeypatch.setattr(engine._steps, "forward", fails)
         with pytest.raises(torch.OutOfMemoryError):
             drain(engine)
         drain(engine)

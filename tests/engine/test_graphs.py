@@ -33,7 +33,7 @@ Parts = list[ScheduledSequence]
 
 def watch(engine: Engine, see: Callable[[Parts, torch.Tensor, bool], None]) -> None:
     """Call `see` with each step's parts and logits, and whether a graph made them."""
-    forward, run = engine._forward, engine._forward._captured
+    forward, run = engine._steps.forward, engine._steps.forward._captured
     captured: list[bool] = []
 
     def noted(*given: Any) -> Any:
@@ -43,8 +43,11 @@ def watch(engine: Engine, see: Callable[[Parts, torch.Tensor, bool], None]) -> N
 
     last: Parts = []
 
-    def seen(parts: Any) -> torch.Tensor:
-        logits = forward(parts)
+    def seen(parts: Any, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        logits = forward(parts, tokens=tokens)
+        if tokens is not None:  # the parts don't say which
+            new = zip(parts, tokens.tolist(), strict=True)
+            parts = [part_of(part.id, part.start, [token], 1) for part, token in new]
         last[:] = parts
         see(parts, logits, captured[-1])
         return logits
@@ -59,7 +62,7 @@ def watch(engine: Engine, see: Callable[[Parts, torch.Tensor, bool], None]) -> N
 
     seen.go_on = gone_on  # type: ignore[attr-defined]
     forward._captured = noted  # type: ignore[method-assign]
-    engine._forward = seen  # type: ignore[assignment]
+    engine._steps.forward = seen  # type: ignore[assignment]
 
 
 def part_of(id: int, start: int, ids: list[int], wanted: int) -> ScheduledSequence:
@@ -74,7 +77,7 @@ class Often(Counter[Any]):
 
 
 def capture_prompts(engine: Engine) -> None:
-    engine._forward._met, engine._forward._prompts = Often(), 1000
+    engine._steps.forward._met, engine._steps.forward._prompts = Often(), 1000
 
 
 def in_order(graphs: dict[Any, Any]) -> list[Any]:
@@ -101,7 +104,7 @@ def again(forward: Forward, parts: Parts) -> torch.Tensor:
 def compared(engine: Engine, count: int) -> tuple[int, int]:
     """Answers `count` requests, of which every step on a graph is taken again without; returns how many there were, and
     how many of them took in prompts."""
-    forward, steps = engine._forward, [0, 0]
+    forward, steps = engine._steps.forward, [0, 0]
     capture_prompts(engine)
 
     def see(parts: Parts, logits: torch.Tensor, captured: bool) -> None:
@@ -217,7 +220,7 @@ def test_graphs_are_few() -> None:
         for prompt in prompts(count):
             engine.submit(prompt, GREEDY)
         drain(engine)
-    found = list(engine._forward.graphs.of(engine._forward))
+    found = list(engine._steps.forward.graphs.of(engine._steps.forward))
     assert {sizes for sizes in found if sizes[0][1] == 1 == len(sizes)} == {((n, 1),) for n in (1, 2, 4, 8)}
     assert 4 < report(model).captured == len(found) <= 4 + 2 * 4, "and of prompts, of 1 to 8 pieces"
 
@@ -225,7 +228,7 @@ def test_graphs_are_few() -> None:
 def test_graphs_have_bounded_memory() -> None:
     """The oldest goes, and a step that alone would be too much is taken without."""
     model = patched()
-    each = Engine(model, requests=1)._forward._bytes(((1, 1),))
+    each = Engine(model, requests=1)._steps.forward._bytes(((1, 1),))
 
     def held(requests: int, memory: int, counts: tuple[int, ...]) -> list[int]:
         model.model._foundry.graphs.limit = memory * each
@@ -234,7 +237,7 @@ def test_graphs_have_bounded_memory() -> None:
             for prompt in prompts(count):
                 engine.submit(prompt[:4], SamplingParams(max_tokens=3, temperature=0))
             drain(engine)
-        return [batch for ((batch, _),) in in_order(engine._forward.graphs.of(engine._forward))]
+        return [batch for ((batch, _),) in in_order(engine._steps.forward.graphs.of(engine._steps.forward))]
 
     assert held(48, 96, (48, 20, 9)) == [48, 32, 16]
     assert held(48, 96, (48, 20, 9, 5)) == [32, 16, 8]
@@ -258,7 +261,7 @@ def test_steps_with_prompts_keep_no_other_off_its_graph(monkeypatch: pytest.Monk
     model = patched()
     engine = Engine(model, requests=2)
     capture_prompts(engine)
-    found = engine._forward
+    found = engine._steps.forward
     graphs = found.graphs
     monkeypatch.setattr(forward_module, "step_bytes", lambda *_: 5)
     monkeypatch.setattr(step_graph, "step_bytes", lambda *_: 5)
@@ -296,7 +299,7 @@ def test_tables_widen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.submit(prompts()[0], told).result() == alone(other, prompts()[0], 100)
     assert report(model).captured == 4, "for 16, 32, 64 and 128 tokens"
     assert engine.submit(prompts()[3], told).result() == alone(other, prompts()[3], 100)
-    assert report(model).captured == 4 and engine._forward._width == 8
+    assert report(model).captured == 4 and engine._steps.forward._width == 8
 
 
 @pytest.mark.tier("models")
@@ -333,7 +336,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         engine.step()
         captured = report(model).captured
         change()
-        forward, seen = engine._forward, []
+        forward, seen = engine._steps.forward, []
 
         def see(parts: Parts, logits: torch.Tensor, captured: bool, forward: Any = forward, seen: Any = seen) -> None:
             seen.append(captured and torch.equal(again(forward, parts), logits))
@@ -342,7 +345,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         watch(engine, see)
         engine.step()
         assert seen and all(seen) and report(model).captured == captured + more, change
-        engine._forward, forward._captured = forward, run  # type: ignore[method-assign]
+        engine._steps.forward, forward._captured = forward, run  # type: ignore[method-assign]
         engine.run()
     undo.close()
 
@@ -351,7 +354,7 @@ def test_what_cannot_be_recorded_runs_without_graphs(monkeypatch: pytest.MonkeyP
     model = patched()
     expected = [alone(model, prompt) for prompt in prompts(4)]
     engine = Engine(model, requests=4)
-    plan = engine._forward.plan
+    plan = engine._steps.forward.plan
     embed = plan.embed
     monkeypatch.setattr(type(plan), "embed", lambda self, ids, gemm: embed(ids, gemm) * 1)
     streams = [engine.submit(prompt, GREEDY) for prompt in prompts(4)]
@@ -398,7 +401,7 @@ def test_several_tokens_of_a_request() -> None:
     """As drafts need them: of different numbers, padded to the same, with logits of each."""
     model = torch_foundry.patch(copy.deepcopy(shared("llama")))
     engine = Engine(model, requests=4)
-    forward, manager = engine._forward, engine.cache.manager
+    forward, manager = engine._steps.forward, engine.cache.manager
     texts = [prompt[:12] for prompt in prompts(3, seed=3)]
     for name, text in enumerate(texts):
         manager.add(name)
@@ -422,7 +425,7 @@ def test_going_on_is_a_step_of_tokens_that_the_host_knows(requests: int) -> None
     found = []
     for known in (True, False):
         engine = Engine(model, requests=32)
-        forward, manager = engine._forward, engine.cache.manager
+        forward, manager = engine._steps.forward, engine.cache.manager
         for p in pools(engine):
             p.zero_()
         for name, text in enumerate(prompts(requests)):

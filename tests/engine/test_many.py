@@ -14,7 +14,7 @@ import torch_foundry
 from tests.engine.test_engine import alone, drain
 from tests.hf.tiny_models import build, ids
 from torch_foundry.engine import Engine, QueueFull, SamplingParams
-from torch_foundry.engine import engine as engine_module
+from torch_foundry.engine import steps as steps_module
 
 pytestmark = [pytest.mark.tier("models"), pytest.mark.usefixtures("quiet")]
 REQUESTS = 10_000
@@ -24,7 +24,7 @@ LENGTHS = (1, 2, 5, 16, 17, 33, 60)
 def test_ten_thousand_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random lengths, a full queue, cancels, preemptions, shared prefixes and drafts, by a clock by which every step
     takes as long: measured times decide how many tokens are drafted, and so what is preempted."""
-    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(steps_module, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     model, chance = torch_foundry.patch(build("llama", layers=1)), random.Random(0)
     pool = [ids(1, n, seed=n)[0].tolist() for n in LENGTHS]
     expected = [alone(model, prompt, 60) for prompt in pool]

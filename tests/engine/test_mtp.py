@@ -155,16 +155,16 @@ def test_a_failing_step_leaves_everything_as_it_was(hybrid: Any, monkeypatch: py
         streams = [run.submit(*request) for request in requests]
 
         def failing(forward: Any, calls: list[int] = calls, n: int = n) -> Any:
-            def fails(*args: Any) -> Any:
+            def fails(*args: Any, **given: Any) -> Any:
                 calls[0] += 1
                 if calls[0] == n + 1:
                     raise torch.OutOfMemoryError("no memory")
-                return forward(*args)
+                return forward(*args, **given)
 
             fails.go_on = forward.go_on  # type: ignore[attr-defined]
             return fails
 
-        monkeypatch.setattr(run, "_forward", failing(run._forward))
+        monkeypatch.setattr(run._steps, "forward", failing(run._steps.forward))
         head = run._drafting.model
         monkeypatch.setattr(head, "_forward", failing(head._forward))  # type: ignore[union-attr]
         with pytest.raises(torch.OutOfMemoryError):

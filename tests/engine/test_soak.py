@@ -23,7 +23,7 @@ from tests.engine.test_drafting import ended, steps_of_a_second
 from tests.engine.test_engine import KINDS, patched, prompts
 from tests.generation.test_mtp import folder, loaded
 from torch_foundry.engine import Engine, QueueFull, SamplingParams
-from torch_foundry.engine import engine as engine_module
+from torch_foundry.engine import steps as steps_module
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 
@@ -54,12 +54,12 @@ class Faults:
     def __init__(self, engine: Engine, chance: random.Random, every: int, patch: pytest.MonkeyPatch) -> None:
         self.chance, self.every, self.seen, self.interrupts = chance, every, Counter[str](), True
         for owner, name in (
-            (engine._sampler, "fill"),
-            (engine._sampler, "step"),
+            (engine._steps.sampler, "fill"),
+            (engine._steps.sampler, "step"),
             (engine.cache, "copy"),
-            (engine, "_forward"),
-            (engine_module, "sample"),
-            (engine_module, "sample_ahead"),
+            (engine._steps, "forward"),
+            (steps_module, "sample"),
+            (steps_module, "sample_ahead"),
         ):
             patch.setattr(owner, name, self.part(name, getattr(owner, name)))
 

@@ -66,7 +66,7 @@ def test_an_owner_takes_its_steps_along() -> None:
     step(model, cache)
     engine = Engine(model, requests=1)
     engine.submit([5, 6, 7], SamplingParams(max_tokens=4, temperature=0)).result()
-    assert graphs_of(model).nbytes > 0 and graphs_of(model).of(engine._forward)
+    assert graphs_of(model).nbytes > 0 and graphs_of(model).of(engine._steps.forward)
     del engine, cache
     gc.collect()
     assert graphs_of(model).nbytes == 0
@@ -77,11 +77,11 @@ def test_an_engine_and_generate_share_the_bytes() -> None:
     engine = Engine(model, requests=1)
     engine.submit([5, 6, 7], SamplingParams(max_tokens=4, temperature=0)).result()
     model.generate(ids(1, 9), max_new_tokens=8, do_sample=False)
-    assert graphs_of(model).of(engine._forward) and graphs_of(model)._spares
+    assert graphs_of(model).of(engine._steps.forward) and graphs_of(model)._spares
     graphs_of(model).limit = graphs_of(model).nbytes
     (cache,) = caches(model, 1)
     step(model, cache)
-    assert not graphs_of(model).of(engine._forward), "the oldest"
+    assert not graphs_of(model).of(engine._steps.forward), "the oldest"
     assert graphs_of(model).of(cache) and graphs_of(model).nbytes <= graphs_of(model).limit
     graphs_of(model).limit = 0
     step(model, cache, 2)
@@ -116,15 +116,15 @@ def test_a_segmented_graph_is_kept_by_its_step_and_goes_with_it() -> None:
     for n in range(20):
         engine.submit([5 + n, 6, 7], SamplingParams(max_tokens=4, temperature=0))
     engine.run()
-    graphs = [graph._graph for graph in graphs_of(model).of(engine._forward).values()]
+    graphs = [graph._graph for graph in graphs_of(model).of(engine._steps.forward).values()]
     assert max(len(graph._segments) for graph in graphs) > 1
     kept = weakref.ref(next(graph for graph in graphs if len(graph._segments) > 1))
     gc.disable()
     try:
         del graphs
         assert kept() is not None
-        graphs_of(model).drop(engine._forward)
-        engine._forward._last = None
+        graphs_of(model).drop(engine._steps.forward)
+        engine._steps.forward._last = None
         assert kept() is None, "freed at once"
     finally:
         gc.enable()

@@ -108,6 +108,8 @@ class Batch:
         self._staged = torch.frombuffer(self._host, dtype=torch.int32)
         with torch.inference_mode(False):
             self._control = torch.zeros(sum(parts), dtype=torch.int32, device=device)
+            self._there = torch.full_like(self._staged, -1)  # what the device has, but for ids
+        self._step: tuple[int, Tensor, Tensor] | None = None  # requests; what `move_on` adds, here and on the device
         self.ids, starts, self._positions, table, states = self._control.split(parts)
         # of recurrent layers: runs, how many of their tokens are a prompt's, and rows of `StateTables`
         self.states = states.view(rows, each) if each else None
@@ -123,8 +125,11 @@ class Batch:
             self.groups.append(Group(first, batch, length, *places))
             row, first = row + batch, end
 
-    def fill(self, groups: Sequence[Sequence[ScheduledSequence]]) -> None:
-        """Give each group its parts, at most as many as it has rows; those of one sequence one behind the other."""
+    def fill(self, groups: Sequence[Sequence[ScheduledSequence]], *, ids: bool = True) -> None:
+        """Give each group its parts, at most as many as it has rows; those of one sequence one behind the other.
+
+        ids: False if the caller writes those; then nothing is copied of a step that is the next of the one before.
+        """
         host, width, row, manager = self._host, self._width, 0, self._manager
         rows, positions, table, states = self._at
         host[rows:positions] = array("i", bytes(4 * (positions - rows)))
@@ -147,11 +152,42 @@ class Batch:
                 if manager.states.slots:
                     if part.id not in begun:
                         begun[part.id] = own = states + i * (4 + manager.states.ring)
-                        host[own : own + 4 + manager.states.ring] = array("i", [at, 0, 0, *manager.states.row(part.id)])
+                        newest, *slots = manager.states.row(part.id)
+                        newest += start - manager.length(part.id)  # of steps that are not committed yet
+                        host[own : own + 4 + manager.states.ring] = array("i", [at, 0, 0, newest, *slots])
                     host[begun[part.id] + 1] += count
                     host[begun[part.id] + 2] += min(max(part.sequence.prompt - start, 0), count)
             row += group.batch
-        self._control.copy_(self._staged, non_blocking=devices.of(self._control.device).overlaps_copies)
+        count, wanted = len(groups[0]), self._staged[self._at[0] :]
+        if ids or self._step is None or self._step[0] != count or not self._is_next(wanted):
+            self._copy(self._control, self._staged)
+            self._there.copy_(self._staged)
+
+    def move_on(self, count: int) -> None:
+        """Have the `count` requests of a step of single tokens one token later, but for ids: nothing is copied."""
+        if self._step is None or self._step[0] != count:
+            step, (rows, positions, _, states) = torch.zeros_like(self._there), self._at
+            step[rows : rows + 2 * count : 2] = step[positions : positions + count] = 1
+            if self.states is not None:
+                step[states:].view_as(self.states)[:count, 3] = 1
+            with torch.inference_mode(False):
+                device_step = torch.empty_like(self._control)
+            self._copy(device_step, step)
+            self._step = count, step, device_step
+        self._there.add_(self._step[1])
+        self._control.add_(self._step[2])
+
+    def _is_next(self, wanted: Tensor) -> bool:
+        """Whether the device has `wanted`, or has it now, as it is the step behind the one that it had."""
+        assert self._step is not None
+        count, step, _ = self._step
+        there, step = self._there[self._at[0] :], step[self._at[0] :]
+        if torch.equal(there + step, wanted):
+            self.move_on(count)
+        return torch.equal(there, wanted)
+
+    def _copy(self, to: Tensor, values: Tensor) -> None:
+        to.copy_(values, non_blocking=devices.of(to.device).overlaps_copies)
 
     def view(self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor]) -> GroupedView | StateView:
         """Where the step's keys and values, or states, lie in a layer of the cache."""

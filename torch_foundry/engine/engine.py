@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,18 +18,17 @@ from torch_foundry.engine.drafting import Drafting, paged_drafter
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.images import Images
 from torch_foundry.engine.memory import divided, step_tokens
-from torch_foundry.engine.next_tokens import fill_rows, free_rows, row_of, sample, sample_ahead
 from torch_foundry.engine.ranks import Ranks
 from torch_foundry.engine.request import EngineConfig, QueueFull, SamplingParams, prompt_ids
 from torch_foundry.engine.scheduler import Scheduler
-from torch_foundry.engine.sequence import ScheduledSequence, Sequence
+from torch_foundry.engine.sequence import Sequence
+from torch_foundry.engine.steps import Steps, not_embedded
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.sampling import Sampler
-from torch_foundry.sampling.sampler import error_text
 
 REFUSED = "an engine can't run this model"
 
@@ -68,18 +66,19 @@ class Engine:
             kept["snapshot_format"] = own.snapshot_format
             self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
             self._ranks = Ranks(plan.split, own)
-            self._forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
+            forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:
             raise RuntimeError(f"{REFUSED}: {fallback}") from None
         self.limit = min(longest, blocks * own.block_size)  # tokens of a text
-        self._decoder = self._forward.plan
+        self._decoder = forward.plan
         budget = max(step_tokens(own.budget, self._decoder, self._ranks.shared), own.requests)
         self.scheduler = Scheduler(self.cache.manager, running=own.requests, budget=budget)
         self._replaced = replaced_ids(path_to_decoder(model)[-2])
         device, vocabulary = self._decoder.device, model.lm_head.out_features
-        self._sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
-        draft = paged_drafter(own, model, tokenizer, self._forward, blocks)
-        self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, self._sampler, self.scheduler.budget)
+        sampler = Sampler.empty(own.requests, capacity=self.limit + 1, vocab_size=vocabulary, device=device)
+        draft = paged_drafter(own, model, tokenizer, forward, blocks)
+        self._drafting = Drafting(own.prompt_lookup_num_tokens, draft, sampler, self.scheduler.budget)
+        self._steps = Steps(self.scheduler, forward, sampler, self._drafting, own.ahead, self._replaced)
         self._lock = threading.RLock()
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
@@ -102,7 +101,7 @@ class Engine:
             images for a model that is shown none; a constraint or images, where weights are sharded. QueueFull: too
             many requests are waiting.
         """
-        params, vocabulary = SamplingParams() if params is None else params, self._sampler.vocab_size
+        params, vocabulary = SamplingParams() if params is None else params, self._steps.sampler.vocab_size
         if not isinstance(params, SamplingParams) or not isinstance(salt, bytes):
             raise ValueError(f"params, salt: expected SamplingParams and bytes, got {params!r} and {salt!r}")
         told = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
@@ -120,7 +119,7 @@ class Engine:
             images = Images.of(told, ids, self.model, self._decoder)
         for token in ids[images.end if images else 0 :]:
             if token in self._replaced:
-                raise ValueError(f"prompt: {_not_embedded(token)}")
+                raise ValueError(f"prompt: {not_embedded(token)}")
         self._ranks.check(params, images)
         salt += b"" if images is None else images.digest
         text = None
@@ -203,7 +202,7 @@ class Engine:
                 while self._cancelled:
                     sequence = self._cancelled.pop()
                     self._ranks.tell("cancel", sequence.id)
-                    self._end(sequence, "cancelled")
+                    self._steps.end(sequence, "cancelled")
                 yield
             finally:
                 self._changing = False
@@ -216,84 +215,10 @@ class Engine:
         says why.
         """
         with self._exclusive():
-            if self.model.lm_head.out_features != self._sampler.vocab_size:
+            if self.model.lm_head.out_features != self._steps.sampler.vocab_size:
                 raise RuntimeError(f"{REFUSED}: its vocabulary has changed, which needs a new engine")
             self._ranks.tell("step")
             try:
-                return self._step()
+                return self._steps.take()
             except Fallback as fallback:
                 raise RuntimeError(f"{REFUSED}: {fallback}") from None
-
-    def _step(self) -> int:
-        began, before = time.perf_counter(), list(self.scheduler.running)
-        captured = self._decoder.captured
-        # without a row of the sampler, which a failed step takes away, there is nothing to draft by
-        self._drafting.give([each for each in before if each.pending == 1 and each.row is not None])
-        batch = self.scheduler.next()
-        for sequence in before:
-            if sequence not in self.scheduler.running:
-                free_rows(self._sampler, [sequence])
-                self._drafting.leave(sequence)
-        if not batch:
-            return 0
-        try:
-            fill_rows(self._sampler, self.scheduler.running, [each.sequence for each in batch])
-            batch.sort(key=row_of)
-            steps = self._steps_ahead(batch)
-            for each in batch:
-                self.cache.copy(each.copies)
-            logits = self._forward(batch)
-            if steps == 1:
-                sample(self._sampler, batch, logits)
-            else:
-                sample_ahead(self._sampler, batch, logits, steps, self._forward.go_on)
-            if all(each.wanted == len(each.ids) for each in batch) and any(each.sequence.drafting for each in batch):
-                tokens, rows = sum(len(each.new_tokens) for each in batch), max(len(each.ids) for each in batch)
-                seconds = time.perf_counter() - began if captured == self._decoder.captured else None
-                self._drafting.timed(len(batch), rows, tokens, seconds, steps=steps)
-            return sum(self._commit(each) for each in sorted(batch, key=lambda each: each.wanted > 0))
-        except BaseException:  # the device may have gone on: rows are filled again by the next step
-            free_rows(self._sampler, [each.sequence for each in batch])
-            raise
-
-    def _steps_ahead(self, batch: list[ScheduledSequence]) -> int:
-        """How many steps are handed to the device before their tokens are read; there is room for them."""
-        if not all(each.wanted == len(each.ids) == 1 and not each.sequence.watched for each in batch):
-            return 1
-        steps = min(self.config.ahead, max(each.sequence.limit - len(each.sequence.tokens) for each in batch))
-        return steps if steps > 1 and self.scheduler.room(batch, steps) else 1
-
-    def _commit(self, each: ScheduledSequence) -> int:
-        """Make what a step has computed and chosen part of the sequence and the cache; returns the number of tokens."""
-        sequence, reason = each.sequence, ""
-        known, before = len(each.ids) - len(each.drafts), len(sequence.tokens)
-        for token in each.new_tokens:
-            if reason := sequence.append(token):
-                break
-            if token in self._replaced:
-                sequence.fault = RuntimeError(_not_embedded(token))
-                break
-        taken = len(sequence.tokens) - before
-        cached = each.ids[:known] + each.new_tokens[: max(taken - 1, 0)] if each.num_accepted >= 0 else []
-        self.scheduler.commit(each, cached)
-        if each.error_bits and not reason:
-            sequence.fault = RuntimeError(error_text(each.error_bits))
-        if sequence.fault is not None:
-            reason = "error"
-        elif each.wanted:
-            self._drafting.take(each, taken)
-        if reason:
-            self._end(sequence, reason)
-        return max(len(each.ids), len(cached))
-
-    def _end(self, sequence: Sequence, reason: str) -> None:
-        if not sequence.finish_reason:
-            self.scheduler.remove(sequence)
-            self._drafting.end(sequence)
-            sequence.finish(reason)
-            free_rows(self._sampler, [sequence])
-
-
-def _not_embedded(token: int) -> str:
-    """Why a sequence with `token` behind its images can't go on."""
-    return f"token {token} is an image's or a sound's, which the model embeds in another way than texts"

@@ -52,7 +52,7 @@ class PagedStep:
 
     def fill(self, groups: Sequence[Parts], parts: Parts, hidden: Tensor | None, tokens: Tensor | None) -> None:
         """What the step computes: see `Batch.fill`, and `Forward` of hidden and tokens."""
-        self.inputs.fill(groups)
+        self.inputs.fill(groups, ids=tokens is None)
         if tokens is not None:
             self.inputs.ids[self.inputs.tokens(parts)] = tokens
         if self.hidden is not None:
@@ -175,15 +175,11 @@ class Forward:
         """
         if self._last is None:
             return None
-        n, step, inputs = len(tokens), self._last.inputs, self._last.inputs.inputs
-        group = inputs.groups[0]
-        inputs.ids[:n].copy_(tokens)
+        n, step = len(tokens), self._last.inputs
+        step.inputs.move_on(n)
+        step.inputs.ids[:n].copy_(tokens)
         if step.hidden is not None and hidden is not None:
             step.hidden[0, :n].copy_(hidden)
-        group.rows[:n, 0].add_(1)
-        group.positions[:n].add_(1)
-        if inputs.states is not None:
-            inputs.states[:n, 3].add_(1)
         self._tell(step, x := self._last.run()[0], parts, ahead)
         return self._logits(x[:n])
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torch_foundry.core import devices
 from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.engine.sequence import Sequence as EngineSequence
 from torch_foundry.generation.drafting import accepted
@@ -72,14 +73,32 @@ def sample(sampler: Sampler, batch: Parts, logits: Tensor) -> None:
         sampler.seek(lengths, rows=[row_of(each) for each, _ in drafted])
 
 
+class TokensAhead:
+    """Tokens of `steps` steps of `batch` that are with the device, and on their way to the host."""
+
+    def __init__(self, sampler: Sampler, batch: Parts, rows: Sequence[int], found: Sequence[Tensor], newest: Tensor):
+        self.batch, self.steps, self.newest = batch, len(found), newest
+        self._rows, self._errors = rows, len(sampler.token)
+        self._host, self._wait = devices.of(newest.device).read(torch.stack([*found]))
+
+    def read(self) -> None:
+        """Wait for them, and give each of the batch its own."""
+        self._wait()
+        for step in self._host.tolist():
+            for each, row in zip(self.batch, self._rows, strict=True):
+                each.error_bits = each.error_bits or step[self._errors + row]
+                if not each.error_bits:
+                    each.new_tokens.append(step[row])
+
+
 def sample_ahead(
     sampler: Sampler,
     batch: Parts,
     logits: Tensor,
     steps: int,
     go_on: Callable[[Tensor, Parts, int], Tensor | None],
-) -> None:
-    """Up to `steps` tokens for each, all handed to the device before anything is read. go_on: of `Forward`."""
+) -> TokensAhead:
+    """Up to `steps` tokens for each, all handed to the device without waiting for one. go_on: of `Forward`."""
     rows, found = [row_of(each) for each in batch], []
     newest = sampler.token[:, 0]
     place = None if rows == list(range(len(rows))) else torch.tensor(rows).to(logits.device, non_blocking=True)
@@ -87,14 +106,9 @@ def sample_ahead(
     while following is not None:
         sampler.step(_biased(batch, following), rows)
         found.append(torch.cat([newest, sampler.errors]))
-        if len(found) == steps:
-            break
-        following = go_on(newest[: len(rows)] if place is None else newest[place], batch, len(found))
-    for step in torch.stack(found).tolist():
-        for each, row in zip(batch, rows, strict=True):
-            each.error_bits = each.error_bits or step[len(newest) + row]
-            if not each.error_bits:
-                each.new_tokens.append(step[row])
+        chosen = newest[: len(rows)] if place is None else newest[place]
+        following = go_on(chosen, batch, len(found)) if len(found) < steps else None
+    return TokensAhead(sampler, batch, rows, found, chosen)
 
 
 def fill_rows(sampler: Sampler, running: Sequence[EngineSequence], sequences: Sequence[EngineSequence]) -> None:

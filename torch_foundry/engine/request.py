@@ -145,9 +145,10 @@ class EngineConfig:
         model with the same tokenizer, which drafts for the others. Draft tokens never change a token; their number
         adapts (`Engine.speculation`). assistant_tokenizer: its own; for models of one tokenizer that pad their
         vocabularies differently. use_mtp: the model's own MTP head drafts for the others, as in `generate()`.
-    ahead: while all requests generate and none has draft tokens, this many steps are handed to the device before their
-        tokens are read. Tokens then come in groups of so many, and a request that arrives or ends waits for the group.
-        A model with recurrent layers keeps that many states of each request, and one more.
+    ahead: while all requests generate and none has draft tokens, up to this many steps are with the device, in two
+        groups: one is computed while the tokens of the one before are read. Tokens then come in groups of half as many,
+        and a request that arrives waits for both. 1: each step's tokens are waited for. A model with recurrent layers
+        keeps that many states of each request, and one more.
     snapshots: of a model with recurrent layers: states at the ends of cached prefixes, from which later prompts go on;
         default: 32. snapshot_every: tokens between two of a prompt, at most; a step reads no more of one.
         snapshot_format: "q8_0" keeps them in about a quarter of the memory, with an error that what goes on from one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.kvcache.block_manager import BlockManager, OutOfBlocks
@@ -44,29 +44,29 @@ class Scheduler:
     def next(self) -> list[ScheduledSequence]:
         """What the next step computes, for which there are blocks. Empty if there is nothing to do."""
         batch: dict[int, ScheduledSequence] = {}
-        preempted = False
+        left, preempted = self.budget, False  # images may take more than is left
         generating = [sequence for sequence in self.running if sequence.pending == 1]
         reading = [sequence for sequence in self.running if sequence.pending > 1]
         for sequence in (*generating, *reading):
-            left = self._left(batch)
-            while left and sequence in self.running:
+            while left > 0 and sequence in self.running:
                 try:
-                    batch[sequence.id] = self._schedule(sequence, left)
+                    batch[sequence.id] = scheduled = self._schedule(sequence, left)
+                    left -= len(scheduled.ids)
                     break
                 except OutOfBlocks:
                     preempted = True
                     victim = self.running[-1]
                     self._preempt(victim)
-                    batch.pop(victim.id, None)
-        left = self._left(batch)
-        while self.waiting and len(self.running) < self.max_running and left and not preempted:
+                    if (taken := batch.pop(victim.id, None)) is not None:
+                        left += len(taken.ids)
+        while self.waiting and len(self.running) < self.max_running and left > 0 and not preempted:
             admitted = self._admit(self.waiting[0], left)
             if admitted is None:
                 break
             self.waiting.popleft()
             batch[admitted.id] = admitted
-            left = self._left(batch)
-        for sequence in generating:
+            left -= len(admitted.ids)
+        for sequence in generating if left > 0 else ():
             if sequence.id in batch and (drafts := sequence.drafts[: min(left, self.manager.states.ring - 2)]):
                 left -= self._add(batch[sequence.id], drafts)
         return list(batch.values())
@@ -90,10 +90,6 @@ class Scheduler:
         sequence.computed += len(ids)
         if scheduled.drafts:
             self.manager.crop(sequence.id, sequence.computed)
-
-    def _left(self, batch: Mapping[int, ScheduledSequence]) -> int:
-        """Tokens that there is budget for beside those of `batch`; images may have exceeded it."""
-        return max(0, self.budget - sum(len(each.ids) for each in batch.values()))
 
     def _schedule(self, sequence: Sequence, left: int) -> ScheduledSequence:
         """The next tokens, at most `left`, but all up to the last image; logits of the last one if no more are known.

@@ -113,6 +113,10 @@ class ScheduledSequence:
         """The draft tokens at the end of `ids`."""
         return self.ids[len(self.ids) - self.wanted + 1 :] if self.wanted else []
 
+    def behind(self, steps: int) -> ScheduledSequence:
+        """The same, `steps` tokens later, of which none is known yet: each step gives one."""
+        return replace(self, start=self.start + steps, ids=[0], copies=[], new_tokens=[])
+
     def cut(self, size: int) -> Iterator[ScheduledSequence]:
         """The same in parts of at most `size` tokens, without logits; itself if it has no more."""
         if len(self.ids) <= size:
