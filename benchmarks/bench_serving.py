@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -91,7 +92,7 @@ class Runs:
     """What is run with one model, greedily."""
 
     def __init__(self, model: Any, prompt: int, tokens: int, seed: int) -> None:
-        self.model, self.tokens, self.device = model, tokens, model.device
+        self.model, self.prompt, self.tokens, self.device = model, prompt, tokens, model.device
         g = torch.Generator().manual_seed(seed)
         self._draw = lambda n=prompt: torch.randint(3, model.config.vocab_size, (n,), generator=g).tolist()
         self._lengths = lambda n, most: torch.randint(SHORTEST, max(SHORTEST, most) + 1, (n,), generator=g).tolist()
@@ -99,14 +100,19 @@ class Runs:
     def engines(self, concurrent: Sequence[int]) -> Iterator[GenerationMode]:
         """The engine with so many requests at a time; only tokens after each one's first are timed."""
         prompts = [self._draw() for _ in range(max(concurrent))]
-        alone = [self._serve([prompt])[0][0] for prompt in prompts]
+        engine = self._engine(1)
+        alone = [self._serve(engine, [prompt])[0][0] for prompt in prompts]
         for n in concurrent:
-            shape = {"requests": n, "prompt": len(prompts[0]), "tokens": self.tokens}
-            yield GenerationMode(f"engine, {n}", shape, lambda n=n: self._serve(prompts[:n]), prompts[:n], alone[:n])  # type: ignore[misc]
+            shape = {"requests": n, "prompt": self.prompt, "tokens": self.tokens}
+            engine, some = self._engine(n), prompts[:n]
+            yield GenerationMode(f"engine, {n}", shape, partial(self._serve, engine, some), some, alone[:n])
 
-    def _serve(self, prompts: list[list[int]]) -> Timed:
-        blocks = len(prompts) * -(-(len(prompts[0]) + self.tokens) // 16)
-        engine = Engine(self.model, requests=len(prompts), budget=max(256, len(prompts)), blocks=blocks + len(prompts))
+    def _engine(self, requests: int) -> Engine:
+        blocks = requests * (1 + -(-(self.prompt + self.tokens) // 16))
+        return Engine(self.model, requests=requests, budget=max(256, requests), blocks=blocks)
+
+    def _serve(self, engine: Engine, prompts: list[list[int]]) -> Timed:
+        engine.forget()
         params = SamplingParams(max_tokens=self.tokens, temperature=0)
         streams = [engine.submit(prompt, params) for prompt in prompts]
         while any(not stream.tokens for stream in streams):

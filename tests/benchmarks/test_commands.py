@@ -368,8 +368,8 @@ def test_bench_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert all(0 < extra[name]["p50"] <= extra[name]["p100"] for name in ("first_ms", "gap_ms"))
     serve = bench_serving.Runs._serve
 
-    def wrong(runs: Any, prompts: Any) -> Any:
-        answers, seconds = serve(runs, prompts)
+    def wrong(runs: Any, engine: Any, prompts: Any) -> Any:
+        answers, seconds = serve(runs, engine, prompts)
         if len(prompts) == 3:
             answers[2][4] = (answers[2][4] + 1) % 300
         return answers, seconds
