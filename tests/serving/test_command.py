@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from torch_foundry.serving.app import Server
 
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[Server] = []
-    monkeypatch.setattr(Server, "run", lambda self: served.append(self))
+    frozen: list[int] = []
+    monkeypatch.setattr(Server, "run", lambda self: (served.append(self), frozen.append(gc.get_freeze_count())))
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
     options = ["--name", "a", "--name", "b", "--max-tokens", "7", "--requests", "3", "--api-keys", str(keys)]
@@ -22,6 +24,7 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     given = ["serve", str(draft_model_path()), "--device", "cpu", "--port", "1234", "--timeout", "2.5"]
     assert cli.main([*given, *options]) == 0
     (server,) = served
+    assert frozen[0] > 100_000 and not gc.get_freeze_count(), "what was there before, while it served"
     config = server.service.config
     assert (config.names, config.api_keys, config.max_tokens) == (("a", "b"), ("one", "two"), 7)
     assert (config.timeout, config.max_prompt, server.service.engine.config.requests) == (2.5, None, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     try:
-        from torch_foundry.serving.app import Server
+        from torch_foundry.serving.app import Server, freeze_heap
         from torch_foundry.serving.gate import LOOPBACK
         from torch_foundry.serving.service import ServerConfig, Service
     except ModuleNotFoundError as error:
@@ -87,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
     if args.host not in LOOPBACK and not config.api_keys:
         logging.warning("anybody who reaches %s may use this server: --api-keys asks for keys", args.host)
     print(f"{names[0]}: http://{args.host}:{args.port}/v1 (OpenAI), http://{args.host}:{args.port} (Anthropic)")
-    Server(service, host=args.host, port=args.port).run()
+    freeze_heap()
+    try:
+        Server(service, host=args.host, port=args.port).run()
+    finally:
+        gc.unfreeze()  # the process may go on
     return 0
 
 

@@ -30,10 +30,14 @@ class Update:
     cached: int = 0
     error: Exception | None = None
 
-    def __add__(self, later: Update) -> Update:
-        """Both as one."""
-        tokens, logprobs = (*self.tokens, *later.tokens), (*self.logprobs, *later.logprobs)
-        return replace(later, text=self.text + later.text, tokens=tokens, logprobs=logprobs)
+    @staticmethod
+    def joined(updates: Sequence[Update]) -> Update:
+        """All of them as one; at least one."""
+        if len(updates) == 1:
+            return updates[0]
+        tokens = tuple(token for each in updates for token in each.tokens)
+        logprobs = tuple(own for each in updates for own in each.logprobs)
+        return replace(updates[-1], text="".join(each.text for each in updates), tokens=tokens, logprobs=logprobs)
 
 
 @dataclass(eq=False)

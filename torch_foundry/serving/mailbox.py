@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 
 from torch_foundry.serving.engine_thread import Update
 
@@ -41,15 +41,13 @@ class News:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, bool], Update] = {}
+        self._waiting: defaultdict[tuple[int, bool], list[Update]] = defaultdict(list)
         self._any = asyncio.Event()
         self._late = False
 
     def put(self, number: int, update: Update) -> None:
         """An update of the answer of that number."""
-        key = (number, update.error is not None)  # an error does not take the place of the text before it
-        before = self._waiting.get(key)
-        self._waiting[key] = update if before is None else before + update
+        self._waiting[number, update.error is not None].append(update)  # an error is not one with the text before it
         self._any.set()
 
     def expire(self) -> None:
@@ -63,5 +61,5 @@ class News:
         if self._late:
             raise TimeoutError
         self._any.clear()
-        waiting, self._waiting = self._waiting, {}
-        return [(number, update) for (number, _), update in waiting.items()]
+        waiting, self._waiting = self._waiting, defaultdict(list)
+        return [(number, Update.joined(updates)) for (number, _), updates in waiting.items()]

@@ -82,12 +82,13 @@ class Replica:
     """An engine behind the application that `torch-foundry serve` has, without a socket of its own."""
 
     def __init__(self, load: Callable[[], Engine], config: ServerConfig) -> None:
-        from torch_foundry.serving.app import application
+        from torch_foundry.serving.app import application, freeze_heap
 
         engine = load()
         warm_up(engine)
         self.service = Service(engine, config)
         self.app = application(self.service)
+        freeze_heap()
 
     async def answer(self, keys: Sequence[bytes], scope: dict[str, Any], body: bytes) -> AsyncIterator[Start | bytes]:
         """The response: its start, then its body piece by piece. keys: for the router alone. When nobody reads any
