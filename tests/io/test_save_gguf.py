@@ -16,6 +16,7 @@ from tests.hf import tiny_models
 from tests.io.gguf_models import CASES, contents, make, write, write_file
 from torch_foundry import patch, quant, save_gguf, unpatch
 from torch_foundry.demo_model import demo_model_path
+from torch_foundry.io.gguf.writer import describe_model, write_gguf
 
 WITHOUT = {"device": "cpu", "progress": False, "allow": ("VOCAB_MISSING",)}
 
@@ -108,6 +109,31 @@ def test_the_demo_model_talks_on(tmp_path: Path) -> None:
     types = gguf.GGUFReader(path).fields["tokenizer.ggml.token_type"].types
     assert types[1] == gguf.GGUFValueType.INT32, "llama.cpp refuses others"
     assert read["llama.block_count"] == 9 and read["tokenizer.ggml.add_bos_token"] is True
+
+
+def test_what_longrope_multiplies_by_is_said(tmp_path: Path) -> None:
+    """Others don't compute it: a file without it is run as if it were 1."""
+    model = make("phi4-mini")
+    assert "attention_factor" not in model.config.rope_parameters
+    save_gguf(model, tmp_path / "a.gguf")
+    expected = model.model.rotary_emb.attention_scaling
+    assert expected > 1.1 and fields(tmp_path / "a.gguf")["phi3.rope.scaling.attn_factor"] == pytest.approx(expected)
+    again, _ = torch_foundry.load(tmp_path / "a.gguf", **WITHOUT)
+    assert again.model.rotary_emb.attention_scaling == pytest.approx(expected)
+
+
+def test_an_epsilon_has_two_names(tmp_path: Path) -> None:
+    """llama.cpp asks Nemotron-H's files for the one, other writers leave out the other."""
+    model = make("nemotron_h")
+    metadata, tensors = describe_model(model)
+    rms, plain = (f"nemotron_h.attention.layer_norm_{name}epsilon" for name in ("rms_", ""))
+    assert metadata[rms] == metadata[plain] == model.config.layer_norm_epsilon
+    write_gguf(tmp_path / "a.gguf", {key: value for key, value in metadata.items() if key != rms}, tensors)
+    again, _ = torch_foundry.load(tmp_path / "a.gguf", **WITHOUT)
+    assert again.config.layer_norm_epsilon == model.config.layer_norm_epsilon
+    write_gguf(tmp_path / "b.gguf", {key: value for key, value in metadata.items() if key not in (rms, plain)}, tensors)
+    with pytest.raises(torch_foundry.LoadError, match=f"{rms}: .*HP_MISSING"):
+        torch_foundry.load(tmp_path / "b.gguf", **WITHOUT)
 
 
 def test_several_ends_stay(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def read_hyperparameters(
     """
     values: dict[str, Any] = {}
     for key in architecture.keys:
-        values[key.name] = _read(metadata, f"{name}.{key.name}", key, file)
+        names = [full for full in (f"{name}.{key.name}", f"{name}.{key.also}") if full in metadata]
+        values[key.name] = _read(metadata, names[0] if names else f"{name}.{key.name}", key, file)
     for unused, neutral in NEUTRAL.items():
         full = f"{name}.{unused}"
         if unused not in values and full in metadata and _single(metadata[full]) not in neutral:

@@ -12,6 +12,7 @@ class Key:
     have.
 
     default: if the file doesn't have it; REQUIRED: it must. field: "" if it isn't copied into the config unchanged.
+    also: another name that it may have; it is written under both.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Key:
     low: float
     high: float
     default: Any = None
+    also: str = ""
 
 
 REQUIRED = object()
@@ -106,7 +108,10 @@ STATE_KEYS = (  # of Mamba2
 )
 FALCON_H1_KEYS = (*STATE_KEYS[:4], replace(STATE_KEYS[4], field="mamba_d_ssm"))
 NEMOTRON_H_KEYS = (
-    Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
+    replace(
+        Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
+        also="attention.layer_norm_epsilon",  # without which llama.cpp opens no file, and which may be the only one
+    ),
     Key("ssm.conv_kernel", "conv_kernel", int, 1, 1 << 7, REQUIRED),
     Key("ssm.state_size", "ssm_state_size", int, 1, 1 << 14, REQUIRED),
     Key("ssm.group_count", "n_groups", int, 1, 1 << 14, REQUIRED),

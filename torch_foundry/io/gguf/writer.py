@@ -156,6 +156,7 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     for key in architecture.keys:
         if key.field and (value := getattr(config, key.field, None)) is not None:
             values[key.name] = key.kind(value)
+            values |= {key.also: values[key.name]} if key.also else {}
     if head * heads != config.hidden_size or architecture.pattern:
         values |= {"attention.key_length": head, "attention.value_length": head}
     if "ssm.inner_size" in names:
