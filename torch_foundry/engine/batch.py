@@ -174,8 +174,8 @@ class Batch:
                 device_step = torch.empty_like(self._control)
             self._copy(device_step, step)
             self._step = count, step, device_step
-        self._there.add_(self._step[1])
         self._control.add_(self._step[2])
+        self._there.add_(self._step[1])  # behind what may fail
 
     def _is_next(self, wanted: Tensor) -> bool:
         """Whether the device has `wanted`, or has it now, as it is the step behind the one that it had."""
