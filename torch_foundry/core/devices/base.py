@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import resource
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,7 @@ class Device:
         host.copy_(tensor, non_blocking=True)
         event = torch.Event(device=tensor.device, blocking=True)
         event.record()
+        weakref.finalize(host, event.synchronize).atexit = False  # nobody else gets its memory before that is written
         return host, event.synchronize
 
     def memory(self, device: torch.device) -> int:
