@@ -120,6 +120,7 @@ def test_what_longrope_multiplies_by_is_said(tmp_path: Path) -> None:
     assert expected > 1.1 and fields(tmp_path / "a.gguf")["phi3.rope.scaling.attn_factor"] == pytest.approx(expected)
     again, _ = torch_foundry.load(tmp_path / "a.gguf", **WITHOUT)
     assert again.model.rotary_emb.attention_scaling == pytest.approx(expected)
+    assert "attention_factor" not in again.config.rope_parameters, "the config that the file was made from"
 
 
 def test_an_epsilon_has_two_names(tmp_path: Path) -> None:
@@ -134,6 +135,15 @@ def test_an_epsilon_has_two_names(tmp_path: Path) -> None:
     write_gguf(tmp_path / "b.gguf", {key: value for key, value in metadata.items() if key not in (rms, plain)}, tensors)
     with pytest.raises(torch_foundry.LoadError, match=f"{rms}: .*HP_MISSING"):
         torch_foundry.load(tmp_path / "b.gguf", **WITHOUT)
+
+
+def test_a_name_that_is_empty_is_no_other_name(tmp_path: Path) -> None:
+    """Most keys have one name: what lies behind a bare point stands for none of them."""
+    metadata, tensors = describe_model(make("llama"))
+    left = {key: value for key, value in metadata.items() if key != "llama.attention.layer_norm_rms_epsilon"}
+    write_gguf(tmp_path / "a.gguf", left | {"llama.": 1e-5}, tensors)
+    with pytest.raises(torch_foundry.LoadError, match=r"layer_norm_rms_epsilon: .*HP_MISSING"):
+        torch_foundry.load(tmp_path / "a.gguf", **WITHOUT)
 
 
 def test_several_ends_stay(tmp_path: Path) -> None:

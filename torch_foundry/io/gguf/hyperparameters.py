@@ -52,8 +52,8 @@ def read_hyperparameters(
     """
     values: dict[str, Any] = {}
     for key in architecture.keys:
-        names = [full for full in (f"{name}.{key.name}", f"{name}.{key.also}") if full in metadata]
-        values[key.name] = _read(metadata, names[0] if names else f"{name}.{key.name}", key, file)
+        there = [said for said in (key.name, key.also) if said and f"{name}.{said}" in metadata]
+        values[key.name] = _read(metadata, f"{name}.{(there or [key.name])[0]}", key, file)
     for unused, neutral in NEUTRAL.items():
         full = f"{name}.{unused}"
         if unused not in values and full in metadata and _single(metadata[full]) not in neutral:

@@ -108,8 +108,8 @@ STATE_KEYS = (  # of Mamba2
 )
 FALCON_H1_KEYS = (*STATE_KEYS[:4], replace(STATE_KEYS[4], field="mamba_d_ssm"))
 NEMOTRON_H_KEYS = (
-    replace(
-        Key("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
+    Key(
+        *("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
         also="attention.layer_norm_epsilon",  # without which llama.cpp opens no file, and which may be the only one
     ),
     Key("ssm.conv_kernel", "conv_kernel", int, 1, 1 << 7, REQUIRED),

@@ -42,10 +42,8 @@ def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, torch.Tenso
                 raise RopeError(name, "factors for short and long texts", "none of these")
         found |= {"rope_type": "longrope", "original_max_position_embeddings": _original(values)}
         found |= {f"{name.split('_')[2].split('.')[0]}_factor": _listed(factors[name]) for name in FACTORS}
-        attention, usual = (
-            values["rope.scaling.attn_factor"],
-            longrope_attention(values["context_length"], _original(values)),
-        )
+        original, attention = _original(values), values["rope.scaling.attn_factor"]
+        usual = longrope_attention(values["context_length"] / original, original)
         if attention is not None and not math.isclose(attention, usual, rel_tol=1e-6):  # which float32 has rounded
             found["attention_factor"] = attention
         return found
@@ -88,9 +86,9 @@ def _original(values: Mapping[str, Any]) -> int:
     return values["rope.scaling.original_context_length"] or values["context_length"]
 
 
-def longrope_attention(context: int, original: int) -> float:
-    """What longrope multiplies queries and keys by if nobody says it: transformers computes it, llama.cpp takes 1."""
-    scale = context / original
+def longrope_attention(scale: float, original: int) -> float:
+    """What longrope, for texts `scale` times as long as the `original` ones, multiplies queries and keys by if nobody
+    says it: transformers computes it, llama.cpp takes 1."""
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 
@@ -169,9 +167,8 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
     base = float(found["rope_theta"])
     values |= {"rope.freq_base": base, "rope.dimension_count": dims}
     kind = found.get("rope_type", "default")
-    original: Any = found.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", 0
-    )
+    own: int = getattr(config, "original_max_position_embeddings", 0)
+    original = int(found.get("original_max_position_embeddings") or own or 0)
     if kind == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(found["factor"])}
     elif kind == "yarn":
@@ -195,7 +192,7 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
         factors["rope_freqs.weight"] = llama3_factors(found, base, dims)
     elif kind == "longrope" and architecture.partial_rope:
         values["rope.scaling.original_context_length"] = original
-        usual = longrope_attention(config.max_position_embeddings, original)
+        usual = longrope_attention(found.get("factor") or config.max_position_embeddings / original, original)
         values["rope.scaling.attn_factor"] = float(found.get("attention_factor") or usual)
         factors = {f"rope_factors_{n}.weight": torch.tensor(found[f"{n}_factor"]) for n in ("long", "short")}
     elif kind == "longrope" and found["long_factor"] == found["short_factor"]:

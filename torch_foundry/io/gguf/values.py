@@ -282,16 +282,16 @@ def pack_value(value: Any) -> bytes:
         return struct.pack(f"<I{_LETTERS[number]}", number, value)
     if all(isinstance(each, str) for each in value):
         return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(pack_string, value))
-    number = _NAMES.index(_kind([-1, *value] if type(value[0]) is int and max(value) < 1 << 31 else value))
+    number = _NAMES.index(_kind(value, signed=True))
     return struct.pack(f"<IIQ{len(value)}{_LETTERS[number]}", _ARRAY, number, len(value), *value)
 
 
-def _kind(values: Sequence[Any]) -> str:
-    """The type that all these numbers have room in."""
+def _kind(values: Sequence[Any], *, signed: bool = False) -> str:
+    """The type that all these numbers have room in; signed: rather one that has negative ones as well."""
     kinds = {type(value) for value in values}
     if len(kinds) != 1 or (kind := _PYTHON.get(kinds.pop())) is None:
         raise TypeError(f"metadata: expected numbers, truth values or strings of one type, got {kinds}")
     if kind != "u32":
         return kind
     low, high = min(values), max(values)
-    return "i32" if low < 0 else "u32" if high < 1 << 32 else "u64"
+    return "i32" if low < 0 or (signed and high < 1 << 31) else "u32" if high < 1 << 32 else "u64"
