@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-guidellm air test-hf test-oldest test-lm-eval test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-guidellm air test-hf test-oldest test-lm-eval test-mlx test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -75,6 +75,11 @@ test-oldest: $(VENV)/.built $(VENV)/.dev  ## models with the oldest transformers
 test-lm-eval: $(VENV)/.built $(VENV)/.dev  ## lm-eval's metrics, stock and patched (minutes)
 	$(BIN)/pip install -q -r requirements-lm-eval.txt
 	$(PY) -m pytest -q tests/hf/test_lm_eval.py $(PYTEST_ARGS)
+
+# Folders as mlx-lm writes them, and its own models' logits, on the CPU.
+test-mlx: $(VENV)/.built $(VENV)/.dev  ## folders that mlx-lm writes, of every family
+	$(BIN)/pip install -q -r requirements-mlx.txt
+	$(PY) -m pytest -q --tier models tests/io/test_mlx_lm.py $(PYTEST_ARGS)
 
 # MLX's and torch's kernels as Apple's compiler made them (LLVM bitcode of their public wheels: 42, 78 and 111 MB, in
 # build/air) beside the same source through our front end, or a reference, bit for bit. llvmlite is large, so only this

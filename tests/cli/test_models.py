@@ -78,7 +78,7 @@ def test_names_resolve_and_figures_are_the_loaded_models(
 def test_local_folders_formats_and_what_patch_would_do(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from transformers import MambaConfig, MambaForCausalLM
+    from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
 
     local = tmp_path / "local"
     odd = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8)
@@ -87,20 +87,22 @@ def test_local_folders_formats_and_what_patch_would_do(
     config = json.loads((local / "mlx" / "config.json").read_text())
     (local / "mlx" / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 32}}))
     folder_of(tiny_wrappers.build("gemma3"), local / "images")
+    translator = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2)
+    folder_of(T5ForConditionalGeneration(translator), local / "translator")
     partly = tiny_models.build("falcon", num_attention_heads=2)
     partly.config.alibi = True
     folder_of(partly, local / "refused")
     found = {name.removeprefix(f"{local}/"): entry for name, entry in listed(capsys, local).items()}
-    assert set(found) == {"one/mamba", "mlx", "images", "refused"}
+    assert set(found) == {"one/mamba", "mlx", "images", "translator", "refused"}
     assert found["one/mamba"]["patch"] == "leaves" and found["one/mamba"]["why"] == "not a known family"
     assert found["one/mamba"]["format"] == "safetensors bf16" and found["mlx"]["format"] == "mlx 4-bit"
     assert found["images"]["patch"] == "layers" and "Siglip" in found["images"]["why"]
-    assert found["images"]["loader"] == "from_pretrained"
+    assert found["images"]["loader"] == "load" and found["translator"]["loader"] == "from_pretrained"
     assert found["images"]["architecture"] == "Gemma3ForConditionalGeneration"
     assert found["refused"]["patch"] == "leaves" and "alibi" in found["refused"]["why"].lower()
     assert main(["models", str(local)]) == 0
     table = capsys.readouterr().out
-    assert "layers only (by from_pretrained alone): " in table and "leaves only: config.alibi is set" in table
+    assert "leaves only (by from_pretrained alone): " in table and "leaves only: config.alibi is set" in table
     assert "leaves only: not a known family" in table and "fused whole" in table and "fits: the weights alone" in table
 
 

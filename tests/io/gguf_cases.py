@@ -327,7 +327,12 @@ LAID_OUT = {
         },
         attention="eager",
     ),
-    "granitehybrid": Case("granitehybrid", "GraniteMoeHybridConfig", GRANITE_HYBRID, GRANITE_HYBRID_KEYS),
+    "granitehybrid": Case(
+        "granitehybrid",
+        "GraniteMoeHybridConfig",
+        GRANITE_HYBRID,
+        {**GRANITE_HYBRID_KEYS, "rope.scaling.finetuned": False},  # without the key, heads are rotated
+    ),
     "granitehybrid-moe": Case(
         "granitehybrid",
         "GraniteMoeHybridConfig",
@@ -336,7 +341,7 @@ LAID_OUT = {
             "position_embedding_type": "rope",
         },
         {
-            **{**GRANITE_HYBRID_KEYS, "expert_count": 4, "expert_used_count": 2, "rope.scaling.finetuned": True},
+            **{**GRANITE_HYBRID_KEYS, "expert_count": 4, "expert_used_count": 2},
             "expert_shared_feed_forward_length": 64,
         },
     ),

@@ -46,6 +46,9 @@ def test_the_parameters_are_those_that_the_file_was_made_from(name: str, tmp_pat
         torch.testing.assert_close(state[key], value, rtol=0, atol=1e-6 if lossy else 0, msg=key)
     model.generation_config.eos_token_id = None
     assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
+    with torch.no_grad():
+        logits = expected(tiny_models.PROMPT).logits
+        assert (model(tiny_models.PROMPT).logits - logits).abs().max() < 1e-4 * logits.std()
     save_gguf(model, tmp_path / "again.gguf")
     read = in_one({t.name: t.data for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}, tensors)
     if name == "deepseek2-lite":  # a dense matrix of keys and values is written as two

@@ -18,7 +18,7 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError, is_fault
 from torch_foundry.hf.api import patch
 from torch_foundry.hf.report import LAYERS_ONLY, WHOLE, build_report, outcome
 from torch_foundry.io.assemble import Plan, build
-from torch_foundry.io.config_json import check_layers, check_sizes, read_config, without_code
+from torch_foundry.io.config_json import check_layers, make_config, read_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.load import open_container, open_model
 from torch_foundry.io.model_directory import CONFIG
@@ -178,16 +178,15 @@ def _as_stock(known: dict[str, Any], path: Path, container: Container, device: t
     """
     import transformers
 
-    settings = without_code(read_config(path / CONFIG))
+    settings = read_config(path / CONFIG)
     kind, names = settings.get("model_type"), settings.get("architectures")
     model_class = getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
     if kind not in transformers.CONFIG_MAPPING or not isinstance(model_class, type):
         return False
-    config = transformers.CONFIG_MAPPING[kind].from_dict(settings)
+    config = make_config(settings, str(kind), path / CONFIG)
     text = config.get_text_config()
     if wrappers and text is config:
         return False
-    check_sizes(text, path / CONFIG)
     check_layers(text, container.tensors, path)
     model = build(config, torch.float32, model_class=model_class)
     known["architecture"] = type(model).__name__

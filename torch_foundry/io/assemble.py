@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch_foundry import quant
 from torch_foundry.core import memory
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
+from torch_foundry.io.parameters import class_name
 from torch_foundry.io.weights import Weight
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import NAMES, matrices_of, names_of, set_matrices
@@ -50,13 +51,7 @@ def assemble(
     LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises. DoesNotFit, before anything is
     read: `device` has no room for the weights.
     """
-    try:
-        model = build(config, dtype, attn_implementation)
-    except Exception as error:  # whatever transformers raises for settings that do not go together
-        if attn_implementation is not None:
-            raise
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
+    model = build_for(file, config, dtype, attn_implementation)
     model.generation_config = generation_config or model.generation_config
     return fill(model, weights, file=file, device=device, dtype=dtype, progress=progress, allow=allow)
 
@@ -108,18 +103,31 @@ class _EmptyOnMeta(TorchFunctionMode):
 def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = None, model_class: Any = None) -> Any:
     """The stock model of `config` with its matrices on the meta device and all else on the CPU; nothing is tied.
 
-    model_class: default: its causal language model.
+    model_class: default: its causal language model, or the model that is shown images.
     """
     import transformers
     from transformers import initialization
 
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    if model_class is None and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:  # as Mistral 4's
-        model_class = getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForCausalLM", None)
+    if model_class is None and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        model_class = getattr(transformers, str(class_name(config.model_type)), None)
     with initialization.no_init_weights(), initialization.no_tie_weights(), _EmptyOnMeta(), torch.device("cpu"):
         if model_class is not None:
             return model_class._from_config(config, dtype=dtype, **options)
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+
+
+def build_for(
+    file: str | os.PathLike[str], config: Any, dtype: torch.dtype, attn_implementation: str | None = None
+) -> Any:
+    """`build` for the model of `file`. LoadError CONFIG if the settings do not go together."""
+    try:
+        return build(config, dtype, attn_implementation)
+    except Exception as error:  # whatever transformers raises
+        if attn_implementation is not None:
+            raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
 
 
 class Plan:

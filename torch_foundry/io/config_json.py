@@ -18,6 +18,8 @@ _MOST_OBJECTS = 10_000  # a layer's own settings are one
 # What makes transformers run other code than its own, or fetch it.
 _CODE = {"auto_map", "custom_pipelines"}
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?$")
+_LAYERS = "num_hidden_layers"
+_FLOAT = "__float__"  # transformers writes infinity as {"__float__": "Infinity"}
 _NUMBERS = re.compile(r"\.([0-9]{1,5})\.")
 _COUNTS = {key.field: int(key.high) for key in (*COMMON, *EXPERTS) if key.kind is int and key.field} | {
     "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "vocab_size": 1 << 31, "moe_intermediate_size": 1 << 24,
@@ -39,16 +41,18 @@ def parse(text: bytes) -> Any:
     if text.count(b"{") > _MOST_OBJECTS:
         raise ValueError(f"more than {_MOST_OBJECTS} objects")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a name twice in an object")
-        return found
-
     def constant(name: str) -> float:
         if name == "NaN":
             raise ValueError("NaN")
         return float(name)
+
+    def once(pairs: list[tuple[str, Any]]) -> Any:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name twice in an object")
+        if found.keys() == {_FLOAT} and found[_FLOAT] in ("Infinity", "-Infinity", "NaN"):
+            return constant(found[_FLOAT])
+        return found
 
     return json.loads(text.decode(), object_pairs_hook=once, parse_constant=constant)
 
@@ -77,6 +81,28 @@ def without_code(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
     return {k: without_code(v) for k, v in settings.items() if k not in _CODE and not _IMPLEMENTATION.match(k)}
+
+
+def make_config(settings: dict[str, Any], kind: str, file: Path) -> Any:
+    """transformers' config of a model of `kind`; code that it names is left out. LoadError: CONFIG, or HP_RANGE."""
+    import transformers
+
+    for part in (settings, settings.get("text_config")):  # before transformers counts to it
+        count = part.get(_LAYERS) if isinstance(part, dict) else None
+        if type(count) is int and count > _COUNTS[_LAYERS]:
+            expected = f"at most {_COUNTS[_LAYERS]}"
+            raise LoadError("HP_RANGE", file, _LAYERS, expected=expected, found=reprlib.repr(count))
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(without_code(settings))
+        text = config.get_text_config()
+        # what differs from layer to layer, such as Gemma 4's heads, can't be had from the whole
+        layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    except Exception as error:  # whatever its checks raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise LoadError("CONFIG", file, file.name, expected="what transformers takes", found=line[:200]) from error
+    for each in layers:
+        check_sizes(each, file)
+    return config
 
 
 def check_sizes(config: Any, file: Path) -> None:
@@ -108,7 +134,7 @@ def check_sizes(config: Any, file: Path) -> None:
 
 def check_layers(config: Any, names: Iterable[str], file: Path) -> None:
     """Refuse a config of more layers than names of tensors have numbers, before the layers are built."""
-    count = getattr(config, "num_hidden_layers", None)
+    count = getattr(config, _LAYERS, None)
     numbers = {number for name in names for number in _NUMBERS.findall(name)}
     if type(count) is int and count > len(numbers):
         raise LoadError("TENSOR_MISSING", file, f"layer {len(numbers)}", expected=f"{count} layers", found="fewer")

@@ -7,6 +7,7 @@ import os
 import reprlib
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,21 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
-from torch_foundry.io.config_json import check_layers, check_sizes, read_config, without_code
+from torch_foundry.io.assemble import build_for
+from torch_foundry.io.config_json import check_layers, make_config, read_config, without_code
 from torch_foundry.io.container import Container
-from torch_foundry.io.packed import read_weights
-from torch_foundry.io.parameters import ParameterNames
+from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
+from torch_foundry.io.parameters import ParameterNames, class_name
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import ModelSource, Weight, WeightReader
 from torch_foundry.io.words import check_words, load_tokenizer
 
 CONFIG = "config.json"
+# Decoders that are other models where there are no images: the three dimensions of a position are one then.
+_SAME = {
+    **{"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"},
+    **{"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"},
+}
 LONGEST_NAME = 1 << 12  # letters; parameters have at most some hundred
 CPU = torch.device("cpu")
 
@@ -36,14 +43,13 @@ def open_model_directory(
     LoadError: CONFIG, ARCH_MISSING, ARCH_UNKNOWN, TENSOR_TYPE, TENSOR_MISSING, and what reading safetensors raises.
     """
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     settings = read_config(path / CONFIG)
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if class_name(kind) is None:
         known = f"a model of transformers {transformers.__version__} that generates text"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
@@ -54,12 +60,13 @@ def open_model_directory(
                 expected = f"a name of at most {LONGEST_NAME} letters"
                 raise LoadError("TENSOR_EXTRA", container.path, name, expected=expected, found=f"{len(name)}")
         source = WeightReader(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
-        names = ParameterNames(kind)
-        settings, weights = read_weights(source, settings, str(path / CONFIG), names)
-        weights = arranged(container, weights, names)
-        config = _config(settings, kind, path / CONFIG)
+        of_mlx = by_mlx(settings, container)
+        own = without_quantization(mlx.adapted(settings, path / CONFIG) if of_mlx else settings)
+        config = make_config(own, kind, path / CONFIG)
         if not any(each.startswith("TENSOR_MISSING") for each in allow):
-            check_layers(config, container.tensors, path)
+            check_layers(config.get_text_config(), container.tensors, path)
+        config, names = _model_of(config, kind, path, of_mlx)
+        weights = arranged(container, read_weights(source, settings, str(path / CONFIG), names), names)
         rows = config.get_text_config().vocab_size
         words = check_words(path, rows) or TOKENIZER_MAPPING_NAMES.get(kind)
     except BaseException:
@@ -75,17 +82,27 @@ def open_model_directory(
     )
 
 
-def _config(settings: dict[str, Any], kind: str, file: Path) -> Any:
+def _model_of(config: Any, kind: str, path: Path, of_mlx: bool) -> tuple[Any, ParameterNames]:
+    """The config of what is made of the folder, and the names of its parameters."""
+    text = config.get_text_config()
+    alone = of_mlx and text is not config  # its towers are not transformers'
+    if alone:
+        config = _of_text(text, kind, path)
+    return config, ParameterNames(config.model_type, build_for(path, config, torch.float32), alone=alone)
+
+
+def _of_text(config: Any, kind: str, path: Path) -> Any:
+    """The config of a decoder that is given texts alone; LoadError ARCH_UNKNOWN if transformers has no such model."""
     import transformers
 
-    try:
-        config = transformers.CONFIG_MAPPING[kind].from_dict(without_code(settings))
-        text = config.get_text_config()
-    except Exception as error:  # whatever its checks raise
-        line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise LoadError("CONFIG", file, file.name, expected="what transformers takes", found=line[:200]) from error
-    check_sizes(text, file)
-    return config
+    if class_name(config.model_type):
+        return config
+    if (same := _SAME.get(config.model_type)) is None:
+        expected = "one whose decoder transformers has without towers, which in mlx's folders are mlx's own"
+        raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=expected, found=kind)
+    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
+    settings = {**config.to_dict(), "model_type": same, "rope_parameters": rope}
+    return transformers.CONFIG_MAPPING[same].from_dict(settings)
 
 
 def _generation_config(path: Path) -> Any:
@@ -110,6 +127,8 @@ def arranged(container: Container, weights: dict[str, Weight], names: ParameterN
         if names.ignored(name):
             continue
         parameter, part, stacked = names.find(name)
+        if not quant.get_format(weight.format).packed and names.turned(parameter, weight.shape):
+            weight = _turned(weight)
         slot: dict[Any, Weight] = found if part is None else pieces[parameter, stacked]
         key = parameter if part is None else part
         if key in slot:
@@ -120,6 +139,18 @@ def arranged(container: Container, weights: dict[str, Weight], names: ParameterN
             raise LoadError("NAME_DUP", container.path, name, expected="its parts in one way", found="in two")
         found[name] = _whole(container, name, parts, stacked)
     return found
+
+
+def _turned(weight: Weight) -> Weight:
+    """A dense one, [E, K, N] in its file, as [E, N, K]."""
+
+    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+        read = weight.load_as
+        loaded = weight.load(CPU) if dtype is None or read is None else read(CPU, dtype)
+        return loaded.transpose(1, 2).contiguous().to(device)
+
+    shape = (weight.shape[0], weight.shape[2], weight.shape[1])
+    return replace(weight, shape=shape, load=load, load_as=load)
 
 
 def _whole(container: Container, name: str, parts: dict[int, Weight], stacked: bool) -> Weight:

@@ -129,7 +129,7 @@ def _of_folder(container: Container, text: Any, folder: Path) -> dict[str, Weigh
     settings, names = read_config(folder / CONFIG), ParameterNames(text.model_type.removesuffix("_text"))
     inside = settings.get("text_config")
     _check({**settings, **inside} if isinstance(inside, dict) else settings, text, folder / CONFIG)
-    _, weights = read_weights(WeightReader(container, False, lambda _: True), settings, str(folder / CONFIG), names)
+    weights = read_weights(WeightReader(container, False, lambda _: True), settings, str(folder / CONFIG), names)
     found = _head(weights, text, folder)
     joined = {name: found.pop(name) for name in [f"{_JOINED}.weight"] if name in found}
     return arranged(container, found, names) | joined

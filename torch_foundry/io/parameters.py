@@ -6,9 +6,30 @@ import re
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
+
 # One expert's matrix, by the names of Mixtral's files and of all others': (module, index, matrix).
 _EXPERT = re.compile(r"^(.*\.experts)\.([0-9]{1,5})\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+# Names of mlx's models that transformers never had, by the decoder's type: pattern, parameter, which part of that.
+_BY_MLX: dict[str, tuple[tuple[str, str, int | None], ...]] = {
+    "granitemoehybrid": (
+        (r"\.mlp\.gate_proj\.", ".shared_mlp.input_linear.", 0),
+        (r"\.mlp\.up_proj\.", ".shared_mlp.input_linear.", 1),
+        (r"\.mlp\.down_proj\.", ".shared_mlp.output_linear.", None),
+    ),
+    "laguna": ((r"\.mlp\.gate\.proj\.", ".mlp.gate.", None),),
+    "lfm2_moe": (
+        (r"\.feed_forward\.gate_proj\.", ".feed_forward.w1.", None),
+        (r"\.feed_forward\.down_proj\.", ".feed_forward.w2.", None),
+        (r"\.feed_forward\.up_proj\.", ".feed_forward.w3.", None),
+    ),
+    "nemotron_h": (
+        (r"\.experts\.fc1$", ".experts.up_proj", None),
+        (r"\.experts\.fc2$", ".experts.down_proj", None),
+    ),
+}
+_OF_DECODER = ("model.", "lm_head.")
 _COMPUTED = r"rotary_emb\.inv_freq$"  # in old files; the model computes it
 
 
@@ -23,18 +44,29 @@ class Place(NamedTuple):
     stacked: bool = False
 
 
-class ParameterNames:
-    """Names of the causal language model of a `model_type`, by transformers' own tables for it."""
+def class_name(model_type: str) -> str | None:
+    """The class of transformers for a folder's `model_type`: a causal language model, or one that is shown images."""
+    from transformers.models.auto import modeling_auto
 
-    def __init__(self, model_type: str) -> None:
-        self.model_type = model_type
+    images: str | None = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, images)
+
+
+class ParameterNames:
+    """Names of the model of a `model_type`, by transformers' own tables for it.
+
+    model: the model itself, as parts of it may have tables of their own. alone: the folder has one that is shown
+    images, of which this is the decoder.
+    """
+
+    def __init__(self, model_type: str, model: Any = None, *, alone: bool = False) -> None:
+        self.model_type, self.model, self.alone = model_type, model, alone
 
     @cached_property
     def _model(self) -> Any:
         import transformers
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-        return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.model_type])
+        return self.model or getattr(transformers, str(class_name(self.model_type)))
 
     @property
     def decoder(self) -> str:
@@ -42,16 +74,14 @@ class ParameterNames:
         name: str = self._model.config_class.model_type
         return name
 
-    @property
-    def inside(self) -> bool:
-        """Whether a folder has more than the decoder."""
-        return self.decoder != self.model_type
-
     @cached_property
     def _conversions(self) -> list[Any]:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping as conversions_of
+        from transformers.conversion_mapping import get_model_conversion_mapping
 
-        return get_checkpoint_conversion_mapping(self.decoder) or []
+        if self.model is not None:
+            return get_model_conversion_mapping(self.model, add_legacy=False)
+        return conversions_of(self._model.__name__) or conversions_of(self.decoder) or []
 
     @cached_property
     def _renamings(self) -> list[Any]:
@@ -68,17 +98,40 @@ class ParameterNames:
         return [c for c in found if [(type(op), getattr(op, "dim", 0)) for op in c.operations] == [(Concatenate, 0)]]
 
     @cached_property
+    def _turning(self) -> list[Any]:
+        """What turns matrices of experts [E, K, N] if they have not the parameter's shape."""
+        from transformers.core_model_loading import Transpose, WeightConverter
+
+        found = [each for each in self._conversions if isinstance(each, WeightConverter)]
+        return [c for c in found if any(isinstance(op, Transpose) and op.check_dims for op in c.operations)]
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: each.shape for name, each in self._model.named_parameters()}
+
+    def turned(self, parameter: str, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape has rows of the matrices `parameter` as columns."""
+        if len(shape) != 3 or not any(turn.rename_source_key(parameter)[1] for turn in self._turning):
+            return False
+        own = self._shapes.get(parameter, shape)
+        return shape != own and (shape[0], shape[2], shape[1]) == own
+
+    @cached_property
     def _ignored(self) -> re.Pattern[str]:
         return re.compile("|".join((_COMPUTED, *(self._model._keys_to_ignore_on_load_unexpected or ()))))
 
     def ignored(self, name: str) -> bool:
         """Whether the model has no use for the tensor `name`, as a vision tower's."""
-        return self._ignored.search(name) is not None
+        outside = self.alone and not name.startswith(_OF_DECODER)
+        return outside or self._ignored.search(name) is not None
 
     def find(self, name: str) -> Place:
         """The parameter that the tensor `name` is, or is a part of."""
         for renaming in self._renamings:
             name, _ = renaming.rename_source_key(name)
+        for pattern, parameter, part in _BY_MLX.get(self.decoder, ()):
+            if re.search(pattern, name):
+                return Place(re.sub(pattern, parameter, name), part)
         if match := _EXPERT.match(name):
             module, index, matrix = match.groups()
             return Place(f"{module}.{_MIXTRAL.get(matrix, matrix)}", int(index), stacked=True)

@@ -70,6 +70,8 @@ P.accept("PC02", "sound, experts", lambda: experts().content())
 P.accept("PC04", "an attention of a hub in the config, which is not asked for",
          changed(config(_attn_implementation="kernels-community/none"), dense))  # fmt: skip
 P.accept("PC06", "the same in other words", changed(config(attn_implementation="some/kernel"), dense))
+P.accept("PC08", "infinity as transformers writes it",
+         changed(config(of_no_use={"__float__": "Infinity"}), dense))  # fmt: skip
 for id, value in (("01", []), ("03", "mlx"), ("05", 4), ("07", True)):
     folder(
         id, f"quantization_config {value!r}", "QUANT_CONFIG", config(quantization_config=value), "quantization_config"
@@ -185,3 +187,10 @@ for id, name in (("L1", "config.json"), ("L3", "model.safetensors"), ("L5", "gen
     folder("N" + id[1], f"{name} a link to nothing", "ABSENT", file(name, Node("link", "nothing")), name)
     folder("O" + id[1], f"{name} a device", "NOT_FILE", file(name, Node("link", "/dev/zero")), name)
     P.accept("PCP" + id[1], f"{name} a link, as in the cache of a hub", changed(in_blobs(name), affine))
+folder("T1", "NaN as transformers writes it", "CONFIG", config(rms_norm_eps={"__float__": "NaN"}), "config.json")
+for id, where in (("T3", {}), ("T5", {"model_type": "gemma3"})):
+    layers = {"num_hidden_layers": 10**9, "per_layer_config": {"0": {"head_dim": 32}}}
+    folder(id, f"10**9 layers, one unlike others {where}", "HP_RANGE",
+           config(**where, **({"text_config": layers} if where else layers)), "num_hidden_layers")  # fmt: skip
+folder("T7", "a head_dim of one layer alone", "HP_RANGE",
+       config(per_layer_config={"0": {"head_dim": 1 << 40}}), "head_dim")  # fmt: skip

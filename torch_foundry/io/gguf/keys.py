@@ -103,7 +103,7 @@ STATE_KEYS = (  # of Mamba2
     Key("ssm.group_count", "mamba_n_groups", int, 1, 1 << 14, REQUIRED),
     Key("ssm.time_step_rank", "mamba_n_heads", int, 1, 1 << 14, REQUIRED),
     Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
-    Key("rope.scaling.finetuned", "", bool, 0, 1, False),  # whether heads are rotated
+    Key("rope.scaling.finetuned", "", bool, 0, 1, True),  # whether heads are rotated
     BY_BLOCK,
 )
 FALCON_H1_KEYS = (*STATE_KEYS[:4], replace(STATE_KEYS[4], field="mamba_d_ssm"))

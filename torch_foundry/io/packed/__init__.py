@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.hf import registration
+from torch_foundry.io.container import Container
 from torch_foundry.io.packed import bitsandbytes, foundry, fp8, gptq_awq, mlx, mxfp4
 from torch_foundry.io.packed.blocks import Parts, Settings
 from torch_foundry.io.parameters import ParameterNames
@@ -27,31 +28,45 @@ METHODS: dict[str, Reader] = {
 }
 
 
-def read_weights(
-    source: WeightReader, config: dict[str, Any], file: str, names: ParameterNames
-) -> tuple[dict[str, Any], dict[str, Weight]]:
-    """`config` (of a config.json) without what it says about quantisation, and all weights by their tensors' names.
+_PLACES = ("quantization_config", "quantization")  # in config.json; mlx writes both
+
+
+def without_quantization(settings: dict[str, Any]) -> dict[str, Any]:
+    """A config.json without what it says about quantisation."""
+    return {name: value for name, value in settings.items() if name not in _PLACES}
+
+
+def by_mlx(settings: dict[str, Any], container: Container) -> bool:
+    """Whether mlx saved the folder, whose names and layouts are its own."""
+    values: Any = next((settings[place] for place in _PLACES if settings.get(place) is not None), {})
+    if container.metadata.get("format") == "mlx" and not values:
+        return True
+    return isinstance(values, dict) and "quant_method" not in values and "group_size" in values
+
+
+def read_weights(source: WeightReader, config: dict[str, Any], file: str, names: ParameterNames) -> dict[str, Weight]:
+    """All weights by their tensors' names. config: of a config.json, with what it says about quantisation.
 
     file: the config.json, which errors name. mlx writes no `quant_method`, and its settings twice. Nothing of the
     weights is read yet, but small tensors that say how others are laid out.
 
     LoadError: QUANT_METHOD, QUANT_CONFIG, PACK_*, TENSOR_TYPE.
     """
-    config = dict(config)
-    given = config.pop("quantization_config", None)
-    of_mlx = config.pop("quantization", None)
-    where = "quantization_config" if given is not None else "quantization"
+    given, of_mlx = (config.get(place) for place in _PLACES)
+    where = _PLACES[given is None]
     if given is not None and of_mlx is not None and given != of_mlx:
         raise LoadError("QUANT_CONFIG", file, where, expected="the same as in quantization", found="something else")
     values = of_mlx if given is None else given
     parts = Parts(source, names)
+    if by_mlx(config, source.container):
+        return mlx.weights(parts, Settings(file, values or {}, where))
     if values is None:
-        return config, {name: parts.dense(name) for name in source.container.tensors}
+        return {name: parts.dense(name) for name in source.container.tensors}
     if not isinstance(values, dict):
         raise LoadError("QUANT_CONFIG", file, where, expected="an object", found=type(values).__name__)
-    method = values.get("quant_method", "mlx" if "group_size" in values else None)
+    method = values.get("quant_method")
     reader = METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         found = "none" if method is None else reprlib.repr(method)
         raise LoadError("QUANT_METHOD", file, f"{where}.quant_method", expected=", ".join(METHODS), found=found)
-    return config, reader(parts, Settings(file, values, where))
+    return reader(parts, Settings(file, values, where))

@@ -1,22 +1,33 @@
 """mlx: `NAME.weight` of uint32 words, `NAME.scales` and, for affine groups, `NAME.biases`.
 
 Its models are not transformers': experts have modules of their own, a convolution's window lies before its channels,
-and Qwen's norms from 3-Next on are stored with 1 added.
+Qwen's norms from 3-Next on are stored with 1 added, latent attention's keys and values lie apart, and most of
+Falcon-H1's multipliers are part of its weights. Other names than transformers' are in `io/parameters.py`.
 """
 
 from __future__ import annotations
 
+import re
+import reprlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import TensorInfo
+from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
 from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, check_exponents, two_halves
 from torch_foundry.io.weights import Weight
 
 _RAISED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+_INSIDE = re.compile(r"^(model\.)?language_model\.")  # a decoder beside towers
+_BOTH = ".self_attn.kv_b_proj.weight"  # of latent attention
+_KEYS, _VALUES = ".self_attn.embed_q.weight", ".self_attn.unembed_out.weight"  # the same by heads, keys turned
 _NORMS = ("input_layernorm.weight", "attention_layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
+_SCALARS = (".act_fn.alpha_p", ".act_fn.alpha_n")  # of Apertus
+_FOLDED = ("embedding", "lm_head", "attention_in", "ssm_in", "ssm_out")  # multipliers of Falcon-H1
 _DENSE = ("f32", "f16", "bf16")
 _SCALES = ("f16", "bf16", "f32")
 _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and weights of a group
@@ -34,7 +45,11 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     for name, info in tensors.items():
         base, _, leaf = name.rpartition(".")
-        if leaf == "weight" and (base in packed or info.format == "u32"):
+        if name.endswith((_KEYS, _VALUES)):
+            if name.endswith(_KEYS):
+                path = name.removesuffix(_KEYS)
+                parts.put(found, _renamed(parts, f"{path}{_BOTH}"), _keys_and_values(parts, path, packed, settings))
+        elif leaf == "weight" and (base in packed or info.format == "u32"):
             parts.put(found, _renamed(parts, name), _weight(parts, base, _of_layer(settings, base)))
         elif leaf == "bias" and base.endswith(".experts.gate_proj"):
             path = base.removesuffix("gate_proj")
@@ -44,11 +59,51 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     return found
 
 
+def adapted(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """A config.json of a folder by mlx, as its weights are: it has the file's that it made them of.
+
+    mlx multiplies weights of Falcon-H1's queries and keys by the factor for what attention is given, but not those of
+    values, and none by the keys' own. LoadError CONFIG: there would be biases, which it leaves as they are.
+    """
+    if settings.get("model_type") != "falcon_h1":
+        return settings
+    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        if settings.get(name):
+            raise LoadError("CONFIG", file, name, expected="no biases, as mlx scales weights alone", found="true")
+    ones: dict[str, Any] = {f"{name}_multiplier": 1.0 for name in _FOLDED}
+    ones |= {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+    if settings.get("tie_word_embeddings"):  # the output layer has the embeddings' factor
+        of_logits, of_embeddings = (settings.get(f"{name}_multiplier", 1.0) for name in ("lm_head", "embedding"))
+        for name, value in (("lm_head_multiplier", of_logits), ("embedding_multiplier", of_embeddings)):
+            if type(value) not in (int, float) or not 1e-6 < value < 1e6:
+                raise LoadError("CONFIG", file, name, expected="a number from 1e-6 to 1e6", found=reprlib.repr(value))
+        ones["lm_head_multiplier"] = of_logits / of_embeddings
+    of_values = settings.get("attention_in_multiplier", 1.0)
+    return {**settings, **ones, "attention_out_multiplier": of_values}
+
+
+def _keys_and_values(parts: Parts, path: str, packed: dict[str, None], settings: Settings) -> Weight:
+    """[heads * (keys + values), latent] of [heads, latent, keys] and [heads, values, latent]; dense, as both may be
+    packed along other columns."""
+    both = []
+    for name in (f"{path}{_KEYS}", f"{path}{_VALUES}"):
+        base = name.removesuffix(".weight")
+        info = parts.part(name, ("u32",) if base in packed else _DENSE)
+        if len(info.shape) != 3:
+            raise parts.error("PACK_SHAPE", name, "[heads, rows, columns]", list(info.shape))
+        both.append(_weight(parts, base, _of_layer(settings, base)) if base in packed else parts.dense(name))
+    keys, values = both
+    if (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2]):
+        expected = f"[{keys.shape[0]}, values, {keys.shape[1]}]"
+        raise parts.error("PACK_SHAPE", values.source, expected, list(values.shape))
+    shape = (keys.shape[0] * (keys.shape[2] + values.shape[1]), keys.shape[1])
+    return put_together(LAYOUTS["keys and values"], both, shape, {})
+
+
 def _renamed(parts: Parts, name: str) -> str:
-    """By the name that it has here: mlx puts the decoder of a folder with a vision tower beside that."""
-    if parts.names.inside:
-        name = name.removeprefix("language_model.")
-        name = name.replace("vision_tower.", "model.visual.") if name.startswith("vision_tower.") else name
+    """By the name that it has here."""
+    if parts.names.alone:
+        name = _INSIDE.sub(r"\1", name)
     name = name.replace(".switch_mlp.", ".experts.")
     if ".experts." in name:
         return name.removesuffix(".weight").replace("down_proj.bias", "down_proj_bias")
@@ -59,16 +114,18 @@ def _dense(parts: Parts, name: str) -> Weight:
     stored, info = parts.dense(name), parts.container.tensors[name]
     if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
         return parts.source.weight(info, info.shape, offset=1.0)
-    if not name.endswith((".conv1d.weight", ".conv.conv.weight")) or len(info.shape) != 3 or info.shape[-1] != 1:
-        return stored
-    channels, taps, _ = info.shape
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
+        return _viewed(stored, (info.shape[0], 1, info.shape[1]))
+    return _viewed(stored, (1,)) if name.endswith(_SCALARS) and not info.shape else stored
 
+
+def _viewed(stored: Weight, shape: tuple[int, ...]) -> Weight:
     def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
         read = stored.load_as
         loaded = stored.load(device) if dtype is None or read is None else read(device, dtype)
-        return loaded.view(channels, 1, taps)
+        return loaded.view(shape)
 
-    return replace(stored, shape=(channels, 1, taps), load=load, load_as=load)
+    return replace(stored, shape=shape, load=load, load_as=load)
 
 
 def _in_turn(parts: Parts, path: str) -> Weight:
@@ -90,7 +147,10 @@ def _of_layer(settings: Settings, base: str) -> Settings:
         return settings
     if not isinstance(own, dict):
         raise settings.error(base, "settings, as it is packed", own)
-    return Settings(settings.file, {**settings.values, **own}, f"{settings.where}.{base}")
+    mode = own.get("mode", "affine")  # whatever that of the others is
+    bits, group = _MODES.get(mode if isinstance(mode, str) else "") or (4, 64)
+    values = {"mode": mode, "bits": bits, "group_size": group, **own}
+    return Settings(settings.file, values, f"{settings.where}.{base}")
 
 
 def _weight(parts: Parts, base: str, settings: Settings) -> Weight:
