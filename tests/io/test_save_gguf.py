@@ -172,6 +172,24 @@ def test_settings_that_a_file_cannot_say(change: dict[str, Any], message: str, t
     assert not list(tmp_path.iterdir())
 
 
+def test_settings_of_published_configs_that_nothing_reads(tmp_path: Path) -> None:
+    model = tiny_models.random_model(tiny_models.config("LlamaConfig", moe_layer_freq=1, block_dim=64))
+    assert model.config.moe_layer_freq == 1
+    save_gguf(model, tmp_path / "model.gguf")
+
+
+def test_sizes_that_a_config_makes_of_others(tmp_path: Path) -> None:
+    """LFM2's rows of an MLP, which are not `intermediate_size`, and layers that are said twice."""
+    model = tiny_models.build("lfm2")
+    model.config.full_attn_idxs = [1]
+    rows = model.model.layers[0].feed_forward.w1.out_features
+    assert model.config.block_auto_adjust_ff_dim and rows != model.config.intermediate_size
+    save_gguf(model, tmp_path / "model.gguf")
+    read, _ = torch_foundry.load(tmp_path / "model.gguf", device="cpu", allow=("VOCAB_MISSING",))
+    assert read.config.intermediate_size == rows
+    assert tiny_models.tokens(read) == tiny_models.tokens(model)
+
+
 def test_models_and_formats_that_have_no_place(tmp_path: Path) -> None:
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50))
     with pytest.raises(ValueError, match="expected one of Llama"):

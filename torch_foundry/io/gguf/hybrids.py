@@ -86,6 +86,10 @@ NEMOTRON_MOE = replace(
     shared_size="moe_shared_expert_intermediate_size",
     unused=UNSAID | {"intermediate_size"},
 )
+# What Lfm2Config makes the rows of an MLP of, which the tensors have, and a list that layer_types says again.
+LFM2_SIZES = {"intermediate_size", "full_attn_idxs"} | {
+    f"block_{name}" for name in ("auto_adjust_ff_dim", "ffn_dim_multiplier", "multiple_of")
+}
 
 HYBRIDS: dict[str, Architecture] = {
     # whose multipliers are part of the weights in files
@@ -104,6 +108,7 @@ HYBRIDS: dict[str, Architecture] = {
         LFM2,
         CONV_KEYS,
         constants={"block_auto_adjust_ff_dim": False},
+        unused=frozenset(LFM2_SIZES),
         recurrent=SHORT_CONV,
         kind="conv",
         norm=LFM2_NORM,

@@ -179,6 +179,8 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
         values |= {key.name: key.default for key in architecture.keys if key.name == "expert_gating_func"}
         if (shared := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
             values["expert_shared_feed_forward_length"] = shared.shape[0]
+    if "block_auto_adjust_ff_dim" in architecture.constants:  # the config has a size from which that of rows is made
+        values["feed_forward_length"] = tensors["blk.0.ffn_gate.weight"].shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if architecture.latent:
@@ -202,10 +204,11 @@ def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], ar
         rope = {key: value for key, value in rope.items() if key not in twice or twice[key] != value}
         settings["rope_parameters"] = {**architecture.rope.get(rope.get("rope_type", "default"), {}), **rope}
     ignored = IGNORED | architecture.unused
+    own = type(config)().to_dict().keys() | {"per_layer_config"}  # published configs say more, which nothing reads
     for key, value in settings.items():
         if (key, value) == ("use_bidirectional_attention", "vision"):  # of pictures, which a file has no model for
             continue
-        if key not in ignored and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
+        if key in own - ignored and not _same(read.get(key), value) and not (key == "head_dim" and value is None):
             raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
 
 
