@@ -30,7 +30,7 @@ MODULES = (
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
     "io.parameters", "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
-    "io.packed.mxfp4", "io.packed.fp8", "io.packed.foundry", "io.packed", "io.model_directory", "io.assemble",
+    "io.packed.mxfp4", "io.packed.fp8", "io.packed.foundry", "io.packed", "io.assemble", "io.model_directory",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else
 # Calls that do nothing but check.

@@ -33,7 +33,7 @@ REDUNDANT = {
     "io.config_json: type(each) is not int": "newer transformers checks types itself, and first",
     "io.config_json: type(count) is int and count > len(numbers)": "layers without tensors are found when they"
     " have been built, at more cost",
-    "io.model_directory: check_layers(config, container.tensors, path)": "the same",
+    "io.model_directory: check_layers(config.get_text_config(), container.tensors, path)": "the same",
     "io.model_directory: len(name) > LONGEST_NAME and (not permits('TENSOR_EXTRA', name))": "the model has no such"
     " parameter, which is found later, at more cost",
     "io.words.folder: not isinstance(made, PreTrainedTokenizerFast)": "classes of other kinds are refused by name;"

@@ -192,5 +192,7 @@ for id, where in (("T3", {}), ("T5", {"model_type": "gemma3"})):
     layers = {"num_hidden_layers": 10**9, "per_layer_config": {"0": {"head_dim": 32}}}
     folder(id, f"10**9 layers, one unlike others {where}", "HP_RANGE",
            config(**where, **({"text_config": layers} if where else layers)), "num_hidden_layers")  # fmt: skip
+folder("T9", "of mlx, the decoder of a wrapper that has none by itself", "ARCH_UNKNOWN",
+       config(model_type="glm4v", text_config={"num_hidden_layers": 1}), "model_type")  # fmt: skip
 folder("T7", "a head_dim of one layer alone", "HP_RANGE",
        config(per_layer_config={"0": {"head_dim": 1 << 40}}), "head_dim")  # fmt: skip

@@ -179,7 +179,7 @@ mlx("105", "an infinite bias", "NONFINITE", lambda f: f.first(UB, INF), UB, gpt_
 KEYS, VALUES = f"{LAYER}self_attn.embed_q.weight", f"{LAYER}self_attn.unembed_out.weight"
 for id, what, codes, shapes in (
     ("106", "without values", "PACK_PART", [(2, 16, 64)]),
-    ("113", "of one head", "PACK_SHAPE", [(16, 64), (2, 32, 16)]),
+    ("113", "of one head", "PACK_SHAPE", [(2, 16), (2, 32, 16)]),
     ("108", "of two sizes", "PACK_SHAPE", [(2, 16, 64), (2, 32, 32)]),
     ("109", "of two numbers of heads", "PACK_SHAPE", [(2, 16, 64), (3, 32, 16)]),
     ("110", "of a model that has none", "TENSOR_EXTRA", [(2, 16, 64), (2, 32, 16)]),
@@ -189,10 +189,10 @@ for id, what, codes, shapes in (
     ], "self_attn")  # fmt: skip
 mlx("111", "Falcon-H1 with biases, which mlx does not scale", "CONFIG",
     lambda f: f.config.update(model_type="falcon_h1", projectors_bias=True), "projectors_bias")  # fmt: skip
-mlx("114", "Falcon-H1, tied, whose embeddings were multiplied by nothing", "CONFIG", lambda f: f.config.update(
-    model_type="falcon_h1", tie_word_embeddings=True, embedding_multiplier=0), "embedding_multiplier")  # fmt: skip
-mlx("112", "the decoder of a wrapper that has none by itself", "ARCH_UNKNOWN",
-    lambda f: f.config.update(model_type="glm4v", text_config={"num_hidden_layers": 1}), "model_type")  # fmt: skip
+for id, factor in (("112", 0), ("114", "1"), ("115", 1e7)):
+    mlx(id, f"Falcon-H1, tied, with embeddings multiplied by {factor!r}", "CONFIG", lambda f, factor=factor:
+        f.config.update(model_type="falcon_h1", tie_word_embeddings=True, embedding_multiplier=factor),
+        "embedding_multiplier")  # fmt: skip
 
 X = f"{LAYER}mlp.experts.gate_up_proj"
 XB, XS, XD = f"{X}_blocks", f"{X}_scales", f"{LAYER}mlp.experts.down_proj"
