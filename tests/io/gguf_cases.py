@@ -91,6 +91,18 @@ CASES = {
         {**MOE, "norm_topk_prob": True},
         {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64},
     ),
+    # of models that see pictures
+    "qwen2vl": Case("qwen2vl", "Qwen2Config", keys={"rope.dimension_sections": [4, 6, 6, 0]}),
+    "qwen3vl": Case("qwen3vl", "Qwen3Config", keys={"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 2}),
+    "qwen3vlmoe": Case(
+        "qwen3vlmoe",
+        "Qwen3MoeConfig",
+        {**MOE, "norm_topk_prob": True},
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64},
+            **{"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 2},
+        },
+    ),
     "phi3": Case("phi3", "Phi3Config", {"sliding_window": 12, "head_dim": None}, {"attention.sliding_window": 12}),
     "phi4-mini": Case(
         "phi3",

@@ -119,7 +119,8 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
     if model.architecture.latent and "mscale_all_dim" in found:  # files say what is the same for both, and a tenth
         found["mscale"] = found["mscale_all_dim"] = shortest(found["mscale_all_dim"] * 10)
     if (sections := values.get("rope.dimension_sections")) is not None:
-        found["mrope_section"] = _sections(model, sections)
+        listed = _sections(model, sections)
+        found |= {"mrope_section": listed} if model.architecture.rope else {}
     if model.architecture.partial_rope:
         found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
     if "rope.freq_base_swa" not in values:

@@ -26,6 +26,7 @@ from torch_foundry.io.gguf.keys import (
     SOFTMAX_EXPERTS,
     STATE_KEYS,
     SWA_BASE,
+    TEXT_SECTIONS,
     WINDOW,
     Key,
 )
@@ -123,6 +124,15 @@ GRANITE_HYBRID_MOE = replace(
     unused=frozenset({"mamba_chunk_size", "position_embedding_type"}),
 )
 
+QWEN2 = Architecture("Qwen2Config", (*PRE_NORMS, *QKVO, *QKV_BIAS, *MLP))
+QWEN3 = Architecture("Qwen3Config", (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MLP), options={"attention_bias": QKVO_BIAS})
+QWEN3MOE = Architecture(
+    "Qwen3MoeConfig",
+    (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MOE),
+    (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True)),
+    options={"attention_bias": QKVO_BIAS},
+)
+
 DEEPSEEK2 = Architecture(
     "DeepseekV2Config",
     (*LATENT, *(slot for slot in DEEPSEEK_MOE if not slot.tensor.endswith("bias"))),
@@ -150,7 +160,8 @@ MISTRAL4 = replace(
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
     "mistral": replace(MISTRAL, variants={"expert_count": MIXTRAL}),
-    "qwen2": Architecture("Qwen2Config", (*PRE_NORMS, *QKVO, *QKV_BIAS, *MLP)),
+    "qwen2": QWEN2,
+    "qwen2vl": replace(QWEN2, own_keys=(TEXT_SECTIONS,)),
     "qwen2moe": Architecture(
         "Qwen2MoeConfig",
         (*PRE_NORMS, *QKVO, *MOE, *SHARED_EXPERT),
@@ -161,13 +172,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         options={"qkv_bias": QKV_BIAS},
     ),
-    "qwen3": Architecture("Qwen3Config", (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MLP), options={"attention_bias": QKVO_BIAS}),
-    "qwen3moe": Architecture(
-        "Qwen3MoeConfig",
-        (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MOE),
-        (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True)),
-        options={"attention_bias": QKVO_BIAS},
-    ),
+    "qwen3": QWEN3,
+    "qwen3moe": QWEN3MOE,
+    "qwen3vl": replace(QWEN3, own_keys=(TEXT_SECTIONS,)),
+    "qwen3vlmoe": replace(QWEN3MOE, own_keys=(*QWEN3MOE.own_keys, TEXT_SECTIONS)),
     "phi3": Architecture(
         "Phi3Config",
         (

@@ -139,6 +139,7 @@ CONV_MOE_KEYS = (
     Key("leading_dense_block_count", "num_dense_layers", int, 0, 1 << 12, 0),
 )
 SECTIONS = Key("rope.dimension_sections", "", object, 0, 0)
+TEXT_SECTIONS = replace(SECTIONS, default=REQUIRED)  # of a picture's model: all positions of a text are the same
 MROPE = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}  # whose positions are all the same for text
 SOFTCAPS = (
     Key("attn_logit_softcapping", "attn_logit_softcapping", float, EPSILON, 1e6, 50.0),
