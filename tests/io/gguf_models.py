@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from tests.hf.tiny_models import COMMON, VOCAB, config
-from tests.io.gguf_cases import CASES, LAID_OUT
+from tests.io import gguf_cases, gguf_kin_cases
+
+CASES, LAID_OUT = (getattr(gguf_cases, kind) | getattr(gguf_kin_cases, kind) for kind in ("CASES", "LAID_OUT"))
 
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
 
@@ -25,6 +27,16 @@ RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # wh
 
 
 NOTHING = ("sliding_window", "q_lora_rank", "n_group", "topk_group")  # settings that may say so
+
+
+LIKE = {"mellum": "qwen3moe"}  # those that the gguf package doesn't know yet: what their tensors are named like
+
+
+def names_of(architecture: str, layers: int = 16) -> Any:
+    """The gguf package's map of names."""
+    wanted = LIKE.get(architecture, architecture)
+    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == wanted)
+    return gguf.get_tensor_name_map(arch, layers)
 
 
 def make(name: str, seed: int = 0) -> Any:
@@ -68,8 +80,7 @@ def mixed(name: str) -> str:
 def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     """The tensors of the file, float32, by the converter's rules."""
     case, settings = (CASES | LAID_OUT)[name], model.config
-    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == case.arch)
-    names = gguf.get_tensor_name_map(arch, settings.num_hidden_layers)
+    names = names_of(case.arch, settings.num_hidden_layers)
     found = {}
     state = {k: v.detach().float() for k, v in model.state_dict().items()}
     for key, tensor in state.items():
@@ -83,7 +94,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
         elif ".mamba." in key or key.rpartition("mixer.")[2] in STATE_SPACE:
             found |= state_space(names, key, tensor, settings)
             continue
-        elif "shared_mlp." in key:
+        elif "shared_mlp.input" in key or "shared_mlp.output" in key:
             layer, kind = key.split(".")[2], "_shexp" if settings.num_local_experts else ""
             halves = tensor.chunk(2) if "input" in key else [tensor]
             for part, value in zip(("gate", "up") if "input" in key else ("down",), halves, strict=True):
@@ -110,7 +121,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             parts = {key: tensor}
         for part, value in parts.items():
             part = part.replace("e_score_correction_bias", "e_score_correction.bias")
-            part = part.replace("expert_bias", "expert_bias.bias")
+            part = part.replace("expert_bias", "expert_bias.bias").replace("gate.moe_statics", "moe_statics")
             part = part.replace("_moe.router.weight", "_moe.router.layer.weight")
             part = part.replace("block_sparse_moe.experts", "mlp.experts")
             if ".mixer.experts." in part:
@@ -123,7 +134,7 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
                 value = value.reshape(tensor.shape)
             if case.arch in RAISED and full.endswith("norm.weight"):
                 value = value + 1
-            if stem.endswith(("shared_expert_gate", "conv.conv")):
+            if stem.endswith(("shared_expert_gate", "conv.conv", "moe_statics.e_score_correction")):
                 value = value.squeeze(int("conv" in stem))
             stem = (
                 stem.replace("mlp.gate", "block_sparse_moe.gate")

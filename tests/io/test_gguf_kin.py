@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import torch_foundry
-from tests.io.gguf_models import CASES, contents, make, write_file
+from tests.io.gguf_models import CASES, LAID_OUT, contents, make, write_file
 from torch_foundry import LoadError
 
 stock = functools.cache(make)
@@ -21,13 +21,46 @@ stock = functools.cache(make)
         ("qwen2vl", "rope.dimension_sections", None, "HP_MISSING"),
         ("qwen3vl", "rope.dimension_sections", [6, 5, 4, 0], "HP_RANGE"),
         ("qwen3vlmoe", "rope.dimension_sections", [4, 4, 4, 4], "HP_RANGE"),  # whose fourth is 0 in a text
+        # by softmax, which transformers doesn't have for these
+        *((name, "expert_gating_func", 1, "HP_RANGE") for name in ("dots1", "exaone-moe", "minimax-m2", "afmoe")),
+        ("mellum", "expert_weights_norm", False, "HP_RANGE"),
+        ("afmoe", "expert_weights_norm", None, "HP_MISSING"),  # llama.cpp takes it for False
+        ("afmoe", "expert_weights_norm", False, "HP_RANGE"),
+        ("exaone-moe", "attention.sliding_window", None, "HP_MISSING"),
+        ("ernie4_5-moe", "interleave_moe_layer_step", 2, "HP_RANGE"),
+        ("ernie4_5-moe", "expert_gating_func", 2, "HP_RANGE"),
+        ("hunyuan-moe", "expert_shared_count", 2, "HP_RANGE"),
+        ("deepseek2-dense", "expert_count", 4, "HP_MISSING"),
     ],
 )
 def test_settings_of_others_are_refused(name: str, key: str, value: Any, code: str, tmp_path: Path) -> None:
     keys, tensors = contents(name, stock(name), lambda _: "f32")
-    full = f"{CASES[name].arch}.{key}"
-    keys[full] = value
-    write_file(tmp_path / "a.gguf", CASES[name].arch, {k: v for k, v in keys.items() if v is not None}, tensors)
+    arch = (CASES | LAID_OUT)[name].arch
+    keys[f"{arch}.{key}"] = value
+    write_file(tmp_path / "a.gguf", arch, {k: v for k, v in keys.items() if v is not None}, tensors)
     with pytest.raises(LoadError) as caught:
-        torch_foundry.load(tmp_path / "a.gguf", device="cpu", progress=False, patch=False)
-    assert (caught.value.code, caught.value.field) == (code, full)
+        load(tmp_path / "a.gguf")
+    assert caught.value.code == code and caught.value.field in (f"{arch}.{key}", f"{arch}.expert_used_count")
+
+
+def load(path: Path) -> Any:
+    return torch_foundry.load(path, device="cpu", progress=False, patch=False)[0]
+
+
+def test_wide_experts_beside_another_that_is_narrow(tmp_path: Path) -> None:
+    """HunYuan's config has one width for both."""
+    keys, tensors = contents("hunyuan-moe", stock("hunyuan-moe"), lambda _: "f32")
+    keys["hunyuan-moe.expert_feed_forward_length"] = 64
+    write_file(tmp_path / "a.gguf", "hunyuan-moe", keys, tensors)
+    with pytest.raises(LoadError, match=r"ffn_gate_exps.weight: .*SHAPE"):
+        load(tmp_path / "a.gguf")
+
+
+def test_a_correction_in_a_row(tmp_path: Path) -> None:
+    """As llama.cpp's converter leaves ERNIE's."""
+    keys, tensors = contents("ernie4_5-moe", stock("ernie4_5-moe"), lambda _: "f32")
+    name = "blk.1.exp_probs_b.bias"
+    data, kind = tensors[name]
+    write_file(tmp_path / "a.gguf", "ernie4_5-moe", keys, {**tensors, name: (data[None], kind)})
+    found = load(tmp_path / "a.gguf").model.layers[1].mlp.gate.moe_statics.e_score_correction_bias
+    assert found.shape == (1, 4) and found.flatten().tolist() == data.tolist()

@@ -16,7 +16,7 @@ import torch
 import torch_foundry
 from tests.exact import assert_found_as_exact
 from tests.hf import tiny_models
-from tests.io.gguf_models import CASES, INTERLEAVED, contents, converted, make, mixed, write, write_file
+from tests.io.gguf_models import CASES, INTERLEAVED, contents, converted, make, mixed, names_of, write, write_file
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 
@@ -52,12 +52,10 @@ def _parts(key: str, p: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def _file_name(name: str, key: str) -> str:
-    case = CASES[name]
-    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == case.arch)
     stem = key.removesuffix(".weight")
     if name == "mixtral" and "experts" not in stem:
         stem = stem.replace("mlp.gate", "block_sparse_moe.gate")
-    found = gguf.get_tensor_name_map(arch, 16).get_name(stem)
+    found = names_of(CASES[name].arch).get_name(stem)
     assert found is not None
     return f"{found}.weight"
 

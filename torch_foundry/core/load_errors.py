@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-_LONGEST = 400  # letters of a text that a message quotes
+_LONGEST = 800  # letters of a text that a message quotes; all known architectures are one
 
 
 # What the codes of a LoadError mean. They stay the same from version to version.

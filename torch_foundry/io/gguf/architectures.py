@@ -30,6 +30,7 @@ from torch_foundry.io.gguf.keys import (
     WINDOW,
     Key,
 )
+from torch_foundry.io.gguf.mixtures import MIXTURES
 from torch_foundry.io.gguf.slots import (
     DEEPSEEK_MOE,
     FULL_NORMS,
@@ -100,6 +101,21 @@ GRANITE = Architecture(
     options=BIASES,
     interleaved=True,
 )
+GRANITE_MIXTURE = replace(
+    GRANITE,
+    config="GraniteMoeConfig",
+    layer=(*PRE_NORMS, *QKVO, *GRANITE_MOE),
+    own_keys=(*GRANITE.own_keys, *LOCAL_EXPERTS),
+    options={"attention_bias": QKVO_BIAS},
+    expert_size="intermediate_size",
+)
+GRANITE_MIXTURE_SHARED = replace(
+    GRANITE_MIXTURE,
+    config="GraniteMoeSharedConfig",
+    layer=(*GRANITE_MIXTURE.layer, *GRANITE_SHARED),
+    own_keys=(*GRANITE_MIXTURE.own_keys, replace(SHARED, default=REQUIRED)),
+    shared_size="shared_intermediate_size",
+)
 GRANITE_HYBRID = replace(
     GRANITE,
     config="GraniteMoeHybridConfig",
@@ -140,6 +156,14 @@ DEEPSEEK2 = Architecture(
     leading=MLP,
     latent=True,
     unused=frozenset({"n_group", "norm_topk_prob", "topk_group"}),  # None of greedy routing
+)
+YOUTU = replace(
+    DEEPSEEK2,
+    config="YoutuConfig",
+    layer=(*LATENT, *MLP),
+    own_keys=(*LATENT_KEYS, Key("leading_dense_block_count", "", int, 0, 1 << 12)),
+    constants={"rope_interleave": True},
+    unused=frozenset(),
 )
 DEEPSEEK3 = replace(
     DEEPSEEK2,
@@ -233,22 +257,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         partial_rope=True,
         leading=MLP,
     ),
-    "granitemoe": replace(
-        GRANITE,
-        config="GraniteMoeConfig",
-        layer=(*PRE_NORMS, *QKVO, *GRANITE_MOE),
-        own_keys=(*GRANITE.own_keys, *LOCAL_EXPERTS),
-        options={"attention_bias": QKVO_BIAS},
-        expert_size="intermediate_size",
-    ),
+    "granitemoe": replace(GRANITE_MIXTURE, variants={"expert_shared_feed_forward_length": GRANITE_MIXTURE_SHARED}),
     "mistral4": MISTRAL4,
     # only DeepSeek V3's kind (GLM-4.7-Flash, too) chooses by sigmoids, and has weights that add up to 1
     "deepseek2": replace(
-        DEEPSEEK2,
+        YOUTU,
         variants={
             "attention.temperature_scale": MISTRAL4,  # Mistral Large 3, too
             "expert_gating_func=2": DEEPSEEK3,
             "expert_weights_norm": DEEPSEEK3,
+            "expert_count": DEEPSEEK2,
         },
     ),
     "olmo2": replace(OLMO2, variants={"attention.sliding_window": OLMO3}),
@@ -274,5 +292,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope={"yarn": {"truncate": False}},
     ),
     "granitehybrid": replace(GRANITE_HYBRID, variants={"expert_count": GRANITE_HYBRID_MOE}),
+    **MIXTURES,
     **HYBRIDS,
 }

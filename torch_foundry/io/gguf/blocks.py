@@ -158,9 +158,14 @@ def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
     """The inverse: hyperparameters by their keys. joined: keys and values are made by one tensor."""
     rank, rotated, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
     key = config.qk_nope_head_dim + rotated
+    dense = {}
+    if not hasattr(config, "n_routed_experts"):  # which llama.cpp wants to be told of, all the same
+        dense = {"leading_dense_block_count": config.num_hidden_layers, "expert_shared_count": 0}
+        dense["expert_feed_forward_length"] = config.intermediate_size
     if joined:
-        return {"attention.head_count_kv": config.num_attention_heads, KEY: key, "attention.value_length": value}
-    said = {"attention.head_count_kv": 1, KEY: rank + rotated, "attention.value_length": rank}
+        said = {"attention.head_count_kv": config.num_attention_heads, KEY: key, "attention.value_length": value}
+        return said | dense
+    said = {"attention.head_count_kv": 1, KEY: rank + rotated, "attention.value_length": rank} | dense
     return said | {f"{KEY}_mla": key, "attention.value_length_mla": value}
 
 

@@ -176,9 +176,10 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     if "expert_count" in values:
         last = next(name for name in reversed(list(tensors)) if name.endswith("ffn_down_exps.weight"))
         values["expert_feed_forward_length"] = tensors[last].shape[2]
-        values |= {key.name: key.default for key in architecture.keys if key.name == "expert_gating_func"}
-        if (shared := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
-            values["expert_shared_feed_forward_length"] = shared.shape[0]
+        shared = [tensor.shape[0] for name, tensor in tensors.items() if name.endswith("ffn_up_shexp.weight")]
+        values |= {"expert_shared_feed_forward_length": shared[0]} if shared else {}
+    # what only one number can be
+    values |= {key.name: key.kind(key.low) for key in architecture.keys if not key.field and 0 < key.low == key.high}
     if "block_auto_adjust_ff_dim" in architecture.constants:  # the config has a size from which that of rows is made
         values["feed_forward_length"] = tensors["blk.0.ffn_gate.weight"].shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:

@@ -1,0 +1,110 @@
+"""More models to write as GGUF files: architectures that differ little from those of `gguf_cases`."""
+
+from __future__ import annotations
+
+from tests.hf import tiny_models
+from tests.io.gguf_cases import LATENT, LATENT_KEYS, MOE, PLAIN, Case
+
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 2}
+THREE_OF_FOUR = {"sliding_window": 12, "num_hidden_layers": 4}
+WINDOW = {"attention.sliding_window": 12}
+PATTERN = {**WINDOW, "attention.sliding_window_pattern": [True, False]}
+
+CASES = {
+    # the first layer has no experts
+    "dots1": Case(
+        "dots1",
+        "Dots1Config",
+        {**ROUTED, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1},
+        {
+            **{**EXPERTS, "expert_shared_count": 2, "expert_weights_scale": 1.5, "expert_weights_norm": True},
+            "leading_dense_block_count": 1,
+        },
+    ),
+    "exaone-moe": Case(
+        "exaone-moe",
+        "ExaoneMoeConfig",
+        {**MOE, "sliding_window": 12, "layer_types": tiny_models.MIXED, "routed_scaling_factor": 1.5},
+        {
+            **{**EXPERTS, **PATTERN, "expert_shared_count": 1, "expert_weights_scale": 1.5},
+            **{"expert_weights_norm": True, "expert_gating_func": 2, "leading_dense_block_count": 1},
+        },
+    ),
+    "mellum": Case(
+        "mellum",
+        "MellumConfig",
+        {
+            **{**MOE, "sliding_window": 12, "layer_types": tiny_models.MIXED},
+            "rope_parameters": {"full_attention": PLAIN | {"rope_theta": 5e5}, "sliding_attention": PLAIN},
+        },
+        {**EXPERTS, **PATTERN, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4},
+    ),
+}
+LAID_OUT = {
+    "ernie4_5-moe": Case(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeConfig",
+        {
+            **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_num_shared_experts": 2},
+            "moe_layer_start_index": 1,
+        },
+        {
+            **{**EXPERTS, "expert_shared_count": 2, "expert_shared_feed_forward_length": 128},
+            **{"leading_dense_block_count": 1, "interleave_moe_layer_step": 1},
+        },
+    ),
+    "hunyuan-moe": Case(
+        "hunyuan-moe",
+        "HunYuanMoEV1Config",
+        {"num_experts": 4, "moe_topk": 2, "rope_parameters": PLAIN},
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 1},
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
+    "minimax-m2": Case(
+        "minimax-m2",
+        "MiniMaxM2Config",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": tiny_models.PARTIAL_ROPE},
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96, "expert_gating_func": 2},
+            "rope.dimension_count": 16,
+        },
+    ),
+    # its fourth layer sees all, as files don't say
+    "afmoe": Case(
+        "afmoe",
+        "AfmoeConfig",
+        {
+            **{**MOE, **THREE_OF_FOUR, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 2.5},
+            **{"mup_enabled": True, "global_attn_every_n_layers": 4},
+        },
+        {
+            **{**EXPERTS, **WINDOW, "expert_shared_count": 2, "expert_weights_scale": 2.5},
+            **{"expert_weights_norm": True, "expert_gating_func": 2, "leading_dense_block_count": 1},
+        },
+    ),
+    "granitemoe-shared": Case(
+        "granitemoe",
+        "GraniteMoeSharedConfig",
+        {
+            **{**tiny_models.GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+            **{"shared_intermediate_size": 64, "hidden_size": 128},
+        },
+        {
+            **{"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
+            **{"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
+        },
+    ),
+    # which is Youtu: no layer has experts
+    "deepseek2-dense": Case(
+        "deepseek2",
+        "YoutuConfig",
+        {key: value for key, value in LATENT.items() if key not in tiny_models.GROUPED_MOE},
+        {
+            **{key: value for key, value in LATENT_KEYS.items() if not key.startswith("expert_")},
+            **{"leading_dense_block_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 0},
+        },
+    ),
+}
