@@ -9,6 +9,7 @@ EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_lengt
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 2}
 THREE_OF_FOUR = {"sliding_window": 12, "num_hidden_layers": 4}
 WINDOW = {"attention.sliding_window": 12}
+HALF = tiny_models.PARTIAL_ROPE
 PATTERN = {**WINDOW, "attention.sliding_window_pattern": [True, False]}
 
 CASES = {
@@ -40,8 +41,48 @@ CASES = {
         },
         {**EXPERTS, **PATTERN, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4},
     ),
+    # an MLP with the square of ReLU
+    "arcee": Case("arcee", "ArceeConfig"),
+    "nemotron": Case("nemotron", "NemotronConfig", {"rope_parameters": HALF}, {"rope.dimension_count": 16}),
+    "jais2": Case("jais2", "Jais2Config"),
+    "starcoder2": Case("starcoder2", "Starcoder2Config"),
+    "starcoder2-window": Case("starcoder2", "Starcoder2Config", {"sliding_window": 12}, WINDOW),
+    "stablelm": Case(
+        "stablelm",
+        "StableLmConfig",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "use_qkv_bias": True},
+        {"rope.dimension_count": 8, "use_parallel_residual": False},
+    ),
+    "stablelm-parallel": Case(
+        "stablelm",
+        "StableLmConfig",
+        {"num_attention_heads": 2, "use_parallel_residual": True, "rope_parameters": HALF},
+        {"rope.dimension_count": 16, "use_parallel_residual": True},
+    ),
+    "phi2": Case(
+        "phi2",
+        "PhiConfig",
+        {"num_attention_heads": 2, "intermediate_size": 256, "rope_parameters": HALF},
+        {"rope.dimension_count": 16},
+    ),
+    "olmo": Case("olmo", "OlmoConfig", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5}),
+    "command-r": Case("command-r", "CohereConfig", {"logit_scale": 0.25}, {"logit_scale": 0.25}),
+    "cohere2": Case(
+        "cohere2",
+        "Cohere2Config",
+        {
+            **{"num_attention_heads": 2, "num_key_value_heads": 1, "logit_scale": 0.25},
+            **{"sliding_window": 12, "layer_types": tiny_models.MIXED},
+        },
+        {**PATTERN, "logit_scale": 0.25},
+    ),
+    "chatglm": Case("chatglm", "GlmConfig", keys={"rope.dimension_count": 16}),
 }
 LAID_OUT = {
+    # as Command R+
+    "command-r-normed": Case(
+        "command-r", "CohereConfig", {"logit_scale": 0.25, "use_qk_norm": True}, {"logit_scale": 0.25}
+    ),
     "ernie4_5-moe": Case(
         "ernie4_5-moe",
         "Ernie4_5_MoeConfig",

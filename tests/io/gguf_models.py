@@ -21,9 +21,11 @@ TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f3
 
 
 INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "smollm3", "nemotron_h", "nemotron_h_moe")
+INTERLEAVED += ("arcee", "olmo")
 STATE_SPACE = ("A_log", "D", "dt_bias", "conv1d.bias", "conv1d.weight", "norm.weight")  # of Nemotron-H's mixers
-EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")  # whose norms have 1 added
+EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+LAYER_NORM = ("nemotron", "jais2", "starcoder2", "stablelm", "phi2", "olmo", "command-r", "cohere2")
+RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")  # whose norms have 1 added
 
 
 NOTHING = ("sliding_window", "q_lora_rank", "n_group", "topk_group")  # settings that may say so
@@ -248,6 +250,7 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     heads = settings.num_attention_heads
     plain = settings.to_dict()  # of Gemma 4 what blocks with a window have
     head = plain.get("head_dim") or settings.hidden_size // heads
+    rms = "" if case.arch in LAYER_NORM else "rms_"
     keys: Keys = {
         "context_length": settings.max_position_embeddings,
         "embedding_length": settings.hidden_size,
@@ -255,8 +258,8 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
         "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
         "attention.head_count_kv": plain["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": next(
-            float(found) for name in EPSILON if (found := getattr(settings, name, None))
+        f"attention.layer_norm_{rms}epsilon": next(
+            (float(found) for name in EPSILON if (found := getattr(settings, name, None))), 1e-5
         ),
         "rope.dimension_count": head,
         "vocab_size": settings.vocab_size,

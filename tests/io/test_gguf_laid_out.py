@@ -45,7 +45,8 @@ def test_the_parameters_are_those_that_the_file_was_made_from(name: str, tmp_pat
         lossy = "norm" in key or "A_log" in key  # + 1, exp
         torch.testing.assert_close(state[key], value, rtol=0, atol=1e-6 if lossy else 0, msg=key)
     model.generation_config.eos_token_id = None
-    assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
+    assert tiny_models.tokens(model) == tiny_models.tokens(expected)
+    assert tiny_models.fused_all(model) != (name == "command-r-normed")  # LayerNorms of heads are not fused
     with torch.no_grad():
         logits = expected(tiny_models.PROMPT).logits
         assert (model(tiny_models.PROMPT).logits - logits).abs().max() < 1e-4 * logits.std()

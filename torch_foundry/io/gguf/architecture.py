@@ -22,14 +22,14 @@ class Architecture:
     the output layer is always the embedding. pattern: every which layer sees beyond the sliding window. constants:
     fields of the config that follow from the architecture. scalar_layers: number of layers of the one size whose scores
     are scaled by hidden size / heads instead of by the head size. recurrent: tensors of blocks without attention, in
-    place of its own; kind: their type in the config. norm: the last norm. leading: the feed-forward block of the first
-    blocks, as many as leading_dense_block_count says, in place of experts. expert_size: field of the config that has
-    the feed-forward length of an expert. rope: what rope parameters of a type have besides what files say. variants:
-    key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the size of a value
-    head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model. outer: tensors
-    beside those of blocks. two_kinds: blocks with a window have heads of another size than those without. alone: types
-    in the config of blocks that are a state space, attention or a feed-forward block alone. rotated: whether heads are.
-    latent: attention is multi-head latent attention.
+    place of its own; kind: their type in the config. norm: the last norm, if it has a weight. leading: the feed-forward
+    block of the first blocks, as many as leading_dense_block_count says, in place of experts. expert_size: field of the
+    config that has the feed-forward length of an expert. rope: what rope parameters of a type have besides what files
+    say. variants: key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the
+    size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
+    outer: tensors beside those of blocks. two_kinds: blocks with a window have heads of another size than those
+    without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
+    rotated: whether heads are. latent: attention is multi-head latent attention.
     """
 
     config: str
@@ -46,7 +46,7 @@ class Architecture:
     recurrent: tuple[Slot, ...] = ()
     kind: str = "linear_attention"
     embedding: Slot = EMBEDDING
-    norm: Slot = NORM
+    norm: Slot | None = NORM
     leading: tuple[Slot, ...] = ()
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
@@ -64,6 +64,11 @@ class Architecture:
     def keys(self) -> tuple[Key, ...]:
         """All hyperparameters; its own take the place of common ones."""
         return tuple({key.name: key for key in (*COMMON, *self.own_keys)}.values())
+
+    @property
+    def whole(self) -> tuple[Slot, ...]:
+        """The tensors beside those of blocks and an output layer."""
+        return (self.embedding, *((self.norm,) if self.norm else ()), *self.outer)
 
     def fits(self, config: Any) -> bool:
         """Whether `config`, of that class, has its constants and no other types of blocks."""

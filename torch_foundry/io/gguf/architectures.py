@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.dense import DENSE
 from torch_foundry.io.gguf.hybrids import HYBRIDS
 from torch_foundry.io.gguf.keys import (
     EPSILON,
@@ -292,6 +293,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope={"yarn": {"truncate": False}},
     ),
     "granitehybrid": replace(GRANITE_HYBRID, variants={"expert_count": GRANITE_HYBRID_MOE}),
+    **DENSE,
     **MIXTURES,
     **HYBRIDS,
 }

@@ -79,10 +79,11 @@ def _read(metadata: Mapping[str, Any], full: str, key: Key, file: str | os.PathL
         return value
     if key.default is None and not value and key.low <= 1e-9:
         return None  # 0 says "none" where there may be none
+    value = shortest(value) if key.kind is float else value
     if not key.low <= value <= key.high:  # NaN is not
         expected = f"{'more than 0' if 0 < key.low < 1e-9 else f'at least {key.low:g}'}, at most {key.high:g}"
         raise LoadError("HP_RANGE", file, full, expected=expected, found=_shown(value))
-    return shortest(value) if key.kind is float else value
+    return value
 
 
 def shortest(value: float) -> float:

@@ -80,7 +80,7 @@ class GgufModel:
         if rotated not in allowed or head % 2:
             raise self.fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
         sizes = {"H": hidden, "A": heads, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
-        sizes["F"] = values["feed_forward_length"]
+        sizes |= {"F": values["feed_forward_length"], "G": kv_heads}
         if experts := values.get("expert_count"):
             used = values["expert_used_count"]
             if used > experts:
@@ -147,9 +147,8 @@ class GgufModel:
 
     def _slots(self) -> Iterator[tuple[list[str], Slot, Sizes]]:
         """The tensors that there have to be, for each parameter, and what letters stand for in its block."""
-        outer = (self.architecture.embedding, self.architecture.norm, *self.architecture.outer)
         output = (OUTPUT,) if OUTPUT.tensor in self.tensors and not self.architecture.tied else ()
-        for slot in (*outer, *output):
+        for slot in (*self.architecture.whole, *output):
             if not slot.needs or self.sizes[slot.needs]:
                 yield slot.tensors, slot, self.sizes
         for index in range(self.layers):

@@ -13,13 +13,13 @@ BLOCK = "blk.{}."
 class Slot:
     """A tensor of the file, the parameter that it is, and its shape in letters.
 
-    H: hidden size, Q, K: all query, all key heads, A: query heads, D: a head, F: feed-forward, V: vocabulary, E:
-    experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads, N: a key head,
-    B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T: tokens that a
-    convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values that are
-    not keys; of latent attention L: the latent, I: that of queries, J: the hidden size if there is none, O: all value
-    heads, N: what is not rotated of a key head, U: a value head, W: these two of all heads, B: if they lie in two
-    tensors; "A+B": one after the other. A dimension of 1 may be left out.
+    H: hidden size, Q, K: all query, all key heads, A: query heads, G: key heads, D: a head, F: feed-forward, V:
+    vocabulary, E: experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads,
+    N: a key head, B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T:
+    tokens that a convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values
+    that are not keys; of latent attention L: the latent, I: that of queries, J: the hidden size if there is none, O:
+    all value heads, N: what is not rotated of a key head, U: a value head, W: these two of all heads, B: if they lie in
+    two tensors; "A+B": one after the other. A dimension of 1 may be left out.
     tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
     another order. layout: in `LAYOUTS`, of parameters that no file has as they are. stored: the shape in the file, if
     it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be
@@ -42,7 +42,8 @@ class Slot:
     @property
     def single(self) -> bool:
         """Whether files have it in float32: whatever is no matrix that tokens are multiplied by."""
-        return self.tensor.endswith(("conv1d.weight", "shortconv.conv.weight")) or not self.tensor.endswith(".weight")
+        known = ("conv1d.weight", "shortconv.conv.weight", "norm.weight")
+        return self.tensor.endswith(known) or not self.tensor.endswith(".weight")
 
     @property
     def offset(self) -> bool:

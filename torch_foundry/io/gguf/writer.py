@@ -124,7 +124,7 @@ def _architecture(config: Any) -> tuple[str, Architecture]:
 def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     """Every tensor of the file and the parameter that it is, both by their full names."""
     output = () if model.config.tie_word_embeddings else (OUTPUT,)
-    for slot in (architecture.embedding, architecture.norm, *architecture.outer, *output):
+    for slot in (*architecture.whole, *output):
         if not slot.needs or find(model, slot.parameter) is not None:
             yield slot
     options: list[Slot] = []
