@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tests.hf import tiny_models
 from tests.io.gguf_cases import LATENT, LATENT_KEYS, MOE, PLAIN, Case
 
@@ -77,6 +79,24 @@ CASES = {
         {**PATTERN, "logit_scale": 0.25},
     ),
     "chatglm": Case("chatglm", "GlmConfig", keys={"rope.dimension_count": 16}),
+}
+GEMMA3N = {
+    **{**tiny_models.GEMMA3N, "num_hidden_layers": 4, "layer_types": tiny_models.MIXED * 2},
+    **{"activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0], "vocab_size_per_layer_input": tiny_models.VOCAB},
+}
+# which are not written
+READ = {
+    "gemma3n": Case(
+        "gemma3n",
+        "Gemma3nTextConfig",
+        GEMMA3N,
+        {
+            **{**WINDOW, "attention.sliding_window_pattern": [True, False] * 2, "attention.shared_kv_layers": 2},
+            **{"feed_forward_length": [96] * 4, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4},
+            **{"altup.num_inputs": 4, "altup.active_idx": 0, "embedding_length_per_layer_input": 16},
+            "activation_sparsity_scale": [0.0, 1.6448535919189453, -math.inf, -math.inf],
+        },
+    ),
 }
 LAID_OUT = {
     # as Command R+

@@ -16,6 +16,7 @@ from tests.hf.tiny_models import COMMON, VOCAB, config
 from tests.io import gguf_cases, gguf_kin_cases
 
 CASES, LAID_OUT = (getattr(gguf_cases, kind) | getattr(gguf_kin_cases, kind) for kind in ("CASES", "LAID_OUT"))
+ALL = CASES | LAID_OUT | gguf_kin_cases.READ
 
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f32", "f16", "q8_0", "q4_0")}
 
@@ -45,7 +46,7 @@ def make(name: str, seed: int = 0) -> Any:
     """The model of a case, with logits far enough apart that rounding doesn't choose tokens."""
     import transformers
 
-    case = (CASES | LAID_OUT)[name]
+    case = ALL[name]
     options = {key: value for key, value in case.options.items() if value is not None or key in NOTHING}
     if case.options.get("head_dim", 0) is None:
         options["head_dim"] = COMMON["hidden_size"] // COMMON["num_attention_heads"]
@@ -81,10 +82,14 @@ def mixed(name: str) -> str:
 
 def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     """The tensors of the file, float32, by the converter's rules."""
-    case, settings = (CASES | LAID_OUT)[name], model.config
+    case, settings = ALL[name], model.config
     names = names_of(case.arch, settings.num_hidden_layers)
     found = {}
     state = {k: v.detach().float() for k, v in model.state_dict().items()}
+    for kind in ("projections", "unembed_projections") if case.arch == "gemma3n" else ():
+        state[f"model.altup_{kind}.weight"] = torch.stack(
+            [state.pop(f"model.altup_{kind}.{i}.weight") for i in range(3)]
+        )
     for key, tensor in state.items():
         if key == "lm_head.weight" and settings.tie_word_embeddings:
             continue
@@ -246,7 +251,7 @@ Tensors = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
 def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tuple[Keys, Tensors]:
     """The metadata and the stored tensors of the file."""
-    case, settings = (CASES | LAID_OUT)[name], model.config
+    case, settings = ALL[name], model.config
     heads = settings.num_attention_heads
     plain = settings.to_dict()  # of Gemma 4 what blocks with a window have
     head = plain.get("head_dim") or settings.hidden_size // heads

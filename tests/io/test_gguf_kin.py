@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import torch
 
 import torch_foundry
-from tests.io.gguf_models import CASES, LAID_OUT, contents, make, write_file
-from torch_foundry import LoadError
+from tests.hf import tiny_models
+from tests.io.gguf_models import ALL, contents, make, write_file
+from torch_foundry import LoadError, save_gguf
 
 stock = functools.cache(make)
 
@@ -38,12 +42,20 @@ stock = functools.cache(make)
         ("cohere2", "attention.sliding_window", 0, "HP_RANGE"),
         ("starcoder2", "use_parallel_residual", True, "HP_RANGE"),
         ("olmo", "attention.clamp_kqv", -1.0, "HP_RANGE"),
+        ("gemma3n", "altup.num_inputs", 3, "HP_RANGE"),
+        ("gemma3n", "altup.active_idx", 4, "HP_RANGE"),
+        ("gemma3n", "attention.shared_kv_layers", 3, "HP_RANGE"),  # none of the kind would be left
+        ("gemma3n", "attention.shared_kv_layers", None, "HP_MISSING"),
+        ("gemma3n", "activation_sparsity_scale", None, "HP_MISSING"),
+        ("gemma3n", "activation_sparsity_scale", [0.0, 1.0], "HP_TYPE"),
+        ("gemma3n", "activation_sparsity_scale", [math.inf] * 4, "HP_TYPE"),
+        ("gemma3n", "feed_forward_length", [96, 96, 96, 0], "HP_RANGE"),
         ("deepseek2-dense", "expert_count", 4, "HP_MISSING"),
     ],
 )
 def test_settings_of_others_are_refused(name: str, key: str, value: Any, code: str, tmp_path: Path) -> None:
     keys, tensors = contents(name, stock(name), lambda _: "f32")
-    arch = (CASES | LAID_OUT)[name].arch
+    arch = ALL[name].arch
     keys[f"{arch}.{key}"] = value
     write_file(tmp_path / "a.gguf", arch, {k: v for k, v in keys.items() if v is not None}, tensors)
     with pytest.raises(LoadError) as caught:
@@ -53,8 +65,50 @@ def test_settings_of_others_are_refused(name: str, key: str, value: Any, code: s
         assert caught.value.field in (f"{arch}.{key}", f"{arch}.expert_used_count")
 
 
-def load(path: Path) -> Any:
-    return torch_foundry.load(path, device="cpu", progress=False, patch=False)[0]
+def load(path: Path, patch: bool = False) -> Any:
+    return torch_foundry.load(path, device="cpu", progress=False, patch=patch)[0]
+
+
+def test_gemma_3n(tmp_path: Path) -> None:
+    """Streams' matrices lie in one tensor; layers that share keys may have some of their own, which nothing uses."""
+    keys, tensors = contents("gemma3n", stock("gemma3n"), lambda _: "f32")
+    for kind in ("k", "v"):
+        tensors[f"blk.3.attn_{kind}.weight"] = tensors[f"blk.1.attn_{kind}.weight"]
+    write_file(tmp_path / "a.gguf", "gemma3n", keys, tensors)
+    model, expected = load(tmp_path / "a.gguf", patch=True), stock("gemma3n")
+    assert model.config.activation_sparsity_pattern == expected.config.activation_sparsity_pattern
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(torch.equal(state[key], value) for key, value in expected.state_dict().items())
+    model.generation_config.eos_token_id = None
+    assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
+    with pytest.raises(ValueError, match=r"expected one of .*, got Gemma3nText"):
+        save_gguf(model, tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize("lost", ["altup_proj.weight", "blk.2.altup_router.weight", "blk.1.attn_k.weight"])
+def test_what_gemma_3n_lacks(lost: str, tmp_path: Path) -> None:
+    keys, tensors = contents("gemma3n", stock("gemma3n"), lambda _: "f32")
+    del tensors[lost]
+    write_file(tmp_path / "a.gguf", "gemma3n", keys, tensors)
+    with pytest.raises(LoadError, match=f"{lost}: .*TENSOR_MISSING"):
+        load(tmp_path / "a.gguf")
+
+
+def test_packed_gemma_3n(tmp_path: Path) -> None:
+    """Of the values that a dense file has."""
+
+    def choose(key: str) -> str:
+        return "f32" if any(part in key for part in ("altup", "laurel_r", ".proj.")) else "q8_0"
+
+    keys, tensors = contents("gemma3n", stock("gemma3n"), choose)
+    write_file(tmp_path / "a.gguf", "gemma3n", keys, tensors)
+    values = {k: (gguf.dequantize(data, kind), gguf.GGMLQuantizationType.F32) for k, (data, kind) in tensors.items()}
+    write_file(tmp_path / "b.gguf", "gemma3n", keys, values)
+    packed, dense = load(tmp_path / "a.gguf", patch=True), load(tmp_path / "b.gguf")
+    with torch.no_grad():
+        found, expected = (model(tiny_models.PROMPT).logits for model in (packed, dense))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_wide_experts_beside_another_that_is_narrow(tmp_path: Path) -> None:

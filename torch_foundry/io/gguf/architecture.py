@@ -29,7 +29,8 @@ class Architecture:
     size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
     outer: tensors beside those of blocks. two_kinds: blocks with a window have heads of another size than those
     without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
-    rotated: whether heads are. latent: attention is multi-head latent attention.
+    rotated: whether heads are. latent: attention is multi-head latent attention. streams: layers lie around one of
+    several residual streams.
     """
 
     config: str
@@ -54,6 +55,7 @@ class Architecture:
     two_kinds: bool = False
     alone: tuple[str, ...] = ()
     latent: bool = False
+    streams: bool = False
     rotated: bool = True
     value_size: str = "linear_value_head_dim"
     shared_size: str = "shared_expert_intermediate_size"

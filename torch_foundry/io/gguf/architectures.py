@@ -60,6 +60,7 @@ from torch_foundry.io.gguf.slots import (
     STATE_SPACE,
     Slot,
 )
+from torch_foundry.io.gguf.streams import GEMMA3N
 
 BIASES = {"attention_bias": QKVO_BIAS, "mlp_bias": MLP_BIAS}
 MIXTRAL = Architecture(
@@ -81,12 +82,7 @@ GEMMA = Architecture("GemmaConfig", (*PRE_NORMS, *QKVO, *MLP), norm_offset=1.0, 
 
 OLMO2 = Architecture(
     "Olmo2Config",
-    (
-        *POST_NORMS,
-        *QKVO,
-        *FULL_NORMS,
-        *MLP,
-    ),
+    (*POST_NORMS, *QKVO, *FULL_NORMS, *MLP),
     options={"attention_bias": QKVO_BIAS},
 )
 OLMO3 = replace(OLMO2, config="Olmo3Config", own_keys=(WINDOW, PATTERN, SWA_BASE), pattern=4)
@@ -230,6 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         scalar_layers=62,
     ),
     "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, two_kinds=True),
+    "gemma3n": GEMMA3N,
     "granite": GRANITE,
     "mistral3": replace(
         MISTRAL,
@@ -240,10 +237,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "ernie4_5": Architecture("Ernie4_5Config", (*PRE_NORMS, *QKVO, *MLP)),
-    "hunyuan-dense": Architecture(
-        "HunYuanDenseV1Config",
-        (*PRE_NORMS, *QKVO, *NORMS_OF_ROTATED_HEADS, *MLP),
-    ),
+    "hunyuan-dense": Architecture("HunYuanDenseV1Config", (*PRE_NORMS, *QKVO, *NORMS_OF_ROTATED_HEADS, *MLP)),
     "glm4": Architecture(
         "Glm4Config",
         (*GLM4_NORMS, *QKVO, *JOINED_MLP),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,7 +60,13 @@ def _apart(rows: Tensor, sizes: Sizes) -> list[Tensor]:
     return [keys.transpose(1, 2), values]
 
 
+def _matrix(index: int, parts: Sequence[Tensor]) -> Tensor:
+    """One of several that lie in one tensor."""
+    return parts[0][index]
+
+
 LAYOUTS = {
+    **{f"matrix {index}": Layout(None, join=partial(_matrix, index)) for index in range(3)},
     "keys and values": Layout(None, join=_keys_and_values, split=_apart),
     "joined": Layout(None),
     "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),

@@ -16,6 +16,7 @@ from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperp
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
+from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.weights import Weight, WeightReader
 
 
@@ -40,11 +41,9 @@ class GgufModel:
             raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
         self.blocks: list[dict[str, int]] = [{}] * self.layers
         self.fields: dict[str, Any] = {}  # of the config, besides those of keys
-        for kind, read in ((self.architecture.two_kinds, two_kinds), (self.architecture.latent, latent)):
-            if kind:
-                self.blocks, self.fields = read(self)
-        if self.architecture.alone:
-            self.blocks, self.fields = alone(self)
+        for kind in (two_kinds, latent, alone, streams):
+            if getattr(self.architecture, kind.__name__):
+                self.blocks, self.fields = kind(self)
         self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes()
         found = self._found()
@@ -103,7 +102,7 @@ class GgufModel:
             inputs = values["embedding_length_per_layer_input"]
             sizes |= {"R": self.fields["global_head_dim"], "P": inputs, "J": inputs * self.layers}
             sizes["Y"] = self.fields.get("vocab_size_per_layer_input", 0)
-        return sizes
+        return sizes | (self.blocks[0] if self.architecture.streams else {})
 
     def _heads_of_blocks(self) -> list[int]:
         """How many heads keys have in each block; 0: it has no attention."""

@@ -113,7 +113,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _architecture(config: Any) -> tuple[str, Architecture]:
     wanted, known = type(config).__name__, dict[str, list[tuple[str, Architecture]]]()
     for name, architecture in ARCHITECTURES.items():
-        for each in (architecture, *architecture.variants.values()):
+        for each in (architecture, *architecture.variants.values()) if not architecture.streams else ():
             known.setdefault(each.config, []).append((name, each))
     if wanted not in known:
         families = ", ".join(each.removesuffix("Config") for each in known)
