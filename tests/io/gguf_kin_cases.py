@@ -11,6 +11,7 @@ EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_lengt
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 2}
 THREE_OF_FOUR = {"sliding_window": 12, "num_hidden_layers": 4}
 WINDOW = {"attention.sliding_window": 12}
+SCALES = {"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0}
 HALF = tiny_models.PARTIAL_ROPE
 PATTERN = {**WINDOW, "attention.sliding_window_pattern": [True, False]}
 
@@ -78,6 +79,7 @@ CASES = {
         },
         {**PATTERN, "logit_scale": 0.25},
     ),
+    "apertus": Case("apertus", "ApertusConfig", {"rope_parameters": PLAIN, "head_dim": 32}),
     "chatglm": Case("chatglm", "GlmConfig", keys={"rope.dimension_count": 16}),
 }
 GEMMA3N = {
@@ -155,8 +157,29 @@ LAID_OUT = {
         },
         {
             **{"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
-            **{"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0},
+            **SCALES,
         },
+    ),
+    # its second layer, which sees all, rotates no heads
+    "granite_swa": Case(
+        "granite_swa",
+        "GraniteSWAConfig",
+        {
+            **{**tiny_models.GRANITE, "sliding_window": 12, "layer_types": tiny_models.MIXED},
+            **{"layer_rope_theta": [1e4, 0.0], "hidden_size": 128, "rope_parameters": PLAIN},
+        },
+        {**PATTERN, **SCALES, "attention.rope_pattern": [True, False]},
+        attention="eager",
+    ),
+    "granite_swa-moe": Case(
+        "granite_swa",
+        "GraniteMoeSWAConfig",
+        {
+            **{**tiny_models.GRANITE, "sliding_window": 12, "layer_types": tiny_models.MIXED, "hidden_size": 128},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": PLAIN},
+        },
+        {**PATTERN, **SCALES, "expert_count": 4, "expert_used_count": 2},
+        attention="eager",
     ),
     # which is Youtu: no layer has experts
     "deepseek2-dense": Case(

@@ -22,7 +22,7 @@ TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in ("f3
 
 
 INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "smollm3", "nemotron_h", "nemotron_h_moe")
-INTERLEAVED += ("arcee", "olmo")
+INTERLEAVED += ("arcee", "olmo", "granite_swa")
 STATE_SPACE = ("A_log", "D", "dt_bias", "conv1d.bias", "conv1d.weight", "norm.weight")  # of Nemotron-H's mixers
 EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 LAYER_NORM = ("nemotron", "jais2", "starcoder2", "stablelm", "phi2", "olmo", "command-r", "cohere2")
@@ -32,12 +32,13 @@ RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemo
 NOTHING = ("sliding_window", "q_lora_rank", "n_group", "topk_group")  # settings that may say so
 
 
-LIKE = {"mellum": "qwen3moe"}  # those that the gguf package doesn't know yet: what their tensors are named like
+# those that the gguf package doesn't know yet: what their tensors are named like
+LIKE = {"mellum": "qwen3moe", "granite_swa": "granite", "granite_swa-moe": "granitemoe"}
 
 
-def names_of(architecture: str, layers: int = 16) -> Any:
-    """The gguf package's map of names."""
-    wanted = LIKE.get(architecture, architecture)
+def names_of(name: str, layers: int = 16) -> Any:
+    """The gguf package's map of names, for a case."""
+    wanted = LIKE.get(name, ALL[name].arch)
     arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == wanted)
     return gguf.get_tensor_name_map(arch, layers)
 
@@ -83,7 +84,7 @@ def mixed(name: str) -> str:
 def converted(name: str, model: Any) -> dict[str, np.ndarray]:
     """The tensors of the file, float32, by the converter's rules."""
     case, settings = ALL[name], model.config
-    names = names_of(case.arch, settings.num_hidden_layers)
+    names = names_of(name, settings.num_hidden_layers)
     found = {}
     state = {k: v.detach().float() for k, v in model.state_dict().items()}
     for kind in ("projections", "unembed_projections") if case.arch == "gemma3n" else ():
@@ -91,10 +92,13 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
             [state.pop(f"model.altup_{kind}.{i}.weight") for i in range(3)]
         )
     for key, tensor in state.items():
-        if key == "lm_head.weight" and settings.tie_word_embeddings:
+        if (key == "lm_head.weight" and settings.tie_word_embeddings) or ".act_fn." in key:
             continue
         if case.arch.startswith("nemotron_h"):
             key = key.replace("model.", "backbone.", 1)
+        if case.arch == "granite_swa" and key.endswith("sinks"):
+            found[f"blk.{key.split('.')[2]}.attn_sinks.weight"] = tensor.numpy()
+            continue
         tensor = multiplied(key, tensor, settings) if case.arch == "falcon-h1" else tensor
         if case.arch == "gpt-oss" and ".experts." in key:
             parts = gpt_oss_experts(key, tensor)
@@ -274,6 +278,9 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
     if head * heads != settings.hidden_size:
         keys |= {"attention.key_length": head, "attention.value_length": head}
     keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
+    if case.arch == "apertus":
+        for number in ("alpha_n", "alpha_p", "beta", "eps"):
+            keys[f"xielu.{number}"] = [float(getattr(layer.mlp.act_fn, number)) for layer in model.model.layers]
     tensors: Tensors = {}
     for tensor, value in converted(name, model).items():
         vector = not tensor.endswith(".weight") or tensor.endswith(("conv1d.weight", "_norm.weight"))

@@ -50,19 +50,28 @@ stock = functools.cache(make)
         ("gemma3n", "activation_sparsity_scale", [0.0, 1.0], "HP_TYPE"),
         ("gemma3n", "activation_sparsity_scale", [math.inf] * 4, "HP_TYPE"),
         ("gemma3n", "feed_forward_length", [96, 96, 96, 0], "HP_RANGE"),
+        ("granite_swa", "attention.sliding_window_pattern", None, "HP_MISSING"),
+        ("granite_swa", "attention.sliding_window", None, "HP_MISSING"),
+        ("granite_swa", "attention.rope_pattern", [True], "HP_TYPE"),
+        ("granite_swa", "attention.rope_pattern", [1, 0], "HP_TYPE"),
+        ("apertus", "xielu.alpha_n", None, "HP_MISSING"),
+        ("apertus", "xielu.alpha_p", [0.5], "HP_TYPE"),
+        ("apertus", "xielu.alpha_p", [0.5, math.inf], "HP_TYPE"),
+        ("apertus", "xielu.beta", [0.5, 0.25], "HP_RANGE"),  # which is in transformers' code
         ("deepseek2-dense", "expert_count", 4, "HP_MISSING"),
     ],
 )
 def test_settings_of_others_are_refused(name: str, key: str, value: Any, code: str, tmp_path: Path) -> None:
     keys, tensors = contents(name, stock(name), lambda _: "f32")
     arch = ALL[name].arch
-    keys[f"{arch}.{key}"] = value
+    full = key if key.startswith("xielu") else f"{arch}.{key}"
+    keys[full] = value
     write_file(tmp_path / "a.gguf", arch, {k: v for k, v in keys.items() if v is not None}, tensors)
     with pytest.raises(LoadError) as caught:
         load(tmp_path / "a.gguf")
     assert caught.value.code == code
     if not code.startswith("TENSOR"):
-        assert caught.value.field in (f"{arch}.{key}", f"{arch}.expert_used_count")
+        assert caught.value.field in (full, f"{arch}.expert_used_count")
 
 
 def load(path: Path, patch: bool = False) -> Any:

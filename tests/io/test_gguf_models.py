@@ -55,7 +55,7 @@ def _file_name(name: str, key: str) -> str:
     stem = key.removesuffix(".weight")
     if name == "mixtral" and "experts" not in stem:
         stem = stem.replace("mlp.gate", "block_sparse_moe.gate")
-    found = names_of(CASES[name].arch).get_name(stem)
+    found = names_of(name).get_name(stem)
     assert found is not None
     return f"{found}.weight"
 

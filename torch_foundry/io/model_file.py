@@ -10,7 +10,7 @@ import transformers
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf import open_gguf
-from torch_foundry.io.gguf.blocks import layer_types
+from torch_foundry.io.gguf.blocks import ROTATED, layer_types, rotated
 from torch_foundry.io.gguf.hyperparameters import shortest
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.slots import OUTPUT
@@ -93,6 +93,8 @@ def make_config(model: GgufModel) -> Any:
         fields["position_embedding_type"] = "rope"
     if architecture.pattern:
         fields["layer_types"] = layer_types(model)
+    if ROTATED in values:
+        fields["layer_rope_theta"] = [fields["rope_parameters"]["rope_theta"] * here for here in rotated(model)]
     if architecture.scalar_layers:
         fields["query_pre_attn_scalar"] = _scalar(model)
     if "sliding_window" in fields:

@@ -30,7 +30,7 @@ class Architecture:
     outer: tensors beside those of blocks. two_kinds: blocks with a window have heads of another size than those
     without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
     rotated: whether heads are. latent: attention is multi-head latent attention. streams: layers lie around one of
-    several residual streams.
+    several residual streams. xielu: the activation function is xIELU, whose numbers are metadata.
     """
 
     config: str
@@ -56,6 +56,7 @@ class Architecture:
     alone: tuple[str, ...] = ()
     latent: bool = False
     streams: bool = False
+    xielu: bool = False
     rotated: bool = True
     value_size: str = "linear_value_head_dim"
     shared_size: str = "shared_expert_intermediate_size"

@@ -10,22 +10,20 @@ from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.dense import DENSE
+from torch_foundry.io.gguf.granite import GRANITES
 from torch_foundry.io.gguf.hybrids import HYBRIDS
 from torch_foundry.io.gguf.keys import (
-    EPSILON,
     EXPERTS,
     GEMMA4_KEYS,
     GROWING_KEYS,
     LATENT_KEYS,
     LOCAL_EXPERTS,
     PATTERN,
-    REQUIRED,
     ROUTED_EXPERTS,
     SCALED_QUERIES,
     SHARED,
     SOFTCAPS,
     SOFTMAX_EXPERTS,
-    STATE_KEYS,
     SWA_BASE,
     TEXT_SECTIONS,
     WINDOW,
@@ -33,15 +31,13 @@ from torch_foundry.io.gguf.keys import (
 )
 from torch_foundry.io.gguf.mixtures import MIXTURES
 from torch_foundry.io.gguf.slots import (
+    BIASES,
     DEEPSEEK_MOE,
     FULL_NORMS,
     GEMMA4,
     GEMMA4_OUTER,
     GLM4_NORMS,
     GPT_OSS_MOE,
-    GRANITE_MLP,
-    GRANITE_MOE,
-    GRANITE_SHARED,
     HEAD_NORMS,
     JOINED_MLP,
     LATE_NORMS,
@@ -57,12 +53,10 @@ from torch_foundry.io.gguf.slots import (
     QKVO_BIAS,
     SANDWICH,
     SHARED_EXPERT,
-    STATE_SPACE,
     Slot,
 )
 from torch_foundry.io.gguf.streams import GEMMA3N
 
-BIASES = {"attention_bias": QKVO_BIAS, "mlp_bias": MLP_BIAS}
 MIXTRAL = Architecture(
     "MixtralConfig",
     (*PRE_NORMS, *QKVO, *MOE),
@@ -86,57 +80,6 @@ OLMO2 = Architecture(
     options={"attention_bias": QKVO_BIAS},
 )
 OLMO3 = replace(OLMO2, config="Olmo3Config", own_keys=(WINDOW, PATTERN, SWA_BASE), pattern=4)
-GRANITE = Architecture(
-    "GraniteConfig",
-    (*PRE_NORMS, *QKVO, *MLP),
-    (
-        Key("attention.scale", "attention_multiplier", float, EPSILON, 1e6),
-        Key("residual_scale", "residual_multiplier", float, EPSILON, 1e6, 1.0),
-        Key("embedding_scale", "embedding_multiplier", float, EPSILON, 1e6, 1.0),
-        Key("logit_scale", "logits_scaling", float, EPSILON, 1e6, 1.0),
-    ),
-    options=BIASES,
-    interleaved=True,
-)
-GRANITE_MIXTURE = replace(
-    GRANITE,
-    config="GraniteMoeConfig",
-    layer=(*PRE_NORMS, *QKVO, *GRANITE_MOE),
-    own_keys=(*GRANITE.own_keys, *LOCAL_EXPERTS),
-    options={"attention_bias": QKVO_BIAS},
-    expert_size="intermediate_size",
-)
-GRANITE_MIXTURE_SHARED = replace(
-    GRANITE_MIXTURE,
-    config="GraniteMoeSharedConfig",
-    layer=(*GRANITE_MIXTURE.layer, *GRANITE_SHARED),
-    own_keys=(*GRANITE_MIXTURE.own_keys, replace(SHARED, default=REQUIRED)),
-    shared_size="shared_intermediate_size",
-)
-GRANITE_HYBRID = replace(
-    GRANITE,
-    config="GraniteMoeHybridConfig",
-    layer=(*PRE_NORMS, *QKVO, *GRANITE_MLP),
-    own_keys=(
-        *(*GRANITE.own_keys, *STATE_KEYS),
-        Key("feed_forward_length", "shared_intermediate_size", int, 1, 1 << 24, REQUIRED),
-    ),
-    options={},
-    constants={"num_local_experts": 0},
-    recurrent=STATE_SPACE,
-    value_size="mamba_d_head",
-    unused=frozenset({"mamba_chunk_size", "position_embedding_type", "intermediate_size", "num_experts_per_tok"}),
-)
-GRANITE_HYBRID_MOE = replace(
-    GRANITE_HYBRID,
-    layer=(*PRE_NORMS, *QKVO, *GRANITE_MOE, *GRANITE_SHARED),
-    own_keys=(*GRANITE.own_keys, *STATE_KEYS, *LOCAL_EXPERTS, replace(SHARED, default=REQUIRED)),
-    constants={},
-    expert_size="intermediate_size",
-    shared_size="shared_intermediate_size",
-    unused=frozenset({"mamba_chunk_size", "position_embedding_type"}),
-)
-
 QWEN2 = Architecture("Qwen2Config", (*PRE_NORMS, *QKVO, *QKV_BIAS, *MLP))
 QWEN3 = Architecture("Qwen3Config", (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MLP), options={"attention_bias": QKVO_BIAS})
 QWEN3MOE = Architecture(
@@ -227,7 +170,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, two_kinds=True),
     "gemma3n": GEMMA3N,
-    "granite": GRANITE,
     "mistral3": replace(
         MISTRAL,
         variants={
@@ -252,7 +194,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         partial_rope=True,
         leading=MLP,
     ),
-    "granitemoe": replace(GRANITE_MIXTURE, variants={"expert_shared_feed_forward_length": GRANITE_MIXTURE_SHARED}),
     "mistral4": MISTRAL4,
     # only DeepSeek V3's kind (GLM-4.7-Flash, too) chooses by sigmoids, and has weights that add up to 1
     "deepseek2": replace(
@@ -286,7 +227,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_size="intermediate_size",
         rope={"yarn": {"truncate": False}},
     ),
-    "granitehybrid": replace(GRANITE_HYBRID, variants={"expert_count": GRANITE_HYBRID_MOE}),
+    **GRANITES,
     **DENSE,
     **MIXTURES,
     **HYBRIDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PATTERN = "attention.sliding_window_pattern"
+PATTERN, ROTATED = "attention.sliding_window_pattern", "attention.rope_pattern"
 GROWTH, GROWTH_FROM = "attention.temperature_scale", "attention.temperature_length"
 RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
 _MOST = 1 << 24  # of such numbers
@@ -20,11 +20,24 @@ def layer_types(model: Any) -> list[str]:
     period: Any = model.architecture.pattern if found is None else found
     if type(period) is int and period > 0:
         local = [bool((index + 1) % period) for index in range(count)]
-    elif hasattr(period, "tolist") and len(period) == count and set(map(type, listed := period.tolist())) <= {bool}:
-        local = listed
     else:
-        raise model.fail("HP_TYPE", PATTERN, f"every which layer sees all, or {count} truth values", repr(found)[:80])
+        local = _of_each(model, PATTERN, f"every which layer sees all, or {count} truth values")
     return [_WINDOW if here else _FULL for here in local]
+
+
+def rotated(model: Any) -> list[bool]:
+    """Which layers rotate their heads, where a file may say so."""
+    if model.values[ROTATED] is None:
+        return [True] * model.layers
+    return _of_each(model, ROTATED, f"{model.layers} truth values")
+
+
+def _of_each(model: Any, name: str, expected: str) -> list[bool]:
+    found = model.values[name]
+    listed: list[bool] = found.tolist() if hasattr(found, "tolist") and len(found) == model.layers else []
+    if set(map(type, listed)) != {bool}:
+        raise model.fail("HP_TYPE", name, expected, repr(found)[:80])
+    return listed
 
 
 def of_each_block(model: Any, name: str) -> list[int]:

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.keys import EPSILON, PATTERN, REQUIRED, WINDOW, Key
-from torch_foundry.io.gguf.slots import JOINED_MLP, MLP, MLP_BIAS, NORM, PRE_NORMS, QKV_BIAS, QKVO, QKVO_BIAS, Slot
+from torch_foundry.io.gguf.slots import (
+    HEAD_NORMS,
+    JOINED_MLP,
+    MLP,
+    MLP_BIAS,
+    NORM,
+    PRE_NORMS,
+    QKV_BIAS,
+    QKVO,
+    QKVO_BIAS,
+    Slot,
+)
 
 
 def _biased(*slots: Slot) -> Iterator[Slot]:
@@ -26,6 +37,7 @@ def _epsilon(field: str) -> tuple[Key, Key]:
 
 LAYER_NORMS = tuple(_biased(*PRE_NORMS))
 LAST_BIAS = Slot("output_norm.bias", "model.norm.bias", "H")
+APERTUS_NORMS = ("attention_layernorm.weight", "feedforward_layernorm.weight")
 PARALLEL = Key("use_parallel_residual", "", bool, 1, 1, REQUIRED)
 SCALE = Key("logit_scale", "logit_scale", float, EPSILON, 1e6, REQUIRED)
 
@@ -128,6 +140,15 @@ COHERE2 = replace(
 GLM = Architecture(
     "GlmConfig", (*PRE_NORMS, *QKVO, *JOINED_MLP), options={"attention_bias": QKV_BIAS}, partial_rope=True
 )
+APERTUS = Architecture(
+    "ApertusConfig",
+    (
+        *(replace(slot, parameter=name) for slot, name in zip(PRE_NORMS, APERTUS_NORMS, strict=True)),
+        *(*QKVO, *HEAD_NORMS, *MLP[1:]),
+    ),
+    options={"attention_bias": QKVO_BIAS},
+    xielu=True,
+)
 
 DENSE: dict[str, Architecture] = {
     "arcee": ARCEE,
@@ -140,4 +161,5 @@ DENSE: dict[str, Architecture] = {
     "command-r": COMMAND_R,
     "cohere2": COHERE2,
     "chatglm": GLM,
+    "apertus": APERTUS,
 }

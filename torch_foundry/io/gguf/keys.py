@@ -53,6 +53,10 @@ SCALED_QUERIES = (  # by position, as of Llama 4
 )
 WINDOW = Key("attention.sliding_window", "sliding_window", int, 0, 1 << 27, 0)
 PATTERN = Key("attention.sliding_window_pattern", "", object, 0, 0)
+ROTATED_WINDOWS = (
+    *(replace(WINDOW, low=1, default=REQUIRED), replace(PATTERN, default=REQUIRED)),
+    Key("attention.rope_pattern", "", object, 0, 0),  # which layers rotate heads
+)
 SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
 EXPERTS = (
     Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),

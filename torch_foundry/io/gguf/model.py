@@ -11,6 +11,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
+from torch_foundry.io.gguf.activations import activations
 from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
@@ -50,6 +51,7 @@ class GgufModel:
         self._own = {name for _, names, _ in found for name in names}
         source = WeightReader(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
         self.weights = {slot.parameter: self._weight(source, slot, names, sizes) for slot, names, sizes in found}
+        self.weights |= activations(self) if self.architecture.xielu else {}
         self.rope = self._rope()
 
     def fail(self, code: str, key: str, expected: str, found: object) -> LoadError:

@@ -99,6 +99,7 @@ MLP_BIAS = (
     Slot("ffn_up.bias", "mlp.up_proj.bias", "F"),
     Slot("ffn_down.bias", "mlp.down_proj.bias", "H"),
 )
+BIASES = {"attention_bias": QKVO_BIAS, "mlp_bias": MLP_BIAS}
 MOE = (
     Slot("ffn_gate_inp.weight", "mlp.gate.weight", "E H"),
     Slot("ffn_gate_exps.weight", "mlp.experts.gate_proj", "E X H"),

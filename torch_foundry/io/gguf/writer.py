@@ -15,9 +15,10 @@ from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.files import replacing
+from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import head_dim, said_of_alone, said_of_latent, said_of_two_kinds
+from torch_foundry.io.gguf.blocks import ROTATED, head_dim, said_of_alone, said_of_latent, said_of_two_kinds
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, MODEL_LAYER, OUTPUT, Slot
@@ -106,6 +107,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if any(quant.get_format(tensor.format).packed for tensor in tensors.values()):
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in values.items() if value is not None}
+    metadata |= said_of_activations(model) if architecture.xielu else {}
     _check(config, metadata, tensors, architecture)
     return metadata, tensors
 
@@ -184,6 +186,8 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
         values["feed_forward_length"] = tensors["blk.0.ffn_gate.weight"].shape[0]
     if "attention.sliding_window_pattern" in {key.name for key in architecture.keys}:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if ROTATED in names:
+        values[ROTATED] = [bool(theta) for theta in config.layer_rope_theta]
     if architecture.latent:
         values |= said_of_latent(config, "blk.0.attn_kv_b.weight" in tensors)
     if architecture.alone:
