@@ -86,8 +86,14 @@ GEMMA3N = {
     **{**tiny_models.GEMMA3N, "num_hidden_layers": 4, "layer_types": tiny_models.MIXED * 2},
     **{"activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0], "vocab_size_per_layer_input": tiny_models.VOCAB},
 }
-# which are not written
+# which are not written, or don't stay packed
 READ = {
+    "falcon": Case(
+        "falcon",
+        "FalconConfig",
+        {"num_attention_heads": 2, "num_kv_heads": 1, "ffn_hidden_size": 256},
+        {"attention.head_count_kv": 1, "feed_forward_length": 256, "tensor_data_layout": "jploski"},
+    ),
     "gemma3n": Case(
         "gemma3n",
         "Gemma3nTextConfig",
@@ -181,6 +187,15 @@ LAID_OUT = {
         {**PATTERN, **SCALES, "expert_count": 4, "expert_used_count": 2},
         attention="eager",
     ),
+    **{
+        f"gptneox-{kind}": Case(
+            "gptneox",
+            "GPTNeoXConfig",
+            {"num_attention_heads": 2, "use_parallel_residual": parallel, "hidden_act": "gelu"},
+            {"rope.dimension_count": 8, "use_parallel_residual": parallel},
+        )
+        for kind, parallel in (("parallel", True), ("in-turn", False))
+    },
     # which is Youtu: no layer has experts
     "deepseek2-dense": Case(
         "deepseek2",

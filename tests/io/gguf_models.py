@@ -25,7 +25,18 @@ INTERLEAVED = ("llama", "mistral3", "granite", "granitehybrid", "granitemoe", "s
 INTERLEAVED += ("arcee", "olmo", "granite_swa")
 STATE_SPACE = ("A_log", "D", "dt_bias", "conv1d.bias", "conv1d.weight", "norm.weight")  # of Nemotron-H's mixers
 EPSILON = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
-LAYER_NORM = ("nemotron", "jais2", "starcoder2", "stablelm", "phi2", "olmo", "command-r", "cohere2")
+LAYER_NORM = (
+    "gptneox",
+    "falcon",
+    "nemotron",
+    "jais2",
+    "starcoder2",
+    "stablelm",
+    "phi2",
+    "olmo",
+    "command-r",
+    "cohere2",
+)
 RAISED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")  # whose norms have 1 added
 
 
@@ -99,6 +110,9 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
         if case.arch == "granite_swa" and key.endswith("sinks"):
             found[f"blk.{key.split('.')[2]}.attn_sinks.weight"] = tensor.numpy()
             continue
+        if case.arch == "gptneox" and "query_key_value" in key:  # a head's queries, keys and values lie together
+            heads = tensor.view(settings.num_attention_heads, 3, -1, *tensor.shape[1:])
+            tensor = heads.transpose(0, 1).reshape(tensor.shape)
         tensor = multiplied(key, tensor, settings) if case.arch == "falcon-h1" else tensor
         if case.arch == "gpt-oss" and ".experts." in key:
             parts = gpt_oss_experts(key, tensor)
@@ -266,7 +280,7 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
         "block_count": settings.num_hidden_layers,
         "feed_forward_length": getattr(settings, "intermediate_size", 96),
         "attention.head_count": heads,
-        "attention.head_count_kv": plain["num_key_value_heads"],
+        "attention.head_count_kv": plain.get("num_key_value_heads", heads),
         f"attention.layer_norm_{rms}epsilon": next(
             (float(found) for name in EPSILON if (found := getattr(settings, name, None))), 1e-5
         ),

@@ -54,6 +54,8 @@ stock = functools.cache(make)
         ("granite_swa", "attention.sliding_window", None, "HP_MISSING"),
         ("granite_swa", "attention.rope_pattern", [True], "HP_TYPE"),
         ("granite_swa", "attention.rope_pattern", [1, 0], "HP_TYPE"),
+        ("gptneox-parallel", "use_parallel_residual", None, "HP_MISSING"),
+        ("falcon", "attention.head_count_kv", 2, "HP_RANGE"),  # of 40B, whose layers are others
         ("apertus", "xielu.alpha_n", None, "HP_MISSING"),
         ("apertus", "xielu.alpha_p", [0.5], "HP_TYPE"),
         ("apertus", "xielu.alpha_p", [0.5, math.inf], "HP_TYPE"),
@@ -118,6 +120,23 @@ def test_packed_gemma_3n(tmp_path: Path) -> None:
     with torch.no_grad():
         found, expected = (model(tiny_models.PROMPT).logits for model in (packed, dense))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_falcon(tmp_path: Path) -> None:
+    """Whose linear layers are of a class of their own, so that what is packed becomes dense."""
+    keys, tensors = contents("falcon", stock("falcon"), lambda _: "f32")
+    write_file(tmp_path / "a.gguf", "falcon", keys, tensors)
+    model, expected = load(tmp_path / "a.gguf", patch=True), stock("falcon")
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in expected.state_dict().items())
+    model.generation_config.eos_token_id = None
+    assert tiny_models.tokens(model) == tiny_models.tokens(expected) and tiny_models.fused_all(model)
+    save_gguf(model, tmp_path / "b.gguf")
+    again = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "b.gguf").tensors}
+    assert again.keys() == tensors.keys() and all((again[key] == tensors[key][0]).all() for key in again)
+    keys, tensors = contents("falcon", stock("falcon"), lambda _: "q8_0")
+    write_file(tmp_path / "c.gguf", "falcon", keys, tensors)
+    weight = load(tmp_path / "c.gguf").transformer.h[1].mlp.dense_h_to_4h.weight
+    assert torch.equal(weight, torch.from_numpy(gguf.dequantize(*tensors["blk.1.ffn_up.weight"])))
 
 
 def test_wide_experts_beside_another_that_is_narrow(tmp_path: Path) -> None:

@@ -101,8 +101,10 @@ def make_config(model: GgufModel) -> Any:
         fields["sliding_window"] = fields["sliding_window"] or None
     if fields.get("attention_multiplier", 1) is None:
         fields["attention_multiplier"] = model.sizes["D"] ** -0.5
+    kind = getattr(transformers, architecture.config)
+    fields = {key: value for key, value in fields.items() if not isinstance(getattr(kind, key, None), property)}
     try:
-        return getattr(transformers, architecture.config)(**fields)
+        return kind(**fields)
     except Exception as error:  # whatever its checks raise
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise LoadError("HP_RANGE", model.file, model.name, expected="what transformers takes", found=line) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_foundry.io.gguf.keys import COMMON, Key
-from torch_foundry.io.gguf.slots import EMBEDDING, NORM, Slot
+from torch_foundry.io.gguf.slots import EMBEDDING, MODEL_LAYER, NORM, Slot
 
 FEED_FORWARD = ("mlp.", "feed_forward.")  # what parameters of such blocks begin with
 
@@ -31,6 +31,7 @@ class Architecture:
     without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
     rotated: whether heads are. latent: attention is multi-head latent attention. streams: layers lie around one of
     several residual streams. xielu: the activation function is xIELU, whose numbers are metadata.
+    block: what the names of a block's parameters begin with.
     """
 
     config: str
@@ -48,6 +49,7 @@ class Architecture:
     kind: str = "linear_attention"
     embedding: Slot = EMBEDDING
     norm: Slot | None = NORM
+    block: str = MODEL_LAYER
     leading: tuple[Slot, ...] = ()
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.keys import EPSILON, PATTERN, REQUIRED, WINDOW, Key
 from torch_foundry.io.gguf.slots import (
+    EMBEDDING,
     HEAD_NORMS,
     JOINED_MLP,
     MLP,
@@ -149,6 +150,49 @@ APERTUS = Architecture(
     options={"attention_bias": QKVO_BIAS},
     xielu=True,
 )
+# whose files don't say which GELU it has; llama.cpp has one for all
+GPT_NEOX = Architecture(
+    "GPTNeoXConfig",
+    (
+        *LAYER_NORMS,
+        Slot("attn_qkv.weight", "attention.query_key_value.weight", "Q+Q+Q H", layout="by head"),
+        Slot("attn_qkv.bias", "attention.query_key_value.bias", "Q+Q+Q", layout="by head"),
+        *_biased(
+            replace(QKVO[3], parameter="attention.dense.weight"),
+            replace(MLP[1], parameter="mlp.dense_h_to_4h.weight"),
+            replace(MLP[2], parameter="mlp.dense_4h_to_h.weight"),
+        ),
+    ),
+    (*_epsilon("layer_norm_eps"), Key("use_parallel_residual", "use_parallel_residual", bool, 0, 1, REQUIRED)),
+    partial_rope=True,
+    constants={"attention_bias": True},
+    embedding=replace(EMBEDDING, parameter="gpt_neox.embed_in.weight"),
+    norm=replace(NORM, parameter="gpt_neox.final_layer_norm.weight"),
+    block="gpt_neox.layers.{}.",
+    outer=(replace(LAST_BIAS, parameter="gpt_neox.final_layer_norm.bias"),),
+)
+# of 7B, whose queries share one key
+FALCON = Architecture(
+    "FalconConfig",
+    (
+        *LAYER_NORMS[:2],
+        Slot("attn_qkv.weight", "self_attention.query_key_value.weight", "Q+K+K H"),
+        replace(QKVO[3], parameter="self_attention.dense.weight"),
+        replace(MLP[1], parameter="mlp.dense_h_to_4h.weight"),
+        replace(MLP[2], parameter="mlp.dense_4h_to_h.weight"),
+    ),
+    (
+        *_epsilon("layer_norm_epsilon"),
+        Key("attention.head_count_kv", "", int, 1, 1, REQUIRED),
+        Key("feed_forward_length", "ffn_hidden_size", int, 1, 1 << 24, REQUIRED),
+    ),
+    constants={"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "alibi": False},
+    unused=frozenset({"num_kv_heads"}),
+    embedding=replace(EMBEDDING, parameter="transformer.word_embeddings.weight"),
+    norm=replace(NORM, parameter="transformer.ln_f.weight"),
+    block="transformer.h.{}.",
+    outer=(replace(LAST_BIAS, parameter="transformer.ln_f.bias"),),
+)
 
 DENSE: dict[str, Architecture] = {
     "arcee": ARCEE,
@@ -162,4 +206,6 @@ DENSE: dict[str, Architecture] = {
     "cohere2": COHERE2,
     "chatglm": GLM,
     "apertus": APERTUS,
+    "gptneox": GPT_NEOX,
+    "falcon": FALCON,
 }

@@ -60,6 +60,11 @@ def _apart(rows: Tensor, sizes: Sizes) -> list[Tensor]:
     return [keys.transpose(1, 2), values]
 
 
+def _by_head(sizes: Sizes) -> Tensor:
+    """Queries, keys and values of the first head, of the second ...; in files all queries, then all keys ..."""
+    return torch.arange(3 * sizes["Q"]).view(3, sizes["A"], -1).transpose(0, 1).reshape(-1)
+
+
 def _matrix(index: int, parts: Sequence[Tensor]) -> Tensor:
     """One of several that lie in one tensor."""
     return parts[0][index]
@@ -71,6 +76,7 @@ LAYOUTS = {
     "joined": Layout(None),
     "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),
     "key heads": Layout(_by_key_head),
+    "by head": Layout(_by_head),
     "decay": Layout(None, negated=True),
     "tiled decay": Layout(lambda sizes: _tiled(sizes, 1), negated=True),
     "tiled heads": Layout(lambda sizes: _tiled(sizes, 1)),

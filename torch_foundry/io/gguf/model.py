@@ -16,7 +16,7 @@ from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, MODEL_LAYER, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
 from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.weights import Weight, WeightReader
 
@@ -164,7 +164,7 @@ class GgufModel:
         options = [slot for option in self.options() for slot in self.architecture.options[option]]
         for slot in (*slots, *options):
             if not slot.needs or sizes.get(slot.needs):
-                parameter = MODEL_LAYER.format(layer) + slot.parameter
+                parameter = self.architecture.block.format(layer) + slot.parameter
                 yield [prefix + name for name in slot.tensors], replace(slot, parameter=parameter), sizes
 
     def options(self) -> list[str]:

@@ -21,7 +21,7 @@ from torch_foundry.io.gguf.architectures import ARCHITECTURES
 from torch_foundry.io.gguf.blocks import ROTATED, head_dim, said_of_alone, said_of_latent, said_of_two_kinds
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
-from torch_foundry.io.gguf.slots import BLOCK, MODEL_LAYER, OUTPUT, Slot
+from torch_foundry.io.gguf.slots import BLOCK, OUTPUT, Slot
 from torch_foundry.io.gguf.stored import Tensor, find, state_sizes, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
@@ -131,7 +131,7 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
             yield slot
     options: list[Slot] = []
     for group in architecture.options.values():
-        if find(model, MODEL_LAYER.format(0) + group[0].parameter) is not None:
+        if find(model, architecture.block.format(0) + group[0].parameter) is not None:
             options += group
     dense = next((key.field for key in architecture.keys if key.name == "leading_dense_block_count"), "")
     for index in range(model.config.num_hidden_layers):
@@ -139,7 +139,7 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
         leading = index < getattr(model.config, dense, 0)
         for slot in (*architecture.slots(recurrent, leading), *options):
             tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
-            parameter = MODEL_LAYER.format(index) + slot.parameter
+            parameter = architecture.block.format(index) + slot.parameter
             found = find(model, parameter) if slot.needs else None
             # a matrix that makes keys and values lies in one tensor if it is packed, else in two
             if found and architecture.latent and slot.needs in "BW":
