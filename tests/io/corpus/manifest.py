@@ -16,6 +16,7 @@ from . import (
     mixers,
     models,
     packed_blocks,
+    packed_compressed,
     packed_floats,
     packed_folders,
     packed_words,
@@ -38,6 +39,7 @@ TABLES: dict[str, Table] = {
     "packed words": packed_words.P,
     "packed blocks": packed_blocks.P,
     "packed floats": packed_floats.P,
+    "compressed-tensors": packed_compressed.P,
     "folders of models": packed_folders.P,
     "tokenizers of folders": words.P,
 }

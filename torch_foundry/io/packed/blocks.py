@@ -148,6 +148,26 @@ def two_halves(codes: torch.Tensor, run: int) -> torch.Tensor:
     return nibbles[..., 0, :] | nibbles[..., 1, :] << 4
 
 
+def small_floats(
+    parts: Parts, name: str, shape: tuple[int, ...], mode: str, scales: TensorInfo, factor: torch.Tensor | None = None
+) -> Weight:
+    """A matrix of `mode` (mxfp4, mxfp8, nvfp4), two codes a byte but for mxfp8. factor: of all NVFP4's, float32 [1]."""
+    block = 64 if mode == "nvfp4" else 32
+    parts.group_of(name, shape[-1], block)
+
+    def blocks(start: int, stop: int) -> torch.Tensor:
+        exponents = parts.read(scales.name, start, stop).view(torch.uint8)
+        check_exponents(parts, scales.name, mode, exponents)
+        codes = parts.read(name, start, stop).view(torch.uint8)
+        if mode != "mxfp8":
+            codes = two_halves(codes, 16 if mode == "mxfp4" else 8)
+        rows = codes.view(*exponents.shape[:-1], shape[-1] // block, -1)
+        made = torch.cat((exponents.view(*rows.shape[:-1], -1), rows), -1)
+        return made if factor is None else torch.cat((as_bytes(factor).expand(*made.shape[:-1], 4), made), -1)
+
+    return blocks_weight(shape, mode if factor is None else f"{mode}_f32", name, blocks)
+
+
 def check_exponents(parts: Parts, name: str, fmt: str, exponents: torch.Tensor) -> None:
     """Refuse scales of the tensor `name`, bytes of `fmt`, with which a weight is no finite number."""
     (_, kind), *_ = quant.FORMATS[fmt].scales

@@ -8,6 +8,7 @@ Activations are not quantised, whatever the settings say of them: their factors 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,33 +29,11 @@ def weights(parts: Parts, settings: Settings) -> dict[str, Weight]:
     """All weights of the container, by name. `weight_block_size`: rows and columns that share a scale; if it is absent
     or null, the shape of the scales says it."""
     settings.text("activation_scheme", ("dynamic", "static"), "dynamic")
-    return _weights(parts, _square(settings, "weight_block_size"))
+    return matrices(parts, square_of(settings, "weight_block_size"))
 
 
-def compressed(parts: Parts, settings: Settings) -> dict[str, Weight]:
-    """The same for compressed-tensors, whose other formats are refused."""
-    settings.text("format", ("float-quantized",))
-    groups = settings.values.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        raise settings.error("config_groups", "groups of layers", groups)
-    if settings.values.get("transform_config"):
-        raise settings.error("transform_config", "none", settings.values["transform_config"])
-    squares = set()
-    for name, group in groups.items():
-        said = group.get("weights") if isinstance(group, dict) else None
-        where = f"{settings.where}.config_groups.{name}.weights"
-        own = Settings(settings.file, said if isinstance(said, dict) else {}, where)
-        own.text("type", ("float",))
-        own.integer("num_bits", (8,))
-        if not own.flag("symmetric", True):
-            raise own.error("symmetric", "true", False)
-        squares.add(_square(own, "block_structure"))
-    if len(squares) > 1:
-        raise settings.error("config_groups", "the same block_structure in all", sorted(map(str, squares)))
-    return _weights(parts, squares.pop())
-
-
-def _square(settings: Settings, name: str) -> Square | None:
+def square_of(settings: Settings, name: str) -> Square | None:
+    """Rows and columns that share a scale, by the setting `name`; None: it says nothing."""
     value: Any = settings.values.get(name)
     if value is None:
         return None
@@ -64,9 +43,10 @@ def _square(settings: Settings, name: str) -> Square | None:
     return value[0], value[1]
 
 
-def _weights(parts: Parts, square: Square | None) -> dict[str, Weight]:
-    tensors, found, beside = parts.container.tensors, dict[str, Weight](), set[str]()
-    for name in [name for name, info in tensors.items() if info.format == "f8_e4m3"]:
+def matrices(parts: Parts, square: Square | None, others: Iterable[str] = ()) -> dict[str, Weight]:
+    """All weights of the container but `others`, tensors that are read otherwise."""
+    tensors, found, beside = parts.container.tensors, dict[str, Weight](), set(others)
+    for name in [name for name, info in tensors.items() if info.format == "f8_e4m3" and name not in beside]:
         scales = next((f"{name}{s}" for s in _SUFFIXES if f"{name}{s}" in tensors), f"{name}{_SUFFIXES[0]}")
         prefix = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
         beside |= {name, scales, *(f"{prefix}{each}" for each in _OF_ACTIVATIONS)}

@@ -70,12 +70,12 @@ def _gptq(parts: Parts, base: str, bits: int, group: int, offset: int, ordered: 
         for start, stop in chunks(outputs, inputs * 8):
             stream = stored[:, start:stop].t()
             if order is not None:
-                codes = _codes(stream, bits)  # of all ways to pick columns of bytes, torch.gather is the fastest
+                codes = codes_of(stream, bits)  # of all ways to pick columns of bytes, torch.gather is the fastest
                 stream = _words(codes.gather(1, order.expand(len(codes), -1)), bits)
             out[start:stop, :, 1:] = stream.reshape(stop - start, out.shape[1], -1)
 
     def zeros() -> torch.Tensor:
-        return _codes(parts.read(f"{base}.qzeros"), bits).to(torch.int16) + offset & (1 << bits) - 1
+        return codes_of(parts.read(f"{base}.qzeros"), bits).to(torch.int16) + offset & (1 << bits) - 1
 
     return layer.weight(fill, zeros, order)
 
@@ -89,7 +89,7 @@ def _awq(parts: Parts, base: str, group: int) -> Weight:
     order = torch.tensor(_AWQ_COLUMNS).argsort()
 
     def columns(tensor: torch.Tensor) -> torch.Tensor:  # codes [rows, outputs]
-        return _codes(tensor, 4).view(tensor.shape[0], -1, 8)[..., order].flatten(1)
+        return codes_of(tensor, 4).view(tensor.shape[0], -1, 8)[..., order].flatten(1)
 
     def fill(out: torch.Tensor) -> None:
         for start, stop in chunks(inputs // layer.block, words * 8 * layer.block):
@@ -180,7 +180,7 @@ def _order(parts: Parts, base: str, inputs: int, group: int, ordered: bool) -> t
     return torch.argsort(index, stable=True)
 
 
-def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:
     """The codes [..., n * 32 / bits] of a stream of bits in int32 words [..., n], the first in the lowest: uint8."""
     stream = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -194,7 +194,7 @@ def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `_codes`."""
+    """The inverse of `codes_of`."""
     codes = codes.contiguous()
     if bits == 3:
         codes, bits = codes.unsqueeze(-1) >> torch.arange(3, dtype=torch.uint8) & 1, 1

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
-from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, check_exponents, two_halves
+from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, small_floats
 from torch_foundry.io.weights import Weight
 
 _RAISED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
@@ -171,7 +170,7 @@ def _weight(parts: Parts, base: str, settings: Settings) -> Weight:
         return _affine(parts, base, shape, f"affine{bits}_g{group}_{scales.format}")
     if f"{base}.biases" in parts.container.tensors:
         raise parts.error("TENSOR_EXTRA", f"{base}.biases", f"none: {mode} has scales alone", "one")
-    return _floats(parts, base, shape, mode, scales)
+    return small_floats(parts, name, shape, mode, scales)
 
 
 def _affine(parts: Parts, base: str, shape: tuple[int, ...], fmt: str) -> Weight:
@@ -181,19 +180,3 @@ def _affine(parts: Parts, base: str, shape: tuple[int, ...], fmt: str) -> Weight
         return torch.cat((as_bytes(scales), as_bytes(biases), codes), -1)
 
     return blocks_weight(shape, fmt, f"{base}.weight", blocks)
-
-
-def _floats(parts: Parts, base: str, shape: tuple[int, ...], mode: str, scales: TensorInfo) -> Weight:
-    block = 64 if mode == "nvfp4" else 32
-    parts.group_of(f"{base}.weight", shape[-1], block)
-
-    def blocks(start: int, stop: int) -> torch.Tensor:
-        exponents = parts.read(scales.name, start, stop)
-        check_exponents(parts, scales.name, mode, exponents)
-        codes = parts.read(f"{base}.weight", start, stop).view(torch.uint8)
-        if mode != "mxfp8":
-            codes = two_halves(codes, 16 if mode == "mxfp4" else 8)
-        rows = codes.view(*exponents.shape[:-1], shape[-1] // block, -1)
-        return torch.cat((exponents.view(*rows.shape[:-1], -1), rows), -1)
-
-    return blocks_weight(shape, mode, f"{base}.weight", blocks)
