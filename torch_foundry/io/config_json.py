@@ -80,7 +80,7 @@ def without_code(settings: Any) -> Any:
         return [without_code(each) for each in settings]
     if not isinstance(settings, dict):
         return settings
-    return {k: without_code(v) for k, v in settings.items() if k not in _CODE and not _IMPLEMENTATION.match(k)}
+    return {k: without_code(v) for k, v in settings.items() if k not in _CODE and not _IMPLEMENTATION.match(str(k))}
 
 
 def make_config(settings: dict[str, Any], kind: str, file: Path) -> Any:

@@ -93,16 +93,14 @@ def _model_of(config: Any, kind: str, path: Path, of_mlx: bool) -> tuple[Any, Pa
 
 def _of_text(config: Any, kind: str, path: Path) -> Any:
     """The config of a decoder that is given texts alone; LoadError ARCH_UNKNOWN if transformers has no such model."""
-    import transformers
-
     if class_name(config.model_type):
         return config
     if (same := _SAME.get(config.model_type)) is None:
         expected = "one whose decoder transformers has without towers, which in mlx's folders are mlx's own"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=expected, found=kind)
-    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
+    rope = {name: value for name, value in (config.rope_parameters or {}).items() if not name.startswith("mrope")}
     settings = {**config.to_dict(), "model_type": same, "rope_parameters": rope}
-    return transformers.CONFIG_MAPPING[same].from_dict(settings)
+    return make_config(settings, same, path / CONFIG)
 
 
 def _generation_config(path: Path) -> Any:
