@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tempfile
@@ -17,6 +18,7 @@ from textual.events import Paste
 from textual.pilot import Pilot
 from transformers import AutoTokenizer
 
+import torch_foundry
 from tests.chat.conftest import Scripted
 from tests.chat.test_app import SCREENS, drawn, drive, idle, screen, send
 from tests.chat.test_plain import chat
@@ -264,6 +266,25 @@ def test_a_pipe_and_the_command_line(
     assert "is shown no images: it was loaded with --no-images" in capsys.readouterr().err
     assert chat(monkeypatch, "What?\n", "--image", str(red)) == 2
     assert "--image: the demo model is shown no images: only the folder of a model" in capsys.readouterr().err
+
+
+def test_packed_weights_see(
+    seeing: Any, red: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    model, processor = seeing
+    packed = torch_foundry.patch(copy.deepcopy(model), quantize="q8_0")
+    for each in (packed, processor):
+        each.save_pretrained(tmp_path)
+    expected = talk((packed, processor))
+    expected.attach(red)
+    expected.ask("What is this?", unheard)
+    options = [str(tmp_path), "--image", str(red), "--set", "max_new_tokens=6"]
+    assert chat(monkeypatch, "What is this?\n", *options) == 0
+    assert capsys.readouterr().out == said(expected) + "\n"
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
+    assert chat(monkeypatch, "What?\n", *options) == 2
+    assert "its weights are packed, and of such folders only the decoder is loaded" in capsys.readouterr().err
 
 
 if __name__ == "__main__":  # draws the screen again

@@ -128,13 +128,23 @@ def why_blind(args: argparse.Namespace) -> str:
         return "it is no model that is known to see them"
     if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         return "its folder has no processor of images (preprocessor_config.json)"
-    if config.get("quantization_config"):
-        return "its weights are packed, and packed models are loaded without what sees images"
+    if config.get("quantization_config") and not _whole(config):
+        return "its weights are packed, and of such folders only the decoder is loaded"
     return ""
 
 
+def _whole(config: dict[str, Any]) -> bool:
+    """Whether `torch_foundry.load` loads what sees images, too: not of mlx's folders, nor where transformers has the
+    decoder as a model of its own (Qwen3.5)."""
+    from torch_foundry.io.parameters import class_name
+
+    name = class_name(str(config.get("model_type"))) or ""
+    return "quantization" not in config and name.endswith("ForConditionalGeneration")
+
+
 def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The same of a model that is shown images, whole, by transformers, and its processor."""
+    """The same of a model that is shown images, whole, and its processor: packed weights by our loader, others by
+    transformers."""
     path = find_model(args.model) if args.model else None
     if path is None or not path.is_dir():
         raise UserError("--images: expected the folder of a model that is shown images")
@@ -144,6 +154,7 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     import transformers
 
     from torch_foundry.core import devices
+    from torch_foundry.io.load import load as load_model
     from torch_foundry.text import adopt
 
     device = find_device(args.device)
@@ -161,7 +172,11 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         if not tokenizer.chat_template:
             tokenizer.chat_template = processor.chat_template
         processor.tokenizer = adopt(tokenizer, path)
-        model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options).to(device).eval()
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if config.get("quantization_config") and _whole(config):
+            model, _ = load_model(path, device=device, dtype=options["dtype"], patch=False)
+        else:
+            model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options).to(device).eval()
     except Exception as error:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
     return model, processor.tokenizer, processor
