@@ -23,6 +23,7 @@ from tests.io import words
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
 pytestmark = pytest.mark.tier("models")
+mx.set_default_device(mx.cpu)
 SIZES = {"hidden_size": 128, "intermediate_size": 192}  # rows of whole groups, and heads of 32 wherever mlx computes it
 IDS = torch.randint(5, 100, (1, 10), generator=torch.Generator().manual_seed(1))  # within all windows
 ALIKE = 2e-5  # of logits, in deviations: two ways to add in float32
