@@ -111,6 +111,8 @@ one("47", "scales of groups of no whole length", "PACK_SHAPE",
 one("49", "groups of 16", "PACK_GROUP", lambda f: f.put(S, filled("BF16", [ROWS, 8], b"\x80\x3c")))
 one("51", "first scale NaN", "NONFINITE", lambda f: f.first(S, b"\xc0\x7f"), S)
 one("53", "last scale too large for its zero", "NONFINITE", lambda f: f.last(S, b"\x7f\x7f"), S)
+one("95", "a scale that holds for 8 but not for 15", "NONFINITE", lambda f: f.last(S, b"\xee\x7d"), S)
+one("97", "a scale of float16 that doesn't hold for 128", "NONFINITE", lambda f: f.last(S, f16(1000)), S, bytes_)
 one("55", "zeros of floats", "PACK_TYPE", lambda f: f.put(Z, filled("F16", [16, 2], f16(1))), Z)
 one("57", "zeros of other rows", "PACK_SHAPE", lambda f: f.shaped(Z, 15, 2), Z, lambda: words(zeros=True))
 one("59", "zeros beside codes of 6 bits", "PACK_TYPE", lambda f: f.put(Z, filled("I32", [24, 2])), Z, lambda: words(6))

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from tests.io.corpus import packed_compressed as compressed
 from tests.io.corpus.packed_bytes import (
     LAYER,
     STATE,
@@ -44,14 +45,18 @@ LEAVES = (
     "weight", "scales", "biases", "qweight", "qzeros", "g_idx", "order", "weight.absmax", "weight.quant_map", "evil",
     "weight.nested_absmax", "weight.nested_quant_map", "weight.quant_state.bitsandbytes__nf4",
     "weight.quant_state.bitsandbytes__fp4", "weight_scale_inv", "weight_scale",
+    "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale",
 )  # fmt: skip
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "I64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1}
 SOUND: tuple[Callable[[], Folder], ...] = (
     affine, lambda: affine(3, 32), lambda: affine(8, 64), lambda: floats("mxfp4"), lambda: floats("mxfp8"),
     lambda: floats("nvfp4"), gptq, lambda: gptq(8, 64), lambda: gptq(3, 64), lambda: gptq(2, 128), awq, bitsandbytes,
     lambda: bitsandbytes(False), own, lambda: own("affine4_g64_f16", 64, 36, f16(0.01, -0.1)),
     lambda: own("int4_g64", 64, 36, f16(0.01, 0)), lambda: own("nf4", 64, 36, f32(0.01)),
     fp8, lambda: fp8(32), fp8_rows,
+    compressed.words, lambda: compressed.words(3), lambda: compressed.words(8, zeros=True),
+    compressed.bytes_, lambda: compressed.bytes_(zeros=True), lambda: compressed.floats("nvfp4"),
+    lambda: compressed.floats("mxfp4"),
 )  # fmt: skip
 Change = Callable[[random.Random, Folder], None]
 STRATEGIES: dict[str, Change] = {}

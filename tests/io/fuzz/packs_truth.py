@@ -13,10 +13,13 @@ AWQ = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble that holds each output
 
 
 def values(container: Any, weight: Weight, settings: dict[str, Any]) -> torch.Tensor | None:
-    """float64 [outputs, inputs] of a matrix of mlx's affine groups, GPTQ, AWQ or FP8; None of others."""
+    """float64 [outputs, inputs] of a matrix of mlx's affine groups, GPTQ, AWQ, FP8 or compressed-tensors' integers;
+    None of others."""
     base, method = weight.source.rpartition(".")[0], settings.get("quant_method", "mlx")
     if len(weight.shape) == 2 and weight.format.startswith("fp8"):
         return _eight_bits(container, weight, settings.get("weight_block_size") if "fp8" in method else None)
+    if len(weight.shape) == 2 and method == "compressed-tensors" and weight.format.startswith(("affine", "int")):
+        return _compressed(container, weight)
     affine = method == "mlx" and weight.format.startswith("affine")
     if len(weight.shape) != 2 or not (affine or method in ("awq", "gptq")):
         return None
@@ -42,6 +45,25 @@ def values(container: Any, weight: Weight, settings: dict[str, Any]) -> torch.Te
         if f"{base}.g_idx" in container.tensors:
             index = read("g_idx")
     return torch.from_numpy(((codes - zeros[index]) * scales[index]).T.copy())
+
+
+def _compressed(container: Any, weight: Weight) -> torch.Tensor:
+    """compressed-tensors' integers, of which the middle of the range is 0 unless there are zeros."""
+    base, (rows, columns) = weight.source.rpartition(".")[0], weight.shape
+    stored = container.read(weight.source).numpy()
+    scales = container.read(f"{base}.weight_scale").double().numpy()
+    name = f"{base}.weight_zero_point"
+    zeros = container.read(name).numpy() if name in container.tensors else np.zeros((rows, 1), np.int8)
+    if stored.dtype == np.int8:
+        codes, bits = stored.astype(np.int64), 8
+    else:
+        bits = stored.shape[1] * 32 // columns
+        codes = _unpacked(stored.view(np.uint8), bits) - (1 << bits - 1)
+    if zeros.dtype == np.int32:
+        zeros = _unpacked(np.ascontiguousarray(zeros.T).view(np.uint8), bits)[:, :rows].T - (1 << bits - 1)
+    group = columns // scales.shape[1]
+    zeros = np.broadcast_to(zeros.astype(np.int64), scales.shape)
+    return torch.from_numpy((codes - np.repeat(zeros, group, 1)) * np.repeat(scales, group, 1))
 
 
 def _eight_bits(container: Any, weight: Weight, square: list[int] | None) -> torch.Tensor:

@@ -130,8 +130,9 @@ def _integers(parts: Parts, base: str, name: str, shape: tuple[int, int], bits: 
     def centred(start: int, stop: int) -> torch.Tensor:
         factors = parts.read(scales.name, start, stop)
         least = factors * -half  # exact: a power of two
-        if parts.finite(scales.name) and not bool(least.isfinite().all()):
-            raise parts.error("NONFINITE", scales.name, f"scales that hold for {half}", "a larger one")
+        most = factors.float() * (2 * half - 1)  # before the least is added
+        if parts.finite(scales.name) and not bool((least.isfinite() & most.isfinite()).all()):
+            raise parts.error("NONFINITE", scales.name, f"scales that hold for {2 * half - 1}", "a larger one")
         return torch.cat((as_bytes(of_blocks(factors)), as_bytes(of_blocks(least)), codes(start, stop)), -1)
 
     if zero_tensor is None:
