@@ -73,7 +73,8 @@ def load(
     """Load a model and its tokenizer; returns (model, tokenizer), the model patched and in eval mode.
 
     path: a GGUF file (any part of a split one), or a folder with safetensors or with one GGUF. Packed weights stay
-    packed, each in its own format, and are read once, directly to where they stay.
+    packed, each in its own format, and are read once, directly to where they stay. A folder of a model that is shown
+    images gives all of it; where that is Qwen3.5's, or mlx wrote the folder, the decoder.
 
     device: default "mps" if kernels can run there, else "cuda", else "cpu".
     dtype: of activations, norms and whatever else isn't packed. Default: float32 on the CPU. Elsewhere the 16-bit dtype
