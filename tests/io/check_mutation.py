@@ -36,7 +36,18 @@ MODULES = (
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else
 # Calls that do nothing but check.
 CHECKERS = {
-    "io": {"part", "group_of", "text", "integer", "flag", "check_layers", "check_sizes", "check_words", "within"},
+    "io": {
+        "part",
+        "group_of",
+        "text",
+        "integer",
+        "flag",
+        "check_layers",
+        "check_towers",
+        "check_sizes",
+        "check_words",
+        "within",
+    },
     "text": {"spend", "look", "read", "_number", "_items", "_width", "length"},
 }
 RAISERS = {"fail", "_fail", "_misplaced", "refuse"}

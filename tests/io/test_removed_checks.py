@@ -31,10 +31,9 @@ REDUNDANT = {
     " are no numbers",
     "text.vocabulary: array.ndim != 1": "GGUF has no arrays of arrays: for metadata that come from elsewhere",
     "io.config_json: type(each) is not int": "newer transformers checks types itself, and first",
-    "io.config_json: type(count) is int and count > len(numbers)": "layers without tensors are found when they"
-    " have been built, at more cost",
-    "io.model_directory: check_layers(config.get_text_config(), container.tensors, path)": "the same",
-    "io.model_directory: len(name) > LONGEST_NAME and (not permits('TENSOR_EXTRA', name))": "the model has no such"
+    "io.model_directory: check_layers(config.get_text_config(), container.tensors, path)": "layers without tensors are"
+    " found when they have been built, at more cost",
+    "io.model_directory: len(tensor) > LONGEST_NAME and (not permits('TENSOR_EXTRA', tensor))": "the model has no such"
     " parameter, which is found later, at more cost",
     "io.words.folder: not isinstance(made, PreTrainedTokenizerFast)": "classes of other kinds are refused by name;"
     " for what transformers makes of folders without tokenizer.json",

@@ -18,7 +18,7 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError, is_fault
 from torch_foundry.hf.api import patch
 from torch_foundry.hf.report import LAYERS_ONLY, WHOLE, build_report, outcome
 from torch_foundry.io.assemble import Plan, build
-from torch_foundry.io.config_json import check_layers, make_config, read_config
+from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.load import open_container, open_model
 from torch_foundry.io.model_directory import CONFIG
@@ -183,6 +183,7 @@ def _as_stock(known: dict[str, Any], path: Path, container: Container, device: t
     model_class = getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
     if kind not in transformers.CONFIG_MAPPING or not isinstance(model_class, type):
         return False
+    check_towers(settings, container.tensors, path)
     config = make_config(settings, str(kind), path / CONFIG)
     text = config.get_text_config()
     if wrappers and text is config:

@@ -19,6 +19,7 @@ _MOST_OBJECTS = 10_000  # a layer's own settings are one
 _CODE = {"auto_map", "custom_pipelines"}
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?$")
 _LAYERS = "num_hidden_layers"
+_DEPTHS = (_LAYERS, "depth", "num_layers", "n_layers", "encoder_layers", "conf_num_hidden_layers")  # of towers
 _FLOAT = "__float__"  # transformers writes infinity as {"__float__": "Infinity"}
 _NUMBERS = re.compile(r"\.([0-9]{1,5})\.")
 _COUNTS = {key.field: int(key.high) for key in (*COMMON, *EXPERTS) if key.kind is int and key.field} | {
@@ -87,11 +88,12 @@ def make_config(settings: dict[str, Any], kind: str, file: Path) -> Any:
     """transformers' config of a model of `kind`; code that it names is left out. LoadError: CONFIG, or HP_RANGE."""
     import transformers
 
-    for part in (settings, settings.get("text_config")):  # before transformers counts to it
-        count = part.get(_LAYERS) if isinstance(part, dict) else None
-        if type(count) is int and count > _COUNTS[_LAYERS]:
-            expected = f"at most {_COUNTS[_LAYERS]}"
-            raise LoadError("HP_RANGE", file, _LAYERS, expected=expected, found=reprlib.repr(count))
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+        for name in _DEPTHS:  # before transformers counts to it
+            count = part.get(name)
+            if type(count) is int and count > _COUNTS[_LAYERS]:
+                expected = f"at most {_COUNTS[_LAYERS]}"
+                raise LoadError("HP_RANGE", file, name, expected=expected, found=reprlib.repr(count))
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(without_code(settings))
         text = config.get_text_config()
@@ -134,7 +136,17 @@ def check_sizes(config: Any, file: Path) -> None:
 
 def check_layers(config: Any, names: Iterable[str], file: Path) -> None:
     """Refuse a config of more layers than names of tensors have numbers, before the layers are built."""
-    count = getattr(config, _LAYERS, None)
+    _fewer(getattr(config, _LAYERS, None), names, file)
+
+
+def check_towers(settings: dict[str, Any], names: Iterable[str], file: Path) -> None:
+    """The same of what is beside the decoder. settings: of config.json."""
+    for key, tower in settings.items():
+        for name in _DEPTHS if isinstance(tower, dict) and key != "text_config" else ():
+            _fewer(tower.get(name), names, file)
+
+
+def _fewer(count: Any, names: Iterable[str], file: Path) -> None:
     numbers = {number for name in names for number in _NUMBERS.findall(name)}
     if type(count) is int and count > len(numbers):
         raise LoadError("TENSOR_MISSING", file, f"layer {len(numbers)}", expected=f"{count} layers", found="fewer")

@@ -17,7 +17,7 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.assemble import build_for
-from torch_foundry.io.config_json import check_layers, make_config, read_config, without_code
+from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config, without_code
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
 from torch_foundry.io.parameters import ParameterNames, class_name
@@ -49,21 +49,24 @@ def open_model_directory(
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
-    if class_name(kind) is None:
+    if (name := class_name(kind)) is None:
         known = f"a model of transformers {transformers.__version__} that generates text"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
     try:
         permits = AllowedFaults(allow)
-        for name in container.tensors:  # before it is looked for patterns in them
-            if len(name) > LONGEST_NAME and not permits("TENSOR_EXTRA", name):
+        for tensor in container.tensors:  # before it is looked for patterns in them
+            if len(tensor) > LONGEST_NAME and not permits("TENSOR_EXTRA", tensor):
                 expected = f"a name of at most {LONGEST_NAME} letters"
-                raise LoadError("TENSOR_EXTRA", container.path, name, expected=expected, found=f"{len(name)}")
+                raise LoadError("TENSOR_EXTRA", container.path, tensor, expected=expected, found=f"{len(tensor)}")
         source = WeightReader(container, mmap, lambda name: check_finite and not permits("NONFINITE", name))
         of_mlx = by_mlx(settings, container)
         own = without_quantization(mlx.adapted(settings, path / CONFIG) if of_mlx else settings)
+        all_there = not any(each.startswith("TENSOR_MISSING") for each in allow)
+        if all_there and not of_mlx and getattr(transformers, name).config_class is transformers.CONFIG_MAPPING[kind]:
+            check_towers(settings, container.tensors, path)
         config = make_config(own, kind, path / CONFIG)
-        if not any(each.startswith("TENSOR_MISSING") for each in allow):
+        if all_there:
             check_layers(config.get_text_config(), container.tensors, path)
         config, names = _model_of(config, kind, path, of_mlx)
         weights = arranged(container, read_weights(source, settings, str(path / CONFIG), names), names)

@@ -192,6 +192,12 @@ for id, where in (("T3", {}), ("T5", {"model_type": "gemma3"})):
     layers = {"num_hidden_layers": 10**9, "per_layer_config": {"0": {"head_dim": 32}}}
     folder(id, f"10**9 layers, one unlike others {where}", "HP_RANGE",
            config(**where, **({"text_config": layers} if where else layers)), "num_hidden_layers")  # fmt: skip
+for id, kind, tower in (
+    ("U1", "gemma3", {"model_type": "siglip_vision_model", "num_hidden_layers": 10**9}),
+    ("U3", "qwen3_vl", {"depth": 10**9}), ("U5", "qwen3_vl", {"depth": 400}),
+):  # fmt: skip
+    settings = {"text_config": {"num_hidden_layers": 1, "vocab_size": 32}, "vision_config": tower}
+    folder(id, f"{kind} with a tower {tower}", "TENSOR_MISSING", config(model_type=kind, **settings), "layer", dense)
 folder("T9", "of mlx, the decoder of a wrapper that has none by itself", "ARCH_UNKNOWN",
        config(model_type="glm4v", text_config={"num_hidden_layers": 1}), "model_type")  # fmt: skip
 folder("T7", "a head_dim of one layer alone", "HP_RANGE",
