@@ -134,12 +134,10 @@ def why_blind(args: argparse.Namespace) -> str:
 
 
 def _whole(config: dict[str, Any]) -> bool:
-    """Whether `torch_foundry.load` loads what sees images, too: not of mlx's folders, nor where transformers has the
-    decoder as a model of its own (Qwen3.5)."""
-    from torch_foundry.io.parameters import class_name
+    """Whether `torch_foundry.load` loads what sees images, too: not of mlx's folders."""
+    from torch_foundry.io.parameters import is_whole
 
-    name = class_name(str(config.get("model_type"))) or ""
-    return "quantization" not in config and name.endswith("ForConditionalGeneration")
+    return "quantization" not in config and is_whole(str(config.get("model_type")))
 
 
 def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:

@@ -7,7 +7,6 @@ import os
 import reprlib
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch_foundry.io.assemble import build_for
 from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config, without_code
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
-from torch_foundry.io.parameters import ParameterNames, class_name
+from torch_foundry.io.parameters import ParameterNames, class_name, is_whole
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import ModelSource, Weight, WeightReader
 from torch_foundry.io.words import check_words, load_tokenizer
@@ -49,7 +48,7 @@ def open_model_directory(
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
-    if (name := class_name(kind)) is None:
+    if class_name(kind) is None:
         known = f"a model of transformers {transformers.__version__} that generates text"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
@@ -63,7 +62,7 @@ def open_model_directory(
         of_mlx = by_mlx(settings, container)
         own = without_quantization(mlx.adapted(settings, path / CONFIG) if of_mlx else settings)
         all_there = not any(each.startswith("TENSOR_MISSING") for each in allow)
-        if all_there and not of_mlx and getattr(transformers, name).config_class is transformers.CONFIG_MAPPING[kind]:
+        if all_there and not of_mlx and is_whole(kind):
             check_towers(settings, container.tensors, path)
         config = make_config(own, kind, path / CONFIG)
         if all_there:
@@ -129,7 +128,8 @@ def arranged(container: Container, weights: dict[str, Weight], names: ParameterN
             continue
         parameter, part, stacked = names.find(name)
         if not quant.get_format(weight.format).packed and names.turned(parameter, weight.shape):
-            weight = _turned(weight)
+            count, columns, rows = weight.shape
+            weight = weight.laid_out((count, rows, columns), lambda read: read.transpose(1, 2).contiguous())
         slot: dict[Any, Weight] = found if part is None else pieces[parameter, stacked]
         key = parameter if part is None else part
         if key in slot:
@@ -140,18 +140,6 @@ def arranged(container: Container, weights: dict[str, Weight], names: ParameterN
             raise LoadError("NAME_DUP", container.path, name, expected="its parts in one way", found="in two")
         found[name] = _whole(container, name, parts, stacked)
     return found
-
-
-def _turned(weight: Weight) -> Weight:
-    """A dense one, [E, K, N] in its file, as [E, N, K]."""
-
-    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-        read = weight.load_as
-        loaded = weight.load(CPU) if dtype is None or read is None else read(CPU, dtype)
-        return loaded.transpose(1, 2).contiguous().to(device)
-
-    shape = (weight.shape[0], weight.shape[2], weight.shape[1])
-    return replace(weight, shape=shape, load=load, load_as=load)
 
 
 def _whole(container: Container, name: str, parts: dict[int, Weight], stacked: bool) -> Weight:

@@ -52,6 +52,14 @@ def class_name(model_type: str) -> str | None:
     return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, images)
 
 
+def is_whole(model_type: str) -> bool:
+    """Whether that is a model of all that a folder has, not of the decoder alone (Qwen3.5's)."""
+    import transformers
+
+    name = class_name(model_type)
+    return name is not None and getattr(transformers, name).config_class is transformers.CONFIG_MAPPING[model_type]
+
+
 class ParameterNames:
     """Names of the model of a `model_type`, by transformers' own tables for it.
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,15 @@ class Weight:
         """Bytes that it takes as it is stored."""
         known = quant.get_format(self.format)
         return known.nbytes(math.prod(self.shape[:-1]), self.shape[-1]) if self.shape else known.dtype.itemsize
+
+    def laid_out(self, shape: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
+        """A dense one whose numbers `change` puts into this shape once they are loaded."""
+
+        def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+            read = self.load_as
+            return change(self.load(device) if dtype is None or read is None else read(device, dtype))
+
+        return replace(self, shape=shape, load=load, load_as=load)
 
     def bytes_as(self, dtype: torch.dtype) -> int:
         """Bytes that it takes once it is loaded: those that are not packed in `dtype`."""

@@ -41,7 +41,7 @@ def by_mlx(settings: dict[str, Any], container: Container) -> bool:
     values: Any = next((settings[place] for place in _PLACES if settings.get(place) is not None), {})
     if container.metadata.get("format") == "mlx" and not values:
         return True
-    return isinstance(values, dict) and "quant_method" not in values and "group_size" in values
+    return isinstance(values, dict) and values.get("quant_method", "mlx" if "group_size" in values else None) == "mlx"
 
 
 def read_weights(source: WeightReader, config: dict[str, Any], file: str, names: ParameterNames) -> dict[str, Weight]:

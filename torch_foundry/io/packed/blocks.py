@@ -168,6 +168,15 @@ def small_floats(
     return blocks_weight(shape, mode if factor is None else f"{mode}_f32", name, blocks)
 
 
+def halves(parts: Parts, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    """Scales as float16, which has to hold them."""
+    given = parts.read(name, start, stop)
+    scales = given.half()
+    if not torch.equal(scales.to(given.dtype), given):
+        raise parts.error("PACK_SCALE", name, "scales of float16", "some that float16 can't hold")
+    return scales
+
+
 def check_exponents(parts: Parts, name: str, fmt: str, exponents: torch.Tensor) -> None:
     """Refuse scales of the tensor `name`, bytes of `fmt`, with which a weight is no finite number."""
     (_, kind), *_ = quant.FORMATS[fmt].scales

@@ -10,7 +10,7 @@ import torch
 
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.packed import fp8
-from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, small_floats
+from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, halves, small_floats
 from torch_foundry.io.packed.gptq_awq import codes_of
 from torch_foundry.io.weights import Weight
 
@@ -120,9 +120,8 @@ def _integers(parts: Parts, base: str, name: str, shape: tuple[int, int], bits: 
 
     def codes(start: int, stop: int) -> torch.Tensor:
         read = parts.read(name, start, stop).view(torch.uint8)
-        return (read ^ 128 if parts.container.tensors[name].format == "i8" else read).view(
-            stop - start, columns // block, -1
-        )
+        read = read ^ 128 if parts.container.tensors[name].format == "i8" else read
+        return read.view(stop - start, columns // block, -1)
 
     def of_blocks(of_groups: torch.Tensor) -> torch.Tensor:
         return of_groups.repeat_interleave(columns // groups // block, 1)
@@ -135,19 +134,16 @@ def _integers(parts: Parts, base: str, name: str, shape: tuple[int, int], bits: 
             raise parts.error("NONFINITE", scales.name, f"scales that hold for {2 * half - 1}", "a larger one")
         return torch.cat((as_bytes(of_blocks(factors)), as_bytes(of_blocks(least)), codes(start, stop)), -1)
 
-    if zero_tensor is None:
-        return blocks_weight(shape, f"affine{bits}_g{block}_{scales.format}", name, centred)
-    said = parts.read(zeros)
-    offsets = codes_of(said.t(), bits).t()[:rows].to(torch.int16) if packed else said.to(torch.int16) + half
-
     def around_zeros(start: int, stop: int) -> torch.Tensor:
-        given = parts.read(scales.name, start, stop)
-        factors = given.half()
-        if not torch.equal(factors.to(given.dtype), given):
-            raise parts.error("PACK_SCALE", scales.name, "scales of float16", "some that float16 can't hold")
-        heads = torch.stack((factors.view(torch.int16), offsets[start:stop]), -1)
+        if packed:  # along rows
+            offsets = codes_of(parts.read(zeros).t(), bits).t()[start:stop].to(torch.int16)
+        else:
+            offsets = parts.read(zeros, start, stop).to(torch.int16) + half
+        heads = torch.stack((halves(parts, scales.name, start, stop).view(torch.int16), offsets), -1)
         return torch.cat((of_blocks(heads).view(torch.uint8), codes(start, stop)), -1)
 
+    if zero_tensor is None:
+        return blocks_weight(shape, f"affine{bits}_g{block}_{scales.format}", name, centred)
     return blocks_weight(shape, f"int{bits}_g{block}", name, around_zeros)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_foundry.io.packed.blocks import Parts, Settings, chunks
+from torch_foundry.io.packed.blocks import Parts, Settings, chunks, halves
 from torch_foundry.io.weights import Weight
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of a word holds, from the lowest on
@@ -134,7 +134,9 @@ class _Layer:
 
         def load(device: torch.device) -> torch.Tensor:
             # before the codes, which are more work: what is wrong with a layer is mostly wrong with these
-            heads = torch.stack((self._scales().view(torch.int16), zeros()), -1).view(torch.int32)
+            heads = torch.stack((halves(self.parts, f"{self.base}.scales").view(torch.int16), zeros()), -1).view(
+                torch.int32
+            )
             shape = (self.outputs, self.inputs // self.block, 1 + self.bits * self.block // 32)
             out = torch.empty(shape, dtype=torch.int32)
             fill(out)
@@ -143,14 +145,6 @@ class _Layer:
 
         fmt = f"int{self.bits}_g{self.block}"
         return Weight((self.outputs, self.inputs), fmt, f"{self.base}.qweight", load, order=order)
-
-    def _scales(self) -> torch.Tensor:
-        name = f"{self.base}.scales"
-        given = self.parts.read(name)
-        scales = given.half()
-        if not torch.equal(scales.to(given.dtype), given):
-            raise self.parts.error("PACK_SCALE", name, "scales of float16", "some that float16 can't hold")
-        return scales
 
 
 def _two(parts: Parts, name: str) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import reprlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +113,12 @@ def _dense(parts: Parts, name: str) -> Weight:
     if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
         return parts.source.weight(info, info.shape, offset=1.0)
     if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
-        return _viewed(stored, (info.shape[0], 1, info.shape[1]))
-    return _viewed(stored, (1,)) if name.endswith(_SCALARS) and not info.shape else stored
-
-
-def _viewed(stored: Weight, shape: tuple[int, ...]) -> Weight:
-    def load(device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-        read = stored.load_as
-        loaded = stored.load(device) if dtype is None or read is None else read(device, dtype)
-        return loaded.view(shape)
-
-    return replace(stored, shape=shape, load=load, load_as=load)
+        shape: tuple[int, ...] = (info.shape[0], 1, info.shape[1])
+    elif name.endswith(_SCALARS) and not info.shape:
+        shape = (1,)
+    else:
+        return stored
+    return stored.laid_out(shape, lambda read: read.view(shape))
 
 
 def _in_turn(parts: Parts, path: str) -> Weight:
