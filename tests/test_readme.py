@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
+from tests.io import towers
 from torch_foundry import cli
 from torch_foundry.demo_model import demo_model_path
 
@@ -38,6 +39,8 @@ def test_every_block_of_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         part.save_pretrained("demo")
     monkeypatch.setattr(torch_foundry.demo_model, "demo_model_path", lambda: tmp_path / "demo")
     torch_foundry.save_gguf(torch_foundry.patch(model, quantize="q4_k"), "model-q4_k_m.gguf", tokenizer)
+    towers.write_text("qwen3_vl", tmp_path / "qwen3-vl-q4_k_m.gguf")
+    towers.write_tower("qwen3_vl", tmp_path / "mmproj-f16.gguf")
     namespace: dict[str, Any] = {"torch": torch}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)

@@ -265,7 +265,7 @@ def test_a_pipe_and_the_command_line(
     assert chat(monkeypatch, "What?\n", str(folder), "--no-images", "--image", str(red)) == 2
     assert "is shown no images: it was loaded with --no-images" in capsys.readouterr().err
     assert chat(monkeypatch, "What?\n", "--image", str(red)) == 2
-    assert "--image: the demo model is shown no images: only the folder of a model" in capsys.readouterr().err
+    assert "--image: the demo model is shown no images: it knows letters alone" in capsys.readouterr().err
 
 
 def test_packed_weights_see(

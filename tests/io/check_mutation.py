@@ -25,7 +25,8 @@ PREFIX = "torch_foundry."
 # In the order in which they import each other; all are made anew around the one that is changed.
 MODULES = (
     "io.storage", "io.container", "io.safetensors", "io.gguf.values", "io.gguf.reader", "io.gguf.split",
-    "io.gguf.hyperparameters", "io.gguf.blocks", "io.gguf.rope", "io.weights", "io.gguf.model", "io.model_file",
+    "io.gguf.hyperparameters", "io.gguf.blocks", "io.gguf.rope", "io.weights", "io.gguf.layouts",
+    "io.gguf.model", "io.model_file",
     "text.charsmap",
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
@@ -43,6 +44,7 @@ CHECKERS = {
         "integer",
         "flag",
         "check_layers",
+        "check_tensor",
         "check_towers",
         "check_sizes",
         "check_words",

@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, load_with_processor, why_blind
+from torch_foundry.cli.loading import (
+    UserError,
+    add_model_options,
+    add_tower_option,
+    check_format,
+    load,
+    load_with_processor,
+    why_blind,
+)
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:
@@ -29,6 +37,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--image", metavar="FILE", type=Path, nargs="+", default=[], help="shown with the first question"
     )
+    add_tower_option(parser)
     parser.add_argument("--no-images", action="store_true", help="load the language model alone, which is shown none")
     parser.add_argument("--plain", action="store_true", help="line by line, also where the terminal could do more")
     parser.add_argument("--json", action="store_true", help="plain: a line of JSON for each answer, with its figures")
@@ -62,7 +71,7 @@ def _conversation(args: argparse.Namespace, settings: dict[str, Any], log: Any) 
     from torch_foundry.chat.conversation import Conversation
 
     def another(name: str) -> tuple[Any, Any, str, Any]:
-        return _load(argparse.Namespace(**(vars(args) | {"model": Path(name), "quantize": None})))
+        return _load(argparse.Namespace(**(vars(args) | {"model": Path(name), "quantize": None, "mmproj": None})))
 
     model, tokenizer, name, processor = _load(args)
     told = {"system": args.system, "tools": _tools(args.tools), "processor": processor}

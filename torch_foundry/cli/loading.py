@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_foundry.core.errors import first_line
+from torch_foundry.core.load_errors import LoadError
 
 PROMPT = "Tell me a story about a lost kite."
 DTYPES = ("float32", "float16", "bfloat16")
@@ -113,12 +114,35 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
 
 
+def add_tower_option(parser: argparse.ArgumentParser) -> None:
+    """The vision tower of a GGUF file, for subcommands that show a model images."""
+    what = "GGUF file of what sees images (default: the mmproj-*.gguf beside the model's)"
+    parser.add_argument("--mmproj", type=Path, metavar="FILE", help=what)
+
+
+def _tower(path: Path, args: argparse.Namespace) -> Path:
+    """The file of the vision tower that goes with the GGUF file `path`. LoadError: it isn't to be found."""
+    from torch_foundry.io.load import tower_beside
+
+    return Path(args.mmproj) if args.mmproj else tower_beside(path)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.is_file() or any(path.glob("*.gguf"))
+
+
 def why_blind(args: argparse.Namespace) -> str:
     """Why the model of `args` is loaded without what sees images; empty if it is loaded with that, by
     `load_with_processor`."""
     path = find_model(args.model) if args.model else None
-    if path is None or not path.is_dir() or any(path.glob("*.gguf")):
-        return "only the folder of a model that sees them has what it takes"
+    if path is None:
+        return "it knows letters alone"
+    if path.exists() and _is_gguf(path):
+        try:
+            _tower(path, args)
+        except LoadError:
+            return "no file of its vision tower (mmproj-*.gguf) lies beside it, or several: --mmproj names one"
+        return ""
     _check_directory(path)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     from torch_foundry.models.families import HEADS
@@ -144,9 +168,10 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The same of a model that is shown images, whole, and its processor: packed weights by our loader, others by
     transformers."""
     path = find_model(args.model) if args.model else None
-    if path is None or not path.is_dir():
-        raise UserError("--images: expected the folder of a model that is shown images")
-    _check_directory(path)
+    if path is None:
+        raise UserError("--images: expected the folder of a model that is shown images, or its GGUF file")
+    if not (path.exists() and _is_gguf(path)):
+        _check_directory(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     import transformers
@@ -163,6 +188,11 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     usual = "bfloat16" if devices.of(device).half else "float32"
     options: dict[str, Any] = {"dtype": getattr(torch, args.dtype or usual), "use_safetensors": True}
     try:
+        if _is_gguf(path):
+            dtype = None if args.dtype is None else options["dtype"]
+            told = {"device": device, "dtype": dtype, "patch": False, "mmproj": _tower(path, args)}
+            model, processor = load_model(path, **told)
+            return model, processor.tokenizer, processor
         processor = transformers.AutoProcessor.from_pretrained(path)
         tokenizer = getattr(processor, "tokenizer", None)
         if tokenizer is None or getattr(processor, "image_processor", None) is None:

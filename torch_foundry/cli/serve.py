@@ -9,7 +9,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, load_with_processor
+from torch_foundry.cli.loading import (
+    UserError,
+    add_model_options,
+    add_tower_option,
+    check_format,
+    load,
+    load_with_processor,
+)
 from torch_foundry.core.errors import first_line
 from torch_foundry.core.load_errors import LoadError
 
@@ -29,6 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     shown = "images that a request may show; the model is loaded with what sees them (default: it is shown none)"
     parser.add_argument("--images", type=int, metavar="N", dest="max_images", help=shown)
+    add_tower_option(parser)
     budget = "of a step, prompts' and answers' together (default: what suits the device)"
     parser.add_argument("--budget", type=int, metavar="TOKENS", help=budget)
     parser.add_argument("--blocks", type=int, metavar="N", help="of 16 tokens in the KV cache")

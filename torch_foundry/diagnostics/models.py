@@ -20,7 +20,7 @@ from torch_foundry.hf.report import LAYERS_ONLY, WHOLE, build_report, outcome
 from torch_foundry.io.assemble import Plan, build
 from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config
 from torch_foundry.io.container import Container
-from torch_foundry.io.load import open_container, open_model
+from torch_foundry.io.load import is_tower, open_container, open_model
 from torch_foundry.io.model_directory import CONFIG
 from torch_foundry.io.safetensors import PICKLES, SUFFIXES
 
@@ -101,7 +101,8 @@ def in_folder(folder: Path, device: torch.device, name: str, depth: int = DEEPES
         yield Entry(name, str(folder), 0, problem=f"cannot be read: {error.strerror}")
         return
     files = [path for path in (sorted(folder.rglob("*")) if depth == 0 else inside) if path.is_file()]
-    gguf = [path for path in files if path.suffix == ".gguf" and not _LATER_PART.search(path.name)]
+    models = [path for path in files if path.suffix == ".gguf" and not is_tower(path.name)]
+    gguf = [path for path in models if not _LATER_PART.search(path.name)]
     top = [path for path in files if path.parent == folder]
     weights = any(path.name.endswith(SUFFIXES + PICKLES) for path in top)
     if (weights and any(path.name == CONFIG for path in top)) or (depth == 0 and not gguf):

@@ -38,6 +38,7 @@ def assemble(
     dtype: torch.dtype,
     generation_config: Any = None,
     attn_implementation: str | None = None,
+    model_class: Any = None,
     progress: bool = True,
     allow: Iterable[str] = (),
 ) -> Any:
@@ -46,12 +47,12 @@ def assemble(
     Experts come matrix by matrix, as `nn.experts.names_of` names them, or under the stock names. Packed
     linear layers, embeddings and experts stay packed; a packed weight of any other module is made dense. Dense weights,
     and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
-    file: whom errors name. allow: see `AllowedFaults`.
+    file: whom errors name. allow: see `AllowedFaults`. model_class: as of `build`.
 
     LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises. DoesNotFit, before anything is
     read: `device` has no room for the weights.
     """
-    model = build_for(file, config, dtype, attn_implementation)
+    model = build_for(file, config, dtype, attn_implementation, model_class)
     model.generation_config = generation_config or model.generation_config
     return fill(model, weights, file=file, device=device, dtype=dtype, progress=progress, allow=allow)
 
@@ -68,7 +69,7 @@ def fill(
 ) -> Any:
     """`model`, of `build`, with `weights`, in eval mode on `device`. Arguments and errors as of `assemble`."""
     for buffers in (module._buffers for module in model.modules()):
-        buffers.update({name: b if b is None else b.to(device) for name, b in buffers.items()})
+        buffers.update({name: b if b is None or b.is_meta else b.to(device) for name, b in buffers.items()})
     plan = Plan(model, weights, file, AllowedFaults(allow))
     _check_memory(plan.weights, dtype, device)
     installer = _Installer(model, plan.split, device, dtype)
@@ -118,11 +119,15 @@ def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = Non
 
 
 def build_for(
-    file: str | os.PathLike[str], config: Any, dtype: torch.dtype, attn_implementation: str | None = None
+    file: str | os.PathLike[str],
+    config: Any,
+    dtype: torch.dtype,
+    attn_implementation: str | None = None,
+    model_class: Any = None,
 ) -> Any:
     """`build` for the model of `file`. LoadError CONFIG if the settings do not go together."""
     try:
-        return build(config, dtype, attn_implementation)
+        return build(config, dtype, attn_implementation, model_class)
     except Exception as error:  # whatever transformers raises
         if attn_implementation is not None:
             raise

@@ -48,13 +48,28 @@ def gguf_of(path: Path) -> Path | None:
 
 def _gguf_in(folder: Path, names: list[str]) -> Path | None:
     """The GGUF file of a folder, or the first part of it; None if there is none, or if there are safetensors."""
-    parts = [name for name in names if name.endswith(".gguf")]
+    parts = [name for name in names if name.endswith(".gguf") and not is_tower(name)]
     if not parts or any(name.endswith(SUFFIXES) for name in names):
         return None
     if len(parts) > 1 and not parts[0].endswith(f"-00001-of-{len(parts):05d}.gguf"):
         found = ", ".join(parts)
         raise LoadError("NOT_MODEL", folder, expected="one GGUF file, or the parts of one", found=found)
     return folder / parts[0]
+
+
+def is_tower(name: str) -> bool:
+    """Whether a GGUF file is called as llama.cpp calls those of vision towers, which are no models."""
+    return name.endswith(".gguf") and "mmproj" in name.lower()
+
+
+def tower_beside(path: Path) -> Path:
+    """The file of a vision tower in a GGUF file's folder. LoadError: there is none, or several."""
+    folder = path if is_folder(path) else path.parent
+    names = sorted(filter(is_tower, names_in(folder)))
+    if len(names) != 1:
+        expected = "the file of a vision tower (mmproj-*.gguf) beside it, or named by mmproj"
+        raise LoadError("NOT_MODEL", path, expected=expected, found=", ".join(names) or "none")
+    return folder / names[0]
 
 
 def load(
@@ -68,6 +83,7 @@ def load(
     check_finite: bool | None = None,
     allow: Iterable[str] = (),
     gguf_file: str | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
     attn_implementation: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer; returns (model, tokenizer), the model patched and in eval mode.
@@ -90,6 +106,8 @@ def load(
     allow: faults to accept, as "CODE" or "CODE:shell pattern of tensor names". Codes: TENSOR_EXTRA (ignored),
         TENSOR_MISSING (becomes zeros, or a norm's initial value), NONFINITE, VOCAB_MISSING (the tokenizer is None).
     gguf_file: which one to load, in a folder that has several or that has safetensors too.
+    mmproj: the GGUF file of a vision tower, as llama.cpp has them, that goes with the one at `path`. The model is then
+        whole, and a processor, whose `tokenizer` it has, is returned in place of the tokenizer.
     attn_implementation: as in `from_pretrained`; matters where stock code runs.
 
     LoadError: the file isn't what it should be; its `code` says in what way. Pickles are refused, and code that comes
@@ -106,7 +124,12 @@ def load(
     if not os.path.lexists(path):
         raise LoadError("ABSENT", path, expected=f"a file or folder; {how_to_get(path)}", found="no such file")
     found = open_model(
-        path, gguf_file, mmap=mmap, check_finite=not mmap if check_finite is None else check_finite, allow=allow
+        path,
+        gguf_file,
+        mmproj,
+        mmap=mmap,
+        check_finite=not mmap if check_finite is None else check_finite,
+        allow=allow,
     )
     if dtype == "auto":
         dtype = found.dtype or torch.float32
@@ -118,6 +141,7 @@ def load(
 
         if (tokenizer := found.tokenizer()) is not None:
             tokenizer = adopt(tokenizer, found.file)
+            tokenizer = found.processor(tokenizer) if found.processor else tokenizer
 
         model = assemble(
             found.config,
@@ -127,6 +151,7 @@ def load(
             dtype=dtype,
             generation_config=found.generation_config,
             attn_implementation=attn_implementation or found.attn_implementation,
+            model_class=found.model_class,
             progress=progress,
             allow=(*allow, *(f"TENSOR_MISSING:{name}" for name in found.absent)),
         )
@@ -151,24 +176,29 @@ def how_to_get(path: Path) -> str:
     return f"to fetch a model from the Hub: hf download {name} --local-dir {name.split('/')[1]}"
 
 
-def open_model(path: Path, gguf_file: str | None = None, **options: Any) -> ModelSource:
+def open_model(
+    path: Path, gguf_file: str | None = None, mmproj: str | os.PathLike[str] | None = None, **options: Any
+) -> ModelSource:
     """The model at `path`, its weights still in their files. LoadError as of `load`; `options`: as of both kinds."""
     from torch_foundry.io.model_directory import open_model_directory
     from torch_foundry.io.model_file import open_model_file
 
+    of_file = {**options, "mmproj": mmproj}
     if gguf_file is not None:
         if Path(gguf_file).name != gguf_file:
             raise ValueError(f"gguf_file: expected the name of a file in {path}, got {gguf_file!r}")
-        return open_model_file(path / gguf_file, **options)
+        return open_model_file(path / gguf_file, **of_file)
     if is_folder(path):
         names = names_in(path)
         if (file := _gguf_in(path, names)) is not None:
-            return open_model_file(file, **options)
+            return open_model_file(file, **of_file)
         if not any(name.endswith(SUFFIXES) for name in names):
             raise no_weights(path, names)
+        if mmproj is not None:
+            raise ValueError(f"mmproj: goes with a GGUF file, and {path} has safetensors, with their tower if any")
         return open_model_directory(path, **options)
     if path.suffix in PICKLES:
         raise no_weights(path, [path.name])
     if path.name.endswith(SUFFIXES) and path.is_file():
         raise LoadError("NOT_MODEL", path, expected="the folder with its config.json", found="a file of safetensors")
-    return open_model_file(path, **options)
+    return open_model_file(path, **of_file)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import transformers
@@ -14,47 +16,100 @@ from torch_foundry.io.gguf.blocks import ROTATED, layer_types, rotated
 from torch_foundry.io.gguf.hyperparameters import shortest
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.slots import OUTPUT
+from torch_foundry.io.tower_file import TowerFile
 from torch_foundry.io.weights import ModelSource
-from torch_foundry.text import check_vocabulary, tokenizer_from_gguf
+from torch_foundry.text import Vocabulary, check_vocabulary, tokenizer_from_gguf
 
 
 def open_model_file(
-    path: str | os.PathLike[str], *, mmap: bool = False, check_finite: bool = True, allow: Iterable[str] = ()
+    path: str | os.PathLike[str],
+    *,
+    mmap: bool = False,
+    check_finite: bool = True,
+    allow: Iterable[str] = (),
+    mmproj: str | os.PathLike[str] | None = None,
 ) -> ModelSource:
-    """The model in the GGUF file `path`. LoadError as `open_gguf`, `GgufModel` and `check_vocabulary` say."""
+    """The model in the GGUF file `path`. LoadError as `open_gguf`, `GgufModel` and `check_vocabulary` say.
+
+    mmproj: the file of its vision tower; LoadError as `TowerFile` says.
+    """
     container = open_gguf(path, check_finite=check_finite)
     try:
         model = GgufModel(container, mmap=mmap, check_finite=check_finite, allow=allow)
-        tokenizer, ids = _tokenizer(model)
+        vocabulary = _vocabulary(model)
         config = make_config(model)
+        ids = {} if vocabulary is None else _ids(vocabulary)
+        for name, value in ids.items():
+            setattr(config, name, value)
+        capped = getattr(config, "attn_logit_softcapping", None) is not None
+        source = ModelSource(
+            config=config,
+            weights=model.weights,
+            file=model.file,
+            tokenizer=partial(_tokenizer, model, vocabulary),
+            close=container.close,
+            generation_config=transformers.GenerationConfig(**{k: v for k, v in ids.items() if v is not None}),
+            attn_implementation="eager" if capped else None,  # others leave the cap out
+            absent=tuple(model.absent),
+        )
+        if mmproj is None:
+            return source
+        options: Any = {"mmap": mmap, "check_finite": check_finite, "allow": allow}
+        return _with_tower(source, model, vocabulary, TowerFile(mmproj, model.name, model.sizes["H"], **options))
     except BaseException:
         container.close()
         raise
-    for name, value in ids.items():
-        setattr(config, name, value)
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return ModelSource(
-        config=config,
-        weights=model.weights,
-        file=model.file,
-        tokenizer=tokenizer,
-        close=container.close,
-        generation_config=transformers.GenerationConfig(**{k: v for k, v in ids.items() if v is not None}),
-        attn_implementation="eager" if capped else None,  # others leave the cap out
-        absent=tuple(model.absent),
-    )
 
 
-def _tokenizer(model: GgufModel) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that makes the tokenizer, and the ids of special tokens under transformers' names."""
-    metadata, file, rows = model.container.metadata, model.file, model.sizes["V"]
-    if not any(key.startswith("tokenizer.") for key in metadata) and model.allow("VOCAB_MISSING", file.name):
-        return lambda: None, {}
-    vocabulary = check_vocabulary(metadata, file, rows)
+def _with_tower(source: ModelSource, model: GgufModel, vocabulary: Vocabulary | None, tower: TowerFile) -> ModelSource:
+    """The model that is shown images, of its decoder and its vision tower."""
+
+    def inside(name: str) -> str:
+        return tower.tower.decoder + name.removeprefix("model.") if name.startswith("model.") else name
+
+    def close() -> None:
+        source.close()
+        tower.container.close()
+
+    try:
+        sections = model.values.get("rope.dimension_sections")
+        listed = None if sections is None else _sections(model, sections)
+        return replace(
+            source,
+            config=tower.make_config(source.config, listed, vocabulary),
+            weights={inside(name): weight for name, weight in model.weights.items()} | tower.weights,
+            absent=(*map(inside, source.absent), *tower.absent),
+            model_class=tower.model_class,
+            tower=frozenset(tower.weights),
+            tokenizer=partial(_tokenizer, model, vocabulary, tower.tower.named),
+            processor=tower.make_processor,
+            close=close,
+        )
+    except BaseException:
+        tower.container.close()
+        raise
+
+
+def _vocabulary(model: GgufModel) -> Vocabulary | None:
+    """What the file says of its tokenizer; None if there is none, and that is allowed."""
+    metadata = model.container.metadata
+    if not any(key.startswith("tokenizer.") for key in metadata) and model.allow("VOCAB_MISSING", model.file.name):
+        return None
+    return check_vocabulary(metadata, model.file, model.sizes["V"])
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The ids of special tokens under transformers' names."""
     ids: dict[str, Any] = {f"{name}_token_id": vocabulary.ids.get(name) for name in ("bos", "pad")}
     ends = vocabulary.ends
-    ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
-    return lambda: tokenizer_from_gguf(metadata, file, rows, vocabulary), ids
+    return ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+
+
+def _tokenizer(model: GgufModel, vocabulary: Vocabulary | None, named: Mapping[str, str] | None = None) -> Any:
+    """The tokenizer; None: there is no vocabulary."""
+    if vocabulary is None:
+        return None
+    return tokenizer_from_gguf(model.container.metadata, model.file, model.sizes["V"], vocabulary, named)
 
 
 def make_config(model: GgufModel) -> Any:

@@ -69,7 +69,8 @@ class ModelSource:
 
     config: of transformers. weights: by the names of its parameters. file: whom errors name. tokenizer: makes it.
     close: closes the files, when all weights are read. absent: parameters without a weight, which the caller has
-    allowed.
+    allowed. model_class: if it isn't that of the config's type. tower: those of `weights` that don't say what
+    activations are in. processor: makes that of a model that is shown images, of its tokenizer.
     """
 
     config: Any
@@ -80,11 +81,15 @@ class ModelSource:
     generation_config: Any = None
     attn_implementation: str | None = None
     absent: tuple[str, ...] = ()
+    model_class: Any = None
+    tower: frozenset[str] = frozenset()
+    processor: Callable[[Any], Any] | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
         """That most of the dense matrices are stored in; None if there are none."""
-        counts = Counter(w.format for w in self.weights.values() if len(w.shape) > 1 and w.format in quant.DENSE)
+        said = (weight for name, weight in self.weights.items() if name not in self.tower)
+        counts = Counter(w.format for w in said if len(w.shape) > 1 and w.format in quant.DENSE)
         return quant.DENSE[counts.most_common(1)[0][0]] if counts else None
 
     def dtype_on(self, device: torch.device) -> torch.dtype:
@@ -139,7 +144,7 @@ class WeightReader:
         converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
         if not shape:  # a number
             self.container.check_finite = self.check_finite(infos[0].name)
-            return self.container.read(infos[0].name).to(device, dtype)
+            return self.container.read(infos[0].name).to(device, dtype).view(())
         stored = (*shape[:-1], known.row_size(shape[-1]))
         its_device = devices.of(device)
         if its_device.maps_files and self.mmap and not converted and len(infos) == 1:

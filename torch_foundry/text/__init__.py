@@ -1,6 +1,7 @@
 """Text in and out: tokenizers from GGUF metadata, chat templates under a budget, and streamed decoding."""
 
 from .chat import adopt, guard
+from .processor import seeing
 from .stream import StreamDecoder, TextStreamer
 from .template import check_template, render
 from .tokenizer import tokenizer_from_gguf
@@ -15,5 +16,6 @@ __all__ = [
     "check_vocabulary",
     "guard",
     "render",
+    "seeing",
     "tokenizer_from_gguf",
 ]

@@ -36,13 +36,15 @@ def tokenizer_from_gguf(
     path: str | os.PathLike[str],
     embedding_rows: int | None = None,
     vocabulary: Vocabulary | None = None,
+    named: Mapping[str, str] | None = None,
 ) -> PreTrainedTokenizerFast:
     """The tokenizer that a GGUF file's metadata describes, chat template included; it saves and loads like any other.
 
     Ids are those of the tokenizer that the file was made from: no id is past the vocabulary, none is added. Control
     tokens in a text are tokens, as everywhere in Hugging Face. `chat.guard` says how it renders. LoadError as
     `check_vocabulary` and `check_template` say, and TOKENIZER for a way to split text that isn't in `PRE`.
-    vocabulary: what `check_vocabulary` has made of this metadata, if it has.
+    vocabulary: what `check_vocabulary` has made of this metadata, if it has. named: tokens that a processor looks for
+    under a name, as image_token; those that the vocabulary hasn't are left out.
     """
     if vocabulary is None:
         vocabulary = check_vocabulary(metadata, path, embedding_rows)
@@ -59,6 +61,8 @@ def tokenizer_from_gguf(
         size = f"{backend.get_vocab_size()} once built"
         raise LoadError("VOCAB_SIZE", path, "tokenizer.ggml.tokens", expected=f"{len(vocabulary.tokens)}", found=size)
     names = {f"{name}_token": vocabulary.tokens[i] for name, i in _named(vocabulary).items()}
+    known = set(vocabulary.tokens) if named else set()
+    names |= {name: token for name, token in (named or {}).items() if token in known}
     length = metadata.get(f"{vocabulary.architecture}.context_length")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_Handed(backend),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,14 +44,14 @@ def find_architecture(metadata: Mapping[str, Any], file: str | os.PathLike[str])
 
 
 def read_hyperparameters(
-    metadata: Mapping[str, Any], name: str, architecture: Architecture, file: str | os.PathLike[str]
+    metadata: Mapping[str, Any], name: str, keys: Iterable[Key], file: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """All hyperparameters that the architecture knows, by key without the architecture's `name`; None: not there.
+    """All hyperparameters `keys`, by key without the architecture's `name`; None: not there.
 
     LoadError HP_MISSING, HP_TYPE, HP_RANGE; HP_RANGE too for a key that means another kind of model.
     """
     values: dict[str, Any] = {}
-    for key in architecture.keys:
+    for key in keys:
         there = [said for said in (key.name, key.also) if said and f"{name}.{said}" in metadata]
         values[key.name] = _read(metadata, f"{name}.{(there or [key.name])[0]}", key, file)
     for unused, neutral in NEUTRAL.items():

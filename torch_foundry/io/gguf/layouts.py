@@ -1,15 +1,19 @@
-"""Parameters that files have in another order, or in two tensors: how each is put together and taken apart."""
+"""How parameters lie in files: in which tensors, and those in another order how put together and taken apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from torch_foundry import quant
+from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.container import TensorInfo
+from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.weights import Weight
 
 Sizes = Mapping[str, int]  # by the letters of slots' shapes
@@ -70,6 +74,16 @@ def _matrix(index: int, parts: Sequence[Tensor]) -> Tensor:
     return parts[0][index]
 
 
+def _frames(parts: Sequence[Tensor]) -> Tensor:
+    """A convolution over time, width and height, of one over width and height for each time."""
+    return torch.stack(list(parts), 2)
+
+
+def _channels_last(parts: Sequence[Tensor]) -> Tensor:
+    """A matrix that multiplies a patch's pixels one after the other, of a convolution [N, 3, P, P]."""
+    return parts[0].permute(0, 2, 3, 1).contiguous()
+
+
 LAYOUTS = {
     **{f"matrix {index}": Layout(None, join=partial(_matrix, index)) for index in range(3)},
     "keys and values": Layout(None, join=_keys_and_values, split=_apart),
@@ -77,6 +91,8 @@ LAYOUTS = {
     "turns": Layout(lambda sizes: torch.arange(2 * sizes["X"]).view(2, -1).t().reshape(-1), axis=1),
     "key heads": Layout(_by_key_head),
     "by head": Layout(_by_head),
+    "frames": Layout(None, join=_frames),
+    "channels last": Layout(None, join=_channels_last),
     "decay": Layout(None, negated=True),
     "tiled decay": Layout(lambda sizes: _tiled(sizes, 1), negated=True),
     "tiled heads": Layout(lambda sizes: _tiled(sizes, 1)),
@@ -84,6 +100,24 @@ LAYOUTS = {
     "tiled channels": Layout(_tiled_channels),
     "tiled columns": Layout(lambda sizes: _tiled(sizes, sizes["U"]), axis=1),
 }
+
+
+def stored_shapes(slot: Slot, sizes: Sizes) -> list[tuple[int, ...]]:
+    """The shape of each of a slot's tensors in the file."""
+    count = len(slot.tensors)
+    dims = [dim.split("+") for dim in (slot.stored or slot.shape).split()]
+    each = ([d[i : i + 1] if len(d) == count > 1 else d for d in dims] for i in range(count))
+    return [tuple(sum(sizes[letter] for letter in dim) for dim in own) for own in each]
+
+
+def check_tensor(file: Path, info: TensorInfo, stored: tuple[int, ...], matrix: bool) -> None:
+    """Refuse a tensor of another shape or type than its parameter can have. matrix: it may be packed."""
+    known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
+    if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
+        raise LoadError("SHAPE", file, info.name, expected=str(list(stored)), found=str(list(info.shape)))
+    if info.format not in (known if matrix else quant.DENSE):
+        expected = "one of " + quant.listing(known if matrix else quant.DENSE)
+        raise LoadError("TENSOR_TYPE", file, info.name, expected=expected, found=info.format)
 
 
 def put_together(layout: Layout, parts: Sequence[Weight], shape: tuple[int, ...], sizes: Sizes) -> Weight:

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.activations import activations
 from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
-from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, put_together
+from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, check_tensor, put_together, stored_shapes
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
 from torch_foundry.io.gguf.streams import streams
@@ -35,7 +34,7 @@ class GgufModel:
         self.container, self.file = container, container.path
         self.allow = AllowedFaults(allow)
         self.name, self.architecture = find_architecture(container.metadata, self.file)
-        self.values = read_hyperparameters(container.metadata, self.name, self.architecture, self.file)
+        self.values = read_hyperparameters(container.metadata, self.name, self.architecture.keys, self.file)
         self.tensors = container.tensors
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
@@ -227,29 +226,22 @@ class GgufModel:
         infos = [self.tensors[name] for name in names]
         if slot.layout:
             return self._laid_out(source, infos, slot, shape, sizes)
-        stored = self._stored(slot, sizes) if slot.stored else shape[len(names) > 1 :]
+        stored = stored_shapes(slot, sizes)[0] if slot.stored else shape[len(names) > 1 :]
         for info in infos:
-            self._check(info, stored, len(shape) > 1 and not slot.single)
+            check_tensor(self.file, info, stored, len(shape) > 1 and not slot.single)
             if info.format != infos[0].format:
                 raise self.fail("TENSOR_TYPE", info.name, f"{infos[0].format}, as the first expert has", info.format)
         head = self.sizes["D"] if slot.heads and self.architecture.interleaved else 0
         offset = self.architecture.norm_offset if slot.offset else 0.0
         return source.weight(infos, shape, head, offset, self._factors(names[0]))
 
-    def _stored(self, slot: Slot, sizes: Sizes) -> tuple[int, ...]:
-        """The shape in the file, of one that is not the parameter's."""
-        return tuple(sizes[letter] for letter in slot.stored.split())
-
     def _laid_out(
         self, source: WeightReader, infos: list[TensorInfo], slot: Slot, shape: tuple[int, ...], sizes: Sizes
     ) -> Weight:
         """A parameter that no tensor is as it lies there."""
         layout, parts = LAYOUTS[slot.layout], []
-        for index, info in enumerate(infos):
-            dims = [dim.split("+") for dim in (slot.stored or slot.shape).split()]
-            own = [dim[index : index + 1] if len(dim) == len(infos) > 1 else dim for dim in dims]
-            stored = tuple(sum(sizes[letter] for letter in dim) for dim in own)
-            self._check(info, stored, not slot.single)
+        for info, stored in zip(infos, stored_shapes(slot, sizes), strict=True):
+            check_tensor(self.file, info, stored, not slot.single)
             parts.append(source.weight(info, stored, factors=self._factors(info.name)))
         weight = put_together(layout, parts, shape, self.sizes)
         if not layout.negated or self.allow("NONFINITE", infos[0].name):
@@ -263,15 +255,6 @@ class GgufModel:
             return loaded
 
         return replace(weight, load=load, load_as=load)
-
-    def _check(self, info: TensorInfo, stored: tuple[int, ...], matrix: bool) -> None:
-        """Refuse a tensor of another shape or type than its parameter can have."""
-        known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
-        if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
-            raise self.fail("SHAPE", info.name, str(list(stored)), list(info.shape))
-        if info.format not in (known if matrix else quant.DENSE):
-            expected = "one of " + quant.listing(known if matrix else quant.DENSE)
-            raise self.fail("TENSOR_TYPE", info.name, expected, info.format)
 
     def rows(self, name: str) -> int:
         """Of a tensor; 0: there is none."""

@@ -1,0 +1,80 @@
+"""What files of vision towers (`mmproj`) contain: the form of the data in `towers.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch_foundry.io.gguf.keys import EPSILON, REQUIRED, Key
+from torch_foundry.io.gguf.slots import Slot
+
+Values = Mapping[str, Any]
+Sizes = Mapping[str, int]
+
+
+class Settings(NamedTuple):
+    """What follows from a file for the tower's config, for that of the whole, and for two processors."""
+
+    tower: dict[str, Any]
+    whole: dict[str, Any]
+    images: dict[str, Any]
+    processor: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tower:
+    """What files with one kind of projector hold.
+
+    models: the `model_type` of the whole, and that of its decoder if alone it has another one, by the architecture of
+    the decoder's file. keys: hyperparameters. slots: tensors; those with "{}" in their names are of each layer, and
+    stack those of layers whose features go beyond the tower, too. In slots' shapes stand H: hidden size, F:
+    feed-forward, Q: all heads, D: a head, C: colours, P: a side of a patch, L: all of a patch, T: pictures in it, N:
+    places in a table, B: tables, M: what patches have that become a token, O: the decoder's hidden size. options:
+    groups of tensors that a file has or not, by the field of the config that says which. activation: of the config, by
+    what a file says. settings: of values and sizes. tokens: of the vocabulary, by the config's fields for their ids.
+    named: what the processor calls tokens. processor: its class, and that of the one for images.
+    """
+
+    models: Mapping[str, tuple[str, str]]
+    keys: tuple[Key, ...]
+    slots: tuple[Slot, ...]
+    settings: Callable[[Values, Sizes], Settings]
+    tokens: Mapping[str, str]
+    processor: tuple[str, str]
+    activation: Mapping[str, str]
+    named: Mapping[str, str] = field(default_factory=dict)
+    stack: tuple[Slot, ...] = ()
+    options: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
+    kind: str = ""  # of the tower's config, where the whole's has any
+    decoder: str = "model.language_model."
+    raised: str = ""  # the norm that files have with 1 added
+    unused: tuple[str, ...] = ()  # tensors that are llama.cpp's alone, by how they begin
+
+
+def tower_keys(fields: Mapping[str, str], *others: Key) -> tuple[Key, ...]:
+    """The keys that all have, by their fields of the config, and others."""
+    common = (
+        Key("block_count", "", int, 1, 1 << 9, REQUIRED),
+        Key("attention.head_count", "", int, 1, 1 << 10, REQUIRED),
+        Key("embedding_length", "", int, 1, 1 << 16, REQUIRED),
+        Key("feed_forward_length", "", int, 1, 1 << 18, REQUIRED),
+        Key("patch_size", "", int, 1, 1 << 10, REQUIRED),
+        Key("projection_dim", "", int, 1, 1 << 20, REQUIRED),
+        Key("attention.layer_norm_epsilon", "", float, EPSILON, 0.1, 1e-6),
+        Key("image_mean", "", object, 0, 0, REQUIRED),
+        Key("image_std", "", object, 0, 0, REQUIRED),
+    )
+    return tuple(replace(key, field=fields.get(key.name, "")) for key in (*common, *others))
+
+
+def both(tensor: str, parameter: str, shape: str) -> Iterator[Slot]:
+    """A weight, and its bias of as many numbers as it has rows. tensor: "a+b" if they lie in two."""
+    for kind, size in (("weight", shape), ("bias", shape.partition(" ")[0])):
+        names = "+".join(f"{name}.{kind}" for name in tensor.split("+"))
+        yield Slot(names, f"{parameter}.{kind}", size, layout="joined" if "+" in tensor else "")
+
+
+IMAGE_SIZE = Key("image_size", "", int, 1, 1 << 14, REQUIRED)
+MERGE = Key("spatial_merge_size", "", int, 1, 1 << 5, 2)
+SCALE = Key("projector.scale_factor", "", int, 1, 1 << 5)

@@ -1,0 +1,225 @@
+"""Vision towers of models, as llama.cpp has them in files of their own (`mmproj`), by kinds of projectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch_foundry.io.gguf.keys import REQUIRED, Key
+from torch_foundry.io.gguf.qwen_towers import QWEN_TOWERS
+from torch_foundry.io.gguf.slots import Slot
+from torch_foundry.io.gguf.tower import IMAGE_SIZE, MERGE, SCALE, Settings, Sizes, Tower, Values, both, tower_keys
+
+SIGLIP_FIELDS = {
+    **{"block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads"},
+    **{"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "patch_size": "patch_size"},
+    **{"image_size": "image_size", "attention.layer_norm_epsilon": "layer_norm_eps"},
+}
+GELU = {"gelu": "gelu_pytorch_tanh"}
+
+
+def _siglip(prefix: str) -> tuple[Slot, ...]:
+    layer, own = "v.blk.{}.", prefix + "encoder.layers.{}."
+    return (
+        *both("v.patch_embd", prefix + "embeddings.patch_embedding", "H C P P"),
+        Slot("v.position_embd.weight", prefix + "embeddings.position_embedding.weight", "N H"),
+        *both(layer + "ln1", own + "layer_norm1", "H"),
+        *both(layer + "ln2", own + "layer_norm2", "H"),
+        *both(layer + "attn_q", own + "self_attn.q_proj", "H H"),
+        *both(layer + "attn_k", own + "self_attn.k_proj", "H H"),
+        *both(layer + "attn_v", own + "self_attn.v_proj", "H H"),
+        *both(layer + "attn_out", own + "self_attn.out_proj", "H H"),
+        *both(layer + "ffn_up", own + "mlp.fc1", "F H"),
+        *both(layer + "ffn_down", own + "mlp.fc2", "H F"),
+        *both("v.post_ln", prefix + "post_layernorm", "H"),
+    )
+
+
+def _gemma3(values: Values, sizes: Sizes) -> Settings:
+    side = values["image_size"] // values["patch_size"] // (values["projector.scale_factor"] or 4)
+    size = {"height": values["image_size"], "width": values["image_size"]}
+    return Settings(
+        {"vision_use_head": False}, {"mm_tokens_per_image": side**2}, {"size": size}, {"image_seq_length": side**2}
+    )
+
+
+GEMMA3 = Tower(
+    models={"gemma3": ("gemma3", "")},
+    keys=tower_keys(SIGLIP_FIELDS, IMAGE_SIZE, SCALE),
+    slots=(
+        *_siglip("model.vision_tower."),
+        Slot("mm.input_projection.weight", "model.multi_modal_projector.mm_input_projection_weight", "H O"),
+        Slot("mm.soft_emb_norm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight", "H"),
+    ),
+    settings=_gemma3,
+    tokens={
+        **{"image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>"},
+        "eoi_token_index": "<end_of_image>",
+    },
+    named={"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    processor=(
+        "Gemma3Processor",
+        "Gemma3ImageProcessorPil",
+    ),
+    activation=GELU,
+    kind="siglip_vision_model",
+    raised="mm.soft_emb_norm.weight",
+)
+
+
+def _idefics3(values: Values, sizes: Sizes) -> Settings:
+    scale, edge = values["projector.scale_factor"], {"longest_edge": values["image_size"]}
+    tokens = (values["image_size"] // values["patch_size"] // scale) ** 2
+    longest = {"longest_edge": values["preproc_image_size"] or values["image_size"]}
+    return Settings({}, {"scale_factor": scale}, {"size": longest, "max_image_size": edge}, {"image_seq_len": tokens})
+
+
+IDEFICS3 = Tower(
+    models={"llama": ("idefics3", "")},
+    keys=tower_keys(
+        SIGLIP_FIELDS,
+        *(IMAGE_SIZE, replace(SCALE, default=REQUIRED)),
+        Key("preproc_image_size", "", int, 1, 1 << 14),
+    ),
+    slots=(
+        *_siglip("model.vision_model."),
+        Slot("mm.model.fc.weight", "model.connector.modality_projection.proj.weight", "O M"),
+    ),
+    settings=_idefics3,
+    tokens={"image_token_id": "<image>"},
+    processor=(
+        "Idefics3Processor",
+        "Idefics3ImageProcessorPil",
+    ),
+    activation=GELU,
+    kind="idefics3_vision",
+    decoder="model.text_model.",
+)
+
+
+def _pixtral(values: Values, sizes: Sizes) -> Settings:
+    merge, patch = values["spatial_merge_size"], values["patch_size"]
+    size = {"longest_edge": values["image_size"]}
+    sides = {"height": patch, "width": patch}
+    whole = {"spatial_merge_size": merge, "vision_feature_layer": -1}
+    told = {"patch_size": patch, "spatial_merge_size": merge}
+    return Settings({"head_dim": sizes["D"]}, whole, {"size": size, "patch_size": sides}, told)
+
+
+def _pixtral_slots() -> Iterator[Slot]:
+    tower, layer, own = "model.vision_tower.", "v.blk.{}.", "model.vision_tower.transformer.layers.{}."
+    projector = "model.multi_modal_projector."
+    yield Slot("v.patch_embd.weight", tower + "patch_conv.weight", "H C P P")
+    yield Slot("v.pre_ln.weight", tower + "ln_pre.weight", "H")
+    yield Slot(layer + "ln1.weight", own + "attention_norm.weight", "H")
+    yield Slot(layer + "ln2.weight", own + "ffn_norm.weight", "H")
+    for name in "qk":
+        yield Slot(f"{layer}attn_{name}.weight", f"{own}attention.{name}_proj.weight", "H H", heads=True)
+    yield Slot(layer + "attn_v.weight", own + "attention.v_proj.weight", "H H")
+    yield Slot(layer + "attn_out.weight", own + "attention.o_proj.weight", "H H")
+    yield Slot(layer + "ffn_gate.weight", own + "feed_forward.gate_proj.weight", "F H")
+    yield Slot(layer + "ffn_up.weight", own + "feed_forward.up_proj.weight", "F H")
+    yield Slot(layer + "ffn_down.weight", own + "feed_forward.down_proj.weight", "H F")
+    yield Slot("mm.input_norm.weight", projector + "norm.weight", "H")
+    yield Slot("mm.patch_merger.weight", projector + "patch_merger.merging_layer.weight", "H M")
+    yield Slot("mm.1.weight", projector + "linear_1.weight", "O H")
+    yield Slot("mm.2.weight", projector + "linear_2.weight", "O O")
+
+
+PIXTRAL = Tower(
+    models={"mistral3": ("mistral3", ""), "llama": ("mistral3", "")},
+    keys=tower_keys(
+        {k: v for k, v in SIGLIP_FIELDS.items() if "epsilon" not in k}, IMAGE_SIZE, replace(MERGE, default=REQUIRED)
+    ),
+    slots=tuple(_pixtral_slots()),
+    settings=_pixtral,
+    options={
+        "multimodal_projector_bias": tuple(
+            Slot(f"mm.{index}.bias", f"model.multi_modal_projector.linear_{index}.bias", "O") for index in (1, 2)
+        )
+    },
+    tokens={"image_token_index": "[IMG]"},
+    processor=(
+        "PixtralProcessor",
+        "PixtralImageProcessorPil",
+    ),
+    activation={"gelu": "gelu", "silu": "silu"},
+    kind="pixtral",
+    unused=("v.token_embd.img_break",),  # a row of the decoder's embedding
+)
+
+
+def _gemma4(values: Values, sizes: Sizes) -> Settings:
+    pooled = values["projector.scale_factor"] or 3
+    tower = {
+        **{"num_key_value_heads": values["attention.head_count"], "head_dim": sizes["D"]},
+        **{"position_embedding_size": sizes["N"], "pooling_kernel_size": pooled},
+    }
+    images = {"patch_size": values["patch_size"], "pooling_kernel_size": pooled}
+    return Settings(tower, {"audio_config": None}, images, {"feature_extractor": None, "video_processor": None})
+
+
+def _gemma4_slots() -> Iterator[Slot]:
+    tower, layer, own = "model.vision_tower.", "v.blk.{}.", "model.vision_tower.encoder.layers.{}."
+    patches = Slot("v.patch_embd.weight", tower + "patch_embedder.input_proj.weight", "H L")
+    yield replace(patches, stored="H C P P", layout="channels last")
+    yield Slot("v.position_embd.weight", tower + "patch_embedder.position_embedding_table", "B N H")
+    for name, norm in (("ln1", "input"), ("attn_post_norm", "post_attention")):
+        yield Slot(f"{layer}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
+    for name, norm in (("ln2", "pre_feedforward"), ("ffn_post_norm", "post_feedforward")):
+        yield Slot(f"{layer}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
+    for name in "qk":
+        yield Slot(f"{layer}attn_{name}_norm.weight", f"{own}self_attn.{name}_norm.weight", "D")
+    for name, part, shape in _GEMMA4_LINEAR:
+        yield Slot(f"{layer}{name}.weight", f"{own}{part}.linear.weight", shape)
+    yield Slot("mm.input_projection.weight", "model.embed_vision.embedding_projection.weight", "O H")
+
+
+_GEMMA4_LINEAR = (
+    *(("attn_q", "self_attn.q_proj", "Q H"), ("attn_k", "self_attn.k_proj", "Q H")),
+    *(("attn_v", "self_attn.v_proj", "Q H"), ("attn_out", "self_attn.o_proj", "H Q")),
+    *(("ffn_gate", "mlp.gate_proj", "F H"), ("ffn_up", "mlp.up_proj", "F H"), ("ffn_down", "mlp.down_proj", "H F")),
+)
+GEMMA4 = Tower(
+    models={"gemma4": ("gemma4", "")},
+    keys=tower_keys(
+        {k: v for k, v in SIGLIP_FIELDS.items() if "epsilon" not in k}
+        | {"attention.layer_norm_epsilon": "rms_norm_eps"},
+        SCALE,
+    ),
+    slots=tuple(_gemma4_slots()),
+    settings=_gemma4,
+    options={
+        "standardize": tuple(
+            Slot(f"v.std_{name}", f"model.vision_tower.std_{name}", "H") for name in ("bias", "scale")
+        ),
+        "use_clipped_linears": tuple(
+            Slot(f"v.blk.{{}}.{name}.{bound}", f"model.vision_tower.encoder.layers.{{}}.{part}.{bound}", "")
+            for name, part, _ in _GEMMA4_LINEAR
+            for bound in ("input_min", "input_max", "output_min", "output_max")
+        ),
+    },
+    tokens={
+        **{"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>"},
+        **{"video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
+    },
+    named={
+        **{"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+        **{"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+    },
+    processor=(
+        "Gemma4Processor",
+        "Gemma4ImageProcessorPil",
+    ),
+    activation={},  # whatever a file says: there is one
+    kind="gemma4_vision",
+    unused=("a.", "mm.a."),  # audio
+)
+
+TOWERS: dict[str, Tower] = {
+    "gemma3": GEMMA3,
+    "gemma4v": GEMMA4,
+    "idefics3": IDEFICS3,
+    "pixtral": PIXTRAL,
+    **QWEN_TOWERS,
+}

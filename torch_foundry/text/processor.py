@@ -1,0 +1,68 @@
+"""Processors of models that are shown images, whose `apply_chat_template` renders under a budget."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from .images import in_parts
+
+# What transformers renders in place of the template: the text that has been rendered already.
+_PASS_ON = "{{ messages[-1]['content'][0]['text'] }}"
+_OPTIONS = ("return_tensors", "return_dict", "processor_kwargs")
+
+
+def seeing(kind: type, tokenizer: Any, **parts: Any) -> Any:
+    """A processor of class `kind` around a tokenizer of `guard`, whose template is the processor's, too.
+
+    parts: what else it is made of; None: it is shown no videos, which would need torchvision, or hears nothing.
+    """
+    return _seeing(kind)(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **parts)
+
+
+class Seeing:
+    """Mixed into a processor's class by `seeing`."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        if argument is None:
+            return None
+        return super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[misc]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers documents it. ValueError: it lacks a part, without which nothing would load it again."""
+        lacking = [name for name in self.get_attributes() if getattr(self, name) is None]  # type: ignore[attr-defined]
+        if lacking:
+            raise ValueError(f"this processor has no {', '.join(lacking)}: save its image_processor and tokenizer")
+        return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        chat_template: str | None = None,
+        tools: Any = None,
+        documents: Any = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As transformers documents it, but that arguments for the processor itself come as `processor_kwargs`: others
+        are the template's. What is rendered is limited as `torch_foundry.text.render` says."""
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        batched = bool(conversation) and isinstance(conversation[0], (list, tuple))
+        told = {
+            **{"chat_template": chat_template, "tools": tools, "documents": documents, "tokenize": False},
+            **{"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message},
+        }
+        chats = []
+        for chat in conversation if batched else [conversation]:
+            text = self.tokenizer.apply_chat_template(in_parts(chat), **told, **kwargs)  # type: ignore[attr-defined]
+            chats.append([*chat, {"role": "text", "content": [{"type": "text", "text": text}]}])
+        return super().apply_chat_template(  # type: ignore[misc]
+            chats if batched else chats[0], chat_template=_PASS_ON, tokenize=tokenize, **options
+        )
+
+
+@cache
+def _seeing(base: type) -> type:
+    return type(base.__name__, (Seeing, base), {"__module__": base.__module__, "__doc__": base.__doc__})
