@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 from textual.events import Paste
 from textual.pilot import Pilot
 from transformers import AutoTokenizer
@@ -23,6 +24,7 @@ from tests.chat.conftest import Scripted
 from tests.chat.test_app import SCREENS, drawn, drive, idle, screen, send
 from tests.chat.test_plain import chat
 from tests.hf.seeing import model_and_processor, picture_file
+from tests.io.test_mlx_towers import of_mlx
 from torch_foundry.chat import pictures
 from torch_foundry.chat.commands import Commands
 from torch_foundry.chat.conversation import Conversation
@@ -281,10 +283,25 @@ def test_packed_weights_see(
     options = [str(tmp_path), "--image", str(red), "--set", "max_new_tokens=6"]
     assert chat(monkeypatch, "What is this?\n", *options) == 0
     assert capsys.readouterr().out == said(expected) + "\n"
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
+
+
+def test_folders_of_mlx_see_if_they_have_a_tower(
+    seeing: Any, red: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for each in seeing:
+        each.save_pretrained(tmp_path)
+    state = {name: tensor.contiguous() for name, tensor in of_mlx(seeing[0]).items()}
+    save_file(state, tmp_path / "model.safetensors", {"format": "mlx"})
+    expected = talk(seeing)
+    expected.attach(red)
+    expected.ask("What is this?", unheard)
+    options = [str(tmp_path), "--image", str(red), "--set", "max_new_tokens=6"]
+    assert chat(monkeypatch, "What is this?\n", *options) == 0
+    assert capsys.readouterr().out == said(expected) + "\n"
+    decoder = {name: tensor for name, tensor in state.items() if name.startswith("language_model.")}
+    save_file(decoder, tmp_path / "model.safetensors", {"format": "mlx"})
     assert chat(monkeypatch, "What?\n", *options) == 2
-    assert "its weights are packed, and of such folders only the decoder is loaded" in capsys.readouterr().err
+    assert "mlx wrote its folder, of which only the decoder is loaded" in capsys.readouterr().err
 
 
 if __name__ == "__main__":  # draws the screen again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
         pytest.param(name, fmt, marks=() if name in ("gemma3", "mistral3") else pytest.mark.tier("models"))
         for name in tiny_wrappers.WRAPPERS
         for fmt in (None, "q8_0")
-        # AutoModelForCausalLM takes the first for its decoder (below); transformers can't save packed experts turned
-        if name != "qwen3_5" and (name, fmt) != ("qwen3_vl_moe", "q8_0")
+        if (name, fmt) != ("qwen3_vl_moe", "q8_0")  # transformers can't save packed experts turned
     ],
 )
 def test_a_model_that_is_shown_images(name: str, fmt: str | None, tmp_path: Path, tokenizer: Any) -> None:
@@ -121,10 +121,33 @@ def test_a_model_that_is_shown_images(name: str, fmt: str | None, tmp_path: Path
     saved = torch_foundry.patch(copy.deepcopy(stock), quantize=fmt) if fmt else stock
     saved.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model, _ = load(tmp_path, patch=fmt is not None)
+    model, _ = load(tmp_path, patch=fmt is not None, images=name == "qwen3_5")  # else its decoder (below)
     assert isinstance(model, type(stock))
     with torch.no_grad():
         close(model(**inputs).logits, saved(**inputs).logits)
+
+
+def test_numbers_of_a_tower_that_are_no_parameters(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 4's means and deviations of features, and the bounds of its linear layers."""
+    case = tiny_wrappers.WRAPPERS["gemma4"]
+    tower = case.tower | {"standardize": True, "use_clipped_linears": True}
+    monkeypatch.setitem(tiny_wrappers.WRAPPERS, "gemma4", replace(case, tower=tower))
+    stock = tiny_wrappers.build("gemma4")
+    numbers = {name: b for name, b in stock.named_buffers() if name.endswith(("_min", "_max")) or "std_" in name}
+    for index, buffer in enumerate(numbers.values()):
+        buffer.fill_(index)
+    stock.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    found = dict(load(tmp_path)[0].named_buffers())
+    assert len(numbers) > 20 and all(torch.equal(found[name], buffer) for name, buffer in numbers.items())
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.vision_tower.std_scale"
+    save_file({key: tensor for key, tensor in weights.items() if key != name}, tmp_path / "model.safetensors")
+    assert (refusal(tmp_path).code, refusal(tmp_path).field) == ("TENSOR_MISSING", name)
+    model, _ = load(tmp_path, allow=f"TENSOR_MISSING:{name}")
+    assert not model.model.vision_tower.std_scale.any()
 
 
 def test_experts_that_are_turned_in_files(tmp_path: Path, tokenizer: Any) -> None:

@@ -35,6 +35,7 @@ REDUNDANT = {
     " found when they have been built, at more cost",
     "io.model_directory: len(tensor) > LONGEST_NAME and (not permits('TENSOR_EXTRA', tensor))": "the model has no such"
     " parameter, which is found later, at more cost",
+    "io.model_directory: of_mlx and kind not in TOWERS and images": "no file asks for images: test_mlx_towers.py does",
     "io.words.folder: not isinstance(made, PreTrainedTokenizerFast)": "classes of other kinds are refused by name;"
     " for what transformers makes of folders without tokenizer.json",
     "io.words.folder: any((isinstance(v, str) and len(v) > LONGEST_TOKEN for k, v in found.items() if"

@@ -152,21 +152,31 @@ def why_blind(args: argparse.Namespace) -> str:
         return "it is no model that is known to see them"
     if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         return "its folder has no processor of images (preprocessor_config.json)"
-    if config.get("quantization_config") and not _whole(config):
-        return "its weights are packed, and of such folders only the decoder is loaded"
+    from torch_foundry.io.parameters import TOWERS
+
+    of_mlx, tower = _of_mlx(path, config)
+    if of_mlx and not (tower and config.get("model_type") in TOWERS):
+        return "mlx wrote its folder, of which only the decoder is loaded"
     return ""
 
 
-def _whole(config: dict[str, Any]) -> bool:
-    """Whether `torch_foundry.load` loads what sees images, too: not of mlx's folders."""
-    from torch_foundry.io.parameters import is_whole
+def _of_mlx(path: Path, config: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether mlx wrote the folder, and if so, whether there is more than a decoder in it."""
+    from torch_foundry.core.load_errors import LoadError
+    from torch_foundry.io.load import open_container
+    from torch_foundry.io.packed import by_mlx
+    from torch_foundry.io.parameters import has_tower
 
-    return "quantization" not in config and is_whole(str(config.get("model_type")))
+    try:
+        with open_container(path, check_finite=False) as container:
+            return by_mlx(config, container), has_tower(container.tensors)
+    except LoadError as error:
+        raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
 
 
 def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The same of a model that is shown images, whole, and its processor: packed weights by our loader, others by
-    transformers."""
+    """The same of a model that is shown images, whole, and its processor: what is packed, or mlx wrote, by our loader,
+    other folders by transformers."""
     path = find_model(args.model) if args.model else None
     if path is None:
         raise UserError("--images: expected the folder of a model that is shown images, or its GGUF file")
@@ -201,8 +211,8 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
             tokenizer.chat_template = processor.chat_template
         processor.tokenizer = adopt(tokenizer, path)
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if config.get("quantization_config") and _whole(config):
-            model, _ = load_model(path, device=device, dtype=options["dtype"], patch=False)
+        if config.get("quantization_config") or _of_mlx(path, config)[0]:
+            model, _ = load_model(path, device=device, dtype=options["dtype"], patch=False, images=True)
         else:
             model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options).to(device).eval()
     except Exception as error:

@@ -20,6 +20,7 @@ from torch_foundry.core import memory
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.parameters import class_name
 from torch_foundry.io.weights import Weight
+from torch_foundry.models.outputs import embedding_read_by
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import NAMES, matrices_of, names_of, set_matrices
 
@@ -45,14 +46,15 @@ def assemble(
     """The causal language model of `config`, in eval mode on `device`, with `weights` by the names of its parameters.
 
     Experts come matrix by matrix, as `nn.experts.names_of` names them, or under the stock names. Packed
-    linear layers, embeddings and experts stay packed; a packed weight of any other module is made dense. Dense weights,
-    and activations, get `dtype`. An output layer that is tied and not among `weights` shares the embedding's weight.
-    file: whom errors name. allow: see `AllowedFaults`. model_class: as of `build`.
+    linear layers, embeddings and experts stay packed; a packed weight of any other module is made dense, and that of an
+    embedding whose rows stock code reads itself. Dense weights, and activations, get `dtype`. An output layer that is
+    tied and not among `weights` shares the embedding's weight. file: whom errors name. allow: see `AllowedFaults`.
+    model_class: as of `build`.
 
     LoadError: CONFIG, TENSOR_MISSING, TENSOR_EXTRA, SHAPE, and whatever reading raises. DoesNotFit, before anything is
     read: `device` has no room for the weights.
     """
-    model = build_for(file, config, dtype, attn_implementation, model_class)
+    model = build_for(file, config, dtype, attn_implementation=attn_implementation, model_class=model_class)
     model.generation_config = generation_config or model.generation_config
     return fill(model, weights, file=file, device=device, dtype=dtype, progress=progress, allow=allow)
 
@@ -76,7 +78,7 @@ def fill(
     for name in _advancing(plan.weights, progress):
         installer.put(name, plan.weights[name])
     for name in plan.absent:
-        set_parameter(model, name, torch.zeros_like(model.get_parameter(name), device=device))
+        set_parameter(model, name, torch.zeros_like(model.state_dict()[name], device=device))
     for name in plan.kept:
         if name not in dict(model.named_buffers()):
             set_parameter(model, name, model.get_parameter(name).detach().to(device))
@@ -118,18 +120,12 @@ def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = Non
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
 
 
-def build_for(
-    file: str | os.PathLike[str],
-    config: Any,
-    dtype: torch.dtype,
-    attn_implementation: str | None = None,
-    model_class: Any = None,
-) -> Any:
+def build_for(file: str | os.PathLike[str], config: Any, dtype: torch.dtype, **options: Any) -> Any:
     """`build` for the model of `file`. LoadError CONFIG if the settings do not go together."""
     try:
-        return build(config, dtype, attn_implementation, model_class)
+        return build(config, dtype, **options)
     except Exception as error:  # whatever transformers raises
-        if attn_implementation is not None:
+        if options.get("attn_implementation") is not None:
             raise
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LoadError("CONFIG", file, "config", expected="a model that transformers can build", found=line) from error
@@ -222,6 +218,10 @@ class _Installer:
     def __init__(self, model: Any, split: set[str], device: torch.device, dtype: torch.dtype) -> None:
         self.model, self.split, self.device, self.dtype = model, split, device, dtype
         self.experts: dict[str, dict[str, tuple[torch.Tensor, str]]] = {}  # parts that wait for the others
+        # rows of the others' weights are read by stock code itself: a tower's positions, Gemma 4's padding
+        self.embeddings = {id(module) for module in model.get_decoder().modules()}
+        self.embeddings -= {id(embedding_read_by(module)) for module in model.modules()}
+        self.unpacked: dict[str, tuple[str, torch.Tensor]] = {}  # embeddings that became dense, as they were
 
     def put(self, name: str, weight: Weight) -> None:
         """Read `weight` and give it to the parameter, or part of experts, called `name`."""
@@ -238,15 +238,15 @@ class _Installer:
             order = None if weight.order is None else weight.order.to(self.device)
             blocks = weight.load(self.device)
             replace_module(self.model, path, FoundryLinear.from_linear(parent, weight.format, blocks, order))
-        elif leaf == "weight" and isinstance(parent, nn.Embedding):
+        elif leaf == "weight" and isinstance(parent, nn.Embedding) and id(parent) in self.embeddings:
             embedding = FoundryEmbedding.from_embedding(parent, weight.format, weight.load(self.device))
             replace_module(self.model, path, embedding)
         else:
-            columns = weight.shape[-1]
             blocks = weight.load(self.device).flatten(0, -2)
-            set_parameter(
-                self.model, name, quant.dequantize(blocks, weight.format, columns, self.dtype).view(weight.shape)
-            )
+            if isinstance(parent, nn.Embedding):
+                self.unpacked[name] = weight.format, blocks
+            dense = quant.dequantize(blocks, weight.format, weight.shape[-1], self.dtype)
+            set_parameter(self.model, name, dense.view(weight.shape))
 
     def _dense(self, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:
         if weight.load_as is not None:
@@ -275,16 +275,23 @@ class _Installer:
         """Let the output layer `target` have the weight of `source`, packed or not."""
         path = target.rpartition(".")[0]
         layer, origin = self.model.get_submodule(path), self.model.get_submodule(source.rpartition(".")[0])
+        fmt, blocks = self.unpacked.get(source, (None, None))
         if isinstance(origin, FoundryEmbedding):
-            replace_module(self.model, path, FoundryLinear.from_linear(layer, origin.format, origin.weight))
+            fmt, blocks = origin.format, origin.weight
+        if fmt is not None:
+            replace_module(self.model, path, FoundryLinear.from_linear(layer, fmt, blocks))
         else:
             layer.weight = origin.weight
 
 
 def set_parameter(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Give the parameter called `name` this tensor."""
+    """Give the parameter, or the buffer, called `name` this tensor."""
     path, _, leaf = name.rpartition(".")
-    model.get_submodule(path)._parameters[leaf] = nn.Parameter(tensor)
+    module = model.get_submodule(path)
+    if leaf in module._buffers:
+        module._buffers[leaf] = tensor
+    else:
+        module._parameters[leaf] = nn.Parameter(tensor)
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

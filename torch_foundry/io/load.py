@@ -85,12 +85,13 @@ def load(
     gguf_file: str | None = None,
     mmproj: str | os.PathLike[str] | None = None,
     attn_implementation: str | None = None,
+    images: bool = False,
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer; returns (model, tokenizer), the model patched and in eval mode.
 
     path: a GGUF file (any part of a split one), or a folder with safetensors or with one GGUF. Packed weights stay
     packed, each in its own format, and are read once, directly to where they stay. A folder of a model that is shown
-    images gives all of it; where that is Qwen3.5's, or mlx wrote the folder, the decoder.
+    images gives all of it, but for Qwen3.5's (see `images`) and some of mlx's, of which it gives the decoder.
 
     device: default "mps" if kernels can run there, else "cuda", else "cpu".
     dtype: of activations, norms and whatever else isn't packed. Default: float32 on the CPU. Elsewhere the 16-bit dtype
@@ -109,6 +110,8 @@ def load(
     mmproj: the GGUF file of a vision tower, as llama.cpp has them, that goes with the one at `path`. The model is then
         whole, and a processor, whose `tokenizer` it has, is returned in place of the tokenizer.
     attn_implementation: as in `from_pretrained`; matters where stock code runs.
+    images: Qwen3.5 with what sees images, which its decoder is loaded without by default; any other folder is refused
+        if it has no model that is shown images.
 
     LoadError: the file isn't what it should be; its `code` says in what way. Pickles are refused, and code that comes
     with a model never runs. DoesNotFit (a torch.OutOfMemoryError), before weights are read: the device has no room for
@@ -130,6 +133,7 @@ def load(
         mmap=mmap,
         check_finite=not mmap if check_finite is None else check_finite,
         allow=allow,
+        images=images,
     )
     if dtype == "auto":
         dtype = found.dtype or torch.float32
@@ -177,13 +181,22 @@ def how_to_get(path: Path) -> str:
 
 
 def open_model(
-    path: Path, gguf_file: str | None = None, mmproj: str | os.PathLike[str] | None = None, **options: Any
+    path: Path,
+    gguf_file: str | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
+    *,
+    images: bool = False,
+    **options: Any,
 ) -> ModelSource:
     """The model at `path`, its weights still in their files. LoadError as of `load`; `options`: as of both kinds."""
     from torch_foundry.io.model_directory import open_model_directory
     from torch_foundry.io.model_file import open_model_file
 
     of_file = {**options, "mmproj": mmproj}
+    if images and (gguf_file is not None or gguf_of(path) is not None):
+        raise LoadError(
+            "NOT_MODEL", path, expected="a folder of safetensors: GGUF files are shown images by mmproj", found="GGUF"
+        )
     if gguf_file is not None:
         if Path(gguf_file).name != gguf_file:
             raise ValueError(f"gguf_file: expected the name of a file in {path}, got {gguf_file!r}")
@@ -196,7 +209,7 @@ def open_model(
             raise no_weights(path, names)
         if mmproj is not None:
             raise ValueError(f"mmproj: goes with a GGUF file, and {path} has safetensors, with their tower if any")
-        return open_model_directory(path, **options)
+        return open_model_directory(path, images=images, **options)
     if path.suffix in PICKLES:
         raise no_weights(path, [path.name])
     if path.name.endswith(SUFFIXES) and path.is_file():

@@ -19,7 +19,7 @@ from torch_foundry.io.assemble import build_for
 from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config, without_code
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
-from torch_foundry.io.parameters import ParameterNames, class_name, is_whole
+from torch_foundry.io.parameters import TOWERS, ParameterNames, class_name, has_tower, is_whole
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import ModelSource, Weight, WeightReader
 from torch_foundry.io.words import check_words, load_tokenizer
@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 
 
 def open_model_directory(
-    path: Path, *, mmap: bool = False, check_finite: bool = True, allow: Iterable[str] = ()
+    path: Path, *, mmap: bool = False, check_finite: bool = True, allow: Iterable[str] = (), images: bool = False
 ) -> ModelSource:
-    """The model in folder `path`. Code that comes with it never runs.
+    """The model in folder `path`. Code that comes with it never runs. images: with what sees them.
 
     LoadError: CONFIG, ARCH_MISSING, ARCH_UNKNOWN, TENSOR_TYPE, TENSOR_MISSING, and what reading safetensors raises.
     """
@@ -48,8 +48,9 @@ def open_model_directory(
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
-    if class_name(kind) is None:
-        known = f"a model of transformers {transformers.__version__} that generates text"
+    if class_name(kind, images=images) is None:
+        what = "is shown images" if images else "generates text"
+        known = f"a model of transformers {transformers.__version__} that {what}"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
     try:
@@ -62,12 +63,18 @@ def open_model_directory(
         of_mlx = by_mlx(settings, container)
         own = without_quantization(mlx.adapted(settings, path / CONFIG) if of_mlx else settings)
         all_there = not any(each.startswith("TENSOR_MISSING") for each in allow)
-        if all_there and not of_mlx and is_whole(kind):
+        towers = not of_mlx or (kind in TOWERS and has_tower(container.tensors))
+        whole = images or (towers and is_whole(kind))
+        if of_mlx and kind not in TOWERS and images:
+            expected = f"one whose tower mlx has as transformers has it: {', '.join(sorted(TOWERS))}"
+            raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=expected, found=kind)
+        if all_there and whole:
             check_towers(settings, container.tensors, path)
         config = make_config(own, kind, path / CONFIG)
         if all_there:
             check_layers(config.get_text_config(), container.tensors, path)
-        config, names = _model_of(config, kind, path, of_mlx)
+        model_class = getattr(transformers, str(class_name(kind, images=True))) if images else None
+        config, names = _model_of(config, kind, path, model_class, of_mlx and not whole)
         weights = arranged(container, read_weights(source, settings, str(path / CONFIG), names), names)
         rows = config.get_text_config().vocab_size
         words = check_words(path, rows) or TOKENIZER_MAPPING_NAMES.get(kind)
@@ -81,16 +88,18 @@ def open_model_directory(
         tokenizer=partial(load_tokenizer, path, rows, words),
         close=container.close,
         generation_config=_generation_config(path),
+        model_class=model_class,
     )
 
 
-def _model_of(config: Any, kind: str, path: Path, of_mlx: bool) -> tuple[Any, ParameterNames]:
-    """The config of what is made of the folder, and the names of its parameters."""
+def _model_of(config: Any, kind: str, path: Path, model_class: Any, alone: bool) -> tuple[Any, ParameterNames]:
+    """The config of what is made of the folder, and the names of its parameters. alone: it has a decoder for us."""
     text = config.get_text_config()
-    alone = of_mlx and text is not config  # its towers are not transformers'
+    alone = alone and text is not config
     if alone:
         config = _of_text(text, kind, path)
-    return config, ParameterNames(config.model_type, build_for(path, config, torch.float32), alone=alone)
+    model = build_for(path, config, torch.float32, model_class=model_class)
+    return config, ParameterNames(config.model_type, model, alone=alone)
 
 
 def _of_text(config: Any, kind: str, path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,6 +31,20 @@ _BY_MLX: dict[str, tuple[tuple[str, str, int | None], ...]] = {
     ),
 }
 _OF_DECODER = ("model.", "lm_head.")
+# mlx's models that are shown images by the same towers as transformers': what decoder and tower are called here.
+TOWERS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("gemma3", "gemma4", "gemma4_unified", "internvl", "lfm2_vl"), ("language_model", "vision_tower")),
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision", "mistral3"), ("language_model", "vision_tower")),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("language_model", "visual")),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("language_model", "visual")),
+    **dict.fromkeys(("idefics3", "smolvlm"), ("text_model", "vision_model")),
+}
+_IN_WRAPPERS = (
+    (r"^language_model\.lm_head\.", "lm_head."),
+    (r"^language_model\.(model\.)?", "model.{decoder}."),
+    (r"^vision_(tower|model)\.(vision_model\.)?", "model.{tower}."),
+    (r"^(?!model\.|lm_head\.)", "model."),
+)
 _COMPUTED = r"rotary_emb\.inv_freq$"  # in old files; the model computes it
 
 
@@ -44,12 +59,15 @@ class Place(NamedTuple):
     stacked: bool = False
 
 
-def class_name(model_type: str) -> str | None:
-    """The class of transformers for a folder's `model_type`: a causal language model, or one that is shown images."""
+def class_name(model_type: str, *, images: bool = False) -> str | None:
+    """The class of transformers for a folder's `model_type`: a causal language model, or one that is shown images.
+
+    images: only the latter.
+    """
     from transformers.models.auto import modeling_auto
 
-    images: str | None = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
-    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, images)
+    shown: str | None = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    return shown if images else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, shown)
 
 
 def is_whole(model_type: str) -> bool:
@@ -58,6 +76,11 @@ def is_whole(model_type: str) -> bool:
 
     name = class_name(model_type)
     return name is not None and getattr(transformers, name).config_class is transformers.CONFIG_MAPPING[model_type]
+
+
+def has_tower(names: Iterable[str]) -> bool:
+    """Whether these are tensors of mlx's of more than a decoder."""
+    return any(not name.startswith((*_OF_DECODER, "language_model.")) for name in names)
 
 
 class ParameterNames:
@@ -78,8 +101,9 @@ class ParameterNames:
 
     @property
     def decoder(self) -> str:
-        """The type of the model that is made: of the decoder, where a folder has more than that."""
-        name: str = self._model.config_class.model_type
+        """The type of the decoder, where a model has more than that."""
+        config = self._model.config_class if self.model is None else self.model.config.get_text_config()
+        name: str = config.model_type
         return name
 
     @cached_property
@@ -132,6 +156,16 @@ class ParameterNames:
         """Whether the model has no use for the tensor `name`, as a vision tower's."""
         outside = self.alone and not name.startswith(_OF_DECODER)
         return outside or self._ignored.search(name) is not None
+
+    def of_mlx(self, name: str) -> str:
+        """The name that transformers once had for what mlx calls `name`."""
+        if self.alone:
+            return re.sub(r"^(model\.)?language_model\.", r"\1", name)
+        if self.model_type in TOWERS:
+            decoder, tower = TOWERS[self.model_type]
+            for pattern, place in _IN_WRAPPERS:
+                name = re.sub(pattern, place.format(decoder=decoder, tower=tower), name)
+        return name
 
     def find(self, name: str) -> Place:
         """The parameter that the tensor `name` is, or is a part of."""

@@ -25,6 +25,16 @@ def folder(id: str, what: str, codes: str, change: Change, says: str = "", base:
     P.reject(f"PC{id}", what, codes, changed(change, base), says)
 
 
+def with_tower(change: Change) -> Change:
+    """Such a folder, of mlx, that has a tensor of a tower."""
+
+    def both(folder: Folder) -> None:
+        change(folder)
+        folder.put("vision_tower.norm.weight", filled("F16", [HIDDEN]))
+
+    return both
+
+
 def in_blobs(name: str) -> Change:
     """The file lies elsewhere, and a link where it should be."""
 
@@ -198,6 +208,8 @@ for id, kind, tower in (
 ):  # fmt: skip
     settings = {"text_config": {"num_hidden_layers": 1, "vocab_size": 32}, "vision_config": tower}
     folder(id, f"{kind} with a tower {tower}", "TENSOR_MISSING", config(model_type=kind, **settings), "layer", dense)
+    mlx = config(model_type=kind, **settings)
+    folder(f"{id}M", f"the same of mlx, {kind} with a tower {tower}", "TENSOR_MISSING", with_tower(mlx), "layer")
 folder("T9", "of mlx, the decoder of a wrapper that has none by itself", "ARCH_UNKNOWN",
        config(model_type="glm4v", text_config={"num_hidden_layers": 1}), "model_type")  # fmt: skip
 folder("T7", "a head_dim of one layer alone", "HP_RANGE",

@@ -7,7 +7,6 @@ Falcon-H1's multipliers are part of its weights. Other names than transformers' 
 
 from __future__ import annotations
 
-import re
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_wei
 from torch_foundry.io.weights import Weight
 
 _RAISED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
-_INSIDE = re.compile(r"^(model\.)?language_model\.")  # a decoder beside towers
 _BOTH = ".self_attn.kv_b_proj.weight"  # of latent attention
 _KEYS, _VALUES = ".self_attn.embed_q.weight", ".self_attn.unembed_out.weight"  # the same by heads, keys turned
 _NORMS = ("input_layernorm.weight", "attention_layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
@@ -100,9 +98,7 @@ def _keys_and_values(parts: Parts, path: str, packed: dict[str, None], settings:
 
 def _renamed(parts: Parts, name: str) -> str:
     """By the name that it has here."""
-    if parts.names.alone:
-        name = _INSIDE.sub(r"\1", name)
-    name = name.replace(".switch_mlp.", ".experts.")
+    name = parts.names.of_mlx(name).replace(".switch_mlp.", ".experts.").replace(".experts.switch_glu.", ".experts.")
     if ".experts." in name:
         return name.removesuffix(".weight").replace("down_proj.bias", "down_proj_bias")
     return name
@@ -112,10 +108,13 @@ def _dense(parts: Parts, name: str) -> Weight:
     stored, info = parts.dense(name), parts.container.tensors[name]
     if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
         return parts.source.weight(info, info.shape, offset=1.0)
-    if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
+    if name.endswith(("conv1d.weight", ".conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
         shape: tuple[int, ...] = (info.shape[0], 1, info.shape[1])
     elif name.endswith(_SCALARS) and not info.shape:
         shape = (1,)
+    elif len(info.shape) in (4, 5):  # of a tower's convolution
+        shape = (info.shape[0], info.shape[-1], *info.shape[1:-1])
+        return stored.laid_out(shape, lambda read: read.movedim(-1, 1).contiguous())
     else:
         return stored
     return stored.laid_out(shape, lambda read: read.view(shape))
