@@ -76,10 +76,11 @@ test-lm-eval: $(VENV)/.built $(VENV)/.dev  ## lm-eval's metrics, stock and patch
 	$(BIN)/pip install -q -r requirements-lm-eval.txt
 	$(PY) -m pytest -q tests/hf/test_lm_eval.py $(PYTEST_ARGS)
 
-# Folders as mlx-lm writes them, and its own models' logits, on the CPU.
-test-mlx: $(VENV)/.built $(VENV)/.dev  ## folders that mlx-lm writes, of every family
+# Folders as mlx-lm and mlx-vlm write them, and mlx-lm's own models' logits, on the CPU.
+test-mlx: $(VENV)/.built $(VENV)/.dev  ## folders that mlx-lm and mlx-vlm write, of every family
 	$(BIN)/pip install -q -r requirements-mlx.txt
-	$(PY) -m pytest -q --tier models tests/io/test_mlx_lm.py $(PYTEST_ARGS)
+	$(BIN)/pip install -q --no-deps -r requirements-mlx-vlm.txt
+	$(PY) -m pytest -q --tier models tests/io/test_mlx_lm.py tests/io/test_mlx_vlm.py $(PYTEST_ARGS)
 
 # MLX's and torch's kernels as Apple's compiler made them (LLVM bitcode of their public wheels: 42, 78 and 111 MB, in
 # build/air) beside the same source through our front end, or a reference, bit for bit. llvmlite is large, so only this
