@@ -16,7 +16,7 @@ from tests.hf import tiny_models, tiny_wrappers
 from tests.io import words
 from tests.io.test_mlx_folders import AFFINE, affine
 from torch_foundry import LoadError
-from torch_foundry.io.parameters import TOWERS
+from torch_foundry.io.parameters import TOWERS, ParameterNames
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of
 
@@ -186,3 +186,8 @@ def test_images_of_what_sees_none(tmp_path: Path) -> None:
     torch_foundry.save_gguf(stock, tmp_path / "model.gguf")
     for path, options in ((tmp_path / "model.gguf", {}), (tmp_path, {"gguf_file": "model.gguf"})):
         assert refusal(path, images=True, **options)[0] == "NOT_MODEL"
+
+
+def test_names_of_a_head_that_predicts_more_tokens() -> None:
+    """They are of no model that is shown images, though of its type."""
+    assert ParameterNames("qwen3_5").of_mlx("mtp.fc.weight") == "mtp.fc.weight"

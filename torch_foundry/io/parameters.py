@@ -161,7 +161,7 @@ class ParameterNames:
         """The name that transformers once had for what mlx calls `name`."""
         if self.alone:
             return re.sub(r"^(model\.)?language_model\.", r"\1", name)
-        if self.model_type in TOWERS:
+        if self.model is not None and self.model_type in TOWERS:  # None: of an MTP head
             decoder, tower = TOWERS[self.model_type]
             for pattern, place in _IN_WRAPPERS:
                 name = re.sub(pattern, place.format(decoder=decoder, tower=tower), name)
