@@ -9,15 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_foundry.cli.loading import (
-    UserError,
-    add_model_options,
-    add_tower_option,
-    check_format,
-    load,
-    load_with_processor,
-    why_blind,
-)
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.seeing import add_tower_option, load_with_processor, why_blind
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:

@@ -9,14 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import (
-    UserError,
-    add_model_options,
-    add_tower_option,
-    check_format,
-    load,
-    load_with_processor,
-)
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.seeing import add_tower_option, load_with_processor
 from torch_foundry.core.errors import first_line
 from torch_foundry.core.load_errors import LoadError
 

@@ -195,7 +195,7 @@ def open_model(
     of_file = {**options, "mmproj": mmproj}
     if images and (gguf_file is not None or gguf_of(path) is not None):
         raise LoadError(
-            "NOT_MODEL", path, expected="a folder of safetensors: GGUF files are shown images by mmproj", found="GGUF"
+            "NOT_MODEL", path, expected="a folder of safetensors: mmproj shows a GGUF file images", found="GGUF"
         )
     if gguf_file is not None:
         if Path(gguf_file).name != gguf_file:
