@@ -49,6 +49,13 @@ std::vector<Parameter> matrices_parameters(Parameter last) {
           {"simdgroups", {1, 2, 4, 8, 16}},
           std::move(last)};
 }
+// Of few rows, where a team may be of any number: 5 for 2,560 columns, which are ten steps.
+std::vector<Parameter> few_matrices_parameters() {
+  std::vector<Parameter> all = matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}});
+  all[2].allowed = {1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 18, 20};
+  all[3].allowed = {1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 18, 20, 24};
+  return all;
+}
 const Space& space(Op op) {
   static const Space spaces[kOps] = {
       {"linear", linear_parameters()},
@@ -68,8 +75,8 @@ const Space& space(Op op) {
         {"backward", {8, 16, 32, 64, 128, 256, 512}},
         {"experts", {16, 32, 64, 128, 256, 512}}, // of one: moe_linear
         {"tensors", {0, 32, 64, 128, 192, 256, 512}}}},
-      {"matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
-      {"norm_matrices", matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}})},
+      {"matrices", few_matrices_parameters()},
+      {"norm_matrices", few_matrices_parameters()},
       {"linear_matrix", matrices_parameters({"blocks", {1, 2, 4, 8}})},
       {"moe_matrix", matrices_parameters({"blocks", {1, 2, 4}})},
   };

@@ -267,6 +267,7 @@ constexpr Line kLines[] = {
     {"sm_90", kNormMatrices, "", 1, 8192, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q8_0", 1, kAny, 3072, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 3072, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "q4_0", 1, kAny, 3072, {16, 2, 5, 15, 132}}, // 2,560: ten steps of K (decision 063)
     {"sm_90", kNormMatrices, "q4_0", 1, kAny, 8192, {16, 2, 8, 16, 132}},
     {"sm_90", kNormMatrices, "q8_0", 1, kAny, 8192, {16, 2, 4, 8, 132}},
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 8192, {16, 2, 4, 8, 132}},

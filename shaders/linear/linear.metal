@@ -42,8 +42,8 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
     x_row[m] = m0 + m == 0 ? 0 : row_offset(args.x, min(m0 + m, args.rows - 1));
   P products;
   products.set(x, x_row, min(args.rows - m0, uint(ROWS)), partial, simdgroup, simdgroups, args.k, false);
-  const uint in_group = teams_in(simdgroups, args.split) * OUTS, turn = groups.x * in_group;
-  const uint own = team_of(0, simdgroup, simdgroups, args.split) * OUTS;
+  const uint in_group = team_in<CHAINS>(simdgroups, args.split) * OUTS, turn = groups.x * in_group;
+  const uint own = team_in<CHAINS>(simdgroup, args.split) * OUTS;
   uint first = group.x * in_group;
   const W w = {weight, args.row_blocks, first + own, args.n};
   products.begin(w, turn, args.split, args.k, lane, simdgroup);

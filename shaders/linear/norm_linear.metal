@@ -84,8 +84,8 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   using P = Products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS, W>;
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
-  const uint in_group = teams_in(simdgroups, a.split) * OUTS, turn = groups.x * in_group;
-  const uint own = team_of(0, simdgroup, simdgroups, a.split) * OUTS;
+  const uint in_group = team_in<CHAINS>(simdgroups, a.split) * OUTS, turn = groups.x * in_group;
+  const uint own = team_in<CHAINS>(simdgroup, a.split) * OUTS;
   uint first = args.first + group.x * in_group;
   const W w = {&a, w0, w1, w2, w3, first + own, args.end};
   products.begin(w, turn, a.split, a.k, lane, simdgroup);
@@ -138,8 +138,8 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   constexpr int pairs = OUTS / 2;
   using W = GateAndUp<Q, pairs>;
   using P = Products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS, W>;
-  const uint width = a.n[0], in_group = teams_in(simdgroups, a.split) * pairs, turn = groups.x * in_group;
-  const uint own = team_of(0, simdgroup, simdgroups, a.split) * pairs;
+  const uint width = a.n[0], in_group = team_in<CHAINS>(simdgroups, a.split) * pairs, turn = groups.x * in_group;
+  const uint own = team_in<CHAINS>(simdgroup, a.split) * pairs;
   uint first = group.x * in_group;
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
@@ -212,8 +212,8 @@ template <typename Q, typename T, typename Table, int ROWS, int VEC, int OUTS, i
   constexpr int pairs = OUTS / 2;
   using W = HeadPairs<Q, pairs>;
   using P = Products<Q, T, ROWS, VEC, OUTS, UNROLL, CHAINS, W>;
-  const uint in_head = h.head_dim / 2, in_group = teams_in(simdgroups, a.split) * pairs, turn = groups.x * in_group;
-  const uint own = team_of(0, simdgroup, simdgroups, a.split) * pairs;
+  const uint in_head = h.head_dim / 2, in_group = team_in<CHAINS>(simdgroups, a.split) * pairs, turn = groups.x * in_group;
+  const uint own = team_in<CHAINS>(simdgroup, a.split) * pairs;
   P products;
   set_rows<P, T, ROWS>(products, x, a, group.y, simdgroup, simdgroups, partial, has_norm);
   uint first = args.first_pair + group.x * in_group;

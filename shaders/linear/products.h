@@ -13,6 +13,12 @@ METAL_FUNC uint team_of(uint group, ushort simdgroup, ushort simdgroups, uint sp
 }
 METAL_FUNC uint teams_in(ushort simdgroups, uint split) { return simdgroups >> metal::ctz(split); }
 METAL_FUNC uint part_of(ushort simdgroup, uint split) { return simdgroup & (split - 1); }
+// A simdgroup's team in a threadgroup, or how many teams so many simdgroups are: by matrices of any split, as a step of
+// K is long, and few numbers divide how many there are.
+template <int CHAINS> METAL_FUNC uint team_in(ushort simdgroup, uint split) {
+  if (CHAINS == by_matrices) return uint((float(simdgroup) + 0.5f) / float(split));
+  return simdgroup >> metal::ctz(split);
+}
 
 // Rows of W from `first` on, those past the last as it.
 template <typename Q> struct NeighbouringRows {
@@ -104,6 +110,7 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
   MatrixRows<T> rows;
   Multiply multiply;
   bool is_whole;                                // behind a norm
+  uint part;                                    // of K, the simdgroup's
   threadgroup float *squares, *partial, *other; // sums lie in two places by turns
   threadgroup uchar *whole, *stages;
 
@@ -122,7 +129,7 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
   }
 
   METAL_FUNC void begin(thread const W& w, uint turn, uint split, uint k, ushort lane, ushort simdgroup) thread {
-    const uint part = part_of(simdgroup, split);
+    part = simdgroup - team_in<by_matrices>(simdgroup, split) * split;
     multiply.set(w, turn, is_whole, part, stages, lane);
     multiply.ahead(rows, is_whole, part, split, k, lane);
   }
@@ -143,7 +150,6 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
 
   METAL_FUNC Sums sums(bool normed, uint split, uint end, ushort lane, ushort simdgroup) thread {
     const Fragment own = fragment_of(lane);
-    const uint part = part_of(simdgroup, split);
     typename Multiply::Sum sum[1];
     for (int i = 0; i < OUTS / 16; ++i)
       for (int j = 0; j < 2; ++j) sum[0][i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

@@ -33,6 +33,8 @@ CHOICES = {
     "split": {**ONE, "split": 2, "simdgroups": 2},
     "teams": {**ONE, "simdgroups": 2, "groups": 1},
 }
+if torch.cuda.is_available():  # more than 32 KiB
+    CHOICES["fifths"] = {**ONE, "split": 5, "simdgroups": 10, "groups": 1}
 MEMORY = 232448  # bytes that a threadgroup may have on sm_90
 
 
@@ -204,6 +206,8 @@ FAULTS = [
     _behind("gains-of-gemma", "(offset + float(g[j]))", "float(g[j])", lambda: test_norm_linear("q4_0", "gemma")),
     _behind("squares-of-one-simdgroup", "s < simdgroups; ++s) sum +=", "s < 1; ++s) sum +=",
             lambda: _teams_behind_a_norm()),
+    _behind("parts-by-a-power-of-two", "simdgroup - team_in<by_matrices>(simdgroup, split) * split",
+            "simdgroup & (split - 1)", lambda: _thirds(), "products.h"),
 ]  # fmt: skip
 
 
@@ -215,3 +219,15 @@ def _teams_behind_a_norm() -> None:
 
 def test_teams_behind_a_norm() -> None:
     _teams_behind_a_norm()
+
+
+def _thirds() -> None:
+    with matrices({**ONE, "split": 3, "simdgroups": 3, "groups": 1}):
+        for m, k in ((1, 768), (3, 1280), (2, 1536)):
+            given = behind_norm.inputs(behind_norm.Case(m, k, (40,), ("q4_0",)), F16)
+            assert by_matrices(lambda given=given: ops.norm_linear(**given))
+            assert_norm(ops.norm_linear(**given), behind_norm.reference(**double(given)), behind_norm.reference(**given))
+
+
+def test_a_team_may_be_of_any_number() -> None:
+    _thirds()
