@@ -42,21 +42,12 @@ const std::vector<Parameter>& linear_parameters() {
                                                     {"chains", {1, by_subnormals, 4}}};
   return parameters;
 }
-std::vector<Parameter> matrices_parameters(Parameter last) {
-  return {{"outputs", {0, 16, 32}},
-          {"steps", {2, 3, 4}},
-          {"split", {1, 2, 4, 8, 16}},
-          {"simdgroups", {1, 2, 4, 8, 16}},
-          std::move(last)};
-}
-// Of few rows, where a team may be of any number: 5 for 2,560 columns, which are ten steps.
-std::vector<Parameter> few_matrices_parameters() {
-  std::vector<Parameter> all = matrices_parameters({"groups", {1, 132, 264, 528, 1056, 65535}});
-  all[2].allowed = {1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 18, 20};
-  all[3].allowed = {1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 18, 20, 24};
-  return all;
+std::vector<Parameter> matrices_parameters(Parameter last, const std::vector<int64_t>& teams = {1, 2, 4, 8, 16}) {
+  return {{"outputs", {0, 16, 32}}, {"steps", {2, 3, 4}}, {"split", teams}, {"simdgroups", teams}, std::move(last)};
 }
 const Space& space(Op op) {
+  static const Parameter groups = {"groups", {1, 132, 264, 528, 1056, 65535}};
+  static const std::vector<int64_t> teams = {1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16}; // ten steps of K are five's
   static const Space spaces[kOps] = {
       {"linear", linear_parameters()},
       {"attention",
@@ -75,8 +66,8 @@ const Space& space(Op op) {
         {"backward", {8, 16, 32, 64, 128, 256, 512}},
         {"experts", {16, 32, 64, 128, 256, 512}}, // of one: moe_linear
         {"tensors", {0, 32, 64, 128, 192, 256, 512}}}},
-      {"matrices", few_matrices_parameters()},
-      {"norm_matrices", few_matrices_parameters()},
+      {"matrices", matrices_parameters(groups, teams)},
+      {"norm_matrices", matrices_parameters(groups, teams)},
       {"linear_matrix", matrices_parameters({"blocks", {1, 2, 4, 8}})},
       {"moe_matrix", matrices_parameters({"blocks", {1, 2, 4}})},
   };
