@@ -16,11 +16,12 @@ from PIL import Image
 import torch_foundry
 from tests.hf import tiny_wrappers
 from tests.io import towers
+from torch_foundry.core import memory
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf.towers import TOWERS
 from torch_foundry.io.load import tower_beside
 from torch_foundry.io.model_file import open_model_file
-from torch_foundry.nn import FoundryLinear
+from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 
 CASES = [name for name in towers.FILES if name != "mistral3"]  # its processor wants torchvision
 PIXELS = np.random.default_rng(0).integers(0, 255, (20, 28, 3), dtype=np.uint8)
@@ -148,6 +149,23 @@ def test_activations_are_in_the_decoders_dtype(folder: Path) -> None:
     found = open_model_file(text, mmproj=tower)
     found.close()
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_vl"])
+def test_packed_decoders(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's embedding, of which stock code reads a row, becomes dense, and memory is asked for it."""
+    _, tower = files(folder, name)
+    text = folder / f"{name}-packed.gguf"
+    towers.write_text(name, text, packed="q8_0")
+    asked: list[int] = []
+    monkeypatch.setattr(memory, "check", lambda device, nbytes, *_: asked.append(nbytes))
+    model, processor = torch_foundry.load(text, mmproj=tower, device="cpu")
+    assert isinstance(model.get_input_embeddings(), FoundryEmbedding) == (name != "gemma4")
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}
+    assert abs(asked[0] - sum(held.values())) < 0.02 * asked[0]
+    inputs, stock = shown(processor), torch_foundry.unpatch(copy.deepcopy(model), dequantize=True)
+    told = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert model.generate(**inputs, **told).tolist() == stock.generate(**inputs, **told).tolist()
 
 
 def test_a_batch_of_chats(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers
 
+import torch_foundry
 from tests.hf import tiny_wrappers
 from tests.hf.tiny_wrappers import WRAPPERS
 from torch_foundry.demo_model import demo_model_path
@@ -203,9 +204,9 @@ def decoder(name: str) -> Any:
 FILES_DECODER = {"idefics3": "model.text_model."}
 
 
-def write_text(name: str, path: Path, renamed: dict[str, str] | None = None) -> None:
-    """The decoder's file, with the vocabulary. renamed: tokens in place of others."""
-    model = decoder(name)
+def write_text(name: str, path: Path, renamed: dict[str, str] | None = None, packed: str = "") -> None:
+    """The decoder's file, with the vocabulary. renamed: tokens in place of others. packed: the format of matrices."""
+    model = torch_foundry.quantize(decoder(name), packed) if packed else decoder(name)
     metadata, tensors = describe_model(model)
     arch, wanted = metadata["general.architecture"], FILES[name].arch
     if wanted and wanted != arch:

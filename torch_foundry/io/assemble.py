@@ -73,8 +73,8 @@ def fill(
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None or b.is_meta else b.to(device) for name, b in buffers.items()})
     plan = Plan(model, weights, file, AllowedFaults(allow))
-    _check_memory(plan.weights, dtype, device)
     installer = _Installer(model, plan.split, device, dtype)
+    _check_memory(plan.weights, installer)
     for name in _advancing(plan.weights, progress):
         installer.put(name, plan.weights[name])
     for name in plan.absent:
@@ -115,9 +115,8 @@ def build(config: Any, dtype: torch.dtype, attn_implementation: str | None = Non
     if model_class is None and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         model_class = getattr(transformers, str(class_name(config.model_type)), None)
     with initialization.no_init_weights(), initialization.no_tie_weights(), _EmptyOnMeta(), torch.device("cpu"):
-        if model_class is not None:
-            return model_class._from_config(config, dtype=dtype, **options)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+        make = transformers.AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
+        return make(config, dtype=dtype, **options)
 
 
 def build_for(file: str | os.PathLike[str], config: Any, dtype: torch.dtype, **options: Any) -> Any:
@@ -164,7 +163,7 @@ class Plan:
                 parts = zip(names_of(experts), matrices_of(experts), strict=True)
                 shapes |= {f"{module}.{part}": tuple(matrix.shape) for part, matrix in parts}
         for name in [name for name in found if name not in shapes]:
-            source = _source(found.pop(name), name)
+            source = found.pop(name).source or name
             if not allow("TENSOR_EXTRA", source):
                 raise LoadError("TENSOR_EXTRA", file, source, expected=f"no {name}", found="one")
         self.absent: list[str] = []
@@ -172,7 +171,7 @@ class Plan:
         for name, shape in shapes.items():
             if name in found:
                 if (given := tuple(found[name].shape)) != shape:
-                    source = _source(found[name], name)
+                    source = found[name].source or name
                     raise LoadError("SHAPE", file, source, expected=str(list(shape)), found=str(list(given)))
             elif not allow("TENSOR_MISSING", name):
                 raise LoadError("TENSOR_MISSING", file, name, expected=f"a tensor {list(shape)}", found="none")
@@ -181,35 +180,30 @@ class Plan:
         self.weights = {name: found[name] for name in shapes if name in found}
 
 
-def _source(weight: Weight, name: str) -> str:
-    return weight.source or name
-
-
 def _advancing(weights: Mapping[str, Weight], progress: bool) -> Iterator[str]:
     """The names, while a bar of bytes advances; it shows when there is something to wait for."""
     from transformers.utils.logging import tqdm
 
-    sizes = {name: weight.nbytes for name, weight in weights.items()}
-    options: dict[str, Any] = {"total": sum(sizes.values()), "desc": "Loading weights", "unit": "B", "unit_scale": True}
+    total = sum(weight.nbytes for weight in weights.values())
+    options: dict[str, Any] = {"total": total, "desc": "Loading weights", "unit": "B", "unit_scale": True}
     options |= {"delay": 1, "disable": None}  # None: only on a terminal, as with all bars here
     with tqdm(**options) if progress else contextlib.nullcontext() as bar:
-        for name, size in sizes.items():
+        for name, weight in weights.items():
             yield name
             if bar is not None:
-                bar.update(size)
+                bar.update(weight.nbytes)
 
 
-def _check_memory(weights: Mapping[str, Weight], dtype: torch.dtype, device: torch.device) -> None:
-    """DoesNotFit unless `device` has room for them, those that are not packed in `dtype`."""
-    count = sum(weight.count for weight in weights.values())
+def _check_memory(weights: Mapping[str, Weight], installer: _Installer) -> None:
+    """DoesNotFit unless its device has room for them."""
 
     def fits(left: int) -> str:
-        bits = 8 * left / count
+        bits = 8 * left / sum(weight.count for weight in weights.values())
         names = [name for name in SMALLER if quant.get_format(name).nbytes(1, 256) <= 32 * bits]
         text = f"{bits:.2g} bits a weight would fit"
         return f"{text}: a file in {names[0]}." if names else f"{text}, which is less than any format has."
 
-    memory.check(device, sum(weight.bytes_as(dtype) for weight in weights.values()), "the weights", fits)
+    memory.check(installer.device, sum(map(installer.nbytes, weights, weights.values())), "the weights", fits)
 
 
 class _Installer:
@@ -223,11 +217,17 @@ class _Installer:
         self.embeddings -= {id(embedding_read_by(module)) for module in model.modules()}
         self.unpacked: dict[str, tuple[str, torch.Tensor]] = {}  # embeddings that became dense, as they were
 
+    def nbytes(self, name: str, weight: Weight) -> int:
+        """Bytes of a weight once it is there, beside its packed self if it is an embedding that becomes dense."""
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        packed = quant.get_format(weight.format).packed
+        both = packed and isinstance(module, nn.Embedding) and id(module) not in self.embeddings
+        return weight.bytes_as(self.dtype) + both * weight.count * self.dtype.itemsize
+
     def put(self, name: str, weight: Weight) -> None:
         """Read `weight` and give it to the parameter, or part of experts, called `name`."""
         path, _, leaf = name.rpartition(".")
-        parent = self.model.get_submodule(path)
-        packed = quant.get_format(weight.format).packed
+        parent, packed = self.model.get_submodule(path), quant.get_format(weight.format).packed
         if path in self.split and leaf in (*names_of(parent), BOTH):
             self._put_experts(parent, path, leaf, weight)
         elif leaf in parent._buffers:
