@@ -4,6 +4,7 @@ made the files of, for what the processor makes of a picture; what doesn't fit i
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from tests.hf import tiny_wrappers
 from tests.io import towers
 from torch_foundry.core import memory
 from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.assemble import assemble
 from torch_foundry.io.gguf.towers import TOWERS
 from torch_foundry.io.load import tower_beside
 from torch_foundry.io.model_file import open_model_file
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 
-CASES = [name for name in towers.FILES if name != "mistral3"]  # its processor wants torchvision
+# Whose processors want torchvision, with what makes images for them, and how many tokens one is.
+WITHOUT = {"gemma4_unified": (tiny_wrappers.patches, 16), "mistral3": (tiny_wrappers.sized, 4)}
+CASES = [name for name in towers.FILES if name not in WITHOUT]
 PIXELS = np.random.default_rng(0).integers(0, 255, (20, 28, 3), dtype=np.uint8)
 ASKED = [
     {
@@ -86,20 +90,32 @@ def test_a_patched_model_tells_what_the_stock_one_tells(folder: Path, name: str)
     assert found.tolist() == wanted.tolist()
 
 
-def test_pixtral_by_tensors(folder: Path) -> None:
-    """Without a processor: weights and config."""
-    from torch_foundry.io.assemble import assemble
-
-    text, tower = files(folder, "mistral3")
+@pytest.mark.parametrize("name", WITHOUT)
+def test_weights_and_config_alone(folder: Path, name: str) -> None:
+    images, count = WITHOUT[name]
+    text, tower = files(folder, name)
     found = open_model_file(text, mmproj=tower)
     told = {"device": torch.device("cpu"), "dtype": torch.float32, "model_class": found.model_class}
     model = assemble(found.config, found.weights, file=text, **told)
     found.close()
-    twin = towers.whole("mistral3")
-    ids = torch.tensor([[5, 6, *[twin.config.image_token_index] * 4, 7, 8]])
-    inputs = {"input_ids": ids, **tiny_wrappers.sized([1])}
+    twin = towers.whole(name)
+    image = towers.words(name).convert_tokens_to_ids(towers.shown_as(name))
+    ids = torch.tensor([[5, 6, *[image] * count, 7, 8]])
+    inputs = {"input_ids": ids, **images([1])}
+    if name == "gemma4_unified":
+        inputs["mm_token_type_ids"] = (ids == image).long()
     with torch.no_grad():
         torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits, rtol=1e-4, atol=1e-4)
+    if find_spec("torchvision") is None:
+        with pytest.raises(ImportError, match="Torchvision"):
+            torch_foundry.load(text, mmproj=tower, device="cpu")
+
+
+def test_images_of_larger_gemma_4_see_around(folder: Path) -> None:
+    """Files don't say it: all but those with embeddings of layers (E2B, E4B) do."""
+    assert TOWERS["gemma4v"].inside({"hidden_size_per_layer_input": 0}) == {"use_bidirectional_attention": "vision"}
+    model, _ = loaded(folder, "gemma4")
+    assert model.config.text_config.use_bidirectional_attention is None
 
 
 def test_files_from_before_have_an_mlps_matrices_exchanged(folder: Path) -> None:

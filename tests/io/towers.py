@@ -80,6 +80,26 @@ FILES = {
         tower={"standardize": True, "use_clipped_linears": True, "position_embedding_size": 64},
         options=TIED,
     ),
+    "gemma4_unified": File(
+        "gemma4uv",
+        {
+            **{"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>"},
+            **{"video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
+        },
+        {
+            **{"vision.block_count": 0, "vision.attention.head_count": 0, "vision.feed_forward_length": 0},
+            **{"vision.patch_size": 2, "vision.projector.scale_factor": 2},
+        },
+        text=TIED,
+        options=TIED,
+        names={  # which the package's map has not yet
+            "model.embed_vision.patch_dense": "v.patch_embd",
+            "model.embed_vision.patch_ln": "v.patch_norm.",
+            "model.embed_vision.pos_norm": "v.patch_norm.3",
+            "model.embed_vision.pos_embedding": "v.position_embd.weight",
+            "model.embed_vision.multimodal_embedder.embedding_projection": "mm.input_projection",
+        },
+    ),
     "idefics3": File(
         "idefics3",
         {"image_token_id": "<image>"},
@@ -181,6 +201,7 @@ def decoder(name: str) -> Any:
     model = whole(name)
     text = model.config.get_text_config()
     own = {
+        "gemma4_unified_text": "gemma4_text",
         "mistral": "llama",
         "qwen2_vl_text": "qwen2",
         "qwen2_5_vl_text": "qwen2",
@@ -192,6 +213,8 @@ def decoder(name: str) -> Any:
     if kind != settings["model_type"]:
         rope = {key: value for key, value in settings["rope_parameters"].items() if key != "mrope_section"}
         settings |= {"rope_parameters": rope}
+    if name == "gemma4_unified":
+        settings |= {"use_bidirectional_attention": None, "hidden_size_per_layer_input": 0}
     settings |= {"model_type": kind, "tie_word_embeddings": model.config.tie_word_embeddings}
     config = transformers.CONFIG_MAPPING[kind].from_dict(settings)
     alone = transformers.AutoModelForCausalLM.from_config(config)
@@ -226,7 +249,7 @@ def said(name: str) -> dict[str, Any]:
     tower = model.config.vision_config
     sizes = {
         **{"image_size": 16, "patch_size": 4, "embedding_length": 32, "feed_forward_length": 48},
-        "block_count": getattr(tower, "num_hidden_layers", None) or tower.depth,
+        "block_count": getattr(tower, "num_hidden_layers", None) or getattr(tower, "depth", 0),
         **{"attention.head_count": 2, "projection_dim": model.config.get_text_config().hidden_size},
         **{"image_mean": MEAN, "image_std": STD, "attention.layer_norm_epsilon": 1e-6},
     }
@@ -259,6 +282,11 @@ def published_parts(name: str, key: str, value: torch.Tensor) -> Iterator[tuple[
             key = key.replace(begin, there, 1)
             break
     key = key.replace(".linear.", ".").replace("projection_weight", "projection.weight")
+    if name == "gemma4_unified":
+        if key.startswith(("v.patch_embd.weight", "v.patch_norm.1")):  # red of all pixels first
+            value = value.unflatten(-1, (4, 4, 3)).movedim(-1, -3).flatten(-3)
+        elif key == "v.position_embd.weight":
+            value = value.transpose(0, 1)
     if key.endswith("patch_embed.proj.weight"):
         yield "v.patch_embd.weight", value[:, :, 0]
         yield "v.patch_embd.weight.1", value[:, :, 1]

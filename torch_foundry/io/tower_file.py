@@ -109,11 +109,11 @@ class TowerFile:
         values = self.values
         hidden, heads, patch = (values[name] for name in ("embedding_length", "attention.head_count", "patch_size"))
         head = self._rows("v.blk.0.attn_q_norm.weight")
-        if not head and hidden % heads:
+        if not head and heads and hidden % heads:
             self._fail("HP_RANGE", f"{_CLIP}.attention.head_count", f"a divisor of {hidden}", heads)
         if (longest := values.get("preproc_image_size") or 0) > (most := _PARTS * values.get("image_size", 0)):
             self._fail("HP_RANGE", f"{_CLIP}.preproc_image_size", f"at most {most}", longest)
-        head = head or hidden // heads
+        head = head or hidden // max(heads, 1)
         table = self.tensors.get("v.position_embd.weight")
         places = (1, 1, *(table.shape[:-1] if table is not None else ()))
         merge = values.get("spatial_merge_size") or values.get("projector.scale_factor") or 1
@@ -122,7 +122,8 @@ class TowerFile:
             inner = self._rows("v.blk.0.ffn_up.weight")  # Qwen2-VL's files say another number
         return {
             **{"H": hidden, "F": inner, "D": head, "Q": heads * head, "C": 3, "P": patch, "L": 3 * patch * patch},
-            **{"T": 2, "B": places[-2], "N": places[-1], "M": hidden * merge * merge, "O": values["projection_dim"]},
+            **{"T": 2, "B": places[-2], "N": places[-1], "O": values["projection_dim"]},
+            **{"M": hidden * merge * merge, "W": 3 * (patch * merge) ** 2},
         }
 
     def _rows(self, name: str) -> int:
@@ -196,6 +197,7 @@ class TowerFile:
         own = {key.field: self.values[key.name] for key in self.tower.keys if key.field}
         own |= found.tower | self.activation
         decoder = text.to_dict()
+        decoder |= self.tower.inside(decoder)
         if decoder["pad_token_id"] is None:
             del decoder["pad_token_id"]  # Gemma 4 embeds it in place of images
         if sections is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,8 +81,17 @@ def _frames(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _channels_last(parts: Sequence[Tensor]) -> Tensor:
-    """A matrix that multiplies a patch's pixels one after the other, of a convolution [N, 3, P, P]."""
-    return parts[0].permute(0, 2, 3, 1).contiguous()
+    """Over a patch's pixels one after the other, of a convolution [N, 3, P, P], or one that lies flat."""
+    own = parts[0]
+    if own.dim() != 4:
+        side = math.isqrt(own.shape[-1] // 3)
+        own = own.unflatten(-1, (3, side, side))
+    return own.movedim(-3, -1).contiguous()
+
+
+def _places_first(parts: Sequence[Tensor]) -> Tensor:
+    """Tables [N, B, H] of places, of [B, N, H]."""
+    return parts[0].transpose(0, 1).contiguous()
 
 
 LAYOUTS = {
@@ -93,6 +103,7 @@ LAYOUTS = {
     "by head": Layout(_by_head),
     "frames": Layout(None, join=_frames),
     "channels last": Layout(None, join=_channels_last),
+    "places first": Layout(None, join=_places_first),
     "decay": Layout(None, negated=True),
     "tiled decay": Layout(lambda sizes: _tiled(sizes, 1), negated=True),
     "tiled heads": Layout(lambda sizes: _tiled(sizes, 1)),

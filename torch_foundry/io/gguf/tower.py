@@ -30,10 +30,11 @@ class Tower:
     the decoder's file. keys: hyperparameters. slots: tensors; those with "{}" in their names are of each layer, and
     stack those of layers whose features go beyond the tower, too. In slots' shapes stand H: hidden size, F:
     feed-forward, Q: all heads, D: a head, C: colours, P: a side of a patch, L: all of a patch, T: pictures in it, N:
-    places in a table, B: tables, M: what patches have that become a token, O: the decoder's hidden size. options:
-    groups of tensors that a file has or not, by the field of the config that says which. activation: of the config, by
-    what a file says. settings: of values and sizes. tokens: of the vocabulary, by the config's fields for their ids.
-    named: what the processor calls tokens. processor: its class, and that of the one for images.
+    places in a table, B: tables, M: what patches have that become a token, W: all of their pixels, O: the decoder's
+    hidden size. options: groups of tensors that a file has or not, by the field of the config that says which.
+    activation: of the config, by what a file says. settings: of values and sizes. tokens: of the vocabulary, by the
+    config's fields for their ids. named: what the processor calls tokens. processor: its class, and that of the one for
+    images.
     """
 
     models: Mapping[str, tuple[str, str]]
@@ -49,6 +50,7 @@ class Tower:
     kind: str = ""  # of the tower's config, where the whole's has any
     decoder: str = "model.language_model."
     raised: str = ""  # the norm that files have with 1 added
+    inside: Callable[[Values], dict[str, Any]] = lambda config: {}  # of the decoder's config, by what files say of it
     unused: tuple[str, ...] = ()  # tensors that are llama.cpp's alone, by how they begin
 
 

@@ -150,7 +150,7 @@ PIXTRAL = Tower(
 
 
 def _gemma4(values: Values, sizes: Sizes) -> Settings:
-    pooled = values["projector.scale_factor"] or 3
+    pooled = values["projector.scale_factor"]
     tower = {
         **{"num_key_value_heads": values["attention.head_count"], "head_dim": sizes["D"]},
         **{"position_embedding_size": sizes["N"], "pooling_kernel_size": pooled},
@@ -180,12 +180,20 @@ _GEMMA4_LINEAR = (
     *(("attn_v", "self_attn.v_proj", "Q H"), ("attn_out", "self_attn.o_proj", "H Q")),
     *(("ffn_gate", "mlp.gate_proj", "F H"), ("ffn_up", "mlp.up_proj", "F H"), ("ffn_down", "mlp.down_proj", "H F")),
 )
+POOLED = replace(SCALE, default=3)
+
+
+def _sees_around(config: Values) -> dict[str, str]:
+    """An image's tokens see each other, but in E2B and E4B: files don't say it."""
+    return {} if config["hidden_size_per_layer_input"] else {"use_bidirectional_attention": "vision"}
+
+
 GEMMA4 = Tower(
     models={"gemma4": ("gemma4", "")},
     keys=tower_keys(
         {k: v for k, v in SIGLIP_FIELDS.items() if "epsilon" not in k}
         | {"attention.layer_norm_epsilon": "rms_norm_eps"},
-        SCALE,
+        POOLED,
     ),
     slots=tuple(_gemma4_slots()),
     settings=_gemma4,
@@ -213,11 +221,48 @@ GEMMA4 = Tower(
     ),
     activation={},  # whatever a file says: there is one
     kind="gemma4_vision",
+    inside=_sees_around,
     unused=("a.", "mm.a."),  # audio
+)
+
+
+def _unified(values: Values, sizes: Sizes) -> Settings:
+    pooled = values["projector.scale_factor"]
+    tower = {"pooling_kernel_size": pooled, "mm_posemb_size": sizes["N"], "output_proj_dims": sizes["H"]}
+    images = {"patch_size": values["patch_size"], "pooling_kernel_size": pooled}
+    return Settings(tower, {"audio_config": None}, images, {"feature_extractor": None, "video_processor": None})
+
+
+def _unified_slots() -> Iterator[Slot]:
+    own = "model.embed_vision."
+    for slot in both("v.patch_norm.1", own + "patch_ln1", "W"):
+        yield replace(slot, layout="channels last")
+    yield Slot("v.patch_embd.weight", own + "patch_dense.weight", "H W", layout="channels last")
+    yield Slot("v.patch_embd.bias", own + "patch_dense.bias", "H")
+    yield from both("v.patch_norm.2", own + "patch_ln2", "H")
+    yield from both("v.patch_norm.3", own + "pos_norm", "H")
+    yield Slot("v.position_embd.weight", own + "pos_embedding", "N B H", stored="B N H", layout="places first")
+    yield Slot("mm.input_projection.weight", own + "multimodal_embedder.embedding_projection.weight", "O H")
+
+
+UNIFIED = replace(  # Gemma 4 12B: patches go to the decoder without layers of their own
+    GEMMA4,
+    models={"gemma4": ("gemma4_unified", "gemma4_unified_text")},
+    keys=tuple(
+        replace(key, low=0) if key.name in ("block_count", "attention.head_count", "feed_forward_length") else key
+        for key in tower_keys({"embedding_length": "mm_embed_dim", "patch_size": "patch_size"}, POOLED)
+    ),
+    slots=tuple(_unified_slots()),
+    settings=_unified,
+    options={},
+    processor=("Gemma4UnifiedProcessor", "Gemma4UnifiedImageProcessor"),
+    kind="gemma4_unified_vision",
+    inside=lambda config: {"use_bidirectional_attention": "vision"},
 )
 
 TOWERS: dict[str, Tower] = {
     "gemma3": GEMMA3,
+    "gemma4uv": UNIFIED,
     "gemma4v": GEMMA4,
     "idefics3": IDEFICS3,
     "pixtral": PIXTRAL,
