@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
+from tests.io import towers
 from torch_foundry import quant
 from torch_foundry.cli import main
 from torch_foundry.demo_model import demo_model_path, held_out_sample
@@ -42,6 +44,23 @@ def test_the_dtype_is_the_file_s(tiny_model: Path, tmp_path: Path) -> None:
     assert main(["convert", str(half), str(tmp_path / "same.gguf")]) == 0
     assert load(tmp_path / "same.gguf", device="cpu", dtype="auto", patch=False)[0].dtype == torch.bfloat16
     assert load(half, device="cpu", patch=False)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3"])
+def test_what_sees_images_stays(name: str, tmp_path: Path) -> None:
+    """Of Qwen3.5 too, which is loaded without it by default; and what its processor is made of."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    towers.whole(name).save_pretrained(source)
+    towers.words(name).save_pretrained(source)
+    (source / "preprocessor_config.json").write_text("{}")
+    assert main(["convert", str(source), str(out), "--quantize", "q8_0"]) == 0
+    assert (out / "preprocessor_config.json").read_text() == "{}"
+    model, _ = load(out, device="cpu", patch=False, images=True)
+    twin = torch_foundry.dequantize(torch_foundry.quantize(copy.deepcopy(towers.whole(name)), "q8_0"))
+    found = torch_foundry.dequantize(model).state_dict()
+    assert found.keys() == twin.state_dict().keys()
+    for key, weight in twin.state_dict().items():
+        assert torch.equal(found[key], weight), key
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_foundry.cli.loading import DTYPES, UserError, check_format, find_model
+from torch_foundry.cli.seeing import why_blind
 from torch_foundry.core.errors import first_line
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     model, tokenizer = _load(args)
     try:
         _pack(args, model, tokenizer)
-        _write(args.out, model, tokenizer)
+        _write(args.out, model, tokenizer, find_model(args.model))
     except (ValueError, RuntimeError, OSError) as error:
         raise UserError(first_line(error)) from error
     size = sum(f.stat().st_size for f in ([args.out] if args.out.is_file() else args.out.iterdir()))
@@ -51,11 +54,17 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
     from torch_foundry.io.load import load
 
     path = find_model(args.model)
+    whole = args.out.suffix != ".gguf" and _is_folder(path) and not why_blind(args)
     try:
         dtype: Any = getattr(torch, args.dtype) if args.dtype else "auto"
-        return load(path, device="cpu", dtype=dtype, patch=False)
+        return load(path, device="cpu", dtype=dtype, patch=False, images=whole)
     except Exception as error:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one of safetensors, which may have what sees images."""
+    return path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.gguf"))
 
 
 def _pack(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
@@ -74,7 +83,7 @@ def _pack(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     quantize(model, args.quantize, found)
 
 
-def _write(out: Path, model: Any, tokenizer: Any) -> None:
+def _write(out: Path, model: Any, tokenizer: Any, source: Path) -> None:
     from torch_foundry import save_gguf
 
     if out.suffix == ".gguf":
@@ -83,6 +92,9 @@ def _write(out: Path, model: Any, tokenizer: Any) -> None:
     try:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+        for name in PROCESSORS if _is_folder(source) else ():
+            if (source / name).is_file():
+                shutil.copyfile(source / name, out / name)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
