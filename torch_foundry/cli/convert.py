@@ -64,7 +64,7 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _is_folder(path: Path) -> bool:
     """Whether it is one of safetensors, which may have what sees images."""
-    return path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.gguf"))
+    return path.is_dir() and any(path.glob("*.safetensors"))
 
 
 def _pack(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:

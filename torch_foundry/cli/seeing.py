@@ -28,7 +28,7 @@ def _tower(path: Path, args: argparse.Namespace) -> Path:
 
 
 def _is_gguf(path: Path) -> bool:
-    return path.is_file() or any(path.glob("*.gguf"))
+    return path.is_file() or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors")))
 
 
 def why_blind(args: argparse.Namespace) -> str:

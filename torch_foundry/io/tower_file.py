@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import transformers
-from transformers.models.auto import modeling_auto
 
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import TensorInfo
@@ -20,6 +19,7 @@ from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, s
 from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.gguf.tower import Settings, Tower
 from torch_foundry.io.gguf.towers import TOWERS
+from torch_foundry.io.parameters import class_name
 from torch_foundry.io.weights import Weight, WeightReader
 from torch_foundry.text import Vocabulary, seeing
 
@@ -230,8 +230,7 @@ class TowerFile:
     @property
     def model_class(self) -> Any:
         """Of the whole, which has its config in common with Qwen3.5's decoder."""
-        name = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[self.model_type]
-        return getattr(transformers, name)
+        return getattr(transformers, str(class_name(self.model_type, images=True)))
 
     @property
     def _settings(self) -> Settings:
