@@ -257,6 +257,19 @@ def test_a_vocabulary_without_images(folder: Path) -> None:
     assert caught.value.code == "TOKEN_ID"
 
 
+def test_a_vocabulary_that_ends_before_the_token_of_images(folder: Path) -> None:
+    """As in the first files of Gemma 3: an unused token, whose embedding is never read, stands for it."""
+    _, tower = files(folder, "gemma3")
+    text = folder / "ends-before.gguf"
+    towers.write_text("gemma3", text, {"<image_soft_token>": "<unused0>"})
+    model, processor = torch_foundry.load(text, mmproj=tower, device="cpu", patch=False)
+    inputs = shown(processor)
+    assert processor.tokenizer.image_token == "<unused0>"
+    with torch.no_grad():
+        wanted, found = towers.whole("gemma3")(**inputs).logits, model(**inputs).logits
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.std().item())
+
+
 def test_a_file_without_a_vocabulary(folder: Path, tmp_path: Path) -> None:
     _, tower = files(folder, "gemma3")
     torch_foundry.save_gguf(towers.decoder("gemma3"), tmp_path / "silent.gguf")

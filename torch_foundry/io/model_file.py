@@ -74,14 +74,16 @@ def _with_tower(source: ModelSource, model: GgufModel, vocabulary: Vocabulary | 
     try:
         sections = model.values.get("rope.dimension_sections")
         listed = None if sections is None else _sections(model, sections)
+        config = tower.make_config(source.config, listed, vocabulary)
+        assert vocabulary is not None
         return replace(
             source,
-            config=tower.make_config(source.config, listed, vocabulary),
+            config=config,
             weights={inside(name): weight for name, weight in model.weights.items()} | tower.weights,
             absent=(*map(inside, source.absent), *tower.absent),
             model_class=tower.model_class,
             tower=frozenset(tower.weights),
-            tokenizer=partial(_tokenizer, model, vocabulary, tower.tower.named),
+            tokenizer=partial(_tokenizer, model, vocabulary, tower.named(tower.tower.named, vocabulary)),
             processor=tower.make_processor,
             close=close,
         )

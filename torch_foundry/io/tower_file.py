@@ -215,7 +215,7 @@ class TowerFile:
         else:
             own = {name: value for name, value in own.items() if hasattr(part, name)}
         ids, numbers = {}, {token: index for index, token in enumerate(vocabulary.tokens)}
-        for name, token in self.tower.tokens.items():
+        for name, token in self.named(self.tower.tokens, vocabulary).items():
             if token in numbers:
                 ids[name] = numbers[token]
             elif not name.startswith(("video", "audio")):
@@ -226,6 +226,11 @@ class TowerFile:
         except Exception as error:  # whatever its checks raise
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise LoadError("HP_RANGE", self.file, _CLIP, expected="what transformers takes", found=line) from error
+
+    def named(self, tokens: Mapping[str, str], vocabulary: Vocabulary) -> dict[str, str]:
+        """The same tokens, or those in place of what the vocabulary lacks."""
+        there = set(vocabulary.tokens)
+        return {name: t if t in there else self.tower.spare.get(t, t) for name, t in tokens.items()}
 
     @property
     def model_class(self) -> Any:

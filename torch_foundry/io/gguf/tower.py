@@ -45,6 +45,7 @@ class Tower:
     processor: tuple[str, str]
     activation: Mapping[str, str]
     named: Mapping[str, str] = field(default_factory=dict)
+    spare: Mapping[str, str] = field(default_factory=dict)  # tokens in place of those that older vocabularies lack
     stack: tuple[Slot, ...] = ()
     options: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
     kind: str = ""  # of the tower's config, where the whole's has any

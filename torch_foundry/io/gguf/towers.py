@@ -64,6 +64,7 @@ GEMMA3 = Tower(
     activation=GELU,
     kind="siglip_vision_model",
     raised="mm.soft_emb_norm.weight",
+    spare={"<image_soft_token>": "<unused0>"},  # the first files' vocabularies end before it
 )
 
 
