@@ -266,14 +266,16 @@ constexpr Line kLines[] = {
     {"sm_90", kMatrices, "q8_0", 1, kAny, kAny, {16, 3, 4, 4, 65535}},
     {"sm_90", kMatrices, "q4_k", 1, kAny, kAny, {32, 2, 4, 4, 264}},
     {"sm_90", kNormMatrices, "", 1, kAny, 2048, {0, 2, 1, 1, 1}},
+    {"sm_90", kNormMatrices, "", 1, 4096, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "", 1, 8192, 4096, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q8_0", 1, 8192, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q4_k", 1, 8192, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q8_0", 1, kAny, 3072, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 3072, {0, 2, 1, 1, 1}},
-    {"sm_90", kNormMatrices, "q4_0", 1, 16384, 3072, {16, 2, 5, 15, 132}}, // decision 063, and the next three
+    {"sm_90", kNormMatrices, "q4_0", 1, 16384, 3072, {16, 2, 5, 15, 132}}, // decision 063, and the next two
     {"sm_90", kNormMatrices, "q4_0", 1, kAny, 3072, {16, 2, 3, 15, 132}},
     {"sm_90", kNormMatrices, "q4_0", 1, kAny, 6144, {16, 2, 4, 8, 264}},
+    {"sm_90", kNormMatrices, "q4_0", 1, 8192, kAny, {0, 2, 1, 1, 1}},
     {"sm_90", kNormMatrices, "q4_0", 1, kAny, 8192, {16, 2, 8, 16, 132}},
     {"sm_90", kNormMatrices, "q8_0", 1, kAny, 8192, {16, 2, 4, 8, 132}},
     {"sm_90", kNormMatrices, "q4_k", 1, kAny, 8192, {16, 2, 4, 8, 132}},

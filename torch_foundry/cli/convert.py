@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_foundry.cli.loading import DTYPES, UserError, check_format, find_model
-from torch_foundry.cli.seeing import why_blind
+from torch_foundry.cli.seeing import PROCESSORS, why_blind
 from torch_foundry.core.errors import first_line
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+KEPT = (*PROCESSORS, "video_preprocessor_config.json")  # of a folder that becomes one
 
 
 def add_parser(commands: Any) -> None:
@@ -92,7 +92,7 @@ def _write(out: Path, model: Any, tokenizer: Any, source: Path) -> None:
     try:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
-        for name in PROCESSORS if _is_folder(source) else ():
+        for name in KEPT if _is_folder(source) else ():
             if (source / name).is_file():
                 shutil.copyfile(source / name, out / name)
     except BaseException:

@@ -13,6 +13,8 @@ from torch_foundry.cli.loading import UserError, check_directory, find_device, f
 from torch_foundry.core.errors import first_line
 from torch_foundry.core.load_errors import LoadError
 
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # either says how images are read
+
 
 def add_tower_option(parser: argparse.ArgumentParser) -> None:
     """The vision tower of a GGUF file, for subcommands that show a model images."""
@@ -50,7 +52,7 @@ def why_blind(args: argparse.Namespace) -> str:
     known = {key.rpartition(".")[2] for key in HEADS}
     if "vision_config" not in config or not known.intersection(config.get("architectures") or ()):
         return "it is no model that is known to see them"
-    if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+    if not any((path / name).is_file() for name in PROCESSORS):
         return "its folder has no processor of images (preprocessor_config.json)"
     from torch_foundry.io.parameters import TOWERS
 

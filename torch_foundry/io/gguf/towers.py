@@ -57,10 +57,7 @@ GEMMA3 = Tower(
         "eoi_token_index": "<end_of_image>",
     },
     named={"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
-    processor=(
-        "Gemma3Processor",
-        "Gemma3ImageProcessorPil",
-    ),
+    processor=("Gemma3Processor", "Gemma3ImageProcessorPil"),
     activation=GELU,
     kind="siglip_vision_model",
     raised="mm.soft_emb_norm.weight",
@@ -88,10 +85,7 @@ IDEFICS3 = Tower(
     ),
     settings=_idefics3,
     tokens={"image_token_id": "<image>"},
-    processor=(
-        "Idefics3Processor",
-        "Idefics3ImageProcessorPil",
-    ),
+    processor=("Idefics3Processor", "Idefics3ImageProcessorPil"),
     activation=GELU,
     kind="idefics3_vision",
     decoder="model.text_model.",
@@ -140,10 +134,7 @@ PIXTRAL = Tower(
         )
     },
     tokens={"image_token_index": "[IMG]"},
-    processor=(
-        "PixtralProcessor",
-        "PixtralImageProcessorPil",
-    ),
+    processor=("PixtralProcessor", "PixtralImageProcessorPil"),
     activation={"gelu": "gelu", "silu": "silu"},
     kind="pixtral",
     unused=("v.token_embd.img_break",),  # a row of the decoder's embedding
@@ -216,10 +207,7 @@ GEMMA4 = Tower(
         **{"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
         **{"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"},
     },
-    processor=(
-        "Gemma4Processor",
-        "Gemma4ImageProcessorPil",
-    ),
+    processor=("Gemma4Processor", "Gemma4ImageProcessorPil"),
     activation={},  # whatever a file says: there is one
     kind="gemma4_vision",
     inside=_sees_around,
