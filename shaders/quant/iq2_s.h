@@ -98,7 +98,7 @@ struct IQ2_S {
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t high = uint32_t(b.qh[i / 4]) >> i % 4 * 2 & 3;
-    grid_chunk<IQ2_XXS, 2>(iq2_s_grid[b.qs[i] | high << 8], b.signs[i], w);
+    iq2_chunk(iq2_s_grid[b.qs[i] | high << 8], b.signs[i], w);
     const uint32_t scale = uint32_t(b.scales[i / 4]) >> i / 2 % 2 * 4 & 0xf;
     return widen(b.d) * (0.5f + float(scale)) * 0.25f;
   }

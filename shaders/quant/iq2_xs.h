@@ -59,7 +59,7 @@ struct IQ2_XS {
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t q = b.qs[i];
-    grid_chunk<IQ2_XXS, 2>(iq2_xs_grid[q & 0x1ff], even_signs(q >> 9), w);
+    iq2_chunk(iq2_xs_grid[q & 0x1ff], even_signs(q >> 9), w);
     const uint32_t scale = uint32_t(b.scales[i / 4]) >> i / 2 % 2 * 4 & 0xf;
     return widen(b.d) * (0.5f + float(scale)) * 0.25f;
   }

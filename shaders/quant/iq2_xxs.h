@@ -38,12 +38,30 @@ inline uint32_t even_signs(uint32_t seven) {
   return seven | (0x6996u >> ((seven ^ seven >> 4) & 0xf) & 1) << 7; // bit n of 0x6996 is the parity of n
 }
 
-// Magnitudes of eight codes of `Bits` bits, negative where `signs` has a bit.
-template <typename Q, int Bits>
-inline void grid_chunk(uint32_t codes, uint32_t signs, FOUNDRY_THREAD float (&w)[chunk]) {
-  for (short j = 0; j < chunk; ++j) {
-    const float magnitude = code<0, 0xff, 0, 0>(Q::magnitude(codes >> Bits * j & ((1u << Bits) - 1)));
-    w[j] = signs >> j & 1 ? -magnitude : magnitude;
+// Four weights, whose magnitudes, below 128, are the bytes of a word; negative are those of which `ones` has a 1 in its
+// byte. The second is `Odd` behind the first, the third `High`.
+template <int Odd, int High> inline void signed_bytes(uint32_t magnitudes, uint32_t ones, FOUNDRY_THREAD float* w) {
+  const uint32_t around_128 = (magnitudes ^ (0x80808080u - ones)) + ones; // 128 - m is (127 ^ m) + 1
+  float four[4];
+#ifdef __METAL_VERSION__
+  split_codes(around_128, 0x00ff00ffu, code_base<half>(0), 128.0h, four);
+#else
+  two_codes<0xff, 128>(around_128, four);
+  two_codes<0xff, 128>(around_128 >> 16, four + 2);
+#endif
+  w[0] = four[0];
+  w[Odd] = four[1];
+  w[High] = four[2];
+  w[High + Odd] = four[3];
+}
+
+// Eight weights of an entry of eight codes of two bits: magnitudes of 8, 25 and 43, negative where `signs` has a bit.
+inline void iq2_chunk(uint32_t entry, uint32_t signs, FOUNDRY_THREAD float (&w)[chunk]) {
+  const uint32_t spread = entry | entry << 14; // bytes have codes 0, 4, 1, 5, and two above them 2, 6, 3, 7
+  for (short n = 0; n < 2; ++n) {
+    const uint32_t codes = spread >> 4 * n & 0x03030303u;
+    const uint32_t ones = (signs >> 2 * n & 0x33) * 0x88011u & 0x01010101u; // bits 0, 4, 1 and 5 of what is left
+    signed_bytes<4, 1>(codes * 17 + (codes >> 1 & 0x01010101u) + 0x08080808u, ones, w + 2 * n);
   }
 }
 
@@ -54,13 +72,11 @@ struct IQ2_XXS {
   FOUNDRY_CONST bool has_codes = false;
   FOUNDRY_SCALES(8, FOUNDRY_SCALE(d))
 
-  static inline uint32_t magnitude(uint32_t code) { return 0x2b1908u >> 8 * code; }
-
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.qs + i / 4 * 4;
     const uint32_t signs = q[2] | uint32_t(q[3]) << 16;
     const uint32_t entry = uint32_t(q[i % 4 / 2]) >> i % 2 * 8 & 0xff;
-    grid_chunk<IQ2_XXS, 2>(iq2_xxs_grid[entry], even_signs(signs >> i % 4 * 7 & 0x7f), w);
+    iq2_chunk(iq2_xxs_grid[entry], even_signs(signs >> i % 4 * 7 & 0x7f), w);
     return widen(b.d) * (0.5f + float(signs >> 28)) * 0.25f;
   }
 };

@@ -61,13 +61,13 @@ struct IQ3_S {
   FOUNDRY_CONST bool has_codes = false;
   FOUNDRY_SCALES(1, FOUNDRY_SCALE(d))
 
-  static inline uint32_t magnitude(uint32_t code) { return 1 + 2 * code; }
+  static inline uint32_t magnitudes(uint32_t codes) { return codes * 2 + 0x01010101u; }
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     const uint32_t high = uint32_t(b.qh[i / 4]) >> i % 4 * 2;
     const uint32_t first = iq3_s_grid[b.qs[2 * i] | (high & 1) << 8];
     const uint32_t second = iq3_s_grid[b.qs[2 * i + 1] | (high & 2) << 7];
-    grid_chunk<IQ3_S, 4>(first | second << 16, b.signs[i], w);
+    iq3_chunk<IQ3_S>(first | second << 16, b.signs[i], w);
     const uint32_t scale = uint32_t(b.scales[i / 8]) >> i / 4 % 2 * 4 & 0xf;
     return widen(b.d) * float(1 + 2 * scale);
   }

@@ -34,6 +34,14 @@ FOUNDRY_CONST uint16_t iq3_xxs_grid[256] = {
     0x7010, 0x7032, 0x7052, 0x7126, 0x7140, 0x7212, 0x7245, 0x7252, 0x7300, 0x7315, 0x7333, 0x7360, 0x7421, 0x7441,
     0x7500, 0x7502, 0x7524, 0x7630};
 
+// Eight weights of eight codes in nibbles, whose magnitudes are as Q has those of four bytes.
+template <typename Q> inline void iq3_chunk(uint32_t codes, uint32_t signs, FOUNDRY_THREAD float (&w)[chunk]) {
+  for (short n = 0; n < 2; ++n) { // even ones, odd ones
+    const uint32_t ones = (signs >> n & 0x55) * 0x41041u & 0x01010101u;
+    signed_bytes<2, 4>(Q::magnitudes(codes >> 4 * n & 0x0f0f0f0fu), ones, w + n);
+  }
+}
+
 struct IQ3_XXS {
   using block = block_iq3_xxs;
   FOUNDRY_CONST int block_size = 256;
@@ -41,13 +49,15 @@ struct IQ3_XXS {
   FOUNDRY_CONST bool has_codes = false;
   FOUNDRY_SCALES(4, FOUNDRY_SCALE(d))
 
-  static inline uint32_t magnitude(uint32_t code) { return 4 + 8 * code + (code + 1) / 8 * 2; } // the last is 62
+  static inline uint32_t magnitudes(uint32_t codes) { // 4, 12 ..., the last is 62
+    return codes * 8 + 0x04040404u + ((codes + 0x01010101u) >> 2 & 0x02020202u);
+  }
 
   static inline float unpack(FOUNDRY_DEVICE const block& b, short i, int, FOUNDRY_THREAD float (&w)[chunk]) {
     FOUNDRY_DEVICE const uint16_t* q = b.signs + i / 4 * 2;
     const uint32_t signs = q[0] | uint32_t(q[1]) << 16;
     const uint32_t codes = iq3_xxs_grid[b.qs[2 * i]] | uint32_t(iq3_xxs_grid[b.qs[2 * i + 1]]) << 16;
-    grid_chunk<IQ3_XXS, 4>(codes, even_signs(signs >> i % 4 * 7 & 0x7f), w);
+    iq3_chunk<IQ3_XXS>(codes, even_signs(signs >> i % 4 * 7 & 0x7f), w);
     return widen(b.d) * (0.5f + float(signs >> 28)) * 0.5f;
   }
 };
